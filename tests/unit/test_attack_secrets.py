@@ -62,9 +62,9 @@ def test_what_holds_a_secret_in_memory_does_not_print_it(tmp_path: Path) -> None
     """A traceback, a log line or a debugger shows these by their repr."""
     from stoker.agent.enclosure import Command
     from stoker.agent.ready import Ready
-    from stoker.aws.identity import Identity as AwsIdentity
-    from stoker.aws.sigv4 import Credentials
-    from stoker.google.secrets import Identity as GoogleIdentity
+    from stoker.cloudapi.aws.identity import Identity as AwsIdentity
+    from stoker.cloudapi.aws.sigv4 import Credentials
+    from stoker.cloudapi.google.secrets import Identity as GoogleIdentity
 
     secret = "hunter2hunter2"
     held = (

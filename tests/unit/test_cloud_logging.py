@@ -16,12 +16,12 @@ import pytest
 from google_services import NUMBER, PROJECT, ZONE, Logging, Metadata, logging_service, metadata_server, serving
 from plain_store import wait_for
 
-import stoker.google
+import stoker.cloudapi.google
 from stoker.agent.cloudlogging import CloudLoggingSink
 from stoker.agent.logcopy import LogCopy, open_copy
-from stoker.google import logs
-from stoker.google.logs import CloudLogging, Entry, LogsError, Source, is_log, log_name, query
-from stoker.google.metadata import Metadata as Asking
+from stoker.cloudapi.google import logs
+from stoker.cloudapi.google.logs import CloudLogging, Entry, LogsError, Source, is_log, log_name, query
+from stoker.cloudapi.google.metadata import Metadata as Asking
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.model.node_config import NodeConfig
@@ -227,7 +227,7 @@ def test_the_query_finds_what_was_written(service: Logging) -> None:
 
 @pytest.mark.parametrize("name", ["metadata", "logs", "__init__"])
 def test_it_parses_on_python_3_6(name: str) -> None:
-    text = (Path(stoker.google.__file__).parent / f"{name}.py").read_text()
+    text = (Path(stoker.cloudapi.google.__file__).parent / f"{name}.py").read_text()
     tree = ast.parse(text, feature_version=(3, 6))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not imported & {"__future__", "dataclasses"}
@@ -262,9 +262,9 @@ def test_each_attempt_and_node_is_labelled_by_its_own(
 
 def test_a_job_that_asks_for_no_copy_imports_no_http() -> None:
     """An agent is imported at every boot, and http is the slowest part of it."""
-    source = Path(logs.__file__).parents[1] / "agent" / "logcopy.py"
+    source = Path(stoker.__file__).parent / "agent" / "logcopy.py"
     top = {name for node in ast.parse(source.read_text()).body for name in _imported(node)}
-    assert not any(name.startswith(("stoker.google", "stoker.aws", "http")) for name in top)
+    assert not any(name.startswith(("stoker.cloudapi.google", "stoker.cloudapi.aws", "http")) for name in top)
 
 
 def _imported(node: ast.stmt) -> list[str]:

@@ -30,9 +30,9 @@ from stoker.agent import cloudwatch
 from stoker.agent.cloudwatch import CloudWatchSink
 from stoker.agent.logcopy import LogCopy, open_copy
 from stoker.agent.logs import LogPump
-from stoker.aws import logs
-from stoker.aws.imds import Imds
-from stoker.aws.logs import CloudWatchLogs, LogsError, is_group
+from stoker.cloudapi.aws import logs
+from stoker.cloudapi.aws.imds import Imds
+from stoker.cloudapi.aws.logs import CloudWatchLogs, LogsError, is_group
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Launched

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from aws_services import serving
 
-from stoker.aws import container, identity
-from stoker.aws.imds import Imds, ImdsError
-from stoker.aws.sigv4 import Credentials
+from stoker.cloudapi.aws import container, identity
+from stoker.cloudapi.aws.imds import Imds, ImdsError
+from stoker.cloudapi.aws.sigv4 import Credentials
 
 ROLE = {"AccessKeyId": "AKIA", "SecretAccessKey": "hush", "Token": "t", "Expiration": "2030-01-01T00:00:00Z"}
 

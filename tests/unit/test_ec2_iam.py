@@ -198,7 +198,7 @@ def test_inputs_are_read_only() -> None:
 
 
 def test_logs_are_copied_to_one_group() -> None:
-    from stoker.aws import logs
+    from stoker.cloudapi.aws import logs
 
     source = Path(logs.__file__).read_text(encoding="utf-8")
     (statement,) = statements(iam.grants(STORE, logs="/stoker/jobs"), "node", "logs:PutLogEvents")

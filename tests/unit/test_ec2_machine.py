@@ -21,7 +21,7 @@ from watching_machines import closed_afterwards
 from stoker import bundle
 from stoker.agent.node import Node
 from stoker.agent.notices import Notices
-from stoker.aws.imds import Imds, ImdsError
+from stoker.cloudapi.aws.imds import Imds, ImdsError
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.node_config import NodeConfig, NodePaths

@@ -106,9 +106,10 @@ def test_what_travels_runs_on_python_3_6() -> None:
     assert set(sources) == {
         "__main__.py",
         "stoker/__init__.py",
-        "stoker/aws/__init__.py",
-        "stoker/aws/imds.py",
-        "stoker/aws/sigv4.py",
+        "stoker/cloudapi/__init__.py",
+        "stoker/cloudapi/aws/__init__.py",
+        "stoker/cloudapi/aws/imds.py",
+        "stoker/cloudapi/aws/sigv4.py",
         "stoker/boot/__init__.py",
         "stoker/boot/install.py",
     }
@@ -118,7 +119,7 @@ def test_what_travels_runs_on_python_3_6() -> None:
         # Neither is there in 3.6.
         assert not imported & {"__future__", "dataclasses"}, name
         ours = {part for part in imported if part and part.startswith("stoker")}
-        assert all(part.startswith(("stoker.aws", "stoker.boot")) for part in ours), name
+        assert all(part.startswith(("stoker.cloudapi.aws", "stoker.boot")) for part in ours), name
 
 
 OLD = sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")) + [

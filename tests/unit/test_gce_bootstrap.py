@@ -44,7 +44,7 @@ INSTANCE = f"{ZONE}.{NUMBER}"
 STORE = "gs://bucket/team/stoker"
 NAMES = ["stoker-train-abcd-7-0", "stoker-train-abcd-7-1"]
 OUTPUT = "bucket/team/stoker/" + keys.boot_output(keys.node("train-abcd", 7, 1, keys.boot(INSTANCE, 0)))
-PAYLOAD = script.payload("stoker.providers.gce", "stoker.google.metadata")
+PAYLOAD = script.payload("stoker.providers.gce", "stoker.cloudapi.google.metadata")
 AGENT = {
     "__main__.py": b"",
     "stoker/__init__.py": b"",
@@ -187,8 +187,9 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/__init__.py",
         "stoker/boot/__init__.py",
         "stoker/boot/install.py",
-        "stoker/google/__init__.py",
-        "stoker/google/metadata.py",
+        "stoker/cloudapi/__init__.py",
+        "stoker/cloudapi/google/__init__.py",
+        "stoker/cloudapi/google/metadata.py",
     }
     for name, text in sources().items():
         tree = ast.parse(text, name, feature_version=(3, 6))
@@ -196,7 +197,7 @@ def test_what_travels_runs_on_python_3_6() -> None:
         # Neither is there in 3.6.
         assert not imported & {"__future__", "dataclasses"}, name
         ours = {part for part in imported if part and part.startswith("stoker")}
-        assert all(part.startswith(("stoker.google", "stoker.boot")) for part in ours), name
+        assert all(part.startswith(("stoker.cloudapi.google", "stoker.boot")) for part in ours), name
 
 
 def test_nothing_that_travels_subscripts_what_old_pythons_cannot() -> None:

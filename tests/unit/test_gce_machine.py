@@ -16,9 +16,9 @@ from google_services import ACCOUNT, Metadata, metadata_server
 from plain_store import wait_for
 from watching_machines import closed_afterwards
 
-from stoker.google import metadata as google_metadata
-from stoker.google.metadata import Metadata as Asking
-from stoker.google.metadata import MetadataError, NoServiceAccount
+from stoker.cloudapi.google import metadata as google_metadata
+from stoker.cloudapi.google.metadata import Metadata as Asking
+from stoker.cloudapi.google.metadata import MetadataError, NoServiceAccount
 from stoker.model.node_facts import NoticeFact
 from stoker.providers import registry
 from stoker.providers.gce.machine import GRACE_S, NOTICE_ATTRIBUTE, GceMachine

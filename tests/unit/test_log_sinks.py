@@ -11,8 +11,8 @@ from stoker.agent import cloudwatch
 from stoker.agent.cloudlogging import CloudLoggingSink, open_cloud_logging
 from stoker.agent.cloudwatch import CloudWatchSink, open_cloudwatch
 from stoker.agent.logcopy import Line, Refused
-from stoker.aws.logs import LogsError
-from stoker.google.logs import LogsError as GoogleLogsError
+from stoker.cloudapi.aws.logs import LogsError
+from stoker.cloudapi.google.logs import LogsError as GoogleLogsError
 from stoker.model.node_config import NodeConfig
 
 LINES = [Line(7, 1000, "a", 1), Line(8, 2000, "", 0)]

@@ -20,7 +20,7 @@ from secret_services import GoogleVault, Vault, google_vault_service, vault_serv
 from stoker.agent import secrets
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.secrets import fetch, fetch_all
-from stoker.google import secrets as google
+from stoker.cloudapi.google import secrets as google
 from stoker.model import secret_refs
 from stoker.model.errors import UserError
 from stoker.model.secret_refs import Reference
@@ -160,7 +160,7 @@ def test_the_requests_are_those_of_the_sdk() -> None:
     ):
         model = session.get_service_model(service)
         target = f"{model.metadata['targetPrefix']}.{operation}"
-        source = Path(sys.modules["stoker.aws.secrets"].__file__ or "").read_text()
+        source = Path(sys.modules["stoker.cloudapi.aws.secrets"].__file__ or "").read_text()
         assert f'"{target}"' in source and model.metadata["jsonVersion"] == "1.1"
         assert members <= set(model.operation_model(operation).input_shape.members)
         assert f'"{model.signing_name}", "{model.endpoint_prefix}"' in source
@@ -323,7 +323,7 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
     code = (
         # What an interpreter has before it runs anything: packages that share a name may be there by a .pth.
         "import sys; before = set(sys.modules);"
-        "import stoker.agent.secrets, stoker.aws.secrets, stoker.aws.identity, stoker.google.secrets;"
+        "import stoker.agent.secrets, stoker.cloudapi.aws.secrets, stoker.cloudapi.aws.identity, stoker.cloudapi.google.secrets;"
         "new = {name.split('.')[0] for name in set(sys.modules) - before};"
         "print(sorted(new & {'boto3', 'google', 'httpx', 'click'}))"
     )

@@ -11,7 +11,7 @@ import pytest
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotocoreCredentials
 
-from stoker.aws.sigv4 import Credentials, encoded, sign
+from stoker.cloudapi.aws.sigv4 import Credentials, encoded, sign
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 S3 = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")

@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Sequence
 
 from stoker.agent.logcopy import Limits, Line, Refused
-from stoker.google import logs
-from stoker.google.logs import CloudLogging, Entry, LogsError, Source
+from stoker.cloudapi.google import logs
+from stoker.cloudapi.google.logs import CloudLogging, Entry, LogsError, Source
 from stoker.model.node_config import NodeConfig
 
 _LIMITS = Limits(

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from stoker.agent.logcopy import Limits, Line, Refused
-from stoker.aws import logs
-from stoker.aws.logs import CloudWatchLogs, LogsError
+from stoker.cloudapi.aws import logs
+from stoker.cloudapi.aws.logs import CloudWatchLogs, LogsError
 from stoker.model import keys
 from stoker.model.node_config import NodeConfig
 

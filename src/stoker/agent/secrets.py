@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from stoker.agent.prepare import SetupFailed
-from stoker.aws.imds import ImdsError
-from stoker.google.metadata import MetadataError
+from stoker.cloudapi.aws.imds import ImdsError
+from stoker.cloudapi.google.metadata import MetadataError
 from stoker.model import secret_refs
 from stoker.model.errors import UserError
 from stoker.model.secret_refs import Reference
@@ -120,8 +120,8 @@ def _member(key: str, value: bytes) -> bytes:
 
 
 def _from_aws(wanted: Reference, environ: Mapping[str, str]) -> bytes:
-    from stoker.aws import identity
-    from stoker.aws.secrets import Aws, AwsError
+    from stoker.cloudapi.aws import identity
+    from stoker.cloudapi.aws.secrets import Aws, AwsError
 
     try:
         who = identity.find(environ)
@@ -167,7 +167,7 @@ def _aws_denied(wanted: Reference, machine: bool, error: Exception) -> str:
 
 
 def _from_google(wanted: Reference, environ: Mapping[str, str]) -> bytes:
-    from stoker.google import secrets as google
+    from stoker.cloudapi.google import secrets as google
 
     try:
         who = google.find(environ)

@@ -24,10 +24,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.aws import identity as aws
-from stoker.aws import sigv4
-from stoker.aws.imds import ImdsError
-from stoker.google.metadata import EMAIL, Metadata, MetadataError
+from stoker.cloudapi.aws import identity as aws
+from stoker.cloudapi.aws import sigv4
+from stoker.cloudapi.aws.imds import ImdsError
+from stoker.cloudapi.google.metadata import EMAIL, Metadata, MetadataError
 from stoker.model.errors import UserError
 from stoker.model.spec import SUBMITTER, Spec
 from stoker.store.base import Store

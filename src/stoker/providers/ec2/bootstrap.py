@@ -13,8 +13,6 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from stoker.aws.imds import Imds, ImdsError
-from stoker.aws.sigv4 import encoded, sign
 from stoker.boot.install import (
     ABSENT_S,
     ANSWER_S,
@@ -27,6 +25,8 @@ from stoker.boot.install import (
     patiently,
     save,
 )
+from stoker.cloudapi.aws.imds import Imds, ImdsError
+from stoker.cloudapi.aws.sigv4 import encoded, sign
 
 
 class Identity:

@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from stoker.aws.imds import Answer, Imds, ImdsError
+from stoker.cloudapi.aws.imds import Answer, Imds, ImdsError
 from stoker.model.node_facts import NoticeFact
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.aws.logs import is_group
+from stoker.cloudapi.aws.logs import is_group
 from stoker.model.errors import UserError
 from stoker.model.spec import Ec2Resources, Spec
 from stoker.providers import merging

@@ -37,4 +37,4 @@ def render(told: Boot) -> str:
 @lru_cache(maxsize=1)
 def payload() -> bytes:
     """What runs on the machine."""
-    return script.payload("stoker.providers.ec2", "stoker.aws.imds", "stoker.aws.sigv4")
+    return script.payload("stoker.providers.ec2", "stoker.cloudapi.aws.imds", "stoker.cloudapi.aws.sigv4")

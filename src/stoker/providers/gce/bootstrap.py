@@ -25,7 +25,7 @@ from stoker.boot.install import (
     patiently,
     save,
 )
-from stoker.google.metadata import EMAIL, SCOPES, Metadata, MetadataError, NoServiceAccount
+from stoker.cloudapi.google.metadata import EMAIL, SCOPES, Metadata, MetadataError, NoServiceAccount
 
 _STORAGE = "https://storage.googleapis.com"
 _COMPUTE = "https://compute.googleapis.com/compute/v1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from stoker.google.logs import query
+from stoker.cloudapi.google.logs import query
 from stoker.model.spec import Logs
 from stoker.providers.gce import names
 from stoker.providers.gce.places import Place, split_id

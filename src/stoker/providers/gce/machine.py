@@ -19,8 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.google.metadata import Metadata, MetadataError
-from stoker.google.pubsub import PublishError, publish
+from stoker.cloudapi.google.metadata import Metadata, MetadataError
+from stoker.cloudapi.google.pubsub import PublishError, publish
 from stoker.model import keys
 from stoker.model.node_facts import NoticeFact
 

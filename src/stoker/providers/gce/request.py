@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.google.logs import is_log
+from stoker.cloudapi.google.logs import is_log
 from stoker.model.errors import UserError
 from stoker.model.spec import GceResources, Spec
 from stoker.providers import merging

@@ -45,7 +45,7 @@ def shutdown_script() -> str:
 @lru_cache(maxsize=1)
 def payload() -> bytes:
     """What runs on the machine."""
-    return script.payload("stoker.providers.gce", "stoker.google.metadata")
+    return script.payload("stoker.providers.gce", "stoker.cloudapi.google.metadata")
 
 
 # The agent watches for the file: see stoker.providers.gce.machine. It appears whole, and goes with the boot. `root` can

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.aws.logs import is_group
+from stoker.cloudapi.aws.logs import is_group
 from stoker.model import dlc_images, keys
 from stoker.model.command_line import param_texts
 from stoker.model.errors import UserError

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from stoker.google.metadata import Metadata, MetadataError
+from stoker.cloudapi.google.metadata import Metadata, MetadataError
 
 MOST_REQUEST_BYTES = 5 * 1000 * 1000
 MOST_ENTRIES = 1000

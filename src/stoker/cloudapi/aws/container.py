@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker.aws.imds import Answer, Imds, ImdsError
-from stoker.aws.sigv4 import Credentials
+from stoker.cloudapi.aws.imds import Answer, Imds, ImdsError
+from stoker.cloudapi.aws.sigv4 import Credentials
 
 RELATIVE = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
 FULL = "AWS_CONTAINER_CREDENTIALS_FULL_URI"

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from stoker.aws.sigv4 import Credentials
+from stoker.cloudapi.aws.sigv4 import Credentials
 
 LINK_LOCAL = "http://169.254.169.254"
 # A session lasts at most six hours; it is renewed long before.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.aws import container
-from stoker.aws.imds import Imds, ImdsError
-from stoker.aws.sigv4 import Credentials
+from stoker.cloudapi.aws import container
+from stoker.cloudapi.aws.imds import Imds, ImdsError
+from stoker.cloudapi.aws.sigv4 import Credentials
 
 _KEYS = ("aws_access_key_id", "aws_secret_access_key")
 # What a profile may say instead of keys, and only an SDK understands.

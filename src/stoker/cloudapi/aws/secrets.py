@@ -20,8 +20,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from stoker.aws.identity import Identity, domain_of
-from stoker.aws.sigv4 import sign
+from stoker.cloudapi.aws.identity import Identity, domain_of
+from stoker.cloudapi.aws.sigv4 import sign
 
 _TIMEOUT_S = 10.0
 _ANSWER_BYTES = 1 << 20

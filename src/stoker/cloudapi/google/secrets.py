@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker.google.metadata import Metadata
+from stoker.cloudapi.google.metadata import Metadata
 from stoker.model.errors import UserError
 from stoker.store.google_accounts import GoogleAuthTokens, credentials_file
 

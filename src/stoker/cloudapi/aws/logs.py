@@ -18,9 +18,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from stoker.aws.container import metadata
-from stoker.aws.imds import Imds, ImdsError
-from stoker.aws.sigv4 import Credentials, sign
+from stoker.cloudapi.aws.container import metadata
+from stoker.cloudapi.aws.imds import Imds, ImdsError
+from stoker.cloudapi.aws.sigv4 import Credentials, sign
 
 # One PutLogEvents: its messages in UTF-8 and 26 bytes for each.
 MOST_BATCH_BYTES = 1_048_576

@@ -1,0 +1,1 @@
+"""Clients of cloud services that nodes use: standard library alone."""
