@@ -17,13 +17,13 @@ import pytest
 from stoker.agent import __main__ as entry
 from stoker.agent import main, visit
 from stoker.agent.beat import FAR_INTERVAL_S
-from stoker.agent.container.sweep import Record, container_name, write_record
 from stoker.agent.node import Node
 from stoker.model import codec, keys
 from stoker.model.errors import StoreError
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Heartbeat
 from stoker.processes import NODE, TRAINING
+from stoker.processes.container_sweep import Record, container_name, write_record
 from stoker.store.node_facts import MAX_BOOTS
 from stoker.testing.memory import Fault, MemoryStore
 

@@ -22,13 +22,13 @@ from stoker.agent.container import container as container_module
 from stoker.agent.container import surroundings
 from stoker.agent.container.container import Container, ContainerRun
 from stoker.agent.container.surroundings import Surroundings, look
-from stoker.agent.container.sweep import container_name, read_record
 from stoker.agent.enclosure import Command, Mount, View
 from stoker.agent.prepare import SetupFailed
 from stoker.model import codec, keys
 from stoker.model.node_facts import ImageFact
 from stoker.model.spec import Container as ContainerSpec
 from stoker.model.spec import Environment, Gpus, Resources, Spec, Submission
+from stoker.processes.container_sweep import container_name, read_record
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces of processes everywhere")
 

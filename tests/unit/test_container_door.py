@@ -14,7 +14,7 @@ import pytest
 
 from stoker.agent.container import door as module
 from stoker.agent.container.door import Door, visit
-from stoker.agent.container.sweep import container_name
+from stoker.processes.container_sweep import container_name
 
 
 class Become(Exception):

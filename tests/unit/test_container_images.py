@@ -20,9 +20,9 @@ from stoker.agent.container.door import ENTER, Door
 from stoker.agent.container.engine import Engine
 from stoker.agent.container.images import Images, pull_arguments
 from stoker.agent.container.registry import Login
-from stoker.agent.container.sweep import Record, container_name, read_record, record_of, sweep, write_record
 from stoker.agent.prepare import SetupFailed
 from stoker.model.node_facts import ImageFact
+from stoker.processes.container_sweep import Record, container_name, read_record, record_of, sweep, write_record
 
 PAUSES_S = images.PAUSES_S
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
@@ -428,7 +428,7 @@ def test_a_login_is_for_its_registry_and_for_this_user_alone(tmp_path: Path, whe
 def test_a_container_that_is_not_gone_is_removed_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int, gone: bool
 ) -> None:
-    monkeypatch.setattr("stoker.agent.container.sweep._PAUSE_S", 0.0)
+    monkeypatch.setattr("stoker.processes.container_sweep._PAUSE_S", 0.0)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     script = tmp_path / "docker"
     script.write_text(f'#!/bin/sh\necho asked >>{tmp_path}/asked\necho "{said}" >&2\nexit {code}\n')

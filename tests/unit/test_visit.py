@@ -12,9 +12,9 @@ from typing import NoReturn
 import pytest
 
 from stoker.agent import visit
-from stoker.agent.container.sweep import Record, container_name, write_record
 from stoker.model.node_config import NodePaths
 from stoker.processes import NODE, TRAINING
+from stoker.processes.container_sweep import Record, container_name, write_record
 
 Begin = Callable[..., subprocess.Popen[bytes]]
 

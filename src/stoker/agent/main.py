@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 from stoker.agent.beat import FAR_INTERVAL_S
-from stoker.agent.container.sweep import sweep
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
 from stoker.agent.node import Node, patient, utcnow
@@ -25,6 +24,7 @@ from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Heartbeat
 from stoker.processes import set_parent_death_signal
+from stoker.processes.container_sweep import sweep
 from stoker.providers import registry
 from stoker.providers.base import Remade
 from stoker.store.base import Store, open_store

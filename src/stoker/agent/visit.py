@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.agent.container.door import visit
-from stoker.agent.container.sweep import read_record
 from stoker.model.node_config import NodePaths
 from stoker.processes import NODE, TRAINING, stat_of
+from stoker.processes.container_sweep import read_record
 
 # The visitor's own: where it sits, and what it can show.
 _VISITORS = ("TERM", "COLORTERM", "LANG", "LC_ALL", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK")

@@ -23,7 +23,6 @@ from stoker.agent.container.images import Image, Images
 from stoker.agent.container.links import MOST_LOOKED_AT, Leads
 from stoker.agent.container.refusal import complaint
 from stoker.agent.container.registry import Login
-from stoker.agent.container.sweep import Record, container_name, remove, write_record
 from stoker.agent.enclosure import Command, View
 from stoker.agent.gang import sleep_interruptibly
 from stoker.agent.masking import Run, open_output
@@ -35,6 +34,7 @@ from stoker.model.node_facts import ImageFact
 from stoker.model.observed import Known
 from stoker.model.spec import Submission
 from stoker.processes import Process
+from stoker.processes.container_sweep import Record, container_name, remove, write_record
 from stoker.processes.unmounting import mounted_below
 from stoker.store.node_facts import read_fact
 

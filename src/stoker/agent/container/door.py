@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from stoker.agent.container.sweep import container_name
+from stoker.processes.container_sweep import container_name
 
 # Where the folder is seen inside: not where it lies, for whoever runs there may not be let through to that place.
 INSIDE = "/run/stoker"

@@ -9,7 +9,7 @@ interrupt.json   appears when somebody wants it reclaimed
 notice.json      appears when it will be reclaimed; its deadline is in this computer's monotonic time
 sessions         sessions of its processes, where there are no cgroups
 left             appears when the agent's exit is in the store (stoker.model.node_config)
-container.json   its agent may have a container (stoker.agent.container.sweep)
+container.json   its agent may have a container (stoker.processes.container_sweep)
 node.log         the supervisor's own words
 agent.log        the agent's
 """

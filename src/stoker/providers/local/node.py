@@ -259,7 +259,7 @@ class Supervisor:
         """
         if not self._node.container.exists():
             return
-        from stoker.agent.container.sweep import sweep
+        from stoker.processes.container_sweep import sweep
 
         if self._agent is not None:
             # Nobody has waited for it, so the number is still its own.

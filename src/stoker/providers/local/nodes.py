@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stoker.agent.container.sweep import sweep
 from stoker.model.errors import Transient
 from stoker.model.offerings import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
+from stoker.processes.container_sweep import sweep
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import Terminated
 from stoker.providers.local.capabilities import KEEP_GONE_S
