@@ -16,8 +16,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker.agent.masker import SHORTEST_BYTES
-from stoker.agent.masking import can_mask
 from stoker.inputs import localise_input
 from stoker.jobfile.honour import set_fields
 from stoker.model import docker_flags, secret_refs
@@ -25,6 +23,8 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Container, Spec
 from stoker.pythons import find_python
+from stoker.secrets.masked_output import can_mask
+from stoker.secrets.masker import SHORTEST_BYTES
 from stoker.store.base import Store
 from stoker.store.find_job import find_job
 
@@ -176,7 +176,7 @@ def _check_secrets(spec: Spec) -> None:
 
 def _check_member(field: str, reference: str) -> None:
     from stoker.agent.prepare import SetupFailed
-    from stoker.agent.secrets import fetch
+    from stoker.secrets.fetch_secrets import fetch
 
     try:
         fetch(field, reference, os.environ)

@@ -258,7 +258,7 @@ class _Access:
     def _open(self, index: PackageIndex) -> None:
         from stoker.agent.environment.index import PrivateIndex
         from stoker.agent.prepare import SetupFailed
-        from stoker.agent.secrets import fetch
+        from stoker.secrets.fetch_secrets import fetch
 
         try:
             opened = PrivateIndex(index, lambda path, ref: fetch(path, ref, os.environ)).for_commands()

@@ -24,8 +24,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.agent import masker
-from stoker.agent.masker import MASK, Masker, patterns
+from stoker.secrets import masker
+from stoker.secrets.masker import MASK, Masker, patterns
 
 TOKEN = "hf_Wq3+z/8Lk=pQ 'x\"y\\é&"
 PLAIN = "sk-0123456789abcdefghij"

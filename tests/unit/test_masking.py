@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent import masker, masking
 from stoker.agent.enclosure import Command, Host
 from stoker.processes import NODE, TRAINING, make_group, stat_of
+from stoker.secrets import masked_output, masker
 
 TOKEN = "hf_0123456789abcdefghij"
 
@@ -133,8 +133,8 @@ def test_a_masker_that_is_killed_is_started_again(host: Host, tmp_path: Path) ->
 def test_a_masker_that_systemd_does_not_let_out_stays_inside(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert masking.way_out() == ()
-    monkeypatch.setattr(masking, "way_out", lambda: ("false", "--"))
+    assert masked_output.way_out() == ()
+    monkeypatch.setattr(masked_output, "way_out", lambda: ("false", "--"))
     log = tmp_path / "log"
     text = "import os, time; print('it is', os.environ['TOKEN'])"
     run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
@@ -197,9 +197,9 @@ def test_a_masker_of_a_service_gets_out_of_it(
             raise OSError("no such file")
         return cgroup
 
-    monkeypatch.setattr(masking.Path, "read_text", read)
-    monkeypatch.setattr(masking.shutil, "which", lambda name: program if name == "systemd-run" else None)
-    assert masking.way_out() == expected
+    monkeypatch.setattr(masked_output.Path, "read_text", read)
+    monkeypatch.setattr(masked_output.shutil, "which", lambda name: program if name == "systemd-run" else None)
+    assert masked_output.way_out() == expected
 
 
 class Ended:
@@ -218,14 +218,14 @@ def test_output_without_secrets_is_appended_and_with_some_it_is_masked(tmp_path:
     log = tmp_path / "log"
     log.write_text("before\n")
     for secrets in ({}, {"SHORT": "abc"}):
-        with masking.open_output(log, secrets) as output:
+        with masked_output.open_output(log, secrets) as output:
             assert not output.masked
             os.write(output.stream, b"plain abc\n")
             run = Ended()
             assert output.of(run) is run
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(output.stream)
-    with masking.open_output(log, {"A": "abcd", "TOKEN": TOKEN}) as output:
+    with masked_output.open_output(log, {"A": "abcd", "TOKEN": TOKEN}) as output:
         assert output.masked
         os.write(output.stream, f"abcd {TOKEN}\n".encode())
         masked = output.of(Ended())
@@ -234,7 +234,7 @@ def test_output_without_secrets_is_appended_and_with_some_it_is_masked(tmp_path:
 
 
 def test_a_command_that_may_not_write_to_the_log_is_piped_without_secrets_too(tmp_path: Path) -> None:
-    with masking.open_output(tmp_path / "log", {}, piped=True) as output:
+    with masked_output.open_output(tmp_path / "log", {}, piped=True) as output:
         assert output.masked
         os.write(output.stream, b"through a pipe\n")
         masked = output.of(Ended())
@@ -244,7 +244,7 @@ def test_a_command_that_may_not_write_to_the_log_is_piped_without_secrets_too(tm
 
 def test_a_named_pipe_is_opened_by_the_command_itself(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}, tmp_path / "pipe") as output:
+    with masked_output.open_output(tmp_path / "log", {"TOKEN": TOKEN}, tmp_path / "pipe") as output:
         writer = os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
         os.write(writer, TOKEN.encode())
         os.close(writer)
@@ -264,14 +264,14 @@ def open_handles(folder: Path) -> int:
 
 def test_nothing_stays_open_however_it_ends(tmp_path: Path) -> None:
     before = open_handles(tmp_path)
-    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+    with masked_output.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
         masked = output.of(Ended())
     masked.wait()
     assert open_handles(tmp_path) == before
-    with pytest.raises(KeyError), masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}):
+    with pytest.raises(KeyError), masked_output.open_output(tmp_path / "log", {"TOKEN": TOKEN}):
         raise KeyError
     assert open_handles(tmp_path) == before and not maskers()
-    with pytest.raises(FileNotFoundError), masking.open_output(tmp_path / "no" / "log", {"TOKEN": TOKEN}):
+    with pytest.raises(FileNotFoundError), masked_output.open_output(tmp_path / "no" / "log", {"TOKEN": TOKEN}):
         pass
     assert open_handles(tmp_path) == before
 
@@ -279,8 +279,8 @@ def test_nothing_stays_open_however_it_ends(tmp_path: Path) -> None:
 def test_output_that_another_program_holds_open_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masking, "_DRAIN_S", 0.05)
-    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+    monkeypatch.setattr(masked_output, "_DRAIN_S", 0.05)
+    with masked_output.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
         held = os.dup(output.stream)
         masked = output.of(Ended())
     masked.wait()
@@ -289,7 +289,7 @@ def test_output_that_another_program_holds_open_is_not_waited_for(
 
 
 def test_a_masker_that_was_killed_leaves_no_word_in_the_pipe(tmp_path: Path) -> None:
-    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+    with masked_output.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
         (mask,) = maskers()
         os.kill(mask, signal.SIGKILL)
         masked = output.of(Ended())
@@ -302,7 +302,7 @@ def test_a_masker_that_was_killed_leaves_no_word_in_the_pipe(tmp_path: Path) -> 
 def test_the_masker_has_no_variable_of_the_agent_but_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE, "a-node")
     monkeypatch.setenv("OTHER", "x")
-    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+    with masked_output.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
         (mask,) = maskers()
         environ = Path(f"/proc/{mask}/environ").read_bytes()
         masked = output.of(Ended())

@@ -17,13 +17,13 @@ import google_services
 import pytest
 from secret_services import GoogleVault, Vault, google_vault_service, vault_service
 
-from stoker.agent import secrets
 from stoker.agent.prepare import SetupFailed
-from stoker.agent.secrets import fetch, fetch_all
 from stoker.cloudapi.google import secrets as google
 from stoker.model import secret_refs
 from stoker.model.errors import UserError
 from stoker.model.secret_refs import Reference
+from stoker.secrets import fetch_secrets
+from stoker.secrets.fetch_secrets import fetch, fetch_all
 
 KEY, SECRET = "AKIAEXAMPLE", "the/key+of=somebody"
 
@@ -38,7 +38,7 @@ def _nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody listens there.
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    monkeypatch.setattr(secrets, "_METADATA_PATIENCE_S", 0.5)
+    monkeypatch.setattr(fetch_secrets, "_METADATA_PATIENCE_S", 0.5)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_refusals_are_told_at_once_and_silence_is_waited_for(vault: Vault, monke
     vault.trouble = ["", "500 InternalServiceError", "400 ThrottlingException", "503 x"]
     assert read("aws-sm:a") == "value"
     assert len(vault.asked) == 5
-    monkeypatch.setattr(secrets, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(fetch_secrets, "PATIENCE_S", 0.0)
     vault.trouble = [""]
     assert "does not answer" in problem("aws-sm:a", user=False)
 
@@ -219,7 +219,7 @@ def test_credentials_from_files(vault: Vault, tmp_path: Path, monkeypatch: pytes
 
 def test_no_credentials_at_all(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.setattr(secrets, "_METADATA_PATIENCE_S", 0.0)
+    monkeypatch.setattr(fetch_secrets, "_METADATA_PATIENCE_S", 0.0)
     assert "there are no AWS credentials; set AWS_ACCESS_KEY_ID, or give" in problem("aws-sm:a")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     assert problem("aws-sm:a").startswith("there are no AWS credentials; set AWS_ACCESS_KEY_ID")
@@ -306,7 +306,7 @@ def test_a_person_s_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_google_credentials_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_METADATA_PATIENCE_S", 0.0)
+    monkeypatch.setattr(fetch_secrets, "_METADATA_PATIENCE_S", 0.0)
     assert "there are no Google credentials; `gcloud auth application-default login`" in problem("gcp-sm:hf")
 
 
@@ -323,7 +323,8 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
     code = (
         # What an interpreter has before it runs anything: packages that share a name may be there by a .pth.
         "import sys; before = set(sys.modules);"
-        "import stoker.agent.secrets, stoker.cloudapi.aws.secrets, stoker.cloudapi.aws.identity, stoker.cloudapi.google.secrets;"
+        "import stoker.secrets.fetch_secrets, stoker.cloudapi.aws.secrets;"
+        "import stoker.cloudapi.aws.identity, stoker.cloudapi.google.secrets;"
         "new = {name.split('.')[0] for name in set(sys.modules) - before};"
         "print(sorted(new & {'boto3', 'google', 'httpx', 'click'}))"
     )
@@ -363,8 +364,8 @@ def asked_again(
         pauses.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr(secrets, "_read", answer)
-    monkeypatch.setattr(secrets, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(fetch_secrets, "_read", answer)
+    monkeypatch.setattr(fetch_secrets, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     try:
         return pauses, fetch("secrets.X", "aws-sm:a", {}, sleep=sleep, **more)
     except SetupFailed as error:
@@ -372,24 +373,24 @@ def asked_again(
 
 
 def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    pauses, value = asked_again(monkeypatch, [secrets._Later("away") for _ in range(8)])
+    pauses, value = asked_again(monkeypatch, [fetch_secrets._Later("away") for _ in range(8)])
     assert value == "value"
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert [one.getMessage() for one in caplog.records] == ["secrets.X: away; asking again"] * 8
 
 
 def test_patience_ends_before_a_pause_that_would_outlast_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses, error = asked_again(monkeypatch, [secrets._Later("away") for _ in range(90)])
+    pauses, error = asked_again(monkeypatch, [fetch_secrets._Later("away") for _ in range(90)])
     assert isinstance(error, SetupFailed) and str(error) == "secrets.X: away" and not error.user
     assert 110.0 < sum(pauses) < 120.0
-    pauses, _ = asked_again(monkeypatch, [secrets._Later("away") for _ in range(90)], patience_s=1.4)
+    pauses, _ = asked_again(monkeypatch, [fetch_secrets._Later("away") for _ in range(90)], patience_s=1.4)
     assert pauses == [0.2, 0.4]
-    pauses, _ = asked_again(monkeypatch, [secrets._Later("away") for _ in range(90)], patience_s=1.5)
+    pauses, _ = asked_again(monkeypatch, [fetch_secrets._Later("away") for _ in range(90)], patience_s=1.5)
     assert pauses == [0.2, 0.4, 0.8]
 
 
 def test_what_it_may_be_is_told_after_a_shorter_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    trouble = [secrets._Later("no metadata", 1.0, "set a key") for _ in range(90)]
+    trouble = [fetch_secrets._Later("no metadata", 1.0, "set a key") for _ in range(90)]
     pauses, error = asked_again(monkeypatch, list(trouble))
     assert isinstance(error, SetupFailed) and str(error) == "secrets.X: no metadata; set a key" and error.user
     assert pauses == [0.2, 0.4]

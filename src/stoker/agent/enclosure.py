@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from stoker.agent.masking import Run, open_output
 from stoker.agent.prepare import count_gpus
 from stoker.processes import Group
+from stoker.secrets.masked_output import Run, open_output
 
 __all__ = ["Command", "Enclosure", "Host", "Members", "Mount", "Run", "View"]
 

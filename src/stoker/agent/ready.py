@@ -20,15 +20,15 @@ from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.gang import Agreement
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.inputs.source import local_path
-from stoker.agent.masker import SHORTEST_BYTES
-from stoker.agent.masking import can_mask
 from stoker.agent.node import Ask, Node
-from stoker.agent.secrets import fetch, fetch_all
 from stoker.model.command_line import shell_argv
 from stoker.model.job_state import JobState
 from stoker.model.package_sources import private_variables
 from stoker.model.spec import Submission
 from stoker.providers.base import KeepsEnvironments
+from stoker.secrets.fetch_secrets import fetch, fetch_all
+from stoker.secrets.masked_output import can_mask
+from stoker.secrets.masker import SHORTEST_BYTES
 
 
 @dataclass(frozen=True)

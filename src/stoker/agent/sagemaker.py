@@ -23,14 +23,14 @@ from stoker.agent import folders
 from stoker.agent.confinement import open_plain, opened_folder
 from stoker.agent.enclosure import Command, Enclosure, Mount
 from stoker.agent.environ import Place
-from stoker.agent.masker import Masker
-from stoker.agent.masking import can_mask
 from stoker.agent.prepare import SetupFailed
 from stoker.model import hyperparameters
 from stoker.model.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Input, Spec, Submission
 from stoker.processes import NotMounted
+from stoker.secrets.masked_output import can_mask
+from stoker.secrets.masker import Masker
 from stoker.store.safe_extraction import Extraction
 
 CONTRACT: tuple[tuple[str, str], ...] = (

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from stoker.agent.logs import last_lines
-from stoker.agent.masker import Masker
-from stoker.agent.masking import can_mask
+from stoker.secrets.masked_output import can_mask
+from stoker.secrets.masker import Masker
 from stoker.store.parallel import run_all
 
 # One stuck process must not keep the rest from being looked at, and all of them together not the ladder: ranks have

@@ -54,7 +54,7 @@ def address_of(to: str, environ: Mapping[str, str] = os.environ) -> str:
 
 def _follow(reference: str, environ: Mapping[str, str]) -> str:
     from stoker.agent.prepare import SetupFailed
-    from stoker.agent.secrets import fetch
+    from stoker.secrets.fetch_secrets import fetch
 
     try:
         found = fetch(reference, reference, environ, patience_s=0.0).strip()

@@ -25,10 +25,8 @@ from stoker.agent.container.refusal import complaint
 from stoker.agent.container.registry import Login
 from stoker.agent.enclosure import Command, View
 from stoker.agent.gang import sleep_interruptibly
-from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
-from stoker.agent.secrets import fetch
 from stoker.model import codec, dlc_images, keys
 from stoker.model.node_facts import ImageFact
 from stoker.model.observed import Known
@@ -36,6 +34,8 @@ from stoker.model.spec import Submission
 from stoker.processes import Process
 from stoker.processes.container_sweep import Record, container_name, remove, write_record
 from stoker.processes.unmounting import mounted_below
+from stoker.secrets.fetch_secrets import fetch
+from stoker.secrets.masked_output import Run, open_output
 from stoker.store.node_facts import read_fact
 
 # Of this machine's variables, those that mean the same inside.

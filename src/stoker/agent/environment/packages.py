@@ -23,10 +23,10 @@ from stoker.agent.environment.uv import find_program
 from stoker.agent.environment.venv import Uv, Venv
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
-from stoker.agent.secrets import fetch
 from stoker.model.errors import UserError
 from stoker.model.spec import Submission
 from stoker.requirements import NOTHING, Requirements
+from stoker.secrets.fetch_secrets import fetch
 
 _log = logging.getLogger(__name__)
 

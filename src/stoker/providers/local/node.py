@@ -326,7 +326,7 @@ def _is_masker(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(word.endswith(b"/stoker/agent/masker.py") for word in words[:5])
+    return any(word.endswith(b"/stoker/secrets/masker.py") for word in words[:5])
 
 
 def _nothing(_number: int, _frame: Any) -> None:

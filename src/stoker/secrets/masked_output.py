@@ -1,7 +1,7 @@
 """Where a command's output goes: into the log, and past a masker where the command knows secrets.
 
 Without secrets the command writes the file itself: nothing is lost, or slowed down, by the agent. With secrets a
-process stands between them (`stoker.agent.masker`). It is the agent's, beside everything that the command is and
+process stands between them (`stoker.secrets.masker`). It is the agent's, beside everything that the command is and
 forks, and lives until the output ends, whatever becomes of the agent.
 """
 
@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from stoker.agent import masker
 from stoker.processes import NODE
+from stoker.secrets import masker
 
 # What a burst may fill before the command waits for the masker; the most that a plain user may ask for.
 _PIPE_BYTES = 1 << 20

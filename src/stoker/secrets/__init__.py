@@ -1,0 +1,1 @@
+"""Fetch secrets by reference, and keep them out of logs."""
