@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.providers.gce import catalog, prices
-from stoker.providers.pricing import RegionPrices
+from stoker.providers.price_table import RegionPrices
 
 DATA = Path(__file__).resolve().parents[1] / "src/stoker/providers/gce/data"
 SOURCE = "Google's documentation of machine families and GPUs, 2026-04"

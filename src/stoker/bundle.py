@@ -31,7 +31,7 @@ from pathlib import Path
 import stoker
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.providers.imaging import SERVED, Python, newer_image, version_text
+from stoker.providers.image_info import SERVED, Python, newer_image, version_text
 from stoker.store.base import Store
 from stoker.store.home import home, make_home
 from stoker.submit import generations

@@ -54,7 +54,7 @@ from stoker.model.spec import Spec
 from stoker.notify import checking
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
-from stoker.providers.linking import Seat
+from stoker.providers.console_links import Seat
 from stoker.reading.resuming import ResumePlan, plan_resume
 from stoker.removing import remove_job
 from stoker.sending import send

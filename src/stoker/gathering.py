@@ -13,7 +13,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Spec, Wheel
 from stoker.providers import registry
-from stoker.providers.imaging import version_text
+from stoker.providers.image_info import version_text
 from stoker.requirements import NOTHING, read
 
 if TYPE_CHECKING:

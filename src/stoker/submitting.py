@@ -31,7 +31,7 @@ from stoker.notify import checking
 from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
-from stoker.providers.imaging import CONTAINER_IMAGE, IMAGE, Python
+from stoker.providers.image_info import CONTAINER_IMAGE, IMAGE, Python
 from stoker.store.base import Store
 from stoker.store.find_job import SUFFIX_LENGTH
 from stoker.store.home import home

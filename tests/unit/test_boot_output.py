@@ -22,9 +22,9 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Logs, Spec, Submission
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
+from stoker.providers.console_links import Seat
 from stoker.providers.ec2 import links, tags
 from stoker.providers.gce import names
-from stoker.providers.linking import Seat
 from stoker.reading.logs import Line, NodeLog, follow, read_lines, read_tail, unheard_of
 from stoker.store import job_log
 from stoker.store.base import Store, open_store

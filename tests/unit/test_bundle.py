@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from stoker import bundle
-from stoker.boot.script import Boot, render
 from stoker.bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
 from stoker.model import keys
 from stoker.model.spec import Resources, Spec
 from stoker.providers import registry
-from stoker.providers.imaging import newer_image
+from stoker.providers.boot.script import Boot, render
+from stoker.providers.image_info import newer_image
 from stoker.store.base import Store
 from stoker.submitting import pack_agents
 from stoker.testing.memory import MemoryStore

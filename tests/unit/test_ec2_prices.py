@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from stoker.cli import cli, main
 from stoker.model.errors import AuthDenied, UserError
 from stoker.providers.ec2 import catalog, prices
-from stoker.providers.pricing import RegionPrices
+from stoker.providers.price_table import RegionPrices
 
 TODAY = date(2026, 11, 16)
 HALF = {"2xlarge": "xlarge", "4xlarge": "2xlarge", "8xlarge": "4xlarge", "48xlarge": "24xlarge"}

@@ -22,15 +22,15 @@ from pathlib import Path
 import pytest
 from aws_services import SECRET, TOKEN, Bucket, Metadata, bucket_service, metadata_service
 
-from stoker.boot.install import BootFailed, Places, Unsettled, agent_unit, unpack
-from stoker.boot.script import Boot
 from stoker.bundle import runs_here
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.node_config import NodeConfig
+from stoker.providers.boot.install import BootFailed, Places, Unsettled, agent_unit, unpack
+from stoker.providers.boot.script import Boot
 from stoker.providers.ec2.bootstrap import Bucket as S3Bucket
 from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
-from stoker.providers.imaging import newer_image
+from stoker.providers.image_info import newer_image
 
 TAG = runs_here()
 INSTANCE = "i-0123456789abcdef0"
@@ -110,8 +110,9 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/cloudapi/aws/__init__.py",
         "stoker/cloudapi/aws/imds.py",
         "stoker/cloudapi/aws/sigv4.py",
-        "stoker/boot/__init__.py",
-        "stoker/boot/install.py",
+        "stoker/providers/__init__.py",
+        "stoker/providers/boot/__init__.py",
+        "stoker/providers/boot/install.py",
     }
     for name, text in sources.items():
         tree = ast.parse(text, name, feature_version=(3, 6))
@@ -119,7 +120,7 @@ def test_what_travels_runs_on_python_3_6() -> None:
         # Neither is there in 3.6.
         assert not imported & {"__future__", "dataclasses"}, name
         ours = {part for part in imported if part and part.startswith("stoker")}
-        assert all(part.startswith(("stoker.cloudapi.aws", "stoker.boot")) for part in ours), name
+        assert all(part.startswith(("stoker.cloudapi.aws", "stoker.providers.boot")) for part in ours), name
 
 
 OLD = sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")) + [

@@ -14,7 +14,7 @@ from stoker.core.foreign.training_job import TrainingJob
 from stoker.governor.foreign import account
 from stoker.governor.foreign.account import NAMESPACE, Described, ForeignAccount, Listed
 from stoker.model.errors import InvalidRequest, ProviderError
-from stoker.providers.pricing import Price
+from stoker.providers.price_table import Price
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 REGION = "us-east-1"

@@ -17,7 +17,7 @@ from stoker.model.errors import StoreDenied
 from stoker.model.observed import Known
 from stoker.model.policy import House
 from stoker.policies import current, house
-from stoker.providers.pricing import Price
+from stoker.providers.price_table import Price
 from stoker.reading.accounts import read_accounts
 from stoker.spent import read_spent
 from stoker.store.base import Store

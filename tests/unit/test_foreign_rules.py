@@ -18,7 +18,7 @@ from foreign_world import (
 from stoker.core.foreign.family import GaveUp, Over, Seen, Stopping, Told
 from stoker.governor.foreign import index
 from stoker.model import keys
-from stoker.providers.pricing import Price
+from stoker.providers.price_table import Price
 
 
 def test_nothing_is_governed_that_the_house_did_not_ask_for() -> None:

@@ -33,11 +33,11 @@ from google_services import (
     metadata_server,
 )
 
-from stoker.boot import script
-from stoker.boot.script import Boot
 from stoker.bundle import runs_here
 from stoker.model import codec, keys
 from stoker.model.node_config import NodeConfig
+from stoker.providers.boot import script
+from stoker.providers.boot.script import Boot
 
 TAG = runs_here()
 INSTANCE = f"{ZONE}.{NUMBER}"
@@ -185,8 +185,9 @@ def test_what_travels_runs_on_python_3_6() -> None:
     assert set(sources()) == {
         "__main__.py",
         "stoker/__init__.py",
-        "stoker/boot/__init__.py",
-        "stoker/boot/install.py",
+        "stoker/providers/__init__.py",
+        "stoker/providers/boot/__init__.py",
+        "stoker/providers/boot/install.py",
         "stoker/cloudapi/__init__.py",
         "stoker/cloudapi/google/__init__.py",
         "stoker/cloudapi/google/metadata.py",
@@ -197,7 +198,7 @@ def test_what_travels_runs_on_python_3_6() -> None:
         # Neither is there in 3.6.
         assert not imported & {"__future__", "dataclasses"}, name
         ours = {part for part in imported if part and part.startswith("stoker")}
-        assert all(part.startswith(("stoker.cloudapi.google", "stoker.boot")) for part in ours), name
+        assert all(part.startswith(("stoker.cloudapi.google", "stoker.providers.boot")) for part in ours), name
 
 
 def test_nothing_that_travels_subscripts_what_old_pythons_cannot() -> None:

@@ -72,7 +72,7 @@ class TestStarting:
         packed = base64.b64decode(part(startup.startup_script(order()), "STOKER_BOOT_PYZ"))
         archive = zipfile.ZipFile(io.BytesIO(gzip.decompress(packed)))
         there = set(archive.namelist())
-        assert {"__main__.py", "stoker/boot/install.py", "stoker/cloudapi/google/metadata.py"} <= there
+        assert {"__main__.py", "stoker/providers/boot/install.py", "stoker/cloudapi/google/metadata.py"} <= there
         for name in there:
             tree = ast.parse(archive.read(name), feature_version=(3, 6))
             for node in ast.walk(tree):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stoker.model.offerings import Offering
 from stoker.model.spec import Gpus, Resources, Spot
-from stoker.providers import offering
-from stoker.providers.machines import MachineType
+from stoker.providers import offerings
+from stoker.providers.machine_types import MachineType
 
 
 def machine(name: str, gpus: int) -> MachineType:
@@ -18,14 +18,14 @@ def sold(gpus: int, *, spot: bool = False) -> Offering:
 
 def found(wanted: Gpus | None, *offered: Offering, spot: Spot = "never", machine: tuple[str, ...] = ()) -> set[int]:
     resources = Resources(gpus=wanted, spot=spot, machine=machine)
-    return {each.gpus for each in offering.fewest_gpus(resources, offered)}
+    return {each.gpus for each in offerings.fewest_gpus(resources, offered)}
 
 
 def test_of_many_types_those_with_the_fewest_gpus_are_looked_for() -> None:
     many = [machine(f"many-{number}", 16) for number in range(30)]
-    chosen = offering.candidates(Resources(gpus=Gpus("A100", 1)), [*many, machine("one", 1)], lambda _: None)
+    chosen = offerings.candidates(Resources(gpus=Gpus("A100", 1)), [*many, machine("one", 1)], lambda _: None)
     assert chosen[0].name == "one" and len(chosen) < len(many)
-    named = offering.candidates(Resources(machine=("many-3",)), many, lambda _: None)
+    named = offerings.candidates(Resources(machine=("many-3",)), many, lambda _: None)
     assert named == many
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.model.errors import UserError
 from stoker.providers.base import Grants
-from stoker.providers.linking import Seat
+from stoker.providers.console_links import Seat
 from stoker.providers.sagemaker import iam, links, names
 
 STORE = "s3://my-bucket/team"

@@ -15,7 +15,7 @@ from stoker.heeding import heed
 from stoker.model import keys
 from stoker.model.policy import NO_RULES
 from stoker.model.spec import Gpus, Resources
-from stoker.providers.offering import fewest_gpus
+from stoker.providers.offerings import fewest_gpus
 from stoker.store.base import Store, open_store
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec
 

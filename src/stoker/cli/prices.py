@@ -13,7 +13,7 @@ from stoker.cli.completing import complete_provider
 from stoker.cli.options import json_option
 
 if TYPE_CHECKING:
-    from stoker.providers.pricing import PriceTable, RegionPrices
+    from stoker.providers.price_table import PriceTable, RegionPrices
 
 # Shown of each region without --json.
 _SHOWN = 20
@@ -151,7 +151,7 @@ def _print(provider: str, region: str, found: RegionPrices, names: list[str]) ->
 def _print_ages(shown: Sequence[tuple[str, RegionPrices]]) -> None:
     """How old the oldest of each provider are, where that is old: once, however many regions were shown."""
     from stoker.cli.printing import counted
-    from stoker.providers.pricing import OLD_DAYS
+    from stoker.providers.price_table import OLD_DAYS
 
     today = datetime.now(timezone.utc).date()
     oldest: dict[str, int] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.model.errors import UserError
-from stoker.providers.pricing import Price, Refreshed, RegionPrices
+from stoker.providers.price_table import Price, Refreshed, RegionPrices
 from stoker.store.home import home, make_home
 
 

@@ -13,9 +13,9 @@ from stoker.store.home import is_unnamed_store
 
 if TYPE_CHECKING:
     from stoker.providers.base import Capabilities, Granting, Machine, Provider
-    from stoker.providers.imaging import Images
-    from stoker.providers.linking import Links
-    from stoker.providers.pricing import PriceTable
+    from stoker.providers.console_links import Links
+    from stoker.providers.image_info import Images
+    from stoker.providers.price_table import PriceTable
 
 GROUP = "stoker.providers"
 

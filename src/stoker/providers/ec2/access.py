@@ -20,7 +20,7 @@ from stoker.model.spec import Spec
 from stoker.providers.base import Visit, Way
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
-from stoker.providers.reaching import (
+from stoker.providers.ssh_access import (
     LENT,
     PORT,
     Door,

@@ -1,4 +1,5 @@
-"""An EC2 machine becomes a node: see `stoker.boot.install`. Its metadata say who it is, its role opens the bucket.
+"""An EC2 machine becomes a node: see `stoker.providers.boot.install`. Its metadata say who it is, its role opens the
+bucket.
 
 Runs from a zip inside the user-data, on Python 3.6 or newer: `boot.json` holds what it must know.
 """
@@ -13,7 +14,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from stoker.boot.install import (
+from stoker.cloudapi.aws.imds import Imds, ImdsError
+from stoker.cloudapi.aws.sigv4 import encoded, sign
+from stoker.providers.boot.install import (
     ABSENT_S,
     ANSWER_S,
     DENIED_S,
@@ -25,8 +28,6 @@ from stoker.boot.install import (
     patiently,
     save,
 )
-from stoker.cloudapi.aws.imds import Imds, ImdsError
-from stoker.cloudapi.aws.sigv4 import encoded, sign
 
 
 class Identity:

@@ -15,8 +15,8 @@ from importlib import resources as package
 from typing import Any
 
 from stoker.model.spec import Resources
-from stoker.providers import machines
-from stoker.providers.machines import Arch, same_gpu, size
+from stoker.providers import machine_types
+from stoker.providers.machine_types import Arch, same_gpu, size
 
 __all__ = [
     "MachineType",
@@ -42,7 +42,7 @@ _OPTIONS = re.compile(r"[a-z]+[0-9]+([a-z]*)")
 
 
 @dataclass(frozen=True)
-class MachineType(machines.MachineType):
+class MachineType(machine_types.MachineType):
     """What EC2 says of a machine type."""
 
     efa_interfaces: int = 0
@@ -121,7 +121,7 @@ def _misfit(machine: MachineType, resources: Resources) -> str:
     return f"resources.ec2.efa: {machine.name} has no Elastic Fabric Adapter; leave efa out, or name another machine"
 
 
-_CATALOG = machines.Catalog(
+_CATALOG = machine_types.Catalog(
     cloud="EC2",
     table=table,
     facts=facts,

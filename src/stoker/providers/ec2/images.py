@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.model.errors import UserError
-from stoker.providers.imaging import Python
+from stoker.providers.image_info import Python
 
 Arch = Literal["x86_64", "arm64"]
 

@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from stoker.model import keys
 from stoker.model.spec import Logs
+from stoker.providers.console_links import Seat
 from stoker.providers.ec2 import tags
-from stoker.providers.linking import Seat
 
 
 def name(seat: Seat) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.spec import Resources
-from stoker.providers import offering
+from stoker.providers import offerings
 from stoker.providers.ec2 import catalog, places, prices
 from stoker.providers.ec2.catalog import MachineType
 
@@ -42,8 +42,8 @@ def offline(resources: Resources) -> tuple[Offering, ...]:
     zones = resources.zones or (ANY_ZONE,)
     machines = _candidates(resources, region)
     where = {machine.name: zones for machine in machines}
-    found = offering.fewest_gpus(resources, _offerings(region, machines, where, {}, ""))
-    return offering.ordered(resources, machines, found)
+    found = offerings.fewest_gpus(resources, _offerings(region, machines, where, {}, ""))
+    return offerings.ordered(resources, machines, found)
 
 
 def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
@@ -66,7 +66,7 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
     machines = [machine for machine in machines if where.get(machine.name)]
     spot = _spot_prices(ec2, [machine.name for machine in machines], now) if machines else {}
     found = _offerings(region, machines, where, spot, f"spot price history {now:%Y-%m-%d}")
-    return offering.ordered(resources, machines, offering.fewest_gpus(resources, found))
+    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
 
 
 def unchecked(resources: Resources) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def why_none(resources: Resources) -> str:
     why = catalog.why_none(resources)
     if why:
         return why
-    return offering.why_none("EC2", resources, resources.region)
+    return offerings.why_none("EC2", resources, resources.region)
 
 
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +153,7 @@ def _region(resources: Resources) -> str:
 
 def _candidates(resources: Resources, region: str) -> list[MachineType]:
     fitting = catalog.fitting(resources)
-    return offering.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
+    return offerings.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
 
 
 def _offerings(
@@ -170,7 +170,7 @@ def _offerings(
             # The table is of the region itself; its Local Zones cost something else.
             price = listed if zone == ANY_ZONE or _is_plain_zone(zone) else None
             amount = None if price is None else price.amount
-            source = offering.table_source(price)
+            source = offerings.table_source(price)
             found.append(_offering(machine, region, zone, spot=False, price=amount, on_demand=amount, source=source))
             if machine.spot:
                 now = spot.get((machine.name, zone))
@@ -180,7 +180,7 @@ def _offerings(
     return found
 
 
-_offering = partial(offering.offering, PROVIDER)
+_offering = partial(offerings.offering, PROVIDER)
 
 
 def _is_plain_zone(zone: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from stoker.model.errors import UserError
-from stoker.providers import spelling
+from stoker.providers import did_you_mean
 from stoker.providers.ec2 import prices
 
 # `a` of us-east-1a; Local Zones and Wavelength Zones have more: `-bos-1a`, `-wl1-bos-wlz-1`.
@@ -28,10 +28,10 @@ def unchecked(region: str, zones: Iterable[str] = ()) -> tuple[str, ...]:
     """What nobody here knows of this place, a line each, for a plan that asks nobody."""
     known = {*_partitions()[1], *prices.tables()}
     if region not in known:
-        return (spelling.unchecked("resources.region", region),)
+        return (did_you_mean.unchecked("resources.region", region),)
     # Which zones a region has differs by account; none has more than six of its own.
     plain = {f"{region}{letter}" for letter in "abcdef"}
-    return tuple(spelling.unchecked("resources.zones", zone) for zone in zones if zone not in plain)
+    return tuple(did_you_mean.unchecked("resources.zones", zone) for zone in zones if zone not in plain)
 
 
 def check_region(region: str, field: str = "resources.region") -> None:
@@ -43,10 +43,10 @@ def check_region(region: str, field: str = "resources.region") -> None:
     if any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2")):
         return
     patterns, known = _partitions()
-    words = {*spelling.COMPASS, *(word for name in known for word in _words(name))}
+    words = {*did_you_mean.COMPASS, *(word for name in known for word in _words(name))}
     strange = patterns and not any(re.fullmatch(pattern, region) for pattern in patterns)
-    if strange or (region not in known and spelling.is_slip(_words(region), words)):
-        near = spelling.nearest(region, known)
+    if strange or (region not in known and did_you_mean.is_slip(_words(region), words)):
+        near = did_you_mean.nearest(region, known)
         hint = f"did you mean {near}?" if near else "name one such as us-east-1"
         raise UserError(f"{field}: AWS has no region {region!r}; {hint}")
 

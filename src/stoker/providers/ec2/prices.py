@@ -12,11 +12,11 @@ from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from stoker.model.errors import UserError
-from stoker.providers import machines
+from stoker.providers import machine_types
 from stoker.providers.ec2 import catalog
 from stoker.providers.ec2.errors import calling
 from stoker.providers.price_book import PriceBook, parse, price
-from stoker.providers.pricing import Refreshed, RegionPrices
+from stoker.providers.price_table import Refreshed, RegionPrices
 
 if TYPE_CHECKING:
     from mypy_boto3_pricing import PricingClient
@@ -63,7 +63,7 @@ render = _BOOK.render
 
 def featured(names: Iterable[str]) -> list[str]:
     """The machines that people ask for first: of each family with accelerators, the smallest."""
-    return machines.featured(map(catalog.facts, names), _family)
+    return machine_types.featured(map(catalog.facts, names), _family)
 
 
 def refresh(client: PricingClient, regions: Iterable[str], *, today: date | None = None) -> Refreshed:

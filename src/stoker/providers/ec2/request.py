@@ -13,10 +13,10 @@ from typing import Any
 from stoker.cloudapi.aws.logs import is_group
 from stoker.model.errors import UserError
 from stoker.model.spec import Ec2Resources, Spec
-from stoker.providers import merging
+from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
-from stoker.providers.machines import disk_size
+from stoker.providers.machine_types import disk_size
 
 # What `stoker iam ec2` calls the profile it describes.
 DEFAULT_PROFILE = "stoker-node"
@@ -72,7 +72,7 @@ def check(spec: Spec) -> None:
         images.find(spec.resources.image, "x86_64")
     ec2 = spec.resources.ec2 or Ec2Resources()
     for name in _PROTECTED:
-        if merging.reaches(ec2.overrides, name):
+        if request_overrides.reaches(ec2.overrides, name):
             raise UserError(f"resources.ec2.overrides.{name}: {_instead(name)}")
     if not isinstance(ec2.overrides.get("TagSpecifications", []), list):
         raise UserError("resources.ec2.overrides.TagSpecifications: must be a list, as RunInstances takes it")
@@ -119,7 +119,7 @@ def find_image(order: LaunchOrder) -> images.Image:
 
 def merged(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides win, part by part; a list replaces a list, save that tags and disks are merged one by one."""
-    return merging.merged(params, overrides, _IDENTITIES)
+    return request_overrides.merged(params, overrides, _IDENTITIES)
 
 
 # Lists whose members have a name of their own.

@@ -1,14 +1,14 @@
-"""The user-data: the boot script (`stoker.boot.script`) within what EC2 takes. Built purely."""
+"""The user-data: the boot script (`stoker.providers.boot.script`) within what EC2 takes. Built purely."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from stoker.boot import script
-from stoker.boot.script import Boot
 from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
+from stoker.providers.boot import script
+from stoker.providers.boot.script import Boot
 
 # What EC2 takes, before base64.
 MOST_BYTES = 16_384

@@ -24,7 +24,7 @@ from stoker.model.spec import Spec
 from stoker.providers.base import Visit, Way
 from stoker.providers.gce import operations
 from stoker.providers.gce.client import Api
-from stoker.providers.reaching import (
+from stoker.providers.ssh_access import (
     PORT,
     Door,
     NoWay,

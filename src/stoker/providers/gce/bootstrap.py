@@ -1,5 +1,5 @@
-"""A Compute Engine machine becomes a node: see `stoker.boot.install`. Its metadata say who it is, its service account
-opens the bucket and lets it delete itself.
+"""A Compute Engine machine becomes a node: see `stoker.providers.boot.install`. Its metadata say who it is, its service
+account opens the bucket and lets it delete itself.
 
 Runs from a zip inside the startup script, on Python 3.6 or newer: `boot.json` holds what it must know.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from stoker.boot.install import (
+from stoker.cloudapi.google.metadata import EMAIL, SCOPES, Metadata, MetadataError, NoServiceAccount
+from stoker.providers.boot.install import (
     ABSENT_S,
     ANSWER_S,
     DENIED_S,
@@ -25,7 +26,6 @@ from stoker.boot.install import (
     patiently,
     save,
 )
-from stoker.cloudapi.google.metadata import EMAIL, SCOPES, Metadata, MetadataError, NoServiceAccount
 
 _STORAGE = "https://storage.googleapis.com"
 _COMPUTE = "https://compute.googleapis.com/compute/v1"

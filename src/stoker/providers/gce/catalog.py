@@ -14,8 +14,8 @@ from functools import lru_cache
 from importlib import resources as package
 from typing import Any
 
-from stoker.providers import machines, spelling
-from stoker.providers.machines import Arch, same_gpu, size
+from stoker.providers import did_you_mean, machine_types
+from stoker.providers.machine_types import Arch, same_gpu, size
 
 __all__ = [
     "MachineType",
@@ -75,7 +75,7 @@ GPU_MEMORY_MIB = {
 
 
 @dataclass(frozen=True)
-class MachineType(machines.MachineType):
+class MachineType(machine_types.MachineType):
     """What Compute Engine says of a machine type."""
 
     # Can be had without being spot and without a reservation.
@@ -164,7 +164,9 @@ def _misspelt(name: str) -> bool:
     base, accelerator, _ = attached(name)
     classes = _CLASSES.union(known.split("-")[1] for known in table())
     gpu = accelerator.removesuffix("-vws") if accelerator else None
-    return spelling.is_slip(base.split("-")[1:2], classes) or bool(gpu and spelling.is_slip([gpu], ACCELERATORS))
+    return did_you_mean.is_slip(base.split("-")[1:2], classes) or bool(
+        gpu and did_you_mean.is_slip([gpu], ACCELERATORS)
+    )
 
 
 def _impossible(name: str) -> str:
@@ -188,7 +190,7 @@ def _from_row(name: str, row: Mapping[str, Any]) -> MachineType:
     )
 
 
-_CATALOG = machines.Catalog(
+_CATALOG = machine_types.Catalog(
     cloud="Compute Engine",
     table=table,
     facts=facts,

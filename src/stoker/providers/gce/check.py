@@ -22,8 +22,8 @@ from stoker.providers.gce import (
     overrides,
     permissions,
     places,
+    preflight,
     quotas,
-    rehearsal,
     reservations,
 )
 from stoker.providers.gce.client import Api, check_installed
@@ -205,7 +205,7 @@ class _Checks:
             return
         name = "service account"
         try:
-            found = rehearsal.account(self._api, self._place, email)
+            found = preflight.account(self._api, self._place, email)
         except NotFound:
             fix = f"{ROLES} and the commands that make it; resources.gce.service_account names another"
             yield Finding(name, False, f"there is no {email}", fix)
@@ -282,7 +282,7 @@ class _Checks:
             arch = next(iter(self._provider.architectures(self._offered[:1])), "x86_64")
             gpus = self._offered[0].gpus if self._offered else 0
             source = (images.find(wanted, arch) if wanted else images.default(arch, gpus)).source  # type: ignore[arg-type]
-            found = rehearsal.image(self._api, self._place, source)
+            found = preflight.image(self._api, self._place, source)
         except NotFound as error:
             yield Finding("image", False, said(error), fix_of(error))
         except UserError as error:
@@ -298,7 +298,7 @@ class _Checks:
         if wanted is None:
             return
         try:
-            rehearsal.policy(self._api, self._place, wanted)
+            preflight.policy(self._api, self._place, wanted)
         except ProviderError as error:
             yield self._not_there("placement policy", error, "compute.resourcePolicies.get")
         else:

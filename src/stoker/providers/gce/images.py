@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from stoker.model.errors import UserError
-from stoker.providers.imaging import Python
-from stoker.providers.machines import Arch
+from stoker.providers.image_info import Python
+from stoker.providers.machine_types import Arch
 
 DEFAULT = "ubuntu/24.04"
 DEFAULT_GPU = "dlvm/pytorch"

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 from stoker.cloudapi.google.logs import query
 from stoker.model.spec import Logs
+from stoker.providers.console_links import Seat
 from stoker.providers.gce import names
 from stoker.providers.gce.places import Place, split_id
-from stoker.providers.linking import Seat
 
 _CONSOLE = "https://console.cloud.google.com"
 # As long as logs are kept by default.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.model.offerings import Offering
 from stoker.model.spec import Resources
-from stoker.providers import offering
+from stoker.providers import offerings
 from stoker.providers.gce import catalog, places, prices
 from stoker.providers.gce.catalog import MachineType
 from stoker.providers.gce.places import Place
@@ -89,7 +89,7 @@ def why_none(resources: Resources) -> str:
     why = catalog.why_none(resources)
     if why:
         return why
-    return offering.why_none("Compute Engine", resources, resources.region)
+    return offerings.why_none("Compute Engine", resources, resources.region)
 
 
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +136,7 @@ def _listed(api: Api, place: Place, kind: str, names: Iterable[str]) -> Scoped:
 
 def _candidates(resources: Resources, region: str) -> list[MachineType]:
     fitting = catalog.fitting(resources)
-    return offering.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
+    return offerings.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
 
 
 def _known_zones(machine: MachineType, region: str, resources: Resources) -> tuple[str, ...]:
@@ -159,8 +159,8 @@ def _fewest(resources: Resources, machines: list[MachineType]) -> float:
 def _ways(resources: Resources, machine: MachineType) -> tuple[bool, bool]:
     """Whether this job may have the machine on demand, and on spot."""
     reserved = resources.gce is not None and resources.gce.reservation is not None
-    standard = offering.is_wanted(resources, spot=False) and (machine.standard or reserved)
-    return standard, offering.is_wanted(resources, spot=True) and machine.spot
+    standard = offerings.is_wanted(resources, spot=False) and (machine.standard or reserved)
+    return standard, offerings.is_wanted(resources, spot=True) and machine.spot
 
 
 def _wanted(zone: str, named: tuple[str, ...]) -> bool:
@@ -169,7 +169,7 @@ def _wanted(zone: str, named: tuple[str, ...]) -> bool:
 
 
 def _offered(resources: Resources, place: Place, machines: list[MachineType], where: _Where) -> tuple[Offering, ...]:
-    make = partial(offering.offering, PROVIDER)
+    make = partial(offerings.offering, PROVIDER)
     reserved = resources.gce is not None and resources.gce.reservation is not None
     found = []
     for machine in machines:
@@ -179,10 +179,10 @@ def _offered(resources: Resources, place: Place, machines: list[MachineType], wh
         for zone in where[machine.name]:
             at = (machine, str(place), zone)
             if machine.standard or reserved:
-                source = offering.table_source(standard)
+                source = offerings.table_source(standard)
                 found.append(make(*at, spot=False, price=amount, on_demand=amount, source=source))
             if machine.spot:
                 now = None if spot is None else spot.amount
-                source = offering.table_source(spot)
+                source = offerings.table_source(spot)
                 found.append(make(*at, spot=True, price=now, on_demand=amount, source=source))
-    return offering.ordered(resources, machines, offering.fewest_gpus(resources, found))
+    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))

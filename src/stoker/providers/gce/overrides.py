@@ -13,7 +13,7 @@ from importlib import resources as package
 from typing import Any
 
 from stoker.model.errors import UserError
-from stoker.providers import merging
+from stoker.providers import request_overrides
 from stoker.providers.gce import labels
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 
@@ -56,7 +56,7 @@ def check(overrides: Mapping[str, Any], nodes: int) -> None:
     if not overrides:
         return
     for name in _PROTECTED:
-        if merging.reaches(overrides, name):
+        if request_overrides.reaches(overrides, name):
             raise UserError(f"{_WHERE}.{name}: is Stoker's own; leave it out")
     for problem in _problems(_WHERE, overrides, _ONE if nodes == 1 else _SEVERAL):
         raise UserError(problem)

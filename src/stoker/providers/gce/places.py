@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.model.errors import UserError
 from stoker.model.spec import Resources
-from stoker.providers import spelling
+from stoker.providers import did_you_mean
 
 # As every tool of Google's reads them.
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -119,7 +119,7 @@ def check_region(region: str, zones: Iterable[str] = ()) -> None:
     regions = _table()["regions"]
     if not _REGION.fullmatch(region):
         of_zone = region_of(region)
-        raise _no_region(region, of_zone if of_zone in regions else spelling.nearest(region, regions))
+        raise _no_region(region, of_zone if of_zone in regions else did_you_mean.nearest(region, regions))
     for zone in zones:
         if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
             raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}-a")
@@ -129,14 +129,14 @@ def check_spelling(region: str) -> None:
     """Raise UserError for a region that is almost, and not quite, one of the table. Only where nobody can be asked, or
     Compute Engine offers nothing there: new ones may look like that, too."""
     regions = _table()["regions"]
-    words = {*spelling.COMPASS, *(word for known in regions for word in _words(known))}
-    if region not in regions and spelling.is_slip(_words(region), words):
-        raise _no_region(region, spelling.nearest(region, regions))
+    words = {*did_you_mean.COMPASS, *(word for known in regions for word in _words(known))}
+    if region not in regions and did_you_mean.is_slip(_words(region), words):
+        raise _no_region(region, did_you_mean.nearest(region, regions))
 
 
 def nearest(region: str) -> str | None:
     """The region of the table that is most like this one, if any is."""
-    return spelling.nearest(region, _table()["regions"])
+    return did_you_mean.nearest(region, _table()["regions"])
 
 
 def _no_region(region: str, near: str | None) -> UserError:
@@ -152,9 +152,9 @@ def unchecked(region: str, zones: Iterable[str] = ()) -> tuple[str, ...]:
     check_spelling(region)
     known = zones_of(region)
     if not known:
-        return (spelling.unchecked("resources.region", region),)
+        return (did_you_mean.unchecked("resources.region", region),)
     return tuple(
-        f"{spelling.unchecked('resources.zones', zone)}; {region} has {', '.join(known)}"
+        f"{did_you_mean.unchecked('resources.zones', zone)}; {region} has {', '.join(known)}"
         for zone in zones
         if zone not in known
     )

@@ -13,11 +13,11 @@ from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING
 
 from stoker.model.errors import UserError
-from stoker.providers import machines
+from stoker.providers import machine_types
 from stoker.providers.gce import catalog, skus
 from stoker.providers.gce.skus import Kind, Part
 from stoker.providers.price_book import PriceBook, parse
-from stoker.providers.pricing import Refreshed, RegionPrices
+from stoker.providers.price_table import Refreshed, RegionPrices
 
 if TYPE_CHECKING:
     from stoker.providers.gce.client import Api
@@ -59,7 +59,7 @@ render = _BOOK.render
 
 def featured(names: Iterable[str]) -> list[str]:
     """The machines that people ask for first: of each family with accelerators, the smallest."""
-    return machines.featured(map(catalog.facts, names), catalog.family)
+    return machine_types.featured(map(catalog.facts, names), catalog.family)
 
 
 def refresh(api: Api, regions: Iterable[str], *, today: date | None = None) -> Refreshed:

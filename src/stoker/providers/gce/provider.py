@@ -26,7 +26,6 @@ from stoker.model.spec import Resources, Spec, is_port
 from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
 from stoker.providers.gce import (
-    asked,
     catalog,
     labels,
     leftovers,
@@ -35,6 +34,7 @@ from stoker.providers.gce import (
     operations,
     places,
     quotas,
+    read_request,
     request,
     reservations,
     settings,
@@ -148,15 +148,15 @@ class GceProvider:
 
     def rehearse(self, *launches: tuple[HttpRequest, ...]) -> None:
         """Look whether what the requests name is there. Raises Misnamed for what is not."""
-        from stoker.providers.gce import rehearsal
+        from stoker.providers.gce import preflight
 
-        rehearsal.rehearse(self._api, *launches)
+        preflight.rehearse(self._api, *launches)
 
     def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
         """Raise UserError where the project's quotas forbid all of these. Asks only about GPUs."""
-        from stoker.providers.gce import rehearsal
+        from stoker.providers.gce import preflight
 
-        rehearsal.check_limits(self._api, offerings, nodes)
+        preflight.check_limits(self._api, offerings, nodes)
 
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,7 +178,7 @@ class GceProvider:
 
     def _insert(self, last: HttpRequest) -> tuple[Instance, ...]:
         try:
-            operation = self._api.send(last.method, last.path, last.body, what=asked.machine_type(last))
+            operation = self._api.send(last.method, last.path, last.body, what=read_request.machine_type(last))
         except AlreadyThere:
             # Google has forgotten the id of the request, or never knew it: the name stands for the claim meanwhile.
             return self._standing(last)
@@ -204,7 +204,7 @@ class GceProvider:
         """The operation of a launch, once it has succeeded. What it failed with is final: asked again under the same
         id, Google tells of the same failure."""
         try:
-            return operations.finished(self._api, operation, asked.machine_type(last), _LAUNCH_S)
+            return operations.finished(self._api, operation, read_request.machine_type(last), _LAUNCH_S)
         except operations.Unfinished:
             raise
         except NotFound as error:
@@ -228,7 +228,7 @@ class GceProvider:
         if operation.get("operationGroupId"):
             place = Place.of(sent.region or "")
             made = operations.grouped(self._api, place.project, operation["operationGroupId"])
-        told, wanted = asked.owner(sent), asked.names(sent)
+        told, wanted = read_request.owner(sent), read_request.names(sent)
         found = []
         for each in made:
             if each.get("operationType") != "insert" or not each.get("targetId") or each.get("error"):
@@ -251,16 +251,16 @@ class GceProvider:
             )
         if len(found) < len(wanted):
             # It succeeded, so they are there: a list lags, or a zone gave no answer.
-            raise Transient(f"{asked.machine_type(sent)}: launched, and not listed yet")
+            raise Transient(f"{read_request.machine_type(sent)}: launched, and not listed yet")
         return tuple(sorted(found, key=lambda instance: instance.rank))
 
     def _standing(self, sent: HttpRequest) -> tuple[Instance, ...]:
         """The machines that stand for this request already."""
-        told, wanted = asked.owner(sent), asked.names(sent)
+        told, wanted = read_request.owner(sent), read_request.names(sent)
         found = [each for each in self.list_instances(sent.region) if (each.job, each.claim) == (told.job, told.claim)]
         if len(found) < len(wanted):
             # Not listed yet, or another's under a name that tells of our store and claim, which nobody takes by chance.
-            raise Transient(f"{asked.machine_type(sent)}: launched before, and not listed yet")
+            raise Transient(f"{read_request.machine_type(sent)}: launched before, and not listed yet")
         return tuple(found)
 
     # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────

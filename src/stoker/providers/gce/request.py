@@ -15,12 +15,12 @@ from typing import Any
 from stoker.cloudapi.google.logs import is_log
 from stoker.model.errors import UserError
 from stoker.model.spec import GceResources, Spec
-from stoker.providers import merging
+from stoker.providers import request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import catalog, identity, images, labels, names, overrides, owners, places, startup
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import Place
-from stoker.providers.machines import disk_size
+from stoker.providers.machine_types import disk_size
 
 SERVICE = "compute"
 _API = "/compute/v1"
@@ -129,9 +129,9 @@ def _gang(order: LaunchOrder, place: Place, gce: GceResources, policy: str | Non
 def _overridden(order: LaunchOrder, body: Mapping[str, Any], gce: GceResources) -> dict[str, Any]:
     """With what the job merges into it. A disk that is made with the machine is found by its labels, whoever asks for
     it."""
-    found = merging.merged(body, gce.overrides, _IDENTITIES)
+    found = request_overrides.merged(body, gce.overrides, _IDENTITIES)
     found["disks"] = [
-        merging.merged(disk, {"initializeParams": {"labels": labels.of_order(order)}}, _IDENTITIES)
+        request_overrides.merged(disk, {"initializeParams": {"labels": labels.of_order(order)}}, _IDENTITIES)
         if disk.get("initializeParams")
         else disk
         for disk in found["disks"]

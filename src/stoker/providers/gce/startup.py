@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from stoker.boot import script
-from stoker.boot.script import Boot
 from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
+from stoker.providers.boot import script
+from stoker.providers.boot.script import Boot
 from stoker.providers.gce import names
 from stoker.providers.gce.places import Place
 
 # What Compute Engine takes as one value of the metadata:
 # https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations
 MOST_BYTES = 256 * 1024
-# The platform ends the wait long before, as a rule; see `TimeoutStopSec` in stoker.boot.install for the number.
+# The platform ends the wait long before, as a rule; see `TimeoutStopSec` in stoker.providers.boot.install for the
+# number.
 _SAVING_S = 90
 
 

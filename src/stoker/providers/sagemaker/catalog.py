@@ -14,9 +14,9 @@ from functools import lru_cache
 from importlib import resources as package
 from typing import Any
 
-from stoker.providers import machines
+from stoker.providers import machine_types
 from stoker.providers.ec2 import catalog as ec2
-from stoker.providers.machines import MachineType
+from stoker.providers.machine_types import MachineType
 
 __all__ = ["facts", "fitting", "local_gb", "serves", "table", "unchecked", "why_none"]
 
@@ -58,7 +58,7 @@ def _misspelt(name: str) -> bool:
     return not name.startswith(PREFIX)
 
 
-_CATALOG = machines.Catalog(
+_CATALOG = machine_types.Catalog(
     cloud="SageMaker",
     table=table,
     facts=facts,

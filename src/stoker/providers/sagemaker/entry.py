@@ -11,9 +11,9 @@ import json
 import zlib
 from typing import Any
 
-from stoker.boot import script
 from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
+from stoker.providers.boot import script
 
 _MOST = 256
 _MOST_ARGUMENTS = 100

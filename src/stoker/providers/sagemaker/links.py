@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from stoker.providers.console_links import Seat
 from stoker.providers.ec2 import links as ec2
-from stoker.providers.linking import Seat
 from stoker.providers.sagemaker import names
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"

@@ -10,9 +10,9 @@ from functools import partial
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.spec import Resources
-from stoker.providers import offering
+from stoker.providers import offerings
 from stoker.providers.ec2 import places
-from stoker.providers.machines import MachineType, disk_size
+from stoker.providers.machine_types import MachineType, disk_size
 from stoker.providers.sagemaker import catalog, prices
 
 PROVIDER = "sagemaker"
@@ -24,15 +24,15 @@ def offered(resources: Resources) -> tuple[Offering, ...]:
     region = _region(resources)
     places.check(region)
     fitting = [machine for machine in catalog.fitting(resources) if not _too_small(machine.name, resources)]
-    machines = offering.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
+    machines = offerings.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
     found = [each for machine in machines for each in _of(machine, region)]
-    return offering.ordered(resources, machines, offering.fewest_gpus(resources, found))
+    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
 
 
 def why_none(resources: Resources) -> str:
     """Why nothing is offered for these resources, in one line that names the field."""
     return (
-        catalog.why_none(resources) or _disk(resources) or offering.why_none("SageMaker", resources, resources.region)
+        catalog.why_none(resources) or _disk(resources) or offerings.why_none("SageMaker", resources, resources.region)
     )
 
 
@@ -62,10 +62,10 @@ def _disk(resources: Resources) -> str:
 def _of(machine: MachineType, region: str) -> list[Offering]:
     price = prices.on_demand(region, machine.name)
     amount = None if price is None else price.amount
-    made = partial(offering.offering, PROVIDER, machine, region, _ANY_ZONE, on_demand=amount)
+    made = partial(offerings.offering, PROVIDER, machine, region, _ANY_ZONE, on_demand=amount)
     # Managed spot is not for all types, and nothing says for which; SageMaker refuses what it cannot do.
     return [
-        made(spot=False, price=amount, source=offering.table_source(price)),
+        made(spot=False, price=amount, source=offerings.table_source(price)),
         made(spot=True, price=None, source=""),
     ]
 

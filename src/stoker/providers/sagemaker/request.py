@@ -16,11 +16,11 @@ from stoker.model import dlc_images, keys
 from stoker.model.command_line import param_texts
 from stoker.model.errors import UserError
 from stoker.model.spec import SagemakerResources, Spec
-from stoker.providers import merging
+from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import overrides as aws_overrides
 from stoker.providers.ec2 import places
-from stoker.providers.machines import disk_size
+from stoker.providers.machine_types import disk_size
 from stoker.providers.sagemaker import catalog, entry, names, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 
@@ -65,7 +65,7 @@ _IDENTITIES = {"Tags": "Key", "InputDataConfig": "ChannelName", "MetricDefinitio
 def build(order: LaunchOrder) -> tuple[Request, ...]:
     """The one request for a claim. Pure: the same order gives the same request."""
     ours = order.spec.resources.sagemaker or SagemakerResources()
-    params = merging.merged(_params(order, ours), ours.overrides, _IDENTITIES)
+    params = request_overrides.merged(_params(order, ours), ours.overrides, _IDENTITIES)
     return (Request("sagemaker", "CreateTrainingJob", params, order.offering.region),)
 
 
@@ -87,7 +87,7 @@ def check(spec: Spec) -> None:
     _check_keep_alive(spec, ours)
     _check_key(spec, ours)
     for name in _PROTECTED:
-        if merging.reaches(ours.overrides, name):
+        if request_overrides.reaches(ours.overrides, name):
             raise UserError(f"resources.sagemaker.overrides.{name}: is Stoker's own; leave it out")
     aws_overrides.check(ours.overrides, "resources.sagemaker.overrides", "sagemaker", "CreateTrainingJob")
     named = [str(each.get("Key", "")) for each in ours.overrides.get("Tags") or () if isinstance(each, Mapping)]

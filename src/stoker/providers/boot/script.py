@@ -1,7 +1,8 @@
 """The script that a plain machine runs at its first boot to become a node. Built purely.
 
-bash with two passengers: `boot.json`, which says what this claim is about, and `boot.pyz`, a zip of `stoker.boot` and
-what the machine's cloud adds to it. It carries no credential: the machine has an identity of its own.
+bash with two passengers: `boot.json`, which says what this claim is about, and `boot.pyz`, a zip of
+`stoker.providers.boot` and what the machine's cloud adds to it. It carries no credential: the machine has an identity
+of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, cast
 from stoker.model import codec, keys
 from stoker.model.node_config import NodeConfig
 from stoker.providers.base import LaunchOrder
-from stoker.providers.imaging import newer_image
+from stoker.providers.image_info import newer_image
 
 # A machine that has no agent by then never gets one. Longer than the bootstrap's own patience.
 BOOT_LIMIT_S = 900
@@ -110,14 +111,15 @@ def config_of(boot: Boot) -> dict[str, object]:
 
 
 def payload(package: str, *beside: str) -> bytes:
-    """The cloud's `bootstrap`, `stoker.boot` and these modules as a zip that Python runs, compressed as a whole.
+    """The cloud's `bootstrap`, `stoker.providers.boot` and these modules as a zip that Python runs, compressed as a
+    whole.
 
     The same bytes for the same sources. Packages need no `__init__`: what is empty is left out.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_entry("__main__.py"), _lean(_source(f"{package}.bootstrap")))
-        modules = ["stoker.boot.install", *beside]
+        modules = ["stoker.providers.boot.install", *beside]
         folders = sorted(
             {"/".join(name.split(".")[:depth]) for name in modules for depth in range(1, name.count(".") + 1)}
         )

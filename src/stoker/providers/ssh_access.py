@@ -16,7 +16,7 @@ from stoker.store.home import home, make_home
 PORT = 22
 # A fresh private key, in the folder of one visit.
 LENT = "key"
-# Where the boot put the agent and its node: see `stoker.boot.install`.
+# Where the boot put the agent and its node: see `stoker.providers.boot.install`.
 _PYTHON, _AGENT, _NODE = "/opt/stoker/bin/python", "/opt/stoker/agent", "/var/lib/stoker/node"
 # Long enough for another continent; a port that is closed to us never answers.
 _PROBE_S = 4.0

@@ -15,7 +15,7 @@ from typing import Generic, Literal, TypeVar
 
 from stoker.model.errors import UserError
 from stoker.model.spec import Resources
-from stoker.providers import spelling
+from stoker.providers import did_you_mean
 
 Arch = Literal["x86_64", "arm64"]
 
@@ -159,7 +159,7 @@ class Catalog(Generic[T]):
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """The machines that a job names and the table does not have, a line each, for a plan that asks nobody."""
         new = [name for name in dict.fromkeys(resources.machine) if name not in self.table()]
-        return tuple(spelling.unchecked("resources.machine", name, self.table()) for name in new)
+        return tuple(did_you_mean.unchecked("resources.machine", name, self.table()) for name in new)
 
     def _named(self, names: Iterable[str]) -> list[T]:
         for name in names:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from stoker.model.errors import InvalidRequest, Misnamed, NotFound, ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import asked, identity, images, network, quotas, reservations
+from stoker.providers.gce import identity, images, network, quotas, read_request, reservations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import fix_of
@@ -106,7 +106,7 @@ class _Reserved:
 def _named(requests: tuple[HttpRequest, ...], place: Place) -> Iterator[tuple[_Look, str]]:
     """What these requests name, and how to look at it."""
     *before, last = requests
-    machine = asked.properties(last)
+    machine = read_request.properties(last)
     for card in machine.get("networkInterfaces") or ():
         if card.get("subnetwork") or card.get("network"):
             yield network.look, str(card.get("subnetwork") or card["network"])
@@ -124,7 +124,7 @@ def _named(requests: tuple[HttpRequest, ...], place: Place) -> Iterator[tuple[_L
     affinity = machine.get("reservationAffinity") or {}
     if affinity.get("consumeReservationType") == "SPECIFIC_RESERVATION":
         for name in affinity.get("values") or ():
-            yield _Reserved(asked.machine(last), asked.zone(last)), str(name)
+            yield _Reserved(read_request.machine(last), read_request.zone(last)), str(name)
 
 
 def _get(api: Api, path: str, field: str, what: str) -> Mapping[str, Any]:

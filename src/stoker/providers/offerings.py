@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from stoker.model.offerings import Offering
 from stoker.model.spec import Resources
-from stoker.providers.machines import MachineType, size
-from stoker.providers.pricing import Price
+from stoker.providers.machine_types import MachineType, size
+from stoker.providers.price_table import Price
 
 # So many machine types are asked about when none is named: enough places to look when the first are dry, and few enough
 # for one call.
