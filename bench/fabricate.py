@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
+from stoker.core.summary import summarize
 from stoker.model import codec, keys
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef, Record, Submitted
@@ -17,7 +18,6 @@ from stoker.model.spec import Code, Resources, Spec, Submission
 from stoker.providers.base import LaunchOrder, Request, Terminated
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.store.job_index import IndexRecord
-from stoker.summary import summarize
 
 ACTIVE = 100
 _CLAIM = 2

@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
-from stoker.core.governance import names_submitters
 from stoker.core.hold import hold_of
+from stoker.core.policy_rules import names_submitters
 from stoker.core.snapshot import Action, JobSnapshot
+from stoker.core.summary import Summary, summarize
 from stoker.gathering import taken_over
 from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.fleet import Fleet
@@ -78,7 +79,6 @@ from stoker.submitting import (
     prepare,
     submitter,
 )
-from stoker.summary import Summary, summarize
 from stoker.surroundings import localise, store_environ
 from stoker.unreadable import check_gone, keep_money
 
@@ -531,8 +531,8 @@ def remove(job: str, store: str | Store | None = None) -> str:
 def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     """What a governor would do about the job now, and what it waits for. Does nothing."""
     from stoker.core.decide import decide
-    from stoker.core.policy import DEFAULT
-    from stoker.core.room import is_bounded
+    from stoker.core.governor_settings import DEFAULT
+    from stoker.core.place_capacity import is_bounded
     from stoker.governor.bookkeeping import Bookkeeper
     from stoker.governor.house import HouseReader
     from stoker.governor.market import MarketReader

@@ -27,7 +27,7 @@ from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.store.find_job import find_job, find_jobs
 
 if TYPE_CHECKING:
-    from stoker.summary import Summary
+    from stoker.core.summary import Summary
 
 
 @checks_keywords

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
 from stoker import policies
-from stoker.core import budgets, governance, limits
-from stoker.core.books import Books, concerned
-from stoker.core.governance import Subject
+from stoker.core import budgets, limits, policy_rules
+from stoker.core.budget_reservations import Ask, first_need
+from stoker.core.budget_state import Books, concerned
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.market import ordered
 from stoker.core.placement import that_pay
-from stoker.core.policy import DEFAULT
-from stoker.core.reservations import Ask, first_need
-from stoker.core.used import used_before
+from stoker.core.policy_rules import Subject
+from stoker.core.prior_usage import used_before
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import Memory, active_jobs
@@ -36,7 +36,7 @@ class Heeded:
     told: tuple[str, ...] = ()
     noted: tuple[str, ...] = ()
     # The house's bounds; None: nobody asked for them.
-    bounds: governance.Bounded | None = None
+    bounds: policy_rules.Bounded | None = None
 
 
 def house_of(store: Store | None) -> House:
@@ -46,7 +46,7 @@ def house_of(store: Store | None) -> House:
 
 def as_housed(house: House, spec: Spec) -> Spec:
     """The spec with what the house says of spot and of cost: both say which machines it may come to."""
-    bounded = governance.bounded(house, _subject(spec)).spec
+    bounded = policy_rules.bounded(house, _subject(spec)).spec
     return replace(
         spec,
         resources=bounded.resources,
@@ -57,7 +57,7 @@ def as_housed(house: House, spec: Spec) -> Spec:
 
 def cost_bound(house: House, spec: Spec) -> str:
     """Who says what the job may cost, in words."""
-    return governance.bounded(house, _subject(spec)).named("max_cost")
+    return policy_rules.bounded(house, _subject(spec)).named("max_cost")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def forecast(store: Store, house: House, spec: Spec, offerings: Iterable[Offerin
     # By this computer's clock: governors go by the store's.
     now = datetime.now(timezone.utc)
     subject, books = Subject(spec, now.date(), job), books_of(store, house, now)
-    bounds = governance.bounded(house, subject)
-    needs = [first_need(bounds, offering) for offering in governance.allowed(house, subject, offerings)]
+    bounds = policy_rules.bounded(house, subject)
+    needs = [first_need(bounds, offering) for offering in policy_rules.allowed(house, subject, offerings)]
     ask = Ask(min(needs, key=lambda need: need.dollars), now) if needs else None
     stands = budgets.stands(house, subject, books.value, now, ask) if isinstance(books, Known) else ()
     return Forecast(budgets.forecast(house, subject, books, now, ask), tuple(stands))
@@ -97,17 +97,17 @@ def heed(
     `job` is the id of one that was submitted before.
     """
     subject = Subject(spec, _today(), job)
-    found = governance.broken(house, subject, offerings)
+    found = policy_rules.broken(house, subject, offerings)
     money = forecast(store, house, spec, offerings, job) if store is not None else Forecast()
     refusals = [str(each) for each in found if each.refuses]
     refusals += [reason for reason, then in money.coming if then == "refuse"]
     if refusals:
         raise UserError("; ".join(refusals))
-    bounds = governance.bounded(house, subject)
+    bounds = policy_rules.bounded(house, subject)
     noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
     noted += money.stands
     told = (*map(str, found), *(reason for reason, _ in money.coming))
-    return Heeded(_as_seen(house, spec, store, governance.allowed(house, subject, offerings)), told, noted, bounds)
+    return Heeded(_as_seen(house, spec, store, policy_rules.allowed(house, subject, offerings)), told, noted, bounds)
 
 
 def heed_used(house: House, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:
@@ -115,7 +115,7 @@ def heed_used(house: House, spec: Spec, state: JobState, offerings: tuple[Offeri
     opened again."""
     now = datetime.now(timezone.utc)
     used = used_before(replace(state, opened_seq=state.seq), spec, now)
-    bounds = governance.bounded(house, Subject(spec, now.date(), state.job, used))
+    bounds = policy_rules.bounded(house, Subject(spec, now.date(), state.job, used))
     told = limits.used_up(bounds)
     if told is None and "max_cost" in bounds.by_rule:
         whose, spent = bounds.named("max_cost"), bounds.used_of("max_cost")
@@ -134,7 +134,7 @@ def _as_seen(house: House, spec: Spec, store: Store | None, offerings: tuple[Off
     return tuple(ordered(offerings, seen, now, spec.resources.machine))
 
 
-def _noted(bounds: governance.Bounded, field: str) -> str:
+def _noted(bounds: policy_rules.Bounded, field: str) -> str:
     value = bound_value(field, bounds.value(field))
     told = {
         "max_runtime": f"at most {value} of training",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TypeVar
 
+from stoker.core.summary import summarize
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.model import keys
@@ -20,7 +21,6 @@ from stoker.store.base import Store
 from stoker.store.find_job import all_jobs
 from stoker.store.job_index import IndexRecord
 from stoker.store.parallel import each_in_order
-from stoker.summary import summarize
 
 T = TypeVar("T")
 

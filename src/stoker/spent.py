@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from urllib.parse import parse_qsl, urlencode
 
+from stoker.core.daily_costs import Sum, Sums, by_day, spells
 from stoker.core.hold import may_have_been_held
-from stoker.core.spending import Sum, Sums, by_day, spells
+from stoker.core.summary import held_until
 from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.spec import Spec
 from stoker.store import node_facts
 from stoker.store.base import Store
 from stoker.store.parallel import run_all
-from stoker.summary import held_until
 
 # Of an amount that is not known whole; alone, where nothing of it is.
 _UNKNOWN = "x"

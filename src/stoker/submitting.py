@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from stoker.choosing import check_conda, choose_requirements
-from stoker.core.governance import Bounded, names_submitters
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import MAX_COST, acceptable, that_pay
-from stoker.core.policy import DEFAULT
+from stoker.core.policy_rules import Bounded, names_submitters
 from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
 from stoker.heeding import as_housed, cost_bound, heed, house_of

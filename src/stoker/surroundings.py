@@ -312,7 +312,7 @@ def _pinned(store: Store, job: str, text: str) -> str:
     Without a name it is the newest, and nothing is pinned unless attempts of that job failed on its newest.
     """
     from stoker.core import retry
-    from stoker.core.policy import DEFAULT
+    from stoker.core.governor_settings import DEFAULT
     from stoker.store import job_log
     from stoker.store.checkpoint_refs import pinned, resolve
     from stoker.store.checkpoints import choose, list_checkpoints

@@ -15,6 +15,7 @@ from pages import DOCS, GENERATED, ROOT, Block, all_blocks, page_files, spans
 import stoker
 from stoker import client, train
 from stoker.agent.environ import CONTRACT
+from stoker.core.summary import Summary
 from stoker.jobfile import layer_of, parse_job, read_layer, resolve
 from stoker.jobfile.fields import walk
 from stoker.model.errors import SpecError
@@ -22,7 +23,6 @@ from stoker.model.policy import SUBJECTS
 from stoker.model.spec import Spec
 from stoker.policyfile import parse_policy, subject_key
 from stoker.providers import registry
-from stoker.summary import Summary
 
 FIELDS = {name for name, _ in walk()}
 SECTIONS = {name.partition(".")[0] for name in FIELDS if "." in name}

@@ -15,7 +15,7 @@ from pages import DOCS, ROOT
 
 import stoker
 from stoker import client, train
-from stoker.core import claiming, decide, failure_patterns, retry, tending
+from stoker.core import decide, failure_patterns, next_claim, open_claims, retry
 from stoker.governor import apply
 from stoker.jobfile.fields import fields_of
 from stoker.model import keys
@@ -70,7 +70,7 @@ def test_signatures_are_those_of_the_code(heading: str, module: ModuleType) -> N
 def rule_names() -> set[str]:
     """Every rule by which a claim or a job is closed, as written in the code."""
     found: set[object] = set(failure_patterns.EXCUSES)
-    for module in (retry, decide, tending, claiming, apply):
+    for module in (retry, decide, open_claims, next_claim, apply):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.keyword) and node.arg == "rule" and isinstance(node.value, ast.Constant):
                 found.add(node.value.value)

@@ -6,7 +6,7 @@ from datetime import date
 
 from pages import DOCS, all_blocks
 
-from stoker.core import governance
+from stoker.core import policy_rules
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import SUBMITTER, Limits, Resources, Spec
@@ -27,8 +27,8 @@ def houses() -> tuple[House, House]:
 
 
 def refused(house: House, spec: Spec, *offerings: Offering) -> list[str]:
-    subject = governance.Subject(spec, TODAY)
-    return [found.rule.name for found in governance.broken(house, subject, offerings) if found.refuses]
+    subject = policy_rules.Subject(spec, TODAY)
+    return [found.rule.name for found in policy_rules.broken(house, subject, offerings) if found.refuses]
 
 
 def job(tags: dict[str, str], *, nodes: int = 1, name: str = "job") -> Spec:
@@ -44,7 +44,7 @@ def test_the_small_team_asks_whose_it_is_and_bounds_the_rest() -> None:
     assert refused(small, job({})) == ["tags"]
     mine = job({"user": "jane", "project": "maps"})
     assert refused(small, mine, machine("p5.48xlarge", "us-east-1")) == []
-    bounds = governance.bounded(small, governance.Subject(mine, TODAY))
+    bounds = policy_rules.bounded(small, policy_rules.Subject(mine, TODAY))
     assert (bounds.spec.limits.max_runtime_s, bounds.spec.limits.max_cost) == (72 * 3600, 400)
 
 
@@ -60,7 +60,7 @@ def test_students_get_small_machines_and_short_runs() -> None:
     _, company = houses()
     student = job(VISION | {"stage": "student"})
     assert refused(company, student, machine("p4d.24xlarge")) == ["machines-of-students"]
-    bounds = governance.bounded(company, governance.Subject(student, TODAY))
+    bounds = policy_rules.bounded(company, policy_rules.Subject(student, TODAY))
     assert bounds.spec.limits.max_runtime_s == 12 * 3600 and bounds.by_rule["max_runtime"] == "sweeps"
 
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from harness import World, until
 
+from stoker.core.summary import Summary
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
 from stoker.model.errors import StokerError
-from stoker.summary import Summary
 from stoker.testing.machines.harness import Handle
 
 # Boots, on two busy cores with other tests' boots beside them.

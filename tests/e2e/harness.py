@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from stoker import Job, client
 from stoker.cli.following import node_logs
+from stoker.core.summary import Summary
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.model.job_state import Claim, JobState
@@ -33,7 +34,6 @@ from stoker.store import job_log, node_facts
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.store.log_chunks import list_chunks, parse_segments
-from stoker.summary import Summary
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import time
 import pytest
 from harness import PATIENCE_S, World, chain, until
 
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.retry import poisoned
 from stoker.model.errors import StokerError
 

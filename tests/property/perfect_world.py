@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Terminate, Unmark
 from stoker.model.job_state import fold
 from stoker.model.log_entries import Entry, Event, Launched, NodeRef

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from perfect_world import everyone_leaves, step
 from snapshots import states
 
-from stoker.core.books import Expense, close_books, period_of
+from stoker.core.budget_state import Expense, close_books, period_of
 from stoker.core.costs import job_cost
+from stoker.core.daily_costs import by_day, spells
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.core.spending import by_day, spells
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Ended, Warned
 from stoker.model.node_facts import Exit

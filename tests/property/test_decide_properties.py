@@ -15,8 +15,8 @@ from snapshots import MOMENTS, snapshots
 from stoker.core import gate
 from stoker.core.costs import span_s
 from stoker.core.decide import decide, decide_job
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import LEAVE_S
-from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Plan, Snapshot, Terminate, Unmark
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Suspected

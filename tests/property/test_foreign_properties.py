@@ -23,7 +23,7 @@ from stoker import policies
 from stoker.core.foreign import news
 from stoker.core.foreign.family import GaveUp
 from stoker.core.foreign.news import Whose
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.foreign import families
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.model.errors import StoreUnavailable, Transient

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from perfect_world import step
 from snapshots import MOMENTS, NUMBERS, snapshots
 
-from stoker.core import governance
+from stoker.core import policy_rules
 from stoker.core.decide import decide_job
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.market import UNKNOWN
-from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan, Terminate
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Launched, Warned
 from stoker.model.node_facts import Activity, Heartbeat, NodeFacts, Series
@@ -230,7 +230,7 @@ def test_rules_that_are_only_watched_change_nothing(found: tuple[JobSnapshot, da
     assert effects(without_words(job, policy, now)) == effects(without_words(job, plain, now))
     for action in decide_job(job, policy, now).actions:
         if isinstance(action, Append) and isinstance(action.event, Warned):
-            house = action.event.code.startswith(governance.PREFIX)
+            house = action.event.code.startswith(policy_rules.PREFIX)
             assert not (house and action.event.evidence), "nobody is looked into for a rule that does nothing"
 
 
@@ -254,7 +254,7 @@ def test_no_plan_both_launches_and_ends(found: tuple[JobSnapshot, datetime], pol
         if launched:
             assert not isinstance(event, Ended)
             assert not (isinstance(event, Draining | Closed) and event.claim in launched)
-            assert not (isinstance(event, Draining) and event.rule.startswith(governance.PREFIX))
+            assert not (isinstance(event, Draining) and event.rule.startswith(policy_rules.PREFIX))
     for instance in (action.instance for action in plan.actions if isinstance(action, Terminate)):
         of_claim = [
             claim.number for claim in job.state.claims if instance in [n.instance for n in claim.launched or ()]
@@ -346,8 +346,10 @@ def test_rules_never_break_a_governor_and_their_words_end(found: tuple[JobSnapsh
     plan = without_words(job, policy, now)
     for action in plan.actions:
         if isinstance(action, Append) and isinstance(action.event, Claimed):
-            subject = governance.Subject(job.spec, now.date(), job.state.job)
-            assert governance.allowed(policy.house, subject, [action.event.offering]), "what is forbidden is not taken"
+            subject = policy_rules.Subject(job.spec, now.date(), job.state.job)
+            assert policy_rules.allowed(policy.house, subject, [action.event.offering]), (
+                "what is forbidden is not taken"
+            )
 
 
 @HOUSE
@@ -363,10 +365,10 @@ def test_spot_that_is_taken_back_too_often_is_never_claimed(
     found: tuple[JobSnapshot, datetime], policy: Policy
 ) -> None:
     job, now = found
-    subject = governance.Subject(job.spec, now.date(), job.state.job)
+    subject = policy_rules.Subject(job.spec, now.date(), job.state.job)
     for action in without_words(job, policy, now).actions:
         if isinstance(action, Append) and isinstance(action.event, Claimed):
-            often = governance.taken_too_often(policy.house, subject, [action.event.offering], job.market, now)
+            often = policy_rules.taken_too_often(policy.house, subject, [action.event.offering], job.market, now)
             assert not any(finding.refuses for _, finding in often)
 
 
@@ -376,7 +378,7 @@ def test_the_generators_reach_what_they_are_for(subject: str) -> None:
 
     def drains(pair: tuple[tuple[JobSnapshot, datetime], Policy]) -> bool:
         (job, now), policy = pair
-        codes = {f"{governance.PREFIX}{rule.name}" for rule in policy.house.about(subject)}
+        codes = {f"{policy_rules.PREFIX}{rule.name}" for rule in policy.house.about(subject)}
         plan = without_words(job, policy, now)
         events = [action.event for action in plan.actions if isinstance(action, Append)]
         return any(isinstance(event, Draining) and event.rule in codes for event in events)

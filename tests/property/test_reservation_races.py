@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from stoker.core.books import close_books
+from stoker.core.budget_reservations import ask_for, bounds_of, waits_code
+from stoker.core.budget_state import close_books
 from stoker.core.budgets import Held, judge
-from stoker.core.governance import Subject
-from stoker.core.reservations import ask_for, bounds_of, waits_code
+from stoker.core.policy_rules import Subject
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Submitted, Warned
 from stoker.model.observed import Known

@@ -11,7 +11,7 @@ import pytest
 
 from stoker import policies
 from stoker.core import decide
-from stoker.core.books import FULL
+from stoker.core.budget_state import FULL
 from stoker.core.snapshot import JobSnapshot, Plan
 from stoker.governor import govern
 from stoker.governor.apply import Applier

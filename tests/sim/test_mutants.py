@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stoker import removing
-from stoker.core import decide, gate, orphans, retiring, retry, tending
-from stoker.core.look import Look
-from stoker.core.policy import Policy
-from stoker.core.room import Rooms
+from stoker.core import decide, ended_jobs, gate, open_claims, orphans, retry
+from stoker.core.governor_settings import Policy
+from stoker.core.job_decision import Look
+from stoker.core.place_capacity import Rooms
 from stoker.core.snapshot import JobSnapshot
 from stoker.governor import observe
 from stoker.governor.apply import Applier
@@ -88,7 +88,7 @@ def a_newer_claim_ends_the_older(patch: Patch) -> None:
 
 
 def a_broken_gang_goes_on(patch: Patch) -> None:
-    patch.setattr(tending, "_drain_broken_gang", lambda look, claim: False)
+    patch.setattr(open_claims, "_drain_broken_gang", lambda look, claim: False)
 
 
 def facts_are_read_before_the_machines(patch: Patch) -> None:
@@ -141,7 +141,7 @@ def nothing_is_swept(patch: Patch) -> None:
 
 
 def a_job_is_forgotten_at_its_end(patch: Patch) -> None:
-    patch.setattr(retiring, "unnamed_left", lambda job, now: None)
+    patch.setattr(ended_jobs, "unnamed_left", lambda job, now: None)
     patch.setattr(JobSnapshot, "is_gone", lambda self, instance: True)
 
 

@@ -14,7 +14,7 @@ from stoker.agent.activity import ActivityRecorder, Look
 from stoker.agent.beat import FAR_INTERVAL_S, Beat, is_calm
 from stoker.agent.health.step_count import StepCount
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.snapshot import Append
 from stoker.model import keys
 from stoker.model.job_state import fold

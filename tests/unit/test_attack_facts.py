@@ -16,9 +16,9 @@ from stoker import client
 from stoker.cli import cli
 from stoker.cli.printing import duration, legible
 from stoker.cli.terminal import guard, harmless
-from stoker.core.cases import case_of
+from stoker.core.attempt_evidence import case_of
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.retry import judge
 from stoker.core.snapshot import JobSnapshot
 from stoker.jobfile import Job

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from stoker.core.cases import case_of
-from stoker.core.policy import DEFAULT
+from stoker.core.attempt_evidence import case_of
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.retry import verdict
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Launched

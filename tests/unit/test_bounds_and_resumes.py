@@ -9,9 +9,9 @@ import pytest
 
 from stoker import client, policies
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.core.used import used_before
 from stoker.heeding import heed_used
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState

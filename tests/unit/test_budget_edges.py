@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.core.books import Books, Standing
+from stoker.core.budget_state import Books, Standing
 from stoker.core.budgets import Held, Word, judge
-from stoker.core.governance import Subject
+from stoker.core.daily_costs import Sum, Sums
+from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
-from stoker.core.spending import Sum, Sums
 from stoker.governor.apply import Applied, Applier
 from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
 from stoker.governor.fleet import Fleet

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_reservations import FIVE, HOUR, House, policy, spec
 
-from stoker.core.books import close_books
+from stoker.core.budget_state import close_books
 from stoker.testing.sim_data import ON_DEMAND
 
 # Ten minutes before midnight, in UTC.

@@ -7,13 +7,13 @@ from datetime import date, datetime, timedelta, timezone
 
 import pytest
 
-from stoker.core.books import Books, Expense, close_books, period_of
+from stoker.core.budget_state import Books, Expense, close_books, period_of
 from stoker.core.budgets import unheralded, without_told
 from stoker.core.costs import job_cost
+from stoker.core.daily_costs import by_day, spells
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan
-from stoker.core.spending import by_day, spells
 from stoker.core.telling import budget, line, title
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Warned

@@ -11,7 +11,7 @@ from bench.fabricate import Machines, active_objects, name_of
 
 from stoker.agent.beat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, Terminate
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor

@@ -16,7 +16,7 @@ from stoker.cli import cli
 from stoker.cli.completing import complete_checkpoint
 from stoker.cli.resume import command as resume_command
 from stoker.core import retry
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.background import Governed
 from stoker.jobfile import Job
 from stoker.model import keys

@@ -13,6 +13,7 @@ from stoker.cli.compare import _row
 from stoker.cli.printing import as_of
 from stoker.cli.report import job_text
 from stoker.cli.status_line import status_of
+from stoker.core.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Ended, Launched
 from stoker.model.node_facts import KeptOutputs
@@ -20,7 +21,6 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
 from stoker.reading.curves import ComparedJob
 from stoker.reading.metrics import Metrics
-from stoker.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import JOB, at, make_beat, make_facts, make_spec, make_state, nodes
 

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta, timezone
 from stoker.cli.printing import clock
 from stoker.cli.report import cost_text, job_text
 from stoker.cli.timeline import attempt_line, describe, handover_line, news, outcome_text, timeline
+from stoker.core.summary import AttemptSummary, NodeSummary, Summary, summarize
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Submitted
 from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.offerings import Offering
 from stoker.model.spec import Code, Submission
-from stoker.summary import AttemptSummary, NodeSummary, Summary, summarize
 from stoker.testing.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
 
 START = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)

@@ -9,15 +9,15 @@ import pytest
 from test_hanging_or_wasteful import GPU, NOW_S, RUNNING, STALL, WASTE, hung, policy
 from test_retry import KEY, make_case
 
-from stoker.core import watching
+from stoker.core import health_rules
 from stoker.core.decide import decide_job
-from stoker.core.governance import Subject
-from stoker.core.kept_work import kept_of
-from stoker.core.policy import DEFAULT, Policy
-from stoker.core.retiring import retire
+from stoker.core.ended_jobs import retire
+from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.health_rules import Sighting
+from stoker.core.policy_rules import Subject
 from stoker.core.retry import closing, verdict
+from stoker.core.saved_work import kept_of
 from stoker.core.snapshot import Append, JobSnapshot, Terminate, Unmark
-from stoker.core.watching import Sighting
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Warned, Waste
 from stoker.model.node_facts import Activity, CheckpointRef
 from stoker.model.observed import Known, Unknown
@@ -48,7 +48,7 @@ def entry(job: JobSnapshot, now_s: float, by: Policy = DEFAULT) -> Event | None:
 def sightings(job: JobSnapshot, by: Policy = DEFAULT) -> list[Sighting]:
     (claim,) = job.state.open_claims
     subject = Subject(job.spec, at(NOW_S).date(), job.state.job)
-    return list(watching.findings(job, claim, by.house, subject, at(NOW_S)))
+    return list(health_rules.findings(job, claim, by.house, subject, at(NOW_S)))
 
 
 def debugged(seconds: float | None, stall_s: float | None = None) -> JobSnapshot:

@@ -12,7 +12,8 @@ import pytest
 from stoker import client, policies
 from stoker.cli import main
 from stoker.core.costs import Cost
-from stoker.core.spending import Sum, Sums
+from stoker.core.daily_costs import Sum, Sums
+from stoker.core.summary import summarize
 from stoker.jobfile import Job
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Waste
@@ -25,7 +26,6 @@ from stoker.spent import Spent, read_spent, write_spent
 from stoker.store import job_log
 from stoker.store.base import open_store
 from stoker.store.job_index import IndexRecord, write_index
-from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_beat, make_facts, make_spec, make_state, nodes
 

@@ -12,6 +12,7 @@ import pytest
 
 from stoker import client
 from stoker.cli import main
+from stoker.core.summary import AttemptSummary, Summary
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, UserError
@@ -23,7 +24,6 @@ from stoker.reading.metrics import Metrics, Point, series_of
 from stoker.store import job_log, log_chunks
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import encode
-from stoker.summary import AttemptSummary, Summary
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
 START = NOW.timestamp()

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.core import orphans
 from stoker.core.decide import decide, decide_job
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Snapshot, Terminate, Unmark
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected, Warned
 from stoker.model.node_facts import Exit

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_retry import KEY, make_case, past
 
-from stoker.core.cases import case_of, cause_of
+from stoker.core.attempt_evidence import case_of, cause_of
 from stoker.core.decide import decide, decide_job
-from stoker.core.policy import DEFAULT, Policy
-from stoker.core.room import Rooms
+from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.place_capacity import Rooms
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan, Snapshot, Terminate
 from stoker.model.log_entries import (
     AttemptOutcome,

@@ -10,8 +10,8 @@ import pytest
 
 from stoker.agent.metrics import MAX_NAMES, MAX_TRENDS, MetricsPump
 from stoker.core.decide import decide_job
-from stoker.core.experiments import hopeless
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.metric_rules import hopeless
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model.log_entries import Claimed, Draining, Event, Launched, Warned
 from stoker.model.node_facts import Trend

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from foreign_world import asked
 
-from stoker.core.books import Books, Standing
+from stoker.core.budget_state import Books, Standing
 from stoker.core.foreign import alarms, going_on, news
 from stoker.core.foreign.alarms import Host, Readings
 from stoker.core.foreign.clone import Lineage, clone_name, lineage, without_metrics

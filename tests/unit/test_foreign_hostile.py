@@ -15,7 +15,7 @@ from stoker.core.foreign import news
 from stoker.core.foreign.diagnosis import diagnose
 from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, FamilyRecord, GaveUp, Told
 from stoker.core.foreign.news import Whose
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import ForeignAccount
 from stoker.governor.house import HouseReader

@@ -7,7 +7,7 @@ from foreign_world import HOUR_S, INTERNAL, REGION, World, events
 from stoker.core.foreign import news
 from stoker.core.foreign.family import Cloned, GaveUp
 from stoker.core.foreign.news import Whose
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.foreign import families, index
 from stoker.model.errors import QuotaExceeded, Transient
 from stoker.testing.memory import MemoryStore

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from foreign_world import REGION, asked
 
-from stoker.core import governance
+from stoker.core import policy_rules
 from stoker.core.foreign import alarms
 from stoker.core.foreign.alarms import Figures, Host, Readings
 from stoker.core.foreign.family import Cloning, Family, FamilyRecord, Seen, fold
@@ -78,8 +78,8 @@ def test_all_groups_of_a_cluster_are_held_against_the_rules() -> None:
     job = described(ResourceConfig={"InstanceGroups": groups})
     assert (job.machines, job.nodes) == (("ml.c5.xlarge", "ml.p5.48xlarge"), 3)
     house = parse_policy(b"rules: [{machines: [ml.c5.*]}]", "p")
-    subject = governance.Subject(job.spec(), NOW.date(), job.name)
-    broken = [governance.broken(house, subject, (each,)) for each in job.offerings()]
+    subject = policy_rules.Subject(job.spec(), NOW.date(), job.name)
+    broken = [policy_rules.broken(house, subject, (each,)) for each in job.offerings()]
     assert [len(found) for found in broken] == [0, 1]
 
 

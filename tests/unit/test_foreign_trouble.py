@@ -16,7 +16,7 @@ from foreign_world import (
 from stoker.core.foreign import news
 from stoker.core.foreign.family import Cloned, GaveUp
 from stoker.core.foreign.news import Whose
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.model import keys

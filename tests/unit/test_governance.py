@@ -7,8 +7,8 @@ from datetime import date
 
 import pytest
 
-from stoker.core import auditing
-from stoker.core.governance import Subject, allowed, applies, bounded, broken, names_submitters
+from stoker.core import audit
+from stoker.core.policy_rules import Subject, allowed, applies, bounded, broken, names_submitters
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import SUBMITTER, Container, Environment, Limits, Resources, Retry, Spec
@@ -165,7 +165,7 @@ def test_bounds_are_the_tightest() -> None:
     assert (found.named("max_runtime"), found.rule("max_runtime")) == ("limits.max_runtime", "max_runtime")
     retry = found.spec.retry
     assert (retry.min_runtime_s, retry.resumes, retry.on_demand_after, retry.spot_again_s) == (60, 1, 1, 3600)
-    told = auditing.watched(house, subject(spec), "max_cost", "max_runtime_s")
+    told = audit.watched(house, subject(spec), "max_cost", "max_runtime_s")
     assert [(rule.name, bounds.value("max_cost")) for rule, bounds in told] == [("c", 1), ("d", 2)]
     assert bounded(House(), subject(spec)).spec == spec
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.core import watching
+from stoker.core import health_rules
 from stoker.core.decide import decide_job
-from stoker.core.governance import Subject
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model.log_entries import Claimed, Draining, Event, Launched, Warned
 from stoker.model.node_facts import Activity, CheckpointRef
@@ -53,7 +53,7 @@ def hung(
 def found(job: JobSnapshot, by: Policy) -> list[str]:
     (claim,) = job.state.open_claims
     subject = Subject(job.spec, at(NOW_S).date(), job.state.job)
-    return [each.rule for each in watching.findings(job, claim, by.house, subject, at(NOW_S))]
+    return [each.rule for each in health_rules.findings(job, claim, by.house, subject, at(NOW_S))]
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -9,17 +9,17 @@ import pytest
 
 from stoker.agent import hold as staying
 from stoker.core.decide import decide_job
-from stoker.core.governance import Subject, bounded
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.hold import LEAVE_S, hold_of, longest_held
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.policy_rules import Subject, bounded
 from stoker.core.snapshot import Append, JobSnapshot, Terminate
+from stoker.core.summary import summarize
 from stoker.governor.apply import longest_life_s
 from stoker.model.job_state import Entry, JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.policyfile import parse_policy
-from stoker.summary import summarize
 from stoker.testing.sim_data import (
     ON_DEMAND,
     at,

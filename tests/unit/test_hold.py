@@ -18,9 +18,10 @@ from stoker.cli import main
 from stoker.cli.report import held_text, job_text
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.decide import decide_job
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import LEAVE_S, hold_of, is_kept
-from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import JobSnapshot, Terminate, Unmark
+from stoker.core.summary import Summary, summarize
 from stoker.governor import background
 from stoker.governor.apply import longest_life_s
 from stoker.jobfile import check_honoured
@@ -45,7 +46,6 @@ from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.summary import Summary, summarize
 from stoker.testing.sim_data import (
     SPOT_A,
     at,

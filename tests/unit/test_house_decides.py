@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, Warned
 from stoker.model.node_facts import Activity, CheckpointRef, NodeFacts

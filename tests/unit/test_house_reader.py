@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker import policies
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.clock import read_clock
 from stoker.governor.house import HouseReader
 from stoker.model.errors import StoreDenied

@@ -13,10 +13,11 @@ from stoker import client, policies
 from stoker.cli import main
 from stoker.cli.report import job_text
 from stoker.core.decide import decide_job
-from stoker.core.governance import Subject, broken
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.placement import that_pay
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.policy_rules import Subject, broken
 from stoker.core.snapshot import Append, JobSnapshot, Launch
+from stoker.core.summary import summarize
 from stoker.core.telling import line, tell
 from stoker.model.errors import SpecError, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Record, Warned
@@ -26,7 +27,6 @@ from stoker.model.spec import Limits, Spec, Submission
 from stoker.policyfile import parse_policy
 from stoker.store.base import Store, open_store
 from stoker.submitting import prepare
-from stoker.summary import summarize
 from stoker.testing.sim_data import (
     NO_WORK,
     ON_DEMAND,

@@ -8,13 +8,14 @@ from datetime import date, timedelta
 
 import pytest
 
-from stoker.core.books import Expense, Unread, close_books, expenses
+from stoker.core.budget_state import Expense, Unread, close_books, expenses
 from stoker.core.budgets import judge
+from stoker.core.daily_costs import Sum, Sums
 from stoker.core.decide import decide, decide_job
-from stoker.core.governance import Subject
-from stoker.core.policy import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Snapshot
-from stoker.core.spending import Sum, Sums
+from stoker.core.summary import summarize
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
@@ -38,7 +39,6 @@ from stoker.reading.costs import report, whole_days
 from stoker.spent import Parsed, Spent, _key, keep_spent, read_spent, write_spent
 from stoker.store import job_log
 from stoker.store.job_index import IndexRecord, read_submission, write_index
-from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import (
     EPOCH,

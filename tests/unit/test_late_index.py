@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from stoker import client, removing
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, Launch, Plan
+from stoker.core.summary import summarize
 from stoker.governor.apply import Applier
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
@@ -28,7 +29,6 @@ from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs, find_job
 from stoker.store.job_index import IndexRecord
-from stoker.summary import summarize
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A
 
 

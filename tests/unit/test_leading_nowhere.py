@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Entry, Event, Launched

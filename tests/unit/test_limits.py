@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.core.governance import Subject, bounded
 from stoker.core.limits import Far, Reached, reached, trained_s
+from stoker.core.policy_rules import Subject, bounded
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.log_entries import Claimed, Closed, Event, Launched
 from stoker.model.policy import NO_RULES

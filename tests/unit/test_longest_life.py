@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.apply import Applier, longest_life_s
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Memory

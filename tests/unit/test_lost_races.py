@@ -12,7 +12,8 @@ import pytest
 from stoker import policies
 from stoker.core.foreign.family import FamilyRecord, Relented, Seen
 from stoker.core.outbox import Outbox
-from stoker.core.room import place_in_queue
+from stoker.core.place_capacity import place_in_queue
+from stoker.core.summary import summarize
 from stoker.governor import mailbox
 from stoker.governor.foreign import families
 from stoker.governor.mailbox import Mailbox, something_waits
@@ -23,7 +24,6 @@ from stoker.model.spec import Submission
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta
 from stoker.store.job_index import IndexRecord, read_index, read_summary, write_index
-from stoker.summary import summarize
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import JOB, at, make_spec, make_state
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.cli.offers import listing
-from stoker.core import governance, market
+from stoker.core import market, policy_rules
 from stoker.core.decide import decide_job
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.market import UNKNOWN, Fate, Market, Sighting, Tally
 from stoker.core.placement import Chosen, Dry, place
-from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model import keys
 from stoker.model.errors import SpecError
@@ -254,8 +254,8 @@ def test_who_wants_spot_alone_waits_and_looks_again() -> None:
 def test_old_reclaims_and_those_of_on_demand_break_nothing() -> None:
     old = seen(SPOT_A, "reclaimed", 9, at_=NOW - timedelta(hours=14))
     assert (
-        governance.taken_too_often(
-            policy(RULE).house, governance.Subject(make_spec(), NOW.date()), OFFERINGS, of(old), NOW
+        policy_rules.taken_too_often(
+            policy(RULE).house, policy_rules.Subject(make_spec(), NOW.date()), OFFERINGS, of(old), NOW
         )
         == ()
     )

@@ -19,9 +19,11 @@ from stoker.agent.sync import SyncStatus
 from stoker.cli.ps import note
 from stoker.cli.report import job_text
 from stoker.cli.timeline import handover_line, news
-from stoker.core.cases import Case
+from stoker.core.attempt_evidence import Case
 from stoker.core.decide import decide_job
-from stoker.core.kept_work import (
+from stoker.core.governor_settings import DEFAULT
+from stoker.core.retry import verdict
+from stoker.core.saved_work import (
     cause_of_end,
     kept_part,
     lost_everything,
@@ -30,14 +32,12 @@ from stoker.core.kept_work import (
     save_entry,
     with_step,
 )
-from stoker.core.policy import DEFAULT
-from stoker.core.retry import verdict
 from stoker.core.snapshot import Append
+from stoker.core.summary import Summary, summarize
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Warned
 from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.path_patterns import PathFilter, entries_of
 from stoker.model.spec import Submission
-from stoker.summary import Summary, summarize
 from stoker.testing.sim_data import (
     JOB,
     ON_DEMAND,

@@ -7,13 +7,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from stoker.core.books import Books, Expense, Standing, Unread, close_books, expenses
-from stoker.core.budgets import Held, Mark, Word, forecast, judge, stands, told_by, unheralded
-from stoker.core.costs import Cost, claim_cost, in_dollars, job_cost, machine_hours, span_s
-from stoker.core.governance import Subject, bounded
-from stoker.core.hold import LEAVE_S, allowed_s, hold_of, is_kept, longest_held, may_have_been_held
-from stoker.core.policy import DEFAULT
-from stoker.core.reservations import (
+from stoker.core.budget_reservations import (
     START_S,
     UNBOUNDED_S,
     Ask,
@@ -29,7 +23,13 @@ from stoker.core.reservations import (
     reservation,
     waits_code,
 )
-from stoker.core.spending import Sum, days
+from stoker.core.budget_state import Books, Expense, Standing, Unread, close_books, expenses
+from stoker.core.budgets import Held, Mark, Word, forecast, judge, stands, told_by, unheralded
+from stoker.core.costs import Cost, claim_cost, in_dollars, job_cost, machine_hours, span_s
+from stoker.core.daily_costs import Sum, days
+from stoker.core.governor_settings import DEFAULT
+from stoker.core.hold import LEAVE_S, allowed_s, hold_of, is_kept, longest_held, may_have_been_held
+from stoker.core.policy_rules import Subject, bounded
 from stoker.model.durations import span_text
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Warned
@@ -215,7 +215,7 @@ def test_a_job_whose_log_makes_no_sums_is_named_with_its_tags(monkeypatch: pytes
 
     for function in ("expenses", "reservation"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"stoker.core.books.{function}", broken)
+            patch.setattr(f"stoker.core.budget_state.{function}", broken)
             found = books((state(), spec(team="nlp")))
         (lost,) = found.unread
         assert (lost.job, lost.tags) == ("job-1", {"team": "nlp"}) and "too long" in lost.why

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
+from stoker.core.summary import summarize
 from stoker.governor import observe as observing
 from stoker.governor.observe import (
     Listing,
@@ -31,7 +32,6 @@ from stoker.model.spec import Resources, Submission
 from stoker.providers.base import Gone
 from stoker.store import job_log, node_facts
 from stoker.store.job_index import IndexRecord, write_index
-from stoker.summary import summarize
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, at, make_beat, make_spec, nodes
 
 A, B = "a-aaaa", "b-bbbb"

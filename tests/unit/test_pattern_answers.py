@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from stoker.core import patterns
-from stoker.core.patterns import INSTRUCTIONS, LONGEST, STEPS, PatternError, Work, compile_pattern
+from stoker.core import safe_regex
+from stoker.core.safe_regex import INSTRUCTIONS, LONGEST, STEPS, PatternError, Work, compile_pattern
 
 TEXTS = [
     "",
@@ -209,7 +209,7 @@ def test_what_is_refused_says_what_it_is(expression: str, reason: str) -> None:
 
 def test_of_a_set_only_so_many_characters_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log may hold every character there is. The answers stay the same."""
-    monkeypatch.setattr(patterns, "_REMEMBERED_CHARS", 3)
+    monkeypatch.setattr(safe_regex, "_REMEMBERED_CHARS", 3)
     pattern = compile_pattern("[^!]+!{7}")
     text = "abcdefgh" * 3 + "!" * 7
     found = pattern.fullmatch(text)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
-from stoker.core.governance import fits
-from stoker.core.patterns import INSTRUCTIONS, STEPS, PatternError, Work, compile_pattern
+from stoker.core.policy_rules import fits
 from stoker.core.retry import told_by
+from stoker.core.safe_regex import INSTRUCTIONS, STEPS, PatternError, Work, compile_pattern
 from stoker.jobfile import parse_job, read_layer
 from stoker.model.errors import SpecError
 from stoker.model.policy import Diagnosis

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
-from stoker.core.policy import DEFAULT
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked, StopAsked
 from stoker.model.offerings import Offering

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from stoker import policies
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.house import HouseReader
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreUnavailable, UserError

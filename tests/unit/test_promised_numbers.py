@@ -11,10 +11,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 # The number, and a sentence of the documentation that has it in words.
 DOCUMENTED = [
-    ("core.policy", "DEFAULT.unfinished_s", 60.0, "governance.md", "that no governor has launched for a minute"),
-    ("core.policy", "DEFAULT.evidence_s", 60.0, "governance.md", "a minute for the evidence"),
-    ("core.policy", "DEFAULT.most_without_progress", 5, "how-it-works.md", "five in a row without progress"),
-    ("core.policy", "DEFAULT.most_reclaims_without_progress", 20, "how-it-works.md", "or twenty if all were reclaims"),
+    ("core.governor_settings", "DEFAULT.unfinished_s", 60.0, "governance.md", "that no governor has launched for a minute"),
+    ("core.governor_settings", "DEFAULT.evidence_s", 60.0, "governance.md", "a minute for the evidence"),
+    ("core.governor_settings", "DEFAULT.most_without_progress", 5, "how-it-works.md", "five in a row without progress"),
+    ("core.governor_settings", "DEFAULT.most_reclaims_without_progress", 20, "how-it-works.md", "or twenty if all were reclaims"),
     ("core.market", "LATELY_S", 86400.0, "spot.md", "The last 24 hours count."),
     ("core.market", "_PRIOR_RECLAIMS / _PRIOR_HOURS", 1 / 20, "spot.md", "back once in twenty hours"),
     ("core.market", "_PRIOR_HOURS", 10.0, "spot.md", "counts as much as ten hours of watching"),
@@ -28,7 +28,7 @@ DOCUMENTED = [
     ("core.outbox", "MOST_WAITING", 400, "notifications.md", "beyond 400 events"),
     ("core.telling", "MOST_LINES", 20, "notifications.md", "Beyond twenty lines"),
     ("governor.mailbox", "_LATE.total_seconds()", 600, "notifications.md", "when something has waited for ten minutes"),
-    ("core.reservations", "START_S", 600.0, "governance.md", "ten minutes for the start"),
+    ("core.budget_reservations", "START_S", 600.0, "governance.md", "ten minutes for the start"),
     ("removing", "COLLECT_AFTER.days", 1, "bounds.md", "than a day"),
     ("removing", "UNUSED_FOR.days", 30, "how-it-works.md", "of what was unused for 30 days"),
     ("governor.indexing", "_FAR_RECORDS_PER_S", 0.2, "costs.md", "refreshed every `jobs / 0.2` seconds"),

@@ -8,16 +8,16 @@ from datetime import timedelta
 import pytest
 from test_retry import make_case
 
-from stoker.core import patterns
+from stoker.core import safe_regex
 from stoker.core.decide import decide_job
 from stoker.core.foreign.family import Cloning, Family
 from stoker.core.foreign.sight import Sight, may_go_on, may_leave_spot, subject_of
 from stoker.core.foreign.training_job import TrainingJob
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.outbox import PAUSES, SENDING, Outbox, begun, delivered, failed, unopened
-from stoker.core.patterns import PatternError, compile_pattern
 from stoker.core.placement import wants_claim
-from stoker.core.policy import DEFAULT
 from stoker.core.retry import told_by, verdict
+from stoker.core.safe_regex import PatternError, compile_pattern
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.telling import MOST_LINES, Told, compose, leftover_name, line
 from stoker.model.job_state import JobState
@@ -285,7 +285,7 @@ def test_an_expression_that_is_nested_too_deeply_is_told(monkeypatch: pytest.Mon
     def deep(*_: object) -> None:
         raise RecursionError
 
-    monkeypatch.setattr(patterns._Builder, "add", deep)
+    monkeypatch.setattr(safe_regex._Builder, "add", deep)
     with pytest.raises(PatternError, match="too deeply nested"):
         compile_pattern("deep-and-never-compiled-before")
 

@@ -13,6 +13,7 @@ import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker import client_read
+from stoker.core.summary import Summary, summarize
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched
@@ -26,7 +27,6 @@ from stoker.store import job_index
 from stoker.store.base import Meta
 from stoker.store.job_index import IndexRecord, write_index
 from stoker.store.log_chunks import MAX_READ_BYTES, Segment, encode_segment
-from stoker.summary import Summary, summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import SPOT_A, at, make_spec
 from stoker.testing.sim_data import nodes as nodes_of

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stoker import removing
+from stoker.core.summary import summarize
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Ended, Event, Record, ResumeAsked, Submitted
@@ -17,7 +18,6 @@ from stoker.model.spec import Code, Input, Spec, Submission, Wheel
 from stoker.store import job_index, job_log
 from stoker.submit import generations
 from stoker.submit.generations import Shared, references
-from stoker.summary import summarize
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.uploads import collect as collect_uploads
 

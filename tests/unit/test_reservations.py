@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
-from stoker.core.books import Books, Expense, close_books
+from stoker.core.budget_reservations import START_S, Ask, Need, ask_for, bounds_of, micro, reservation
+from stoker.core.budget_state import Books, Expense, close_books
 from stoker.core.budgets import Held, forecast, judge, stands
 from stoker.core.decide import decide_job
-from stoker.core.governance import Subject
-from stoker.core.policy import DEFAULT, Policy
-from stoker.core.reservations import START_S, Ask, Need, ask_for, bounds_of, micro, reservation
+from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Launch, Plan
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Warned

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.core.cases import Case, case_of, facts_complete
-from stoker.core.kept_work import nothing_saved
-from stoker.core.policy import DEFAULT
+from stoker.core.attempt_evidence import Case, case_of, facts_complete
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.retry import closing, poisoned, verdict
+from stoker.core.saved_work import nothing_saved
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Waste
 from stoker.model.node_facts import Activity, CheckpointRef, Exit, FailureCause, Heartbeat, Trend

@@ -9,7 +9,7 @@ import pytest
 
 from stoker import client
 from stoker.core.decide import decide
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Plan, Snapshot
 from stoker.governor import background
 from stoker.jobfile import Job

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.core import governance
+from stoker.core import policy_rules
 from stoker.core.decide import decide_job
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.placement import Chosen, Dry, Impossible, acceptable, place
-from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append
 from stoker.heeding import as_housed, heed
 from stoker.model.errors import UserError
@@ -188,7 +188,7 @@ def test_whoever_plans_is_shown_what_it_may_come_to() -> None:
     assert heed(house, spec, tuple(fitting)).noted == (
         "policy max-wait: after 1 h without spot it takes on-demand machines",
     )
-    bounds = governance.bounded(house, governance.Subject(spec, at(0).date()))
+    bounds = policy_rules.bounded(house, policy_rules.Subject(spec, at(0).date()))
     assert bounds.by_rule == {"spot_wait": "max-wait"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.core.decide import decide_job
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.core.stalls import begins_to_stall, silent, stalled, wasteful
 from stoker.model.log_entries import Claimed, Draining, Launched, Warned

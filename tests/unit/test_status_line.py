@@ -12,8 +12,9 @@ import pytest
 from stoker.cli import following
 from stoker.cli.following import Follower, Screen
 from stoker.cli.status_line import Part, Status, beat_parts, dry_parts, status_of
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import next_try
-from stoker.core.policy import DEFAULT
+from stoker.core.summary import summarize
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Submitted
 from stoker.model.node_facts import CheckpointRef, Heartbeat
@@ -21,7 +22,6 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
 from stoker.reading.logs import Line
 from stoker.store import job_index, job_log
-from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import JOB, at, make_beat, make_spec, make_state, nodes
 

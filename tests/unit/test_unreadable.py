@@ -12,6 +12,7 @@ import pytest
 
 from stoker import client
 from stoker.cli import main
+from stoker.core.summary import summarize
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
@@ -24,7 +25,6 @@ from stoker.spent import read_spent
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.job_index import IndexRecord
-from stoker.summary import summarize
 
 OFFERING = Offering("local", "here", "here", spot=False, price=2.0, on_demand_price=2.0)
 

@@ -22,7 +22,7 @@ from stoker.agent.outputs import OutputSync
 from stoker.agent.snapshot import Selection
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
-from stoker.core.kept_work import nothing_saved
+from stoker.core.saved_work import nothing_saved
 from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, KeptOutputs

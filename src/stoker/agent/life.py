@@ -45,8 +45,8 @@ from stoker.agent.witness import find_spy, testify
 from stoker.agent.witnessing import Witness
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
-from stoker.core.kept_work import attempts_of, checkpoint_title, nothing_saved, with_step
-from stoker.core.policy import DEFAULT as POLICY
+from stoker.core.governor_settings import DEFAULT as POLICY
+from stoker.core.saved_work import attempts_of, checkpoint_title, nothing_saved, with_step
 from stoker.model.command_line import command_argv
 from stoker.model.durations import span_text
 from stoker.model.errors import StoreError, StoreUnavailable, UserError

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from stoker.core.patterns import MOST_EXPRESSIONS, Found, Pattern, PatternError, Work, compile_pattern
+from stoker.core.safe_regex import MOST_EXPRESSIONS, Found, Pattern, PatternError, Work, compile_pattern
 from stoker.store.log_chunks import Sample
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ def command(job: str, as_json: bool) -> None:
     """
     from stoker.cli.printing import print_json, table
     from stoker.core import retry
-    from stoker.core.policy import DEFAULT
+    from stoker.core.governor_settings import DEFAULT
     from stoker.store import job_log
     from stoker.store.checkpoints import list_checkpoints
     from stoker.store.find_job import find_job

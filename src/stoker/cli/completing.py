@@ -13,9 +13,9 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from stoker.core.summary import Summary
     from stoker.model.job_state import JobState
     from stoker.store.base import Store
-    from stoker.summary import Summary
 
 Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 

@@ -104,7 +104,7 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
 
     Of a budget for each value of a tag, those in which something was spent, or runs.
     """
-    from stoker.core.books import NO_VALUE, Standing, period_of
+    from stoker.core.budget_state import NO_VALUE, Standing, period_of
     from stoker.heeding import books_of, house_of
     from stoker.model.errors import SpecError
     from stoker.model.observed import Known

@@ -91,7 +91,7 @@ def channels(
 
 
 def house_of(store: Store) -> House:
-    from stoker.core.policy import DEFAULT
+    from stoker.core.governor_settings import DEFAULT
     from stoker.governor.house import HouseReader
 
     return HouseReader(store, DEFAULT).read().house

@@ -9,9 +9,9 @@ import click
 
 if TYPE_CHECKING:
     from stoker.core.foreign.family import FamilyEvent
+    from stoker.core.summary import Summary
     from stoker.governor.foreign.govern import ForeignGovernor, Looked
     from stoker.store.base import Store
-    from stoker.summary import Summary
 
 # Events wake the deployed governor at once; who watches from a desk looks this often.
 EVERY_S = 60.0

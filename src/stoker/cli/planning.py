@@ -10,7 +10,7 @@ import click
 
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.printing import counted, dollars, duration, say, size, table, warn, zone_text
-from stoker.core.governance import Bounded
+from stoker.core.policy_rules import Bounded
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec

@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from stoker.cli.printing import counted, whole
-from stoker.core import auditing, governance
-from stoker.core.governance import Bounded, Finding, Subject
+from stoker.core import audit, policy_rules
 from stoker.core.placement import acceptable
+from stoker.core.policy_rules import Bounded, Finding, Subject
 from stoker.core.telling import in_scope
 from stoker.heeding import as_housed, bound_value, forecast
 from stoker.model import channel_address
@@ -108,8 +108,8 @@ def verdict(house: House, store: Store, spec: Spec) -> Verdict:
     money = forecast(store, house, spec, fitting)
     return Verdict(
         house=house,
-        findings=governance.broken(house, subject, fitting),
-        bounds=governance.bounded(house, subject),
+        findings=policy_rules.broken(house, subject, fitting),
+        bounds=policy_rules.bounded(house, subject),
         budgets=money.coming,
         stands=money.stands,
         watched=tuple(_watched(house, subject)),
@@ -119,7 +119,7 @@ def verdict(house: House, store: Store, spec: Spec) -> Verdict:
 
 
 def _watched(house: House, subject: Subject) -> Iterator[Watched]:
-    for rule, bounds in auditing.watched(house, subject, "max_runtime_s", "max_cost", "max_wait_s"):
+    for rule, bounds in audit.watched(house, subject, "max_runtime_s", "max_cost", "max_wait_s"):
         for field in bounds.by_rule:
             yield Watched(rule, field, bounds.value(field))
 
@@ -128,8 +128,8 @@ def _exempt(house: House, subject: Subject) -> dict[str, Exemption]:
     return {
         rule.name: each
         for rule in house.rules
-        if governance.in_scope(rule, subject.spec.tags)
-        for each in governance.exemptions(rule, subject)
+        if policy_rules.in_scope(rule, subject.spec.tags)
+        for each in policy_rules.exemptions(rule, subject)
         if subject.today <= each.until
     }
 

@@ -12,9 +12,9 @@ from stoker.cli.completing import complete_name, complete_phase, complete_tag
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
+    from stoker.core.summary import Summary
     from stoker.reading.jobs import Filter
     from stoker.store.base import Store
-    from stoker.summary import Summary
 
 RECENT = 20
 # Governors pass every 15 seconds at the slowest.

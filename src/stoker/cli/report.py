@@ -27,10 +27,10 @@ from stoker.cli.printing import (
     whole,
 )
 from stoker.cli.timeline import MOST_REASON, rule_text, timeline
-from stoker.core.kept_work import checkpoint_title, is_about_training, with_step
+from stoker.core.saved_work import checkpoint_title, is_about_training, with_step
+from stoker.core.summary import Held, NodeSummary, Summary
 from stoker.model.job_state import JobState
 from stoker.store.base import Store
-from stoker.summary import Held, NodeSummary, Summary
 
 _TAIL_LINES = 12
 _MOST_LINKS = 8

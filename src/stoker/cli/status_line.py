@@ -9,16 +9,16 @@ from types import MappingProxyType
 
 from stoker.cli.printing import ago, as_of, dollars, duration, legible, number, one_line, width
 from stoker.core.costs import job_cost
-from stoker.core.kept_work import attempts_of, checkpoint_title, with_step
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import next_try
-from stoker.core.policy import DEFAULT
+from stoker.core.saved_work import attempts_of, checkpoint_title, with_step
+from stoker.core.summary import phase_of
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat
 from stoker.model.observed import Known
 from stoker.store import job_index, node_facts
 from stoker.store.base import Store
-from stoker.summary import phase_of
 
 _BETWEEN = " · "
 # Metrics that fit beside the rest.

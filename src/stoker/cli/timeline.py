@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from stoker.cli.printing import dollars, duration, one_line, zone_text
-from stoker.core.kept_work import cause_of_end, checkpoint_title, nothing_saved, with_step
+from stoker.core.saved_work import cause_of_end, checkpoint_title, nothing_saved, with_step
+from stoker.core.summary import AttemptSummary, Summary
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import (
     Claimed,
@@ -26,7 +27,6 @@ from stoker.model.log_entries import (
 )
 from stoker.model.offerings import Offering
 from stoker.store.checkpoint_refs import name_of
-from stoker.summary import AttemptSummary, Summary
 
 ARROW = " → "
 # Of a reason, where the whole of it is told elsewhere.

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 
-from stoker.core.books import (
+from stoker.core.budget_reservations import Ask, Reserved, Waiting, micro
+from stoker.core.budget_state import (
     FULL,
     NEARLY,
     RESERVED,
@@ -25,9 +26,8 @@ from stoker.core.books import (
     value_of,
 )
 from stoker.core.costs import in_dollars
-from stoker.core.governance import Subject, applies, in_scope, is_one_value
-from stoker.core.reservations import Ask, Reserved, Waiting, micro
-from stoker.core.spending import midnight
+from stoker.core.daily_costs import midnight
+from stoker.core.policy_rules import Subject, applies, in_scope, is_one_value
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Budget, House, Rule, Then
 

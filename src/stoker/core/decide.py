@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from stoker.core import auditing, cases, gate, governance, hold, limits, orphans, retiring, retry
-from stoker.core.claiming import claim_next, tell_of_budgets
-from stoker.core.look import Look
-from stoker.core.policy import Policy
-from stoker.core.room import Rooms, is_bounded, place_in_queue
-from stoker.core.silence import mass_silence
+from stoker.core import attempt_evidence, audit, ended_jobs, gate, hold, limits, orphans, policy_rules, retry
+from stoker.core.governor_settings import Policy
+from stoker.core.heartbeat_timeout import mass_silence
+from stoker.core.job_decision import Look
+from stoker.core.next_claim import claim_next, tell_of_budgets
+from stoker.core.open_claims import tend, warn_unsaved
+from stoker.core.place_capacity import Rooms, is_bounded, place_in_queue
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
-from stoker.core.tending import tend, warn_unsaved
 from stoker.model.errors import STUMBLES, in_words
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import PROTOCOL_VERSION, Closed, Draining, Ended, Outcome, Warned
@@ -97,7 +97,7 @@ def _decide(look: Look) -> None:
 
 def _retire(look: Look) -> None:
     """Forget an ended job once its machines are positively gone."""
-    found = retiring.retire(look.bounded_job, look.policy, look.now)
+    found = ended_jobs.retire(look.bounded_job, look.policy, look.now)
     look.waiting = found.waiting
     if found.wake_at is not None:
         look.wakes.append(found.wake_at)
@@ -108,13 +108,13 @@ def _retire(look: Look) -> None:
 def _close_what_is_over(look: Look) -> bool:
     """Close the oldest attempt that is over; with the job, if its verdict is the job's end."""
     for claim in look.state.open_claims:
-        if not look.over(claim) or not cases.facts_complete(look.job, claim):
+        if not look.over(claim) or not attempt_evidence.facts_complete(look.job, claim):
             continue
-        diagnoses = governance.that_count(look.policy.house, look.subject, "failure")
+        diagnoses = policy_rules.that_count(look.policy.house, look.subject, "failure")
         by = look.bounds.named("resumes") if "resumes" in look.bounds.by_rule else ""
-        case = cases.case_of(look.bounded_job, claim, look.policy, diagnoses, by)
+        case = attempt_evidence.case_of(look.bounded_job, claim, look.policy, diagnoses, by)
         verdict = retry.verdict(case)
-        if look.tell(auditing.of_verdict(look.bounded_job, claim, look.policy, look.bounded_subject, verdict)):
+        if look.tell(audit.of_verdict(look.bounded_job, claim, look.policy, look.bounded_subject, verdict)):
             return True
         if verdict.outcome == "failed" and not verdict.restart and look.cannot_read_rules():
             continue  # One of them may know better.
@@ -200,16 +200,16 @@ def _enforce_limits(look: Look) -> bool:
 
 def _tell_of_limits(look: Look) -> bool:
     """Tell, once for each rule which only warns or is only watched, that its bound is reached."""
-    for rule, bounds in auditing.watched(look.policy.house, look.bounded_subject, "max_runtime_s", "max_cost"):
+    for rule, bounds in audit.watched(look.policy.house, look.bounded_subject, "max_runtime_s", "max_cost"):
         # Who warns ends nothing, so nothing is set aside for a last save.
         found = _reached(look, bounds, 0.0 if rule.action == "warn" else look.save_s) if bounds.by_rule else None
-        if found is not None and found.rule not in look.state.warned and found.rule.startswith(governance.PREFIX):
+        if found is not None and found.rule not in look.state.warned and found.rule.startswith(policy_rules.PREFIX):
             watched = "; audit: nothing is done" if rule.audit else ""
             return look.append(Warned(code=found.rule), f"{found.reason}{watched}")
     return False
 
 
-def _reached(look: Look, bounds: governance.Bounded, save_s: float) -> limits.Reached | None:
+def _reached(look: Look, bounds: policy_rules.Bounded, save_s: float) -> limits.Reached | None:
     found = limits.reached(look.job, bounds, look.now, save_s)
     if isinstance(found, limits.Reached):
         return found

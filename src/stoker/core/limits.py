@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.costs import burn_rate, known_cost, span_s
-from stoker.core.governance import Bounded
+from stoker.core.policy_rules import Bounded
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.durations import span_text
 

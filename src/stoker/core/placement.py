@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from stoker.core import market, spot
 from stoker.core.costs import known_cost
-from stoker.core.kept_work import cause_of_end
-from stoker.core.policy import Policy
+from stoker.core.governor_settings import Policy
+from stoker.core.saved_work import cause_of_end
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.durations import span_text
 from stoker.model.job_state import JobState

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
 
-from stoker.core.cases import Case
-from stoker.core.governance import PREFIX
-from stoker.core.kept_work import attempts_of, checkpoint_title, kept_of
-from stoker.core.patterns import compile_pattern
-from stoker.core.policy import Policy
-from stoker.core.watching import OWN
+from stoker.core.attempt_evidence import Case
+from stoker.core.governor_settings import Policy
+from stoker.core.health_rules import OWN
+from stoker.core.policy_rules import PREFIX
+from stoker.core.safe_regex import compile_pattern
+from stoker.core.saved_work import attempts_of, checkpoint_title, kept_of
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import AttemptOutcome, Closed
 from stoker.model.node_facts import Exit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.core.books import Books
+from stoker.core.budget_state import Books
 from stoker.core.costs import span_s
 from stoker.core.market import UNKNOWN as UNKNOWN_MARKET
 from stoker.core.market import Market

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from stoker.core.budget_reservations import LEAVES
 from stoker.core.budgets import Unheralded
 from stoker.core.costs import in_dollars, job_cost
-from stoker.core.governance import PREFIX, fits_tag
-from stoker.core.reservations import LEAVES
+from stoker.core.health_rules import OWN
+from stoker.core.policy_rules import PREFIX, fits_tag
 from stoker.core.snapshot import Action, Terminate
-from stoker.core.watching import OWN
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Warned
 from stoker.model.offerings import Leftover, Offering

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from stoker.core.foreign.alarms import prefix as alarm_prefix
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.deploying import record, stacks
 from stoker.governor.house import HouseReader
 from stoker.model import keys

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from stoker.core import governance
+from stoker.core import policy_rules
 from stoker.core.budgets import Held
 from stoker.core.costs import per_s
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
-from stoker.core.policy import DEFAULT
+from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
-from stoker.core.used import used_before
 from stoker.governor import leftovers
 from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketWriter
@@ -354,8 +354,8 @@ class Applier:
 
     def _longest_life_s(self, state: JobState, spec: Spec, claim: Claim) -> float | None:
         """By the house's bounds, too. The time is the claim's: whoever finishes it asks for the same."""
-        subject = governance.Subject(spec, claim.at.date(), state.job, used_before(state, spec, claim.at))
-        return longest_life_s(governance.bounded(self.policy.house, subject).spec, per_s(claim, claim.nodes))
+        subject = policy_rules.Subject(spec, claim.at.date(), state.job, used_before(state, spec, claim.at))
+        return longest_life_s(policy_rules.bounded(self.policy.house, subject).spec, per_s(claim, claim.nodes))
 
 
 # Nothing is unbounded: what was dry yesterday is forgotten.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker.core.room import UNDECIDED
+from stoker.core.place_capacity import UNDECIDED
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.mailbox import something_waits
 from stoker.governor.observe import is_idle

@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from stoker.core import budgets
-from stoker.core.books import Books, Expense, Unread, close_books, concerned, period_of
+from stoker.core.budget_reservations import Ask, ask_for, bounds_of
+from stoker.core.budget_state import Books, Expense, Unread, close_books, concerned, period_of
 from stoker.core.budgets import Held, Mark, Unheralded
-from stoker.core.governance import Subject
-from stoker.core.reservations import Ask, ask_for, bounds_of
+from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.observe import Memory, active_jobs, for_each
 from stoker.model import codec, keys

@@ -10,8 +10,8 @@ from datetime import datetime
 
 from stoker.core.budgets import Held
 from stoker.core.decide import decide
+from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.outbox import MOST_WAITING
-from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.core.telling import Told, budget, leftover_name, orphan, orphans
 from stoker.governor.apply import Applier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker import policies
-from stoker.core.policy import Policy
+from stoker.core.governor_settings import Policy
 from stoker.model.errors import SpecError, StoreError, StoreUnavailable
 from stoker.store.base import Store
 

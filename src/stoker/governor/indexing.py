@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
+from stoker.core.summary import node_of, phase_of, summarize
 from stoker.governor.observe import Memory, for_each
 from stoker.model.errors import STUMBLES, StoreError
 from stoker.model.job_state import JobState
@@ -19,7 +20,6 @@ from stoker.model.observed import Known
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord, read_submission, write_index
-from stoker.summary import node_of, phase_of, summarize
 
 # While a job trains, its step and metrics in the record are at most so old. A folder costs nothing.
 REFRESH_NEAR_S = 5.0

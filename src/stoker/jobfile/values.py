@@ -12,7 +12,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from stoker.core.patterns import MOST_EXPRESSIONS, Pattern, PatternError, compile_pattern
+from stoker.core.safe_regex import MOST_EXPRESSIONS, Pattern, PatternError, compile_pattern
 from stoker.jobfile import forms
 from stoker.jobfile.document import Node, describe, plain
 from stoker.model import channel_address, dlc_images, docker_flags, secret_refs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
+from stoker.core.summary import summarize
 from stoker.governor.observe import active_jobs, for_each
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
@@ -12,7 +13,6 @@ from stoker.spent import Spent, read_spent
 from stoker.store import job_index, job_log
 from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord
-from stoker.summary import summarize
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.costs import Cost, span_s
-from stoker.core.spending import Spell, Sums, midnight, spells
+from stoker.core.daily_costs import Spell, Sums, midnight, spells
+from stoker.core.summary import AttemptSummary
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Waste
 from stoker.spent import Spent
 from stoker.store.job_index import IndexRecord
-from stoker.summary import AttemptSummary
 
 # What stands for a tag that a job does not have, and for what is not kept of jobs that were removed.
 NONE = "(none)"

@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TextIO, get_args
 
+from stoker.core.summary import Summary
 from stoker.model.errors import UserError
 from stoker.reading.compare import Curve
 from stoker.reading.metrics import Metrics, Point, Series
-from stoker.summary import Summary
 
 Axis = Literal["step", "epoch", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import get_args
 
+from stoker.core.summary import Summary, summarize
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Phase
@@ -17,7 +18,6 @@ from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import name_of
 from stoker.store.parallel import run_all
-from stoker.summary import Summary, summarize
 
 # Reads under way at once, where each takes a while.
 _READERS = 32

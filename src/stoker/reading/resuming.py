@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.core import retry
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.store.base import Store

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from stoker.core.summary import Summary
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Submission
 from stoker.store.base import Meta, Object, Store
 from stoker.store.job_log import is_removed, removed_jobs
-from stoker.summary import Summary
 
 # A record is replaced when its log moves on: more often than this between a list and a read, it counts as absent.
 _TRIES = 5

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stoker.agent.hold import allowed, may_hold
 from stoker.core import gate, retry
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.model import codec, keys
 from stoker.model.errors import StoreError
 from stoker.model.job_state import Claim, JobState

@@ -11,8 +11,8 @@ from pathlib import Path
 from stoker.agent.output_files import Baseline
 from stoker.agent.snapshot import Selection
 from stoker.agent.sync import SyncStatus
-from stoker.core.kept_work import nothing_saved_yet
-from stoker.core.policy import DEFAULT as POLICY
+from stoker.core.governor_settings import DEFAULT as POLICY
+from stoker.core.saved_work import nothing_saved_yet
 
 # When files are first looked for, without a word: should the machine be lost, its heartbeat has told where they are.
 _FIRST_S = 15.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from stoker.core.foreign.training_job import TrainingJob
-from stoker.core.governance import Subject, applies
+from stoker.core.policy_rules import Subject, applies
 from stoker.model.durations import span_text
 from stoker.model.policy import House, Rule, Stall, Utilization
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.core import failure_patterns
-from stoker.core.governance import PREFIX
+from stoker.core.policy_rules import PREFIX
 from stoker.core.retry import told_by
 from stoker.model.policy import Rule
 

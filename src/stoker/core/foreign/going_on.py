@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from stoker.core import governance
+from stoker.core import policy_rules
 from stoker.core.foreign.clone import clone_name, has_room
 from stoker.core.foreign.diagnosis import Cause, diagnose
 from stoker.core.foreign.family import Cloning, GaveUp, Stopping
@@ -22,7 +22,7 @@ from stoker.core.foreign.sight import (
     may_leave_spot,
 )
 from stoker.core.foreign.training_job import MAX_WAIT, TrainingJob
-from stoker.core.governance import Finding, Subject
+from stoker.core.policy_rules import Finding, Subject
 from stoker.model.durations import span_text
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import House
@@ -128,7 +128,7 @@ def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: S
         if _is_late(sight, now):
             return _gave_up(sight, "unread", f"its log could not be read for a day{error}")
         return ForeignPlan(look_in_s=0.0, note=f"its log cannot be read, so it is not known why it failed{error}")
-    cause = diagnose(job.failure, sight.tail.value, governance.that_count(house, subject, "failure"))
+    cause = diagnose(job.failure, sight.tail.value, policy_rules.that_count(house, subject, "failure"))
     if cause.blame == "script":
         return _gave_up(sight, cause.rule, cause.reason)
     if stop is not None:

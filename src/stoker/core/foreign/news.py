@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, GaveUp, Over, Seen, Stopping
 from stoker.core.foreign.family import Told as Warning_
 from stoker.core.foreign.sight import ON_DEMAND
-from stoker.core.governance import PREFIX
+from stoker.core.policy_rules import PREFIX
 from stoker.core.telling import Told, shortened
 from stoker.model.policy import EventKind, House
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from stoker.core import auditing, budgets, governance
-from stoker.core.experiments import broken_by
+from stoker.core import audit, budgets, policy_rules
 from stoker.core.foreign import alarms
 from stoker.core.foreign.alarms import WantedAlarm
 from stoker.core.foreign.clone import has_room
@@ -37,7 +36,8 @@ from stoker.core.foreign.sight import (
     subject_of,
     unbounded,
 )
-from stoker.core.governance import PREFIX, Bounded, Finding, Subject
+from stoker.core.metric_rules import broken_by
+from stoker.core.policy_rules import PREFIX, Bounded, Finding, Subject
 from stoker.model.durations import span_text
 from stoker.model.observed import Known
 from stoker.model.policy import House, Then
@@ -126,15 +126,15 @@ def _few_alarms(names: list[str]) -> str:
 def _faults(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterator[Fault]:
     """The rules that it breaks: by what it asked for, by its bounds, and by how it trains."""
     for offering in sight.job.offerings(sight.price, sight.gpus):
-        for finding in governance.broken(house, subject, (offering,)):
+        for finding in policy_rules.broken(house, subject, (offering,)):
             yield _refused(sight, finding)
     yield from _budgets(sight, house, subject, now)
     yield from _bounds(sight, bounds_of(house, subject), now)
-    for rule, bounds in auditing.watched(house, unbounded(subject), "max_runtime_s", "max_cost", "max_wait_s"):
+    for rule, bounds in audit.watched(house, unbounded(subject), "max_runtime_s", "max_cost", "max_wait_s"):
         for fault in _bounds(sight, bounds, now, " (audit)" if rule.audit else ""):
             yield replace(fault, then=rule.action, counts=not rule.audit)
     for rule in house.rules:
-        if rule.metric is None or not sight.job.training or not governance.applies(rule, subject):
+        if rule.metric is None or not sight.job.training or not policy_rules.applies(rule, subject):
             continue
         reason = broken_by(rule.metric, sight.job.metrics, {})
         if reason is not None and sight.job.trained_s(now) >= rule.metric.after_s:
@@ -271,7 +271,7 @@ def _spot_failed(sight: Sight, house: House, subject: Subject, now: datetime) ->
     lost = job.interruptions + sum(over.interruptions for over in sight.family.others(job.name))
     if most is None or lost <= most:
         return None
-    rules = governance.that_count(house, subject, "spot")
+    rules = policy_rules.that_count(house, subject, "spot")
     rule = f"{PREFIX}{rules[-1].name}" if rules else ON_DEMAND
     told = f"its spot machines were reclaimed {lost} times; it goes on without"
     return Stop(Stopping(job.name, rule, ON_DEMAND), told)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from stoker.core import budgets, governance
-from stoker.core.books import Books
+from stoker.core import budgets, policy_rules
+from stoker.core.budget_state import Books
 from stoker.core.foreign.alarms import Alarm, Readings, WantedAlarm
 from stoker.core.foreign.family import Cloning, Family, FamilyEvent, Stopping
 from stoker.core.foreign.training_job import TrainingJob
-from stoker.core.governance import Bounded, Finding, Subject
+from stoker.core.policy_rules import Bounded, Finding, Subject
 from stoker.model.observed import Observed
 from stoker.model.policy import House, Rule
 from stoker.model.spec import Limits
@@ -127,7 +127,7 @@ def refusals(house: House, job: TrainingJob, subject: Subject) -> tuple[Finding,
     found = {
         finding.rule.name: finding
         for offering in job.offerings()
-        for finding in governance.broken(house, subject, (offering,))
+        for finding in policy_rules.broken(house, subject, (offering,))
         if finding.refuses
     }
     return tuple(found.values())
@@ -135,7 +135,7 @@ def refusals(house: House, job: TrainingJob, subject: Subject) -> tuple[Finding,
 
 def bounds_of(house: House, subject: Subject) -> Bounded:
     """The house's own bounds. SageMaker keeps the job's itself, and for one job only; these are for its clones too."""
-    return governance.bounded(house, unbounded(subject))
+    return policy_rules.bounded(house, unbounded(subject))
 
 
 def unbounded(subject: Subject) -> Subject:

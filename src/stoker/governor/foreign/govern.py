@@ -18,7 +18,7 @@ from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
 from stoker.core.foreign.going_on import may_be_resumed
 from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.clock import governor_name, read_clock
 from stoker.governor.foreign import index, money
 from stoker.governor.foreign.account import ForeignAccount

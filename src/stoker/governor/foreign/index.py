@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 
 from stoker.core.foreign.obeying import cost_of
 from stoker.core.foreign.sight import ForeignPlan, Sight
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
+from stoker.core.summary import AttemptSummary, Summary
 from stoker.governor.foreign.account import Listed
 from stoker.governor.house import HouseReader
 from stoker.model import codec, keys
@@ -18,7 +19,6 @@ from stoker.model.errors import CodecError
 from stoker.model.log_entries import Phase
 from stoker.model.policy import House
 from stoker.store.base import Store
-from stoker.summary import AttemptSummary, Summary
 
 # What ended longer ago was seen by some tick before, or is its owner's.
 ENDED_FOR = timedelta(hours=24)

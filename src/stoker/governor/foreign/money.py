@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import date, timedelta
 
-from stoker.core.books import Expense
-from stoker.core.spending import Sum, Sums, days
+from stoker.core.budget_state import Expense
+from stoker.core.daily_costs import Sum, Sums, days
 from stoker.governor.foreign import index
 from stoker.governor.foreign.index import Row
 from stoker.model.policy import House

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from stoker.core.books import Books, concerned
+from stoker.core.budget_state import Books, concerned
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
@@ -16,7 +16,7 @@ from stoker.core.foreign.clone import begin, clone_name, lineage
 from stoker.core.foreign.family import Family
 from stoker.core.foreign.sight import Sight
 from stoker.core.foreign.training_job import TrainingJob
-from stoker.core.governance import Subject
+from stoker.core.policy_rules import Subject
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from stoker.core.policy import DEFAULT
+from stoker.core.governor_settings import DEFAULT
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import is_idle
 from stoker.model.errors import ProviderError

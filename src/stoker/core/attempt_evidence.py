@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.core.costs import span_s
 from stoker.core.failure_patterns import NAMES, diagnose
-from stoker.core.policy import Policy
+from stoker.core.governor_settings import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Waste

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core import stalls
-from stoker.core.experiments import hopeless
-from stoker.core.governance import Finding, Subject, applies, that_count
+from stoker.core.metric_rules import hopeless
+from stoker.core.policy_rules import Finding, Subject, applies, that_count
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import Claim
 from stoker.model.policy import House, Rule, Stall, Then

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.hold import hold_of
-from stoker.core.kept_work import is_about_training, kept_part, lost_everything
+from stoker.core.saved_work import is_about_training, kept_part, lost_everything
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import NodeRef, Outcome, Phase, Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, KeptOutputs, NodeFacts, NoticeFact, SaveTimes

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
-from stoker.core.governance import PREFIX, in_scope
+from stoker.core.budget_reservations import Reservation, Reserved, Waiting, micro, queued, reservation
+from stoker.core.daily_costs import by_day, midnight, spells
 from stoker.core.hold import longest_held
-from stoker.core.reservations import Reservation, Reserved, Waiting, micro, queued, reservation
-from stoker.core.spending import by_day, midnight, spells
+from stoker.core.policy_rules import PREFIX, in_scope
 from stoker.model.errors import STUMBLES, in_words
 from stoker.model.job_state import JobState
 from stoker.model.policy import Budget, House, Rule

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.core import auditing, budgets, governance
-from stoker.core.look import Look
+from stoker.core import audit, budgets, policy_rules
+from stoker.core.budget_reservations import Ask, ask_for, leaves_code, waits_code
+from stoker.core.job_decision import Look
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
-from stoker.core.reservations import Ask, ask_for, leaves_code, waits_code
 from stoker.core.snapshot import Launch
 from stoker.model.durations import span_text
 from stoker.model.log_entries import Claimed, Ended, Warned
@@ -36,8 +36,8 @@ def claim_next(look: Look) -> None:
             pass
     if _heed_rules(look, offerings) or _kept_back(look):
         return
-    may = governance.allowed(look.policy.house, look.subject, offerings)
-    often = governance.taken_too_often(look.policy.house, look.subject, may, look.job.market, look.now)
+    may = policy_rules.allowed(look.policy.house, look.subject, offerings)
+    often = policy_rules.taken_too_often(look.policy.house, look.subject, may, look.job.market, look.now)
     too_dear = _too_dear(look, may)
     shunned = {key: held.waits for key, held in too_dear.items()}
     shunned |= {offering.key: str(finding) for offering, finding in often if finding.refuses}
@@ -52,7 +52,7 @@ def claim_next(look: Look) -> None:
             if _tell_of_reserves(look, offering):
                 return
             told = [finding for one, finding in often if one == offering]
-            audited = auditing.of_place(job, may, look.policy, look.bounded_subject, look.now, offering, shunned)
+            audited = audit.of_place(job, may, look.policy, look.bounded_subject, look.now, offering, shunned)
             if not look.tell((*told, *audited)):
                 _claim(look, offering, reason, why)
         case Dry(until=until, reason=why):
@@ -98,7 +98,7 @@ def _claim(look: Look, offering: Offering, reason: str, why: str) -> None:
 def _heed_rules(look: Look, offerings: tuple[Offering, ...]) -> bool:
     """Refuse what the house refuses, whoever submitted it, and tell what it warns of, once."""
     fresh = not any(claim.attempt is not None for claim in look.state.since_opened())
-    found = governance.broken(look.policy.house, look.subject, offerings)
+    found = policy_rules.broken(look.policy.house, look.subject, offerings)
     for finding in found:
         if finding.refuses and not look.state.open_claims and (fresh or finding.rule.about_machines):
             ended = Ended(outcome="failed", rule=finding.code, claim=look.last_attempt())
@@ -190,7 +190,7 @@ def _waited_too_long(look: Look) -> bool:
 
 def _audit_wait(look: Look) -> bool:
     """Tell, once for each rule which is only watched, that it would have ended the waiting."""
-    for _, bounds in auditing.watched(look.policy.house, look.bounded_subject, "max_wait_s"):
+    for _, bounds in audit.watched(look.policy.house, look.bounded_subject, "max_wait_s"):
         most = {"max_wait": bounds.spec.limits.max_wait_s, "spot_wait": bounds.spec.retry.spot_wait_s}
         for field, what in (("max_wait", "is reached"), ("spot_wait", "is over: on-demand will do")):
             longest, code = most[field], bounds.rule(field)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from stoker.core.governor_settings import Policy
 from stoker.core.hold import hold_of
-from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.observed import Known
 

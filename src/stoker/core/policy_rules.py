@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from stoker.core import spot
 from stoker.core.market import Market
-from stoker.core.patterns import compile_pattern
+from stoker.core.safe_regex import compile_pattern
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
 from stoker.model.policy import ANY, Channel, Exemption, House, Rule, Wanted

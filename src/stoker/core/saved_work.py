@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 
-from stoker.core.cases import Case
+from stoker.core.attempt_evidence import Case
 from stoker.model.durations import span_text
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat

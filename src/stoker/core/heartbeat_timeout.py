@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from stoker.core.policy import Policy
+from stoker.core.governor_settings import Policy
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.model.job_state import Claim
 from stoker.model.observed import Known

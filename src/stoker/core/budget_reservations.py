@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.costs import Cost, in_dollars, known_cost, per_s, span_s
-from stoker.core.governance import Bounded, Subject, bounded
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
-from stoker.core.policy import DEFAULT
-from stoker.core.used import used_before
+from stoker.core.policy_rules import Bounded, Subject, bounded
+from stoker.core.prior_usage import used_before
 from stoker.model.durations import span_text
 from stoker.model.job_state import Claim, JobState
 from stoker.model.offerings import Offering

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import budgets, governance
+from stoker.core import budgets, policy_rules
 from stoker.core.costs import span_s
-from stoker.core.policy import Policy
-from stoker.core.room import Rooms
+from stoker.core.governor_settings import Policy
+from stoker.core.place_capacity import Rooms
+from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Action, Append, JobSnapshot, Terminate
-from stoker.core.used import used_before
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Event, Warned
 
@@ -30,8 +30,8 @@ class Look:
         self.blind = blind
         self.rooms = rooms
         used = used_before(job.state, job.spec, now)
-        self.subject = governance.Subject(job.spec, now.date(), job.state.job, used)
-        self.bounds = governance.bounded(policy.house, self.subject)
+        self.subject = policy_rules.Subject(job.spec, now.date(), job.state.job, used)
+        self.bounds = policy_rules.bounded(policy.house, self.subject)
         self.actions: list[Action] = []
         self.wakes: list[datetime] = []
         self.waiting = ""
@@ -47,7 +47,7 @@ class Look:
             self.waiting = f"the policy cannot be read: {self.policy.unread}"
         return bool(self.policy.unread)
 
-    def tell(self, found: Iterable[governance.Finding]) -> bool:
+    def tell(self, found: Iterable[policy_rules.Finding]) -> bool:
         """Once for each rule."""
         for finding in found:
             if finding.code not in self.state.warned:
@@ -71,7 +71,7 @@ class Look:
         return replace(self.job, spec=self.bounds.spec)
 
     @property
-    def bounded_subject(self) -> governance.Subject:
+    def bounded_subject(self) -> policy_rules.Subject:
         return replace(self.subject, spec=self.bounds.spec)
 
     @property

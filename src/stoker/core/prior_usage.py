@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from stoker.core.costs import claim_cost, span_s
-from stoker.core.governance import Used
 from stoker.core.hold import longest_held
+from stoker.core.policy_rules import Used
 from stoker.model.job_state import Claim, JobState
 from stoker.model.spec import Spec
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from stoker.core import budgets, watching
+from stoker.core import budgets, health_rules
+from stoker.core.budget_reservations import ask_for
 from stoker.core.costs import span_s
-from stoker.core.kept_work import nothing_saved_yet
-from stoker.core.look import Look
-from stoker.core.reservations import ask_for
-from stoker.core.silence import silent_etag
+from stoker.core.heartbeat_timeout import silent_etag
+from stoker.core.job_decision import Look
+from stoker.core.saved_work import nothing_saved_yet
 from stoker.core.snapshot import Launch
 from stoker.model.durations import span_text
 from stoker.model.job_state import Claim
@@ -123,7 +123,7 @@ def _mind_silence(look: Look, claim: Claim) -> bool:
 
 def _mind_conduct(look: Look, claim: Claim) -> bool:
     """A job that stands still, wastes its machines or leads nowhere: a word first, then what the rule says."""
-    for found in watching.findings(look.job, claim, look.policy.house, look.subject, look.now):
+    for found in health_rules.findings(look.job, claim, look.policy.house, look.subject, look.now):
         only_told = found.then == "warn" or not found.counts
         word = _word_of(look, claim, found.rule, audit=not found.counts)
         if word.at is None or not (only_told or _is_about(look, word, found)):
@@ -141,7 +141,7 @@ def _mind_conduct(look: Look, claim: Claim) -> bool:
     return False
 
 
-def _after(look: Look, found: watching.Sighting) -> str:
+def _after(look: Look, found: health_rules.Sighting) -> str:
     """What follows the reason of a warning: when it is acted on, and where to look."""
     acts = found.counts and found.then != "warn" and found.warn_before_s > 0
     due = f"; unless that changes, it is asked to leave in {span_text(found.warn_before_s)}" if acts else ""
@@ -158,7 +158,7 @@ def _word_of(look: Look, claim: Claim, rule: str, *, audit: bool) -> _Word:
     return _Word(code, at, code if at is None else following, number)
 
 
-def _is_about(look: Look, word: _Word, found: watching.Sighting) -> bool:
+def _is_about(look: Look, word: _Word, found: health_rules.Sighting) -> bool:
     """Whether the last word was about the same matter: said lately, or since it began. What has no beginning that
     anybody knows, such as a number, was said twice by then: whoever governs may look now and then only."""
     assert word.at is not None
