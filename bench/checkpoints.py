@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.figures import Figure, Measurement
 from bench.sandbox import sandbox, wait_for
-from stoker.agent.sync import CheckpointSync
+from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.store.base import Store, open_store
 
 MB = 1_000_000

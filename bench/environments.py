@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.figures import Figure, Measurement
 from bench.sandbox import Sandbox, sandbox
 from stoker.agent.environment.archive import take_listing
-from stoker.agent.environment.cache import Cache
+from stoker.agent.environment.store_cache import Cache
 from stoker.store.base import open_store
 from stoker.testing.package_index import PackageIndex, Wheel, package_index
 

@@ -15,7 +15,7 @@ from typing import Any
 from bench.checkpoints import print_times
 from bench.figures import Figure, Measurement
 from bench.sandbox import sandbox, wait_for
-from stoker.agent.inputs.bringing import Inputs
+from stoker.agent.inputs.service import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.store.base import open_store

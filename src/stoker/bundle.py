@@ -48,46 +48,12 @@ _FETCH_LIMIT_S = 120
 _MISSING_FOR_S = 600.0
 _KEPT_FOR_S = 30 * 86400.0
 
-# Of this package, what only those who submit, govern or look need. Everything else is the agent's.
-_CLIENT_ONLY = (
-    "bundle.py",
-    "choosing.py",
-    "cli/",
-    "client.py",
-    "client_read.py",
-    "deploying/",
-    "finding.py",
-    "gathering.py",
-    "git.py",
-    "governor/",
-    "heeding.py",
-    "inputs.py",
-    "jobfile/",
-    "notify/",
-    "pack.py",
-    "policies.py",
-    "policyfile.py",
-    "proofreading.py",
-    "providers/local/",
-    "pythons.py",
-    "reading/",
-    "reindexing.py",
-    "removing.py",
-    "sagemaker/",
-    "sending.py",
-    "spent.py",
-    "submit/",
-    "submitting.py",
-    "surroundings.py",
-    "testing/",
-    "tools.py",
-    "unreadable.py",
-    "uploads.py",
-    "web/",
-    "wheels.py",
-)
-# Of the clouds, the node's side.
+# The rooms that a node needs whole, and the modules at the top that it needs: see docs/architecture.md.
+_NODE_ROOMS = ("agent", "cloudapi", "core", "model", "processes", "secrets", "store")
+_NODE_MODULES = ("__init__.py", "train.py")
+# Of each provider, the node's side. Nodes of the local provider run this computer's own Stoker.
 _NODE_SIDE = ("__init__.py", "capabilities.py", "machine.py")
+_NOT_ON_NODES = ("providers/boot/", "providers/local/")
 _MAIN = b'''"""`python <this folder> NODE_DIR`: the agent of a node."""
 
 import sys
@@ -178,14 +144,18 @@ def send(store: Store, built: Built) -> str:
 
 def _stoker_files() -> dict[str, bytes]:
     root = Path(stoker.__file__).parent
-    found: dict[str, bytes] = {}
-    for path in root.rglob("*.py"):
-        name = path.relative_to(root).as_posix()
-        cloud = name.startswith("providers/") and name.count("/") > 1
-        if name.startswith(_CLIENT_ONLY) or (cloud and path.name not in _NODE_SIDE):
-            continue
-        found[f"stoker/{name}"] = path.read_bytes()
-    return found
+    names = (path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return {f"stoker/{name}": (root / name).read_bytes() for name in names if _is_for_nodes(name)}
+
+
+def _is_for_nodes(name: str) -> bool:
+    room, _, inside = name.partition("/")
+    if not inside:
+        return name in _NODE_MODULES
+    if room != "providers":
+        return room in _NODE_ROOMS
+    folder, _, file = inside.rpartition("/")
+    return not folder or (file in _NODE_SIDE and not name.startswith(_NOT_ON_NODES))
 
 
 def _module_files(distribution: str, names: tuple[str, ...]) -> dict[str, bytes]:

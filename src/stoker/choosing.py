@@ -7,11 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker import requirements
+from stoker.agent.environment import requirements
+from stoker.agent.environment.requirements import FIELD, NOTHING, USUAL
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.proofreading import check_packages, check_yaml
-from stoker.requirements import FIELD, NOTHING, USUAL
 
 
 @dataclass(frozen=True)

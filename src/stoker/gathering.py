@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.agent.environment.requirements import NOTHING, read
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Spec, Wheel
 from stoker.providers import registry
 from stoker.providers.image_info import version_text
-from stoker.requirements import NOTHING, read
 
 if TYPE_CHECKING:
     from stoker.wheels import Gathered, Target

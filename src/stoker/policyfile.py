@@ -19,7 +19,7 @@ from stoker.store.find_job import looks_like_id
 MOST_BYTES = 256 * 1024
 # Of the market. Each day is another list to read before a job gets a machine.
 LONGEST_LOOK_BACK_S = 7 * 86400.0
-# What agents report of a machine (`stoker.agent.evidence`).
+# What agents report of a machine (`stoker.agent.health.exit_evidence`).
 EVIDENCE = re.compile(r"oom|disk-full|xid:[0-9]+")
 REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from stoker.agent.environment.requirements import FIELD, Requirements
 from stoker.model.errors import UserError
-from stoker.requirements import FIELD, Requirements
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _SPECIFIER = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[^\s,;()<>=!~]+"

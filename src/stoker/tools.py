@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from stoker.agent.environment.requirements import NOTHING
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
-from stoker.requirements import NOTHING
 from stoker.store.base import Store
 from stoker.store.home import home, make_home
 from stoker.submit import generations

@@ -324,7 +324,7 @@ def latest() -> Path | None:
     """The newest checkpoint that `checkpoint()` committed or Stoker restored; None when there is none."""
     from pathlib import Path
 
-    from stoker.saves import numbered
+    from stoker.agent.checkpoints.save_protocol import numbered
 
     folder = Path(os.environ.get("STOKER_CHECKPOINT_DIR") or "checkpoints")
     saves = numbered(folder)
@@ -369,7 +369,7 @@ def wait_durable(timeout: float | None = None) -> bool:
     """Wait until what this node committed last is in the store. False when `timeout` seconds were not enough."""
     from pathlib import Path
 
-    from stoker.saves import POLL_S, counters, done
+    from stoker.agent.checkpoints.save_protocol import POLL_S, counters, done
 
     channel = _channel()
     if channel is None:
@@ -389,7 +389,7 @@ class _Checkpoint:
     def __init__(self, name: str, step: int | None, sharded: bool, writers: int) -> None:
         from pathlib import Path
 
-        from stoker.saves import Save
+        from stoker.agent.checkpoints.save_protocol import Save
 
         channel = _channel()
         self._save = Save(

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from stoker.agent.environment.requirements import Requirements
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Wheel, wheels_target
-from stoker.requirements import Requirements
 from stoker.store.base import Store
 from stoker.store.home import home, make_home
 from stoker.store.parallel import run_all
@@ -257,7 +257,7 @@ class _Access:
 
     def _open(self, index: PackageIndex) -> None:
         from stoker.agent.environment.index import PrivateIndex
-        from stoker.agent.prepare import SetupFailed
+        from stoker.agent.fetch_code import SetupFailed
         from stoker.secrets.fetch_secrets import fetch
 
         try:

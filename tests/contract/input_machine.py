@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.inputs import keeping
-from stoker.agent.inputs.bringing import Inputs
+from stoker.agent.inputs import cache
+from stoker.agent.inputs.service import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.store.base import open_store
@@ -30,19 +30,19 @@ class Machine:
             paths=paths, config=config, inputs=self.kept, say=self.said.append, store=store
         )
         self.check: Callable[[], None] = lambda: None
-        self._held: list[keeping.Kept] = []
+        self._held: list[cache.Kept] = []
 
     def bring(self, **inputs: Input | str) -> dict[str, Path]:
         wanted = {name: Input(one) if isinstance(one, str) else one for name, one in inputs.items()}
-        own, held = keeping.Kept.take, self._held
+        own, held = cache.Kept.take, self._held
 
-        def take(kept: keeping.Kept, *arguments: Any) -> bool:
+        def take(kept: cache.Kept, *arguments: Any) -> bool:
             whole = own(kept, *arguments)
             held.append(kept)
             return whole
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keeping.Kept, "take", take)
+            patch.setattr(cache.Kept, "take", take)
             where = Inputs(self.node, lambda: self.check()).bring(wanted)
         return {name: Path(path) for name, path in where.items()}
 

@@ -16,9 +16,9 @@ from xml.sax.saxutils import escape
 import pytest
 from input_machine import Machine, tree
 
-from stoker.agent.inputs import keeping
-from stoker.agent.inputs.bringing import Inputs
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.inputs import cache
+from stoker.agent.inputs.service import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.testing.servers import isolated, pytest_isolated
@@ -141,7 +141,7 @@ if isolated():
     def test_answers_that_end_too_soon_are_asked_for_again(
         s3_answers: S3, node: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(keeping, "PART_BYTES", 10_000)
+        monkeypatch.setattr(cache, "PART_BYTES", 10_000)
         files = {f"train/{n}": os.urandom(1_000) for n in range(20)} | {"train/large": os.urandom(95_000)}
         s3_answers.objects |= files
         s3_answers.cut = 40

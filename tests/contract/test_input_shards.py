@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from input_machine import Machine, tree
 
+from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.inputs import source
-from stoker.agent.prepare import SetupFailed
 from stoker.model import keys
 from stoker.model.spec import Input
 from stoker.store.base import open_store

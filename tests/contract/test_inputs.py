@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 from input_machine import Machine, tree
 
-from stoker.agent.inputs import bringing, fetching, keeping, source
-from stoker.agent.inputs.bringing import Inputs
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.inputs import cache, download, service, source
+from stoker.agent.inputs.service import Inputs
 from stoker.model.spec import Input
 from stoker.store.base import Meta, open_store
 from stoker.testing.gcs import GcsServer
@@ -70,7 +70,7 @@ if isolated():
             machine.bring(data=f"{url}/a.txt/")
 
     def test_large_objects_come_in_parts(url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(keeping, "PART_BYTES", 1000)
+        monkeypatch.setattr(cache, "PART_BYTES", 1000)
         data = os.urandom(10_500)
         fill(url, {"large": data, "small": b"s"})
         assert tree(machine.bring(data=url)["data"]) == {"large": data, "small": b"s"}
@@ -177,9 +177,9 @@ if isolated():
         assert tree(Machine(tmp_path, "other").bring(data=url)["data"]) == FILES
 
     def test_a_fetch_that_was_killed_goes_on(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(keeping, "PART_BYTES", 1000)
-        monkeypatch.setattr(fetching, "THREADS", 1)
-        monkeypatch.setattr(fetching, "_FLUSH_EVERY_S", 0.0)
+        monkeypatch.setattr(cache, "PART_BYTES", 1000)
+        monkeypatch.setattr(download, "THREADS", 1)
+        monkeypatch.setattr(download, "_FLUSH_EVERY_S", 0.0)
         large = os.urandom(50_000)
         fill(url, {"0-small": b"s", "large": large})
         fetched = counted(monkeypatch)
@@ -217,11 +217,11 @@ if isolated():
     def test_after_a_crash_of_the_computer_nothing_is_believed_that_may_not_be_on_the_disk(
         url: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(keeping.Kept, "_settle", lambda self: None)
+        monkeypatch.setattr(cache.Kept, "_settle", lambda self: None)
         fill(url, FILES)
         machine.bring(data=url)
         machine.end()
-        monkeypatch.setattr(keeping, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(cache, "boot_id", lambda: "another boot")
         fetched = counted(monkeypatch)
         Machine(tmp_path, "other").bring(data=url)
         assert len(fetched) == 4
@@ -232,7 +232,7 @@ if isolated():
         fill(url, FILES)
         where = machine.bring(data=url)["data"]
         _until((where.parent / "settled").exists)
-        monkeypatch.setattr(keeping, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(cache, "boot_id", lambda: "another boot")
         fetched = counted(monkeypatch)
         assert Machine(tmp_path, "other").bring(data=url)["data"] == where and fetched == []
 
@@ -254,7 +254,7 @@ if isolated():
         gone.bring(data=url)
         gone.end()
         (folder,) = machine.kept.iterdir()
-        old = time.time() - keeping.KEEP_UNUSED_S - 60
+        old = time.time() - cache.KEEP_UNUSED_S - 60
         os.utime(folder / "lock", (old, old))
         fill(url, {"new": b"n"})
         in_use = machine.bring(data=url)["data"].parent
@@ -271,7 +271,7 @@ if isolated():
         expected = tree_of(s3_url)
         door = StoreDoor("127.0.0.1", int(s3.endpoint.rpartition(":")[2]))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{door.port}")
-        monkeypatch.setattr(fetching, "THREADS", 4)
+        monkeypatch.setattr(download, "THREADS", 4)
         from stoker.store.bucket import BucketStore
 
         own, asked = BucketStore.get_part, []
@@ -329,8 +329,8 @@ if isolated():
     def test_a_large_object_that_changes_between_two_parts_is_never_pieced_together(
         url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(keeping, "PART_BYTES", 1000)
-        monkeypatch.setattr(fetching, "THREADS", 1)
+        monkeypatch.setattr(cache, "PART_BYTES", 1000)
+        monkeypatch.setattr(download, "THREADS", 1)
         fill(url, {"large": b"1" * 20_000})
         from stoker.store.bucket import BucketStore
 
@@ -361,7 +361,7 @@ if isolated():
     ) -> None:
         fill(url, FILES)
         fetched = counted(monkeypatch)
-        monkeypatch.setattr(bringing.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+        monkeypatch.setattr(service.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
         with pytest.raises(SetupFailed) as failed:
             machine.bring(data=url)
         assert str(failed.value) == (
@@ -376,7 +376,7 @@ if isolated():
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(fetching.os, "pwrite", full)
+        monkeypatch.setattr(download.os, "pwrite", full)
         with pytest.raises(SetupFailed, match=r"^inputs\.data: this machine's disk is full; make room"):
             machine.bring(data=url)
 
@@ -405,8 +405,8 @@ if isolated():
             return own(self, meta, begin, end)
 
         monkeypatch.setattr(BucketStore, "get_part", slow)
-        monkeypatch.setattr(fetching, "THREADS", 1)
-        monkeypatch.setattr(fetching, "_TELL_EVERY_S", 0.5)
+        monkeypatch.setattr(download, "THREADS", 1)
+        monkeypatch.setattr(download, "_TELL_EVERY_S", 0.5)
         began_s = time.monotonic()
         machine.bring(data=url)
         told = [line for line in machine.said if line.endswith(" left")]

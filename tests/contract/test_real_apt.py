@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.enclosure import Host
 from stoker.agent.environment import apt
 from stoker.agent.environment.steps import Steps
-from stoker.agent.logs import say
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.logs.log_pump import say
+from stoker.agent.runtime import Host
 from stoker.model.spec import PackageIndex
 from stoker.processes import TRAINING, make_group
 from stoker.testing.deb_repository import Deb, deb_repository, make_deb

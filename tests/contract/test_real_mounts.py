@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.inputs import mounting
-from stoker.agent.inputs.bringing import Inputs
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.inputs import mount
+from stoker.agent.inputs.service import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.processes.unmounting import mounted_below, unmount_below
@@ -43,7 +43,7 @@ if isolated():
         name: str = request.param
         if shutil.which(name) is None:
             pytest.skip(f"there is no {name}; scripts/need-tools.sh installs it")
-        monkeypatch.setattr(mounting, "TOOLS", {"s3": (name,)})
+        monkeypatch.setattr(mount, "TOOLS", {"s3": (name,)})
         return name
 
     def fill(url: str) -> None:
@@ -169,7 +169,7 @@ if isolated():
         (folder / "s3fs").write_text("#!/bin/sh\necho cannot do that >&2\nexit 7\n")
         (folder / "s3fs").chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-        monkeypatch.setattr(mounting, "TOOLS", {"s3": ("s3fs",)})
+        monkeypatch.setattr(mount, "TOOLS", {"s3": ("s3fs",)})
         with pytest.raises(SetupFailed, match=r"^inputs\.data: s3fs ended with 7: cannot do that$"):
             bring(node, s3_url)
 
@@ -180,7 +180,7 @@ if isolated():
         (folder / "s3fs").write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
         (folder / "s3fs").chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-        monkeypatch.setattr(mounting, "TOOLS", {"s3": ("s3fs",)})
+        monkeypatch.setattr(mount, "TOOLS", {"s3": ("s3fs",)})
         looks: list[int] = []
 
         def leave() -> None:

@@ -14,7 +14,7 @@ from pages import DOCS, GENERATED, ROOT, Block, all_blocks, page_files, spans
 
 import stoker
 from stoker import client, train
-from stoker.agent.environ import CONTRACT
+from stoker.agent.training_environment import CONTRACT
 from stoker.core.summary import Summary
 from stoker.jobfile import layer_of, parse_job, read_layer, resolve
 from stoker.jobfile.fields import walk

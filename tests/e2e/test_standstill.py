@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import World
 
-from stoker.agent.witness import find_spy
+from stoker.agent.health.stack_dump import find_spy
 from stoker.store.base import open_store
 
 HANGS = """\

@@ -13,11 +13,11 @@ from pathlib import Path
 from harness import until
 
 from stoker.agent.checkpoints.folder_watcher import BUSY_S
+from stoker.agent.checkpoints.restore import restore, restore_newest
+from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.enclosure import Command, Host
-from stoker.agent.restore import restore, restore_newest
+from stoker.agent.runtime import Command, Host
 from stoker.agent.supervise import Ended, Ending, Training
-from stoker.agent.sync import CheckpointSync
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints

@@ -29,7 +29,7 @@ from checkpoint_world import (
     write,
 )
 
-from stoker.agent import prune
+from stoker.agent.checkpoints import prune
 from stoker.store.base import Store, open_store
 from stoker.testing.memory import Fault, MemoryStore
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.agent.activity import ActivityRecorder, Look
+from stoker.agent.health.activity import ActivityRecorder, Look
 from stoker.core.stalls import stalled, wasteful
 from stoker.model.errors import SpecError
 from stoker.model.log_entries import Claimed, Launched

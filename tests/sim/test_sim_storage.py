@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from checkpoint_world import JOB, World, restored_content
 
-from stoker.agent.logs import durable_offset
+from stoker.agent.logs.log_pump import durable_offset
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.node_facts import Manifest

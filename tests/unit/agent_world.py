@@ -12,7 +12,7 @@ from typing import Any
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent.life import Life
+from stoker.agent.attempt import Life
 from stoker.agent.node import Node
 from stoker.model import codec, keys
 from stoker.model.job_state import Claim, JobState

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.restore import Restored, restore, restore_newest
-from stoker.agent.sync import CheckpointSync
+from stoker.agent.checkpoints.restore import Restored, restore, restore_newest
+from stoker.agent.checkpoints.save_protocol import MARKER, Save
+from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.model import keys
 from stoker.processes import OpenFile, Writing
-from stoker.saves import MARKER, Save
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
 from stoker.testing.memory import MemoryStore

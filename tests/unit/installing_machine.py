@@ -13,12 +13,12 @@ from typing import TypeVar
 import pytest
 from uv import find_uv_bin
 
-from stoker.agent.enclosure import Command, Host
+from stoker.agent.environment.build import Making
 from stoker.agent.environment.conda import Conda
-from stoker.agent.environment.making import Making
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Steps
 from stoker.agent.node import Node
+from stoker.agent.runtime import Command, Host
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Code, Environment, Spec, Submission
 from stoker.processes import TRAINING, make_group

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker.agent.activity import ActivityRecorder, Look
-from stoker.agent.beat import FAR_INTERVAL_S, Beat, is_calm
+from stoker.agent.health.activity import ActivityRecorder, Look
 from stoker.agent.health.step_count import StepCount
+from stoker.agent.heartbeat import FAR_INTERVAL_S, Beat, is_calm
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.snapshot import Append

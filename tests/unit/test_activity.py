@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.activity import PERIOD_S, ActivityRecorder, Look, Sight, count_others
+from stoker.agent.health.activity import PERIOD_S, ActivityRecorder, Look, Sight, count_others
 from stoker.model.node_facts import Activity
 from stoker.model.usage_series import unpack
 

@@ -15,13 +15,13 @@ import pytest
 from stoker.agent.checkpoints import format_check
 from stoker.agent.checkpoints.format_check import UNKNOWN, check_format
 from stoker.agent.checkpoints.save_copies import SaveCopies
-from stoker.agent.container.group import ContainerGroup
-from stoker.agent.environment.cache import Keeping
-from stoker.agent.environment.shelf import Shelf
+from stoker.agent.container.process_group import ContainerGroup
+from stoker.agent.environment.local_cache import Shelf
+from stoker.agent.environment.store_cache import Keeping
 from stoker.agent.environment.venv import Venv
 from stoker.agent.health import debuggers
-from stoker.agent.logcopy import _Cutter
-from stoker.agent.usage import Gpus
+from stoker.agent.health.usage_sampler import Gpus
+from stoker.agent.logs.cloud_copy import _Cutter
 from stoker.processes import OpenFile
 
 # ── Environments ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -69,7 +69,7 @@ class FakeCache:
 
 def keeping(cache: FakeCache, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Keeping, list[str]]:
     said: list[str] = []
-    monkeypatch.setattr("stoker.agent.environment.cache.with_compiled", lambda listing, _folder: listing)
+    monkeypatch.setattr("stoker.agent.environment.store_cache.with_compiled", lambda listing, _folder: listing)
     listing: Any = SimpleNamespace(size=3_000_000)
     return Keeping(cache, "key", "platform", folder, listing, said.append), said  # type: ignore[arg-type]
 
@@ -178,13 +178,13 @@ def test_a_process_that_may_not_be_signalled_is_told_apart(monkeypatch: pytest.M
             if refused[0]:
                 raise PermissionError
 
-    monkeypatch.setattr("stoker.agent.container.group.Process.of", lambda _pid: FakeProcess())
+    monkeypatch.setattr("stoker.agent.container.process_group.Process.of", lambda _pid: FakeProcess())
     assert group._signal(7, 9) is False and group._signal(8, 9) is True
     refused[0] = False
     assert group._signal(7, 9) is True
     refused[0] = True
     monkeypatch.setattr(
-        "stoker.agent.container.group.stat_of", lambda _pid: SimpleNamespace(alive=True, halted=False, parent=1)
+        "stoker.agent.container.process_group.stat_of", lambda _pid: SimpleNamespace(alive=True, halted=False, parent=1)
     )
     assert group.kill(0.05) is False and ended, "the engine is asked where this user may not"
     assert ContainerGroup(lambda: None).kill(0.05) is True

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from stoker.agent import __main__ as entry
-from stoker.agent import main, visit
-from stoker.agent.beat import FAR_INTERVAL_S
+from stoker.agent import exec_command, main
+from stoker.agent.heartbeat import FAR_INTERVAL_S
 from stoker.agent.node import Node
 from stoker.model import codec, keys
 from stoker.model.errors import StoreError
@@ -269,7 +269,7 @@ def test_an_agent_is_started_with_its_folder_and_nothing_else(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["stoker.agent", *words])
     monkeypatch.setattr(main, "run_agent", run_agent)
-    monkeypatch.setattr(visit, "run_command", run_command)
+    monkeypatch.setattr(exec_command, "run_command", run_command)
     assert entry.main() == (7 if called else 2)
     assert did == called and ("usage: " in capsys.readouterr().err) == (not called)
 
@@ -290,7 +290,7 @@ def became(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, l
         raise Replaced
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(visit.os, "execvpe", execvpe)
+    monkeypatch.setattr(exec_command.os, "execvpe", execvpe)
     return found
 
 
@@ -324,7 +324,7 @@ def test_a_command_sees_what_the_training_sees(
     monkeypatch.delenv("SSH_TTY", raising=False)
     training(MINE="first=1", TERM="other", **{NODE: "z.1", TRAINING: "z.1"})
     with pytest.raises(Replaced):
-        visit.run_command(tmp_path, ["ls", "-l"])
+        exec_command.run_command(tmp_path, ["ls", "-l"])
     [(file, words, environ, folder)] = became
     assert (file, words, folder) == ("ls", ["ls", "-l"], tmp_path / "code")
     assert environ["MINE"] == "first=1" and environ["TERM"] == "dumb", "the visitor's own terminal"
@@ -336,13 +336,13 @@ def test_the_oldest_process_of_the_training_counts(training: Training, tmp_path:
     for number in ("first", "second", "third"):
         training(NUMBER=number)
         time.sleep(0.03)  # Starts are told apart by ticks of the kernel.
-    found = visit.training_environ(NodePaths(tmp_path))
+    found = exec_command.training_environ(NodePaths(tmp_path))
     assert found is not None and found["NUMBER"] == "first"
 
 
 def test_the_training_of_another_node_is_not_taken_for_ones_own(training: Training, tmp_path: Path) -> None:
     training(STOKER_CHANNEL=str(NodePaths(tmp_path).channel) + "2")
-    assert visit.training_environ(NodePaths(tmp_path)) is None
+    assert exec_command.training_environ(NodePaths(tmp_path)) is None
 
 
 def test_a_command_without_a_training_is_told_so_and_runs(
@@ -350,7 +350,7 @@ def test_a_command_without_a_training_is_told_so_and_runs(
 ) -> None:
     monkeypatch.setenv("MINE", "1")
     with pytest.raises(Replaced):
-        visit.run_command(tmp_path, ["ls"])
+        exec_command.run_command(tmp_path, ["ls"])
     [(_, _, environ, folder)] = became
     assert environ["MINE"] == "1" and folder == tmp_path, "there is no code folder yet"
     assert "the training does not run now" in capsys.readouterr().err
@@ -359,10 +359,10 @@ def test_a_command_without_a_training_is_told_so_and_runs(
 def test_a_command_that_cannot_be_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path.cwd()
     try:
-        assert visit.run_command(tmp_path, ["no-such-program"]) == 127
+        assert exec_command.run_command(tmp_path, ["no-such-program"]) == 127
         assert "stoker: there is no program 'no-such-program' on this machine" in capsys.readouterr().err
         (tmp_path / "plain").write_text("text")
-        assert visit.run_command(tmp_path, [str(tmp_path / "plain")]) == 126
+        assert exec_command.run_command(tmp_path, [str(tmp_path / "plain")]) == 126
         assert f"stoker: {tmp_path / 'plain'}: " in capsys.readouterr().err
     finally:
         os.chdir(before)
@@ -378,10 +378,10 @@ def test_a_command_goes_into_the_container_of_the_training(
         visited.append(words)
         raise Replaced
 
-    monkeypatch.setattr(visit, "visit", into)
+    monkeypatch.setattr(exec_command, "visit", into)
     training(MINE="1", **{NODE: "z.1"})
     with pytest.raises(Replaced):
-        visit.run_command(tmp_path, ["ls"])
+        exec_command.run_command(tmp_path, ["ls"])
     [(engine, root, command, folder, environ)] = visited
     assert (engine, root, command, folder) == ("docker", tmp_path, ["ls"], tmp_path / "code")
     assert isinstance(environ, dict) and environ["MINE"] == "1" and NODE not in environ

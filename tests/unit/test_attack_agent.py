@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.agent.commits import CommitQueue
-from stoker.agent.logs import last_lines
-from stoker.saves import MARKER, read_json
+from stoker.agent.checkpoints.commit_requests import CommitQueue
+from stoker.agent.checkpoints.save_protocol import MARKER, read_json
+from stoker.agent.logs.log_pump import last_lines
 
 T = TypeVar("T")
 

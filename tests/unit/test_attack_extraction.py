@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from checkpoint_world import JOB, content, memory_store
 
+from stoker.agent.checkpoints.restore import restore_newest
+from stoker.agent.checkpoints.resume_from import FromJob, import_checkpoint
 from stoker.agent.environment.index import PackedWheels
-from stoker.agent.inputs.fetching import Fetch
-from stoker.agent.inputs.keeping import Kept
-from stoker.agent.prepare import SetupFailed
-from stoker.agent.programs import fetch_program, tool_name
-from stoker.agent.restore import restore_newest
-from stoker.agent.resume import FromJob, import_checkpoint
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.fetch_programs import fetch_program, tool_name
+from stoker.agent.inputs.cache import Kept
+from stoker.agent.inputs.download import Fetch
 from stoker.model import keys
 from stoker.model.errors import StokerError
 from stoker.model.node_facts import BlobRef, Manifest
@@ -285,7 +285,7 @@ def test_inputs_do_not_go_through_links_that_a_training_left(
     home: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr("stoker.agent.inputs.keeping.PART_BYTES", 5)
+        monkeypatch.setattr("stoker.agent.inputs.cache.PART_BYTES", 5)
     meta = Meta(f"sub/{KEYS}", 14, datetime.now(timezone.utc), "etag")
     listing: Any = SimpleNamespace(bucket=_Bucket(), files=(meta,), family="f" * 64, digest="d" * 64, size=14)
     listing.single = None

@@ -60,8 +60,8 @@ def test_a_secret_by_reference_is_nowhere_in_the_store(tmp_path: Path, monkeypat
 
 def test_what_holds_a_secret_in_memory_does_not_print_it(tmp_path: Path) -> None:
     """A traceback, a log line or a debugger shows these by their repr."""
-    from stoker.agent.enclosure import Command
-    from stoker.agent.ready import Ready
+    from stoker.agent.runtime import Command
+    from stoker.agent.setup import Ready
     from stoker.cloudapi.aws.identity import Identity as AwsIdentity
     from stoker.cloudapi.aws.sigv4 import Credentials
     from stoker.cloudapi.google.secrets import Identity as GoogleIdentity

@@ -19,12 +19,12 @@ from checkpoint_world import write
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent import life as life_module
-from stoker.agent.blobs import BlobSender, Outgoing
-from stoker.agent.life import Life
-from stoker.agent.prepare import SetupFailed
-from stoker.agent.ready import Readying
-from stoker.agent.snapshot import scan
+from stoker.agent import attempt as life_module
+from stoker.agent.attempt import Life
+from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
+from stoker.agent.checkpoints.folder_snapshot import scan
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.setup import Readying
 from stoker.model import keys
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Closed, Draining, StopAsked

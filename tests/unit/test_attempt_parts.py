@@ -13,21 +13,21 @@ import pytest
 from agent_world import JOB, AgentWorld
 from noticing_machine import Here
 
-from stoker.agent import flush as flush_module
-from stoker.agent import life as life_module
-from stoker.agent import ready as ready_module
+from stoker.agent import attempt as life_module
+from stoker.agent import flush_after_restart as flush_module
+from stoker.agent import setup as ready_module
+from stoker.agent.attempt import Left, Life
+from stoker.agent.checkpoints.restore import Restored
+from stoker.agent.checkpoints.sync import SyncStatus
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.closing import Closing
-from stoker.agent.exits import Trained, make_exit
-from stoker.agent.gang import Agreement
-from stoker.agent.life import Left, Life
+from stoker.agent.exit_report import Trained, make_exit
+from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.metrics import Progress
 from stoker.agent.output_files import Baseline
 from stoker.agent.peers import PeerLeft
-from stoker.agent.prepare import SetupFailed
-from stoker.agent.restore import Restored
+from stoker.agent.rendezvous import Agreement
+from stoker.agent.shutdown_budget import Closing
 from stoker.agent.supervise import Ended, Ending
-from stoker.agent.sync import SyncStatus
 from stoker.model.errors import StoreUnavailable
 from stoker.model.log_entries import Closed
 from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat, NoticeFact, SaveTimes, Trend, Usage

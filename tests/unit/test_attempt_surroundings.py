@@ -17,16 +17,16 @@ from checkpoint_world import write
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent import life as life_module
-from stoker.agent.beat import Beat
-from stoker.agent.checkpoints.placing import OWN, FolderRecord
-from stoker.agent.closing import Closing
-from stoker.agent.exits import Trained, complete, judge, make_exit
-from stoker.agent.life import Left, Life
+from stoker.agent import attempt as life_module
+from stoker.agent.attempt import Left, Life
+from stoker.agent.checkpoints.folder_replacement import OWN, FolderRecord
+from stoker.agent.checkpoints.sync import SyncStatus
+from stoker.agent.exit_report import Trained, complete, judge, make_exit
+from stoker.agent.heartbeat import Beat
 from stoker.agent.metrics import Progress
 from stoker.agent.node import Node, utcnow
+from stoker.agent.shutdown_budget import Closing
 from stoker.agent.supervise import Ended, Ending
-from stoker.agent.sync import SyncStatus
 from stoker.model import codec, keys
 from stoker.model.log_entries import Closed, StopAsked, Submitted, Waste
 from stoker.model.node_facts import CheckpointRef, Exit, ExitOutcome, KeptOutputs

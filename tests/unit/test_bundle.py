@@ -84,7 +84,7 @@ def test_it_is_small_and_holds_what_the_agent_needs(home: Path) -> None:
         assert wanted in held
     assert {f"stoker/store/{name}.py" for name in ("bucket", "folder", "gcs", "s3")} <= set(held)
     # What scripts import on the machine is laid out from here.
-    assert {"stoker/train.py", "stoker/saves.py", "stoker/model/keys.py"} <= set(held)
+    assert {"stoker/train.py", "stoker/agent/checkpoints/save_protocol.py", "stoker/model/keys.py"} <= set(held)
     assert any(name.startswith("obstore/_obstore") and name.endswith(".so") for name in held)
     assert not [name for name in held if name.endswith((".pyi", ".pyc")) or "sbom" in name]
     assert not [name for name in held if name.startswith(("stoker/cli/", "stoker/governor/", "stoker/jobfile/"))]

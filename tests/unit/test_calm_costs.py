@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from bench.fabricate import Machines, active_objects, name_of
 
-from stoker.agent.beat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
+from stoker.agent.heartbeat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, Terminate

@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from stoker import client
-from stoker.agent.restore import RestoreError, find_candidates
+from stoker.agent.checkpoints.restore import RestoreError, find_candidates
 from stoker.cli import cli
 from stoker.cli.completing import complete_checkpoint
 from stoker.cli.resume import command as resume_command

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.enclosure import Command
 from stoker.agent.environment import packages
 from stoker.agent.environment.index import PackedWheels, PrivateIndex
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python, find, is_plain, put_first
 from stoker.agent.environment.steps import Answer
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.runtime import Command
 from stoker.model.spec import Container, Environment, PackageIndex, Spec, Submission, Wheel
 
 BASE = Python(

@@ -17,8 +17,8 @@ from google_services import NUMBER, PROJECT, ZONE, Logging, Metadata, logging_se
 from plain_store import wait_for
 
 import stoker.cloudapi.google
-from stoker.agent.cloudlogging import CloudLoggingSink
-from stoker.agent.logcopy import LogCopy, open_copy
+from stoker.agent.logs.cloud_copy import LogCopy, open_copy
+from stoker.agent.logs.cloud_logging import CloudLoggingSink
 from stoker.cloudapi.google import logs
 from stoker.cloudapi.google.logs import CloudLogging, Entry, LogsError, Source, is_log, log_name, query
 from stoker.cloudapi.google.metadata import Metadata as Asking
@@ -262,7 +262,7 @@ def test_each_attempt_and_node_is_labelled_by_its_own(
 
 def test_a_job_that_asks_for_no_copy_imports_no_http() -> None:
     """An agent is imported at every boot, and http is the slowest part of it."""
-    source = Path(stoker.__file__).parent / "agent" / "logcopy.py"
+    source = Path(stoker.__file__).parent / "agent" / "logs" / "cloud_copy.py"
     top = {name for node in ast.parse(source.read_text()).body for name in _imported(node)}
     assert not any(name.startswith(("stoker.cloudapi.google", "stoker.cloudapi.aws", "http")) for name in top)
 

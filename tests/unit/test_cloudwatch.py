@@ -26,10 +26,10 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from stoker.agent import cloudwatch
-from stoker.agent.cloudwatch import CloudWatchSink
-from stoker.agent.logcopy import LogCopy, open_copy
-from stoker.agent.logs import LogPump
+from stoker.agent.logs import cloudwatch
+from stoker.agent.logs.cloud_copy import LogCopy, open_copy
+from stoker.agent.logs.cloudwatch import CloudWatchSink
+from stoker.agent.logs.log_pump import LogPump
 from stoker.cloudapi.aws import logs
 from stoker.cloudapi.aws.imds import Imds
 from stoker.cloudapi.aws.logs import CloudWatchLogs, LogsError, is_group

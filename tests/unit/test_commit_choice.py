@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 from checkpoint_world import write
 
-from stoker.agent.checkpoints.choice import Choice, before_newest, from_copies
-from stoker.agent.checkpoints.generations import (
-    hide_generations,
-    newest_counts,
-    newest_of_each_kind,
-    number_of,
-)
+from stoker.agent.checkpoints.commit_choice import Choice, before_newest, from_copies
+from stoker.agent.checkpoints.file_numbers import hide_generations, newest_counts, newest_of_each_kind, number_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, scan
 from stoker.agent.checkpoints.save_copies import KeptFile, KeptSave
-from stoker.agent.snapshot import File, Files, Signature, scan
 from stoker.model.node_facts import BlobRef
 
 

@@ -11,11 +11,11 @@ import pytest
 from checkpoint_world import World, checkpoints, manifest_keys, restored_content
 from test_sync_gang import gang
 
-from stoker.agent.blobs import BlobSender, Outgoing, Unstable
-from stoker.agent.checkpoints.choice import Choice
+from stoker.agent.checkpoints.blobs import BlobSender, Outgoing, Unstable
+from stoker.agent.checkpoints.commit_choice import Choice
+from stoker.agent.checkpoints.commit_strategies import FolderCommits, name_of
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, scan
 from stoker.agent.checkpoints.save_copies import KeptFile
-from stoker.agent.committing import FolderCommits, name_of
-from stoker.agent.snapshot import File, Signature, scan
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import Sent
 from stoker.testing.memory import MemoryStore

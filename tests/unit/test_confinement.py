@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, World, content, memory_store, restored_content, write
 
-from stoker.agent import folders
-from stoker.agent.commits import CommitQueue
+from stoker.agent import job_folders
+from stoker.agent.checkpoints.commit_requests import CommitQueue
+from stoker.agent.checkpoints.folder_snapshot import Selection, hold, scan
 from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
-from stoker.agent.environ import ask_to_save, write_notice
-from stoker.agent.logs import last_lines, say
+from stoker.agent.logs.file_tail import FileTail
+from stoker.agent.logs.log_pump import last_lines, say
 from stoker.agent.output_files import Baseline, OutputFiles, Source
-from stoker.agent.outputs import OutputSync
-from stoker.agent.snapshot import Selection, hold, scan
-from stoker.agent.tail import FileTail
+from stoker.agent.output_sync import OutputSync
+from stoker.agent.training_environment import ask_to_save, write_notice
 from stoker.model import keys
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Spec
@@ -140,7 +140,7 @@ def test_no_output_is_a_file_of_the_machine(node: Path, secret: Path) -> None:
     link(node / "code/folder", secret.parent)
     confinement = Confinement([node], lambda _line: None)
     spec = Spec(name="job", run="python train.py")
-    found = kept(folders.output_files(NodePaths(node), spec, Baseline(), confinement))
+    found = kept(job_folders.output_files(NodePaths(node), spec, Baseline(), confinement))
     assert found == dict.fromkeys(("best.pt", "latest.pt", "step-2.pt"), b"weights")
 
 

@@ -19,11 +19,11 @@ from plain_store import wait_for
 from small_engine import SmallEngine
 
 from stoker.agent.container import container as container_module
-from stoker.agent.container import surroundings
+from stoker.agent.container import host_devices
 from stoker.agent.container.container import Container, ContainerRun
-from stoker.agent.container.surroundings import Surroundings, look
-from stoker.agent.enclosure import Command, Mount, View
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.container.host_devices import Surroundings, look
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.runtime import Command, Mount, View
 from stoker.model import codec, keys
 from stoker.model.node_facts import ImageFact
 from stoker.model.spec import Container as ContainerSpec
@@ -181,7 +181,7 @@ def test_a_registry_password_is_had_anew_for_each_pull(yard: Yard, monkeypatch: 
         and login.user == "AWS"
         and fetched[-1] == ("environment.container.image", "aws-ecr:eu-west-1")
     )
-    monkeypatch.setattr(container_module.registry, "knows", lambda where, _environ: where == ecr)
+    monkeypatch.setattr(container_module.registry_login, "knows", lambda where, _environ: where == ecr)
     assert yard.make()._login(f"{ecr}/x:1") is None and len(fetched) == 2, "the person has logged in already"
 
 
@@ -276,7 +276,7 @@ def test_links_out_of_an_input_are_seen_inside(yard: Yard, tmp_path: Path, monke
     [words] = yard.engine.asked("create")
     target = tmp_path / "elsewhere"
     assert f"--mount=type=bind,source={target},target={target},readonly" in words and "inputs: only" not in yard.said
-    monkeypatch.setattr("stoker.agent.container.links.MOST_LOOKED_AT", 0)
+    monkeypatch.setattr("stoker.agent.container.symlinks.MOST_LOOKED_AT", 0)
     yard.entered(View(in_place=(tmp_path / "data",)))
     assert "inputs: only the first" in yard.said
 
@@ -609,42 +609,42 @@ def test_a_client_tells_how_its_command_ended(processes: Begin) -> None:
 
 
 def test_what_this_machine_has_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "count_gpus", lambda: 0)
-    monkeypatch.setattr(surroundings, "_has_toolkit", lambda _engine: True)
-    found = surroundings.look("docker")
+    monkeypatch.setattr(host_devices, "count_gpus", lambda: 0)
+    monkeypatch.setattr(host_devices, "_has_toolkit", lambda _engine: True)
+    found = host_devices.look("docker")
     assert (found.uid, found.gid, found.gpus, found.toolkit) == (os.getuid(), os.getgid(), 0, False)
     assert found.privileged is (os.getuid() == 0)
     stat = os.statvfs("/dev/shm")
     assert found.shm_bytes == stat.f_blocks * stat.f_frsize > 0
-    monkeypatch.setattr(surroundings, "count_gpus", lambda: 4)
-    assert surroundings.look("docker").toolkit and surroundings.look("docker").gpus == 4
+    monkeypatch.setattr(host_devices, "count_gpus", lambda: 4)
+    assert host_devices.look("docker").toolkit and host_devices.look("docker").gpus == 4
 
 
 def test_the_toolkit_is_known_by_its_programs_or_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "_TOOLKIT", ("no-such-hook", "some-nvidia-ctk"))
-    monkeypatch.setattr(surroundings, "_DEVICE_SPECS", (str(tmp_path / "a"), str(tmp_path / "b")))
+    monkeypatch.setattr(host_devices, "_TOOLKIT", ("no-such-hook", "some-nvidia-ctk"))
+    monkeypatch.setattr(host_devices, "_DEVICE_SPECS", (str(tmp_path / "a"), str(tmp_path / "b")))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not surroundings._has_toolkit("docker") and not surroundings._has_toolkit("podman")
+    assert not host_devices._has_toolkit("docker") and not host_devices._has_toolkit("podman")
     program = tmp_path / "some-nvidia-ctk"
     program.write_text("")
     program.chmod(0o755)
-    assert surroundings._has_toolkit("docker") and not surroundings._has_toolkit("podman")
+    assert host_devices._has_toolkit("docker") and not host_devices._has_toolkit("podman")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "nvidia.yaml").touch()
-    assert surroundings._has_toolkit("podman")
+    assert host_devices._has_toolkit("podman")
     program.unlink()
-    assert not surroundings._has_toolkit("docker")
+    assert not host_devices._has_toolkit("docker")
 
 
 @pytest.mark.parametrize("folder", ["etc/cdi", "var/run/cdi"])
 def test_podman_sees_gpus_that_are_described_where_others_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    monkeypatch.setattr(surroundings, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert not surroundings._has_toolkit("podman")
+    monkeypatch.setattr(host_devices, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert not host_devices._has_toolkit("podman")
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "nvidia.yaml").touch()
-    assert surroundings._has_toolkit("podman")
+    assert host_devices._has_toolkit("podman")
 
 
 @pytest.mark.parametrize("program", ["nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk"])
@@ -653,15 +653,15 @@ def test_docker_sees_gpus_by_any_program_of_the_toolkit(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / program).touch(0o755)
-    assert surroundings._has_toolkit("docker")
+    assert host_devices._has_toolkit("docker")
 
 
 @pytest.mark.parametrize(("text", "enforced"), [("1\n", True), ("0\n", False), (None, False)])
 def test_whether_selinux_is_enforced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, enforced: bool
 ) -> None:
-    monkeypatch.setattr(surroundings, "Path", lambda path: tmp_path / path.lstrip("/"))
+    monkeypatch.setattr(host_devices, "Path", lambda path: tmp_path / path.lstrip("/"))
     if text is not None:
         (tmp_path / "sys/fs/selinux").mkdir(parents=True)
         (tmp_path / "sys/fs/selinux/enforce").write_text(text)
-    assert surroundings.look("docker").selinux is enforced
+    assert host_devices.look("docker").selinux is enforced

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import pytest
 
-from stoker.agent.container import door as module
-from stoker.agent.container.door import Door, visit
+from stoker.agent.container import pipes as module
+from stoker.agent.container.pipes import Door, visit
 from stoker.processes.container_sweep import container_name
 
 

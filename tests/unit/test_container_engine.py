@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.agent.container.engine import Answer, Engine
-from stoker.agent.container.refusal import complaint
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.container.field_errors import complaint
+from stoker.agent.fetch_code import SetupFailed
 
 
 @pytest.fixture

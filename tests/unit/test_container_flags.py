@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container import create
-from stoker.agent.container.create import Blueprint, arguments, visible_gpus
-from stoker.agent.container.surroundings import Surroundings
-from stoker.agent.enclosure import Mount
+from stoker.agent.container import create_command
+from stoker.agent.container.create_command import Blueprint, arguments, visible_gpus
+from stoker.agent.container.host_devices import Surroundings
+from stoker.agent.runtime import Mount
 from stoker.jobfile.document import layer_of
 from stoker.jobfile.parse import parse_layers
 from stoker.model import dlc_images
@@ -133,7 +133,7 @@ def test_the_command_line_that_makes_a_container() -> None:
         "--entrypoint=sh",
         "sha256:1",
         "-c",
-        create.IDLE,
+        create_command.IDLE,
         "stoker",
         "/run/stoker/alive",
         "/run/stoker/begun",

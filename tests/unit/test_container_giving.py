@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container.giving import Giving
+from stoker.agent.container.chown import Giving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives anything away")
 
@@ -60,7 +60,7 @@ def test_what_is_new_is_given_and_the_rest_is_not_looked_at_again(
             looked.append(folder)
         return scandir(folder)
 
-    monkeypatch.setattr("stoker.agent.container.giving.os.scandir", look)
+    monkeypatch.setattr("stoker.agent.container.chown.os.scandir", look)
     giving.give(tmp_path)
     assert not looked
     (tmp_path / "old" / "deep" / "new").touch()

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container.group import Cell, ContainerGroup, _cgroups, find_cgroups
-from stoker.agent.enclosure import Command
+from stoker.agent.container.process_group import Cell, ContainerGroup, _cgroups, find_cgroups
+from stoker.agent.runtime import Command
 from stoker.agent.supervise import Ending, Training
 from stoker.processes import stat_of
 
@@ -227,7 +227,7 @@ def test_where_signals_are_not_allowed_the_engine_ends_it_all(monkeypatch: pytes
         made = ContainerGroup(end)
         assert made.members() == set() and made.folder is None and made.kill(), "there is no container yet"
         made.cell = OneProcess(sleeper)  # type: ignore[assignment]
-        monkeypatch.setattr("stoker.agent.container.group.Process.of", lambda _pid: Forbidden())
+        monkeypatch.setattr("stoker.agent.container.process_group.Process.of", lambda _pid: Forbidden())
         assert not made.freeze(0.0) and not ended, "to halt it is no reason to end it"
         assert made.kill(2.0) and ended == [None]
 
@@ -236,7 +236,7 @@ def test_what_cannot_be_ended_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         made = ContainerGroup(lambda: None)
         made.cell = OneProcess(sleeper, Path("/sys/fs/cgroup/x"))  # type: ignore[assignment]
-        monkeypatch.setattr("stoker.agent.container.group.Process.of", lambda _pid: Forbidden())
+        monkeypatch.setattr("stoker.agent.container.process_group.Process.of", lambda _pid: Forbidden())
         assert made.folder == "/sys/fs/cgroup/x"
         assert not made.kill(0.01)
         sleeper.kill()
@@ -285,7 +285,7 @@ def test_which_cgroup_lists_and_which_counts(
     monkeypatch: pytest.MonkeyPatch, controllers: tuple[str, ...], listing: str | None, counting: str | None
 ) -> None:
     places = {name: Path(f"/cgroup/{name or 'unified'}") for name in controllers}
-    monkeypatch.setattr("stoker.agent.container.group.find_cgroups", lambda *_: places)
+    monkeypatch.setattr("stoker.agent.container.process_group.find_cgroups", lambda *_: places)
     found = _cgroups(ID, os.getpid())
     assert found == tuple(None if name is None else places[name] for name in (listing, counting))
     assert _cgroups(ID, 2**22 + 1) == (None, None), "it is gone"

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container import images, registry
-from stoker.agent.container.door import ENTER, Door
+from stoker.agent.container import images, registry_login
 from stoker.agent.container.engine import Engine
 from stoker.agent.container.images import Images, pull_arguments
-from stoker.agent.container.registry import Login
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.container.pipes import ENTER, Door
+from stoker.agent.container.registry_login import Login
+from stoker.agent.fetch_code import SetupFailed
 from stoker.model.node_facts import ImageFact
 from stoker.processes.container_sweep import Record, container_name, read_record, record_of, sweep, write_record
 
@@ -122,7 +122,7 @@ def test_what_is_here_is_not_pulled(world: World) -> None:
 
 def test_a_login_is_in_a_file_that_goes_away(world: World) -> None:
     world.has({}, {f"{ECR}/x:1": image(1, f"{ECR}/x")})
-    world.login = registry.make_login(ECR, "pass:word", "a field")
+    world.login = registry_login.make_login(ECR, "pass:word", "a field")
     found = world.images().bring(f"{ECR}/x:1")
     assert found.known_as == f"{ECR}/x@sha256:d1"
     (pull,) = [each for each in world.asked if "pull" in each["words"]]
@@ -257,7 +257,7 @@ def test_who_is_told_to_go_does_not_wait_for_a_registry(world: World, monkeypatc
 
     monkeypatch.setattr(world, "pause", pause)
     world.has({}, {f"{ECR}/y": {}, "*": "toomanyrequests: slow down"})
-    world.login = registry.make_login(ECR, "pass:word", "a field")
+    world.login = registry_login.make_login(ECR, "pass:word", "a field")
     with pytest.raises(Told):
         world.images().bring(f"{ECR}/x:1")
     assert not (world.folder / "private").exists()
@@ -286,16 +286,18 @@ def test_who_is_told_to_go_does_not_wait_for_a_registry(world: World, monkeypatc
 def test_the_machines_own_identity_is_for_its_clouds_registries_alone(
     name: str, where: str, reference: str | None
 ) -> None:
-    assert registry.registry_of(name) == where
-    assert registry.reference_of(where) == reference
+    assert registry_login.registry_of(name) == where
+    assert registry_login.reference_of(where) == reference
 
 
 def test_logins_by_registry() -> None:
-    assert registry.make_login("ghcr.io", "jane:to:ken", "f") == Login("ghcr.io", "jane", "to:ken")
-    assert registry.make_login("eu.gcr.io", "ya29.x", "f") == Login("eu.gcr.io", "oauth2accesstoken", "ya29.x")
-    assert registry.make_login("eu.gcr.io", '_json_key:{"a": 1}', "f") == Login("eu.gcr.io", "_json_key", '{"a": 1}')
+    assert registry_login.make_login("ghcr.io", "jane:to:ken", "f") == Login("ghcr.io", "jane", "to:ken")
+    assert registry_login.make_login("eu.gcr.io", "ya29.x", "f") == Login("eu.gcr.io", "oauth2accesstoken", "ya29.x")
+    assert registry_login.make_login("eu.gcr.io", '_json_key:{"a": 1}', "f") == Login(
+        "eu.gcr.io", "_json_key", '{"a": 1}'
+    )
     with pytest.raises(SetupFailed, match=r"f: the secret has to be `user:password` for ghcr\.io"):
-        registry.make_login("ghcr.io", "token", "f")
+        registry_login.make_login("ghcr.io", "token", "f")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_logins_by_registry() -> None:
 )
 def test_who_has_logged_in_already_is_left_alone(tmp_path: Path, config: dict[str, Any], known: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert registry.knows(ECR, {"DOCKER_CONFIG": str(tmp_path)}) is known
+    assert registry_login.knows(ECR, {"DOCKER_CONFIG": str(tmp_path)}) is known
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh", "ksh"])
@@ -374,27 +376,27 @@ def test_nobody_but_an_agent_says_what_is_swept(world: World, tmp_path: Path) ->
 def test_logins_are_looked_for_where_engines_keep_them(tmp_path: Path, variable: str, file: str | None) -> None:
     place = tmp_path / (file or "auth.json")
     environ = {variable: str(tmp_path if file else place)}
-    assert not registry.knows("docker.io", environ)
+    assert not registry_login.knows("docker.io", environ)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("no JSON")
-    assert not registry.knows("docker.io", environ)
+    assert not registry_login.knows("docker.io", environ)
     for name in ("https://index.docker.io/v1/", "docker.io", "https://docker.io"):
         place.write_text(json.dumps({"auths": {name: {}}}))
-        assert registry.knows("docker.io", environ) and not registry.knows("ghcr.io", environ)
+        assert registry_login.knows("docker.io", environ) and not registry_login.knows("ghcr.io", environ)
     # The engine's own place wins over the one below the home.
-    assert not registry.knows("docker.io", {**environ, "DOCKER_CONFIG": "/nowhere"}) or variable != "HOME"
+    assert not registry_login.knows("docker.io", {**environ, "DOCKER_CONFIG": "/nowhere"}) or variable != "HOME"
 
 
 def test_a_password_is_kept_where_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert registry.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path
+    assert registry_login.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path
     may = {"/dev/shm", "/run"}
     monkeypatch.setattr(os, "access", lambda place, _how: place in may)
-    assert registry.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == Path("/dev/shm")
+    assert registry_login.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == Path("/dev/shm")
     may.remove("/dev/shm")
-    assert registry.private_place({}) == Path("/run")
+    assert registry_login.private_place({}) == Path("/run")
     may.clear()
     with pytest.raises(SetupFailed, match=r"neither /dev/shm nor /run can be written to") as failed:
-        registry.private_place({})
+        registry_login.private_place({})
     assert not failed.value.user
 
 
@@ -405,7 +407,7 @@ def test_a_password_is_kept_where_it_is_in_memory(tmp_path: Path, monkeypatch: p
 def test_a_login_is_for_its_registry_and_for_this_user_alone(tmp_path: Path, where: str, names: list[str]) -> None:
     folder = tmp_path / "login"
     (folder / "left").mkdir(parents=True)
-    with registry.login_folder(Login(where, "jane", "hunter2"), folder) as made:
+    with registry_login.login_folder(Login(where, "jane", "hunter2"), folder) as made:
         assert made == folder and [path.name for path in folder.iterdir()] == ["config.json"]
         modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "config.json")]
         assert modes == [0o700, 0o600]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.container import links
-from stoker.agent.container.create import Blueprint, places
-from stoker.agent.container.links import Leads
-from stoker.agent.enclosure import Mount
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.container import symlinks
+from stoker.agent.container.create_command import Blueprint, places
+from stoker.agent.container.symlinks import Leads
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.runtime import Mount
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_folders_that_lead_to_each_other_have_an_end(data: Path) -> None:
 
 
 def test_too_many_are_named_and_not_mounted(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_TARGETS", 2)
+    monkeypatch.setattr(symlinks, "MOST_TARGETS", 2)
     for number in range(3):
         (data.parent / f"x{number}").touch()
         (data / f"l{number}").symlink_to(data.parent / f"x{number}")
@@ -83,7 +83,7 @@ def test_too_many_are_named_and_not_mounted(data: Path, monkeypatch: pytest.Monk
 
 
 def test_no_more_is_looked_at_than_is_worth_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(symlinks, "MOST_LOOKED_AT", 3)
     for number in range(4):
         (data / str(number)).touch()
     leads = Leads([str(data)])

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.activity import Sight
 from stoker.agent.health import debuggers
+from stoker.agent.health.activity import Sight
 from stoker.agent.health.debuggers import is_debugged
 
 AGENT = 5

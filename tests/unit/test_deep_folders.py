@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, memory_store, write
 
+from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.output_files import OutputFiles, Source
-from stoker.agent.outputs import OutputSync
-from stoker.agent.snapshot import scan
+from stoker.agent.output_sync import OutputSync
 from stoker.processes.tree_removal import remove_tree
 
 LEVELS = 3000

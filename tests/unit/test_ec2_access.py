@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent import visit as visiting
+from stoker.agent import exec_command as visiting
 from stoker.model.errors import AuthDenied, UserError
 from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Visit

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent import enclosure
-from stoker.agent.enclosure import Command, Host, Mount, View
+from stoker.agent import runtime
+from stoker.agent.runtime import Command, Host, Mount, View
 from stoker.processes import TRAINING, make_group
 
 
@@ -51,7 +51,7 @@ def test_a_command_has_its_secrets_and_they_are_masked_in_the_log(host: Host, tm
 def test_the_machine_itself_is_there_and_closing_it_ends_what_runs(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enclosure, "count_gpus", lambda: 4)
+    monkeypatch.setattr(runtime, "count_gpus", lambda: 4)
     assert (host.gpus, host.image, host.fault, host.environments) == (4, None, None, None)
     host.open(lambda _name, _remedy: pytest.fail("there is nothing to wait for"))
     host.enter(View())

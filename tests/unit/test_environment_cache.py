@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environment import archive, cache
+from stoker.agent.environment import archive, store_cache
 from stoker.agent.environment.archive import Changed, Listing, fingerprint, take_listing, with_compiled
-from stoker.agent.environment.cache import Cache, Damaged, Keeping, Kept
+from stoker.agent.environment.store_cache import Cache, Damaged, Keeping, Kept
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreUnavailable
 from stoker.removing import UNUSED_FOR, collect_environments
@@ -34,7 +34,7 @@ NOW = datetime.now(timezone.utc)
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a hundred bytes: files lie in several of them, and several lie in one."""
-    monkeypatch.setattr(cache, "PART_BYTES", 100)
+    monkeypatch.setattr(store_cache, "PART_BYTES", 100)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_an_environment_that_changed_meanwhile_is_not_kept(made: Path, change: s
 PACKER = """\
 import os, sys, signal
 from pathlib import Path
-from stoker.agent.environment import cache
+from stoker.agent.environment import store_cache as cache
 from stoker.agent.environment.archive import take_listing
 from stoker.store.base import open_store
 cache.PART_BYTES = 100
@@ -222,7 +222,7 @@ def forge(kept_in: MemoryStore, listing: bytes, *contents: bytes, **changes: obj
     """A copy whose names are right and whose contents are these. Answers the key of its manifest."""
     digests = []
     for data in (listing, *contents):
-        digests.append(cache.Part(hashlib.sha256(data).hexdigest(), len(data)))
+        digests.append(store_cache.Part(hashlib.sha256(data).hexdigest(), len(data)))
         kept_in.put(keys.environment_part(keys.ENVIRONMENTS, "k", digests[-1].digest), data)
     kept = replace(Kept("k", HERE, digests[0], tuple(digests[1:]), 100, 4), **changes)  # type: ignore[arg-type]
     manifest = keys.environment_manifest(keys.ENVIRONMENTS, "k")
@@ -496,7 +496,7 @@ def test_it_is_kept_when_the_training_has_imported_what_it_needs(made: Path, tmp
 
 
 def test_waiting_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_WORTH_TELLING_S", 0.0)
+    monkeypatch.setattr(store_cache, "_WORTH_TELLING_S", 0.0)
     begun, go_on = threading.Event(), threading.Event()
     calls: list[str] = []
 

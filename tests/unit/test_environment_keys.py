@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.enclosure import Command
-from stoker.agent.environment import processor
+from stoker.agent.environment import cpu_level
 from stoker.agent.environment.conda import Conda, Program
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python
+from stoker.agent.environment.requirements import Requirements
+from stoker.agent.runtime import Command
 from stoker.model.spec import Code, Environment, PackageIndex, Resources, Spec, Submission
-from stoker.requirements import Requirements
 
 BASE = Python(
     path="/opt/bin/python",
@@ -85,7 +85,7 @@ class Case:
 
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    monkeypatch.setattr(processor, "level", lambda: "v3")
+    monkeypatch.setattr(cpu_level, "level", lambda: "v3")
     return Case(tmp_path)
 
 

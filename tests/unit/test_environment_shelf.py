@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environment import shelf as module
-from stoker.agent.environment.shelf import Held, InUse, Shelf
+from stoker.agent.environment import local_cache as module
+from stoker.agent.environment.local_cache import Held, InUse, Shelf
 
 # Makes an environment as slowly as it is told to, or finds it; says which, and holds it until its input ends.
 NODE = """\
 import sys, time
 from pathlib import Path
-from stoker.agent.environment.shelf import Shelf
+from stoker.agent.environment.local_cache import Shelf
 held = Shelf(Path(sys.argv[1])).hold("k", lambda: None, lambda text: print("said", text, flush=True))
 if held.complete:
     print("found", flush=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.exits import CAUSE_BYTES, CAUSE_LINES, complete
-from stoker.agent.logs import last_lines
+from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete
+from stoker.agent.logs.log_pump import last_lines
 from stoker.core.failure_patterns import diagnose
 from stoker.model.log_entries import Waste
 from stoker.testing.sim_data import make_exit

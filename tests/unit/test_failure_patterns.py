@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stoker.agent.exits import complete
+from stoker.agent.exit_report import complete
 from stoker.core.failure_patterns import EXCUSES, PATTERNS, diagnose
 from stoker.core.foreign.diagnosis import diagnose as diagnose_external
 from stoker.model.log_entries import Waste

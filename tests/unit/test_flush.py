@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.flush import flush
+from stoker.agent.flush_after_restart import flush
 from stoker.agent.node import Node
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record, Submitted

@@ -15,8 +15,8 @@ import pytest
 from agent_world import JOB, AgentWorld
 from noticing_machine import Here
 
-from stoker.agent import flush as flush_module
-from stoker.agent.flush import flush
+from stoker.agent import flush_after_restart as flush_module
+from stoker.agent.flush_after_restart import flush
 from stoker.agent.node import Node
 from stoker.agent.output_files import Baseline
 from stoker.model import codec, keys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.checkpoints.choice import Choice
+from stoker.agent.checkpoints.commit_choice import Choice
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.whole_units import TrainingEnd

@@ -12,12 +12,12 @@ import pytest
 from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 
-from stoker.agent import gang as gang_module
 from stoker.agent import peers as peers_module
-from stoker.agent.beat import Beat
-from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
+from stoker.agent import rendezvous as gang_module
+from stoker.agent.checkpoints.restore import RestoreError
+from stoker.agent.heartbeat import Beat
 from stoker.agent.peers import PeerLeft, PeerWatch
-from stoker.agent.restore import RestoreError
+from stoker.agent.rendezvous import Agreement, Gang, sleep_interruptibly
 from stoker.model import codec, keys
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous

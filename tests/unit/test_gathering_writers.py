@@ -10,16 +10,25 @@ from typing import Any
 
 import pytest
 
-from stoker import saves
-from stoker.saves import MARKER, Gathering, Lock, Save, numbered, read_json, remove, write_json
+from stoker.agent.checkpoints import save_protocol
+from stoker.agent.checkpoints.save_protocol import (
+    MARKER,
+    Gathering,
+    Lock,
+    Save,
+    numbered,
+    read_json,
+    remove,
+    write_json,
+)
 
 
 @pytest.fixture
 def pids(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     """Processes that are alive, by number, with their identity. The parent of all is 1."""
     alive: dict[int, list[int]] = {1: [1, 11]}
-    monkeypatch.setattr(saves, "_identity", lambda pid: alive.get(pid, [pid, 0]))
-    monkeypatch.setattr(saves, "_alive", lambda who: alive.get(who[0]) == who[:2])
+    monkeypatch.setattr(save_protocol, "_identity", lambda pid: alive.get(pid, [pid, 0]))
+    monkeypatch.setattr(save_protocol, "_alive", lambda who: alive.get(who[0]) == who[:2])
     return alive
 
 
@@ -35,8 +44,8 @@ def writer(
 ) -> Gathering:
     pids[pid] = [pid, pid * 10]
     with monkeypatch.context() as patch:
-        patch.setattr(saves.os, "getpid", lambda: pid)
-        patch.setattr(saves.os, "getppid", lambda: parent)
+        patch.setattr(save_protocol.os, "getpid", lambda: pid)
+        patch.setattr(save_protocol.os, "getppid", lambda: parent)
         return Gathering("last", folder, channel, writers)
 
 
@@ -47,11 +56,11 @@ def waits(gathering: Gathering, monkeypatch: pytest.MonkeyPatch) -> bool:
         pass
 
     def sleep(seconds: float) -> None:
-        assert seconds == saves.POLL_S
+        assert seconds == save_protocol.POLL_S
         raise Waiting
 
     with monkeypatch.context() as patch:
-        patch.setattr(saves.time, "sleep", sleep)
+        patch.setattr(save_protocol.time, "sleep", sleep)
         try:
             gathering.join()
         except Waiting:
@@ -158,7 +167,7 @@ def test_one_of_an_earlier_run_does_not_count(
     assert left_behind(tmp_path, pids, monkeypatch, parent=7)["left"] == []
 
 
-@pytest.mark.parametrize(("age_s", "counts"), [(saves._STALE_S - 60, 1), (saves._STALE_S + 60, 0)])
+@pytest.mark.parametrize(("age_s", "counts"), [(save_protocol._STALE_S - 60, 1), (save_protocol._STALE_S + 60, 0)])
 def test_a_sibling_of_long_ago_does_not_count(
     tmp_path: Path, pids: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch, age_s: float, counts: int
 ) -> None:
@@ -190,7 +199,7 @@ def test_a_save_of_several_gets_its_name_when_the_last_leaves(tmp_path: Path) ->
         try:
             save = Save("last", tmp_path, None, step=7, sharded=False, writers=2)
             assert save._gathering is not None
-            save._gathering._me = [os.getpid(), saves._identity(os.getpid())[1], who, 0]
+            save._gathering._me = [os.getpid(), save_protocol._identity(os.getpid())[1], who, 0]
             with save as folder:
                 (folder / f"part-{who}").write_text("x")
                 inside.wait()
@@ -205,27 +214,27 @@ def test_a_save_of_several_gets_its_name_when_the_last_leaves(tmp_path: Path) ->
         thread.join()
     assert errors == []
     assert {path.name for path in (tmp_path / "last").iterdir()} == {"part-0", "part-1", MARKER}
-    assert {path.name for path in tmp_path.iterdir()} == {"last", saves.LOCK}, "nothing else is left"
+    assert {path.name for path in tmp_path.iterdir()} == {"last", save_protocol.LOCK}, "nothing else is left"
 
 
 # ── Processes, locks, disks ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_this_process_is_alive_and_a_later_one_of_its_number_is_another() -> None:
-    me = saves._identity(os.getpid())
+    me = save_protocol._identity(os.getpid())
     assert me[0] == os.getpid() and me[1] > 0
-    assert saves._alive(me) and not saves._alive([me[0], me[1] + 1])
+    assert save_protocol._alive(me) and not save_protocol._alive([me[0], me[1] + 1])
     nobody = 2**22 + 1
-    assert saves._identity(nobody) == [nobody, 0] and not saves._alive([nobody, 5])
+    assert save_protocol._identity(nobody) == [nobody, 0] and not save_protocol._alive([nobody, 5])
 
 
 def test_where_the_system_does_not_tell_a_process_that_answers_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(_pid: int, _signal: int) -> None:
         raise PermissionError("another user's")
 
-    monkeypatch.setattr(saves.os, "kill", denied)
-    monkeypatch.setattr(saves, "_identity", lambda pid: [pid, 0])
-    assert saves._alive([5, 77])
+    monkeypatch.setattr(save_protocol.os, "kill", denied)
+    monkeypatch.setattr(save_protocol, "_identity", lambda pid: [pid, 0])
+    assert save_protocol._alive([5, 77])
 
 
 def test_a_lock_that_is_held_is_waited_for_no_longer_than_its_time(tmp_path: Path) -> None:
@@ -235,14 +244,14 @@ def test_a_lock_that_is_held_is_waited_for_no_longer_than_its_time(tmp_path: Pat
         with pytest.raises(TimeoutError), Lock(tmp_path, None, timeout_s=0.05):
             pytest.fail("it is held")
     with Lock(tmp_path, None, timeout_s=0.0):
-        assert (tmp_path / saves.LOCK).exists()
+        assert (tmp_path / save_protocol.LOCK).exists()
 
 
 def test_the_lock_is_in_the_channel_where_there_is_one(tmp_path: Path) -> None:
     channel = tmp_path / "channel"
     channel.mkdir()
     with Lock(tmp_path, channel), Lock(tmp_path, None, timeout_s=0.0):
-        assert (channel / saves.LOCK).exists() and (tmp_path / saves.LOCK).exists()
+        assert (channel / save_protocol.LOCK).exists() and (tmp_path / save_protocol.LOCK).exists()
 
 
 @pytest.mark.parametrize(("number", "raises"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
@@ -255,12 +264,12 @@ def test_a_disk_that_fails_is_told_and_one_that_cannot_flush_is_let_pass(
         opened.append(file)
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(saves.os, "fsync", fail)
+    monkeypatch.setattr(save_protocol.os, "fsync", fail)
     if raises:
         with pytest.raises(OSError, match="Input/output error"):
-            saves._sync(tmp_path)
+            save_protocol._sync(tmp_path)
     else:
-        saves._sync(tmp_path)
+        save_protocol._sync(tmp_path)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened[0])
 
@@ -269,7 +278,7 @@ def test_a_save_whose_files_cannot_be_flushed_is_not_committed(tmp_path: Path, m
     def fail(_folder: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(saves, "_sync_tree", fail)
+    monkeypatch.setattr(save_protocol, "_sync_tree", fail)
     with pytest.raises(OSError), Save("last", tmp_path, None, step=1, sharded=False, writers=1) as folder:
         (folder / "weights").write_text("x")
     assert list(tmp_path.iterdir()) == []
@@ -281,8 +290,8 @@ def test_every_file_and_folder_of_a_save_is_flushed(tmp_path: Path, monkeypatch:
     (tmp_path / "below" / "weights").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(saves, "_sync", flushed.append)
-    saves._sync_tree(tmp_path)
+    monkeypatch.setattr(save_protocol, "_sync", flushed.append)
+    save_protocol._sync_tree(tmp_path)
     assert sorted(flushed) == [tmp_path, tmp_path / "below", tmp_path / "below" / "weights"]
 
 
@@ -296,16 +305,16 @@ def test_saves_are_numbered_and_strange_folders_are_none(tmp_path: Path) -> None
 
 
 def test_what_was_asked_for_is_counted_and_strange_counters_are_none(tmp_path: Path) -> None:
-    assert saves.counters(tmp_path) == (0, 0)
+    assert save_protocol.counters(tmp_path) == (0, 0)
     write_json(tmp_path / "commits.next", {"sequence": 4, "sharded": 2})
-    assert saves.counters(tmp_path) == (4, 2)
+    assert save_protocol.counters(tmp_path) == (4, 2)
     write_json(tmp_path / "commits.next", {"sequence": "x", "sharded": None})
-    assert saves.counters(tmp_path) == (0, 0)
-    assert saves.done(tmp_path) == 0
+    assert save_protocol.counters(tmp_path) == (0, 0)
+    assert save_protocol.done(tmp_path) == 0
     (tmp_path / "commits.done").mkdir()
     for name in ("00000002.json", "00000010.json", "x.json", "00000099.tmp"):
         (tmp_path / "commits.done" / name).touch()
-    assert saves.done(tmp_path) == 10
+    assert save_protocol.done(tmp_path) == 10
 
 
 @pytest.mark.parametrize("sharded", [True, False])
@@ -325,7 +334,7 @@ def test_each_save_asks_for_a_commit_with_its_number(tmp_path: Path, sharded: bo
             "step": 10 * number,
             "generation": number if sharded else 0,
         }
-    assert saves.counters(channel) == (2, 2 if sharded else 0)
+    assert save_protocol.counters(channel) == (2, 2 if sharded else 0)
     assert read_json(folder / "last" / MARKER) == {"name": "last", "number": 2, "step": 20}
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from plain_store import wait_for
 
-from stoker.agent import beat as beat_module
-from stoker.agent.beat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
+from stoker.agent import heartbeat as beat_module
+from stoker.agent.heartbeat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected
 from stoker.model.node_facts import Ack, Activity, CheckpointRef, Heartbeat, Rendezvous

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, World, checkpoints, content, memory_store, write
 
-from stoker.agent import resume
-from stoker.agent.blobs import BlobSender, Unstable
-from stoker.agent.restore import restore
-from stoker.agent.resume import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
+from stoker.agent.checkpoints import resume_from
+from stoker.agent.checkpoints.blobs import BlobSender, Unstable
+from stoker.agent.checkpoints.restore import restore
+from stoker.agent.checkpoints.resume_from import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import Manifest
@@ -72,7 +72,7 @@ def test_of_two_of_that_name_an_older_one_is_taken_only_if_the_newer_was_pruned(
     with pytest.raises(RestoreError, match="missing from the store"):
         import_checkpoint(memory, "next", FromJob(JOB, "best"))
     assert list_checkpoints(memory, "next") == []
-    monkeypatch.setattr(resume, "find_checkpoint", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(resume_from, "find_checkpoint", lambda *_arguments, **_options: None)
     import_checkpoint(memory, "next", FromJob(JOB, "best"))
     assert [one.step for one in list_checkpoints(memory, "next")] == [0]
 
@@ -133,7 +133,7 @@ def test_it_can_be_ended_between_any_two_files_and_imports_nothing_then(
     for name in ("a", "sub/b"):
         write(tmp_path / "base" / name, name)
         bucket.put(name, name.encode())
-    monkeypatch.setattr(resume, "open_store", lambda _url: bucket)
+    monkeypatch.setattr(resume_from, "open_store", lambda _url: bucket)
     sources = {"job": FromJob(JOB), "folder": FromFolder(tmp_path / "base"), "url": FromUrl("s3://bucket/base")}
     scratch = tmp_path / "work"
     scratch.mkdir()
@@ -203,7 +203,7 @@ def test_a_bucket_is_read_without_what_cannot_be_a_file(
     bucket = memory_store(near=False)
     bucket.put("model", b"m")
     bucket.put("b" * 256, b"a name that no folder can hold")
-    monkeypatch.setattr(resume, "open_store", lambda _url: bucket)
+    monkeypatch.setattr(resume_from, "open_store", lambda _url: bucket)
     key = import_checkpoint(memory, "next", FromUrl("s3://bucket/runs/base/"))
     assert key == "00000000/000000-base"
     restore(memory, "next", 0, key, tmp_path / "back")
@@ -213,7 +213,7 @@ def test_a_bucket_is_read_without_what_cannot_be_a_file(
 def test_a_file_that_leaves_the_bucket_meanwhile_is_told(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = memory_store(near=False)
     bucket.put("model", b"m")
-    monkeypatch.setattr(resume, "open_store", lambda _url: bucket)
+    monkeypatch.setattr(resume_from, "open_store", lambda _url: bucket)
     monkeypatch.setattr(bucket, "get_file", lambda *_arguments: None)
     with pytest.raises(UserError, match="s3://bucket/base/model was removed while it was read"):
         import_checkpoint(memory, "next", FromUrl("s3://bucket/base"))
@@ -242,7 +242,7 @@ class Taken:
     def again(self, faults: Callable[[str, str], Fault | None] = lambda _method, _key: None) -> str:
         """As one that saw no checkpoint in its list, since the other was on its way."""
         hidden = pytest.MonkeyPatch()
-        hidden.setattr(resume, "list_checkpoints", lambda *_arguments, **_options: [])
+        hidden.setattr(resume_from, "list_checkpoints", lambda *_arguments, **_options: [])
         try:
             return import_checkpoint(self.memory.client(faults), "next", self.source)
         finally:

@@ -14,19 +14,19 @@ import pytest
 from plain_bucket import URL, PlainBucket
 from plain_store import PlainStore
 
-from stoker.agent.inputs import bringing, keeping
-from stoker.agent.inputs.bringing import Inputs
-from stoker.agent.inputs.keeping import Kept
-from stoker.agent.inputs.mounting import NotMountable
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.inputs import cache, service
+from stoker.agent.inputs.cache import Kept
+from stoker.agent.inputs.mount import NotMountable
+from stoker.agent.inputs.service import Inputs
 from stoker.agent.inputs.source import Listing
-from stoker.agent.prepare import SetupFailed
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.store.base import Meta
 
 # As they are outside of these tests.
-PAUSES = {name: getattr(bringing, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
+PAUSES = {name: getattr(service, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
 FILES = {"a": b"aaa", "b": b"bb", "c": b"c"}
 
 
@@ -45,9 +45,9 @@ class World:
         self.store = PlainStore()
         self.listed = 0
         self.found: tuple[str, str | None] = (URL, None)
-        monkeypatch.setattr(bringing, "_FIRST_PAUSE_S", 0.001)
-        monkeypatch.setattr(bringing, "_LONGEST_PAUSE_S", 0.01)
-        monkeypatch.setattr(bringing, "Source", self._source)
+        monkeypatch.setattr(service, "_FIRST_PAUSE_S", 0.001)
+        monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 0.01)
+        monkeypatch.setattr(service, "Source", self._source)
 
     def _source(self, url: str, _say: Callable[[str], None]) -> Any:
         def ask() -> None:
@@ -117,7 +117,7 @@ def test_a_copy_is_told_from_beginning_to_end_and_the_second_time_it_is_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([100.0, 102.0])
-    monkeypatch.setattr(bringing, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=time.sleep))
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=time.sleep))
     monkeypatch.setattr(Inputs, "_ask", lambda _self, question, _say: question())
     inputs = world.inputs()
     where = inputs.bring({"data": Input(URL)})["data"]
@@ -143,9 +143,9 @@ def test_a_copy_for_another_place_is_kept_there(world: World, tmp_path: Path) ->
 
 
 def test_a_disk_with_just_enough_room_is_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringing.shutil, "disk_usage", lambda _: SimpleNamespace(free=5))
+    monkeypatch.setattr(service.shutil, "disk_usage", lambda _: SimpleNamespace(free=5))
     assert "6 B are to come, and 5 B are free" in told(world)
-    monkeypatch.setattr(bringing.shutil, "disk_usage", lambda _: SimpleNamespace(free=6))
+    monkeypatch.setattr(service.shutil, "disk_usage", lambda _: SimpleNamespace(free=6))
     assert tree(world.bring()) == FILES
 
 
@@ -162,7 +162,7 @@ def test_a_fetch_that_fails_is_left_to_the_next_node(world: World) -> None:
 def test_a_node_says_that_it_waits_for_another_one_and_is_checked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(cache, "_LOOK_EVERY_S", 0.0)
     busy = Kept(world.root / "kept", world.bucket.listing())
     busy.take(lambda: None, lambda: None)
     waits, checks = [], []
@@ -255,7 +255,7 @@ def test_a_mount_is_a_folder_or_one_file_in_it_and_is_cut_with_the_others(
         assert target.parent.is_dir()
         return SimpleNamespace(tool="s3fs", cut=lambda: cuts.append(1))
 
-    monkeypatch.setattr(bringing, "mount", mount)
+    monkeypatch.setattr(service, "mount", mount)
     inputs = world.inputs()
     mounts = NodePaths(world.root / "node").mounts
     assert inputs.bring({"data": Input(URL, mode="mount")}) == {"data": str(mounts / "data")}
@@ -275,7 +275,7 @@ def test_what_cannot_be_mounted_names_the_input(world: World, monkeypatch: pytes
     def mount(*_: object, **__: object) -> None:
         raise NotMountable("no program for it")
 
-    monkeypatch.setattr(bringing, "mount", mount)
+    monkeypatch.setattr(service, "mount", mount)
     assert told(world, Input(URL, mode="mount")) == "inputs.data: no program for it"
 
 
@@ -304,10 +304,10 @@ def test_pauses_grow_up_to_the_longest_and_are_checked(world: World, monkeypatch
         slept.append(round(seconds, 6))
         clock[0] += seconds
 
-    monkeypatch.setattr(bringing, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
-    monkeypatch.setattr(bringing, "run_watched", lambda question, _check: question())
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(service, "run_watched", lambda question, _check: question())
     for name, own in PAUSES.items():
-        monkeypatch.setattr(bringing, name, own)
+        monkeypatch.setattr(service, name, own)
     asked: list[float] = []
     inputs = world.inputs(lambda: checks.append(clock[0]))
 
@@ -324,12 +324,12 @@ def test_pauses_grow_up_to_the_longest_and_are_checked(world: World, monkeypatch
 
 def test_credentials_that_do_not_come_within_a_minute_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(bringing, "run_watched", lambda question, _check: question())
+    monkeypatch.setattr(service, "run_watched", lambda question, _check: question())
 
     def sleep(_seconds: float) -> None:
         clock[0] += 30.0
 
-    monkeypatch.setattr(bringing, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     world.answers = [NoCredentials("no credentials")] * 3
     world.inputs()._ask(world._source(URL, lambda _: None).list, world.said.append)
     world.answers = [NoCredentials("no credentials")] * 4
@@ -364,6 +364,6 @@ def test_what_is_not_used_for_long_is_forgotten_when_all_inputs_are_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pruned: list[Path] = []
-    monkeypatch.setattr(bringing, "prune", pruned.append)
+    monkeypatch.setattr(service, "prune", pruned.append)
     world.bring()
     assert pruned == [world.root / "kept"]

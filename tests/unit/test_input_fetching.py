@@ -12,14 +12,14 @@ import pytest
 from plain_bucket import PlainBucket
 from plain_store import wait_for
 
-from stoker.agent.inputs import fetching, keeping
-from stoker.agent.inputs.fetching import Fetch, size_text, time_text
-from stoker.agent.inputs.keeping import Kept
+from stoker.agent.inputs import cache, download
+from stoker.agent.inputs.cache import Kept
+from stoker.agent.inputs.download import Fetch, size_text, time_text
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
 from stoker.store.base import ObjectChanged
 
 # As they are outside of these tests.
-PAUSES = {name: getattr(fetching, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
+PAUSES = {name: getattr(download, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
 FILES = {"a": b"aaa", "sub/b": b"bb", "empty": b""}
 
 
@@ -33,10 +33,10 @@ def nothing() -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "THREADS", 1)
-    monkeypatch.setattr(fetching, "_LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(fetching, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(fetching, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(download, "THREADS", 1)
+    monkeypatch.setattr(download, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(download, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(download, "_LONGEST_PAUSE_S", 0.01)
 
 
 def begun(root: Path, bucket: PlainBucket) -> Kept:
@@ -59,8 +59,8 @@ def test_nothing_to_fetch_is_done_at_once(tmp_path: Path) -> None:
 
 
 def test_every_part_is_fetched_once_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
-    monkeypatch.setattr(fetching, "THREADS", 3)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
+    monkeypatch.setattr(download, "THREADS", 3)
     bucket = PlainBucket(FILES)
     kept = begun(tmp_path, bucket)
     fetch = Fetch(kept, kept.missing(), lambda _: None)
@@ -74,9 +74,9 @@ def test_every_part_is_fetched_once_and_noted(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_disk_that_takes_a_little_at_a_time_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 4)
+    monkeypatch.setattr(cache, "PART_BYTES", 4)
     own = os.pwrite
-    monkeypatch.setattr(fetching.os, "pwrite", lambda handle, data, offset: own(handle, data[:1], offset))
+    monkeypatch.setattr(download.os, "pwrite", lambda handle, data, offset: own(handle, data[:1], offset))
     files = {"large": b"0123456789", "small": b"abc"}
     kept = begun(tmp_path, PlainBucket(files))
     Fetch(kept, kept.missing(), lambda _: None).run(nothing)
@@ -84,7 +84,7 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_everything(tmp_path: Path, mo
 
 
 def test_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     for number, trouble in enumerate((None, StoreDenied("no"))):
         bucket = PlainBucket({"a": b"aaaa", "b": b"bb"})
         kept = begun(tmp_path / str(number), bucket)
@@ -116,7 +116,7 @@ def open_files(root: Path) -> list[str]:
 def test_of_a_large_file_that_was_begun_only_the_rest_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     bucket = PlainBucket({"a": b"abcdef"})
     kept = begun(tmp_path, bucket)
     rest = kept.missing()[1:]
@@ -127,7 +127,7 @@ def test_of_a_large_file_that_was_begun_only_the_rest_is_fetched(
 
 
 def test_a_beginning_of_another_size_is_not_built_upon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     bucket = PlainBucket({"a": b"abcd"})
     kept = begun(tmp_path, bucket)
     parts = kept.missing()
@@ -141,7 +141,7 @@ def test_a_file_that_comes_in_parts_has_its_size_from_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next attempt would not build upon it."""
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     bucket = PlainBucket({"a": b"abcdef"})
     kept = begun(tmp_path, bucket)
     parts = kept.missing()
@@ -164,7 +164,7 @@ def test_a_file_that_comes_in_parts_has_its_size_from_the_first(
 
 
 def test_the_first_refusal_ends_the_fetch_and_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "THREADS", 2)
+    monkeypatch.setattr(download, "THREADS", 2)
     bucket = PlainBucket({f"f{number}": b"x" for number in range(20)})
     kept = begun(tmp_path, bucket)
     fetch = Fetch(kept, kept.missing(), lambda _: None)
@@ -210,7 +210,7 @@ def test_a_check_that_raises_ends_the_threads(tmp_path: Path) -> None:
 
 
 def test_the_check_is_called_while_the_last_threads_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "THREADS", 2)
+    monkeypatch.setattr(download, "THREADS", 2)
     bucket = PlainBucket({"bad": b"x", "slow": b"y"})
     slow, go_on = threading.Event(), threading.Event()
 
@@ -296,7 +296,7 @@ def test_an_outage_is_told_once_and_another_one_again(tmp_path: Path) -> None:
 
 
 def test_an_outage_before_the_first_look_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(download, "_LOOK_EVERY_S", 0.2)
     bucket = PlainBucket({"a": b"a"})
     said: list[str] = []
 
@@ -314,7 +314,7 @@ def test_pauses_grow_up_to_the_longest_and_begin_anew_after_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, own in PAUSES.items():
-        monkeypatch.setattr(fetching, name, own)
+        monkeypatch.setattr(download, name, own)
     bucket = PlainBucket({"a": b"a", "b": b"b"})
 
     def trouble(_key: str, _begin: int) -> None:
@@ -345,7 +345,7 @@ def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[tuple
     bucket.trouble = trouble
     kept = begun(tmp_path, bucket)
     parts = kept.missing()
-    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     Fetch(kept, parts, lambda _: None).run(nothing)
     assert there(kept) == {"a": b"a", "b": b"b"}
 
@@ -378,13 +378,13 @@ def test_a_store_that_is_away_is_asked_for_as_long_as_it_takes(tmp_path: Path, m
 
 
 def test_progress_counts_what_is_there_and_guesses_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 100_000)
+    monkeypatch.setattr(cache, "PART_BYTES", 100_000)
     bucket = PlainBucket({"had": bytes(50_000), "large": bytes(200_000), "small": bytes(50_000)})
     kept = begun(tmp_path, bucket)
     parts = [part for part in kept.missing() if part.meta.key != "had"]
     clock = [100.0]
-    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    progress = fetching._Progress(kept, parts)
+    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    progress = download._Progress(kept, parts)
     assert progress.text() == "50.0 kB of 300 kB, 1 of 3 files"
     clock[0] = 110.0
     progress.add(parts[0], False)
@@ -397,10 +397,10 @@ def test_progress_counts_what_is_there_and_guesses_the_rest(tmp_path: Path, monk
 
 
 def test_progress_is_told_when_it_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     bucket = PlainBucket({"a": b"aaaa", "b": b"bb"})
     clock, looks, said = [0.0], [0], []
-    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     kept = begun(tmp_path, bucket)
     # At these times, so many lines were said.
     steps = iter([(4.9, 0), (5.0, 1), (9.9, 1)])
@@ -422,7 +422,7 @@ def test_progress_is_told_when_it_is_time(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_was_fetched_is_flushed_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = PlainBucket({"a": b"a", "b": b"b"})
     clock, looks = [0.0], [0]
-    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     kept = begun(tmp_path, bucket)
     journal = kept.folder / "journal"
 

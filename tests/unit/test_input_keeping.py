@@ -13,9 +13,9 @@ import pytest
 from plain_bucket import PlainBucket
 from plain_store import wait_for
 
-from stoker.agent.inputs import keeping
-from stoker.agent.inputs.fetching import Fetch
-from stoker.agent.inputs.keeping import KEEP_UNUSED_S, InUse, Kept, Part, prune
+from stoker.agent.inputs import cache
+from stoker.agent.inputs.cache import KEEP_UNUSED_S, InUse, Kept, Part, prune
+from stoker.agent.inputs.download import Fetch
 
 FILES = {"a": b"aaa", "sub/b": b"bb", "empty": b""}
 
@@ -90,7 +90,7 @@ def open_locks(folder: Path) -> int:
 def test_waiting_for_another_node_is_told_once_and_checked_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(cache, "_LOOK_EVERY_S", 0.0)
     bucket = PlainBucket(FILES)
     first, second = Kept(tmp_path, bucket.listing()), Kept(tmp_path, bucket.listing())
     take(first)
@@ -140,13 +140,13 @@ def test_a_folder_that_is_pruned_while_it_is_taken_is_made_again(
             kept.folder.rmdir()
         return own(path, flags, mode)
 
-    monkeypatch.setattr(keeping.os, "open", open_lock)
+    monkeypatch.setattr(cache.os, "open", open_lock)
     assert take(kept) is False
     assert (kept.folder / "lock").exists()
 
 
 def test_a_lock_of_a_folder_that_was_pruned_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(cache, "_LOOK_EVERY_S", 0.0)
     kept = Kept(tmp_path, PlainBucket(FILES).listing())
     own, lost = fcntl.flock, [1]
 
@@ -156,7 +156,7 @@ def test_a_lock_of_a_folder_that_was_pruned_holds_nothing(tmp_path: Path, monkey
             (kept.folder / "lock").unlink()
         own(handle, how)
 
-    monkeypatch.setattr(keeping.fcntl, "flock", lock_late)
+    monkeypatch.setattr(cache.fcntl, "flock", lock_late)
     assert kept.take(nothing, nothing) is False
     with pytest.raises(Left):
         take(Kept(tmp_path, kept.listing))
@@ -166,7 +166,7 @@ def test_a_lock_of_a_folder_that_was_pruned_holds_nothing(tmp_path: Path, monkey
 
 
 def test_files_are_only_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     kept = fetched(tmp_path, PlainBucket(FILES))
     for name in FILES:
         assert (kept.files / name).stat().st_mode & 0o777 == 0o444
@@ -180,7 +180,7 @@ def test_a_single_object_is_the_path_itself(tmp_path: Path) -> None:
 
 
 def test_parts_cover_an_object_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 4)
+    monkeypatch.setattr(cache, "PART_BYTES", 4)
     kept = Kept(tmp_path, PlainBucket({"a": b"x" * 8, "b": b"x" * 9, "c": b"x" * 4, "d": b""}).listing())
     take(kept)
     parts = [(part.meta.key, part.begin, part.end, part.whole) for part in kept.missing()]
@@ -237,7 +237,7 @@ def test_a_journal_of_another_boot_counts_once_all_was_on_the_disk(
     settled(kept)
     (kept.files / "a").unlink()
     kept.release()
-    monkeypatch.setattr(keeping, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(cache, "boot_id", lambda: "another boot")
     again = Kept(tmp_path, bucket.listing())
     assert take(again) is False
     assert missing(again) == {("a", 0)}
@@ -254,7 +254,7 @@ def test_after_a_power_cut_only_what_was_on_the_disk_is_whole(
     if not on_disk:
         (kept.folder / "settled").unlink()
         assert kept._is_whole(), "in the same boot it is"
-    monkeypatch.setattr(keeping, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(cache, "boot_id", lambda: "another boot")
     again = Kept(tmp_path, bucket.listing())
     assert take(again) is whole
     if not whole:
@@ -289,7 +289,7 @@ def test_a_file_system_that_cannot_be_synced_is_not_settled(tmp_path: Path, monk
         def syncfs(_handle: int) -> int:
             return -1
 
-    monkeypatch.setattr(keeping.ctypes, "CDLL", lambda _name: Library)
+    monkeypatch.setattr(cache.ctypes, "CDLL", lambda _name: Library)
     kept = Kept(tmp_path, PlainBucket(FILES).listing())
     kept.files.mkdir(parents=True)
     kept._settle()
@@ -351,7 +351,7 @@ def test_a_torn_or_strange_journal_says_nothing_of_what_it_does_not_name(tmp_pat
 
 
 def test_what_has_stayed_the_same_is_linked_and_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     bucket = PlainBucket(FILES)
     old = fetched(tmp_path, bucket)
     bucket.objects["sub/b"] = b"BB"
@@ -375,7 +375,7 @@ def test_of_a_version_that_is_being_filled_nothing_is_taken_over(tmp_path: Path)
 def test_of_a_large_file_that_is_there_in_part_nothing_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "PART_BYTES", 2)
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
     bucket = PlainBucket({"a": b"aaaa", "b": b"b"})
     old = Kept(tmp_path, bucket.listing())
     take(old)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.agent.inputs import mounting
-from stoker.agent.inputs.mounting import NotMountable, find_tool, mount_command
+from stoker.agent.inputs import mount
+from stoker.agent.inputs.mount import NotMountable, find_tool, mount_command
 
 AT = Path("/node/mounts/data")
 OWN_S3 = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_REGION": "eu-west-1"}
@@ -165,8 +165,8 @@ def test_the_command_line(
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *programs: str, fuse: bool = True) -> None:
-    monkeypatch.setattr(mounting.shutil, "which", lambda name, path=None: name if name in programs else None)
-    monkeypatch.setattr(mounting.os, "access", lambda *_: fuse)
+    monkeypatch.setattr(mount.shutil, "which", lambda name, path=None: name if name in programs else None)
+    monkeypatch.setattr(mount.os, "access", lambda *_: fuse)
 
 
 def test_the_first_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +211,13 @@ class Mounts:
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-        monkeypatch.setattr(mounting, "find_tool", lambda _url: "rclone")
-        monkeypatch.setattr(mounting, "unmount_below", self.unmounted.append)
-        monkeypatch.setattr(mounting, "mounted_below", lambda _target: self.there())
-        monkeypatch.setattr(mounting, "_LOOK_EVERY_S", 0.001)
+        monkeypatch.setattr(mount, "find_tool", lambda _url: "rclone")
+        monkeypatch.setattr(mount, "unmount_below", self.unmounted.append)
+        monkeypatch.setattr(mount, "mounted_below", lambda _target: self.there())
+        monkeypatch.setattr(mount, "_LOOK_EVERY_S", 0.001)
 
-    def mount(self, check: Callable[[], None] = lambda: None, region: str | None = None) -> mounting.Mounted:
-        return mounting.mount("s3://bucket", self.target, self.log, check, region=region)
+    def mount(self, check: Callable[[], None] = lambda: None, region: str | None = None) -> mount.Mounted:
+        return mount.mount("s3://bucket", self.target, self.log, check, region=region)
 
 
 def is_gone(pid: int) -> bool:
@@ -242,7 +242,7 @@ def test_a_mount_is_there_when_the_machine_shows_it(tmp_path: Path, monkeypatch:
     assert not [line for line in said if line.startswith("AWS_CA_BUNDLE=")], "the program fails of it"
     command = mount_command("rclone", "s3://bucket", mounts.target, os.environ, root=os.geteuid() == 0)
     assert f"argv: {' '.join(command.argv[1:])}" in said
-    monkeypatch.setattr(mounting, "abort_below", mounts.unmounted.append)
+    monkeypatch.setattr(mount, "abort_below", mounts.unmounted.append)
     mounted.cut()
     assert mounted.server.wait(60) != 0 and mounts.unmounted == [mounts.target] * 2
 
@@ -271,7 +271,7 @@ def test_a_program_that_does_not_mount_in_time_is_ended(tmp_path: Path, monkeypa
         if mounts.log.read_text().endswith("\n"):
             clock[0] += 30.0
 
-    monkeypatch.setattr(mounting, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
+    monkeypatch.setattr(mount, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
     with pytest.raises(NotMountable, match=r"^rclone did not mount it within 60 s: [0-9]+$") as failed:
         mounts.mount(check)
     assert clock[0] == 1060.0
@@ -295,7 +295,7 @@ def test_what_serves_a_mount_ends_with_the_thread_that_mounted(tmp_path: Path, m
     mounts = Mounts(tmp_path, monkeypatch, "exec sleep 1000")
     mounts.there = lambda: True
     for _ in range(2):
-        served: list[mounting.Mounted] = []
+        served: list[mount.Mounted] = []
         thread = threading.Thread(target=lambda: served.append(mounts.mount()))  # noqa: B023
         thread.start()
         thread.join()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environment.causes import Cause, read_cause
+from stoker.agent.environment.error_hints import Cause, read_cause
 
 # Each: `== kind: name`, what was printed, and behind an arrow what is told of it.
 CASES = [case.strip("\n") for case in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split("== ")[1:]]

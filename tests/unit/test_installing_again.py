@@ -10,9 +10,9 @@ import installing_machine
 import pytest
 from installing_machine import Bench
 
-from stoker.agent.environment import cache, processor, shelf
+from stoker.agent.environment import cpu_level, local_cache, store_cache
 from stoker.agent.environment.archive import take_listing
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
 from stoker.store.base import open_store
 from stoker.testing.package_index import make_wheel
 
@@ -80,10 +80,10 @@ def test_a_copy_whose_python_does_not_run_is_made_anew(bench: Bench) -> None:
     (folder / "bin/python").unlink()
     (folder / "bin/python").write_bytes(b"\x7fELF of another kind")
     (folder / "bin/python").chmod(0o755)
-    cached = cache.Cache(open_store((bench.root / "store").as_uri()), "job-abcd")
+    cached = store_cache.Cache(open_store((bench.root / "store").as_uri()), "job-abcd")
     found = cached.find(folder.name)
     assert found is not None
-    cached.discard(cache.Damaged("", *cached.names(found)))
+    cached.discard(store_cache.Damaged("", *cached.names(found)))
     assert cached.keep(folder.name, found.kept.platform, folder, take_listing(folder))
     shutil.rmtree(bench.environments)
     assert bench.install() == environ
@@ -118,7 +118,7 @@ def test_what_a_training_installed_is_not_there_for_the_next_job(bench: Bench, l
 
 
 def test_what_somebody_else_trains_with_is_left_to_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "_LOOKED_S", 0.2)
+    monkeypatch.setattr(local_cache, "_LOOKED_S", 0.2)
     bench.write("requirements.txt", "numpy==1.0\n")
     theirs = bench.install(python=sys.executable)
     bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
@@ -130,7 +130,7 @@ def test_what_somebody_else_trains_with_is_left_to_them(bench: Bench, monkeypatc
 
 def test_one_of_a_nodes_own_is_not_kept_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its programs name another place than its key says."""
-    monkeypatch.setattr(shelf, "_LOOKED_S", 0.2)
+    monkeypatch.setattr(local_cache, "_LOOKED_S", 0.2)
     bench.local = False
     bench.write("requirements.txt", "numpy==1.0\n")
     theirs = bench.install(python=sys.executable)
@@ -184,5 +184,5 @@ def test_a_package_of_the_code_is_never_taken_for_an_older_one(bench: Bench) -> 
 def test_code_for_another_processor_is_not_restored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.write("requirements.txt", "click\n")
     first = bench.install()
-    monkeypatch.setattr(processor, "level", lambda: "v9")
+    monkeypatch.setattr(cpu_level, "level", lambda: "v9")
     assert bench.install() != first

@@ -152,6 +152,8 @@ def test_importing_costs_no_yaml() -> None:
 
 def test_the_agents_side_needs_neither_the_job_file_nor_yaml() -> None:
     unwanted = "{'yaml', 'pathspec', 'click', 'stoker.jobfile', 'stoker.pack'}"
-    code = f"import sys, stoker.model.command_line, stoker.agent.code; print(sorted({unwanted} & set(sys.modules)))"
+    code = (
+        f"import sys, stoker.model.command_line, stoker.agent.unpack_code; print(sorted({unwanted} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -13,10 +13,10 @@ import checkpoint_world
 import pytest
 from checkpoint_world import JOB, World, assert_sound, blobs, checkpoints, manifest_keys, restored_content, write
 
-from stoker.agent.blobs import BlobSender, Outgoing
-from stoker.agent.restore import import_checkpoint, restore_newest
-from stoker.agent.resume import FromJob
-from stoker.agent.snapshot import scan
+from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
+from stoker.agent.checkpoints.folder_snapshot import scan
+from stoker.agent.checkpoints.restore import import_checkpoint, restore_newest
+from stoker.agent.checkpoints.resume_from import FromJob
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, UserError
 from stoker.model.log_entries import Claimed, Event, Record, Submitted

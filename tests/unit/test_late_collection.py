@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker import client
-from stoker.agent.prepare import fetch_code
+from stoker.agent.fetch_code import fetch_code
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable

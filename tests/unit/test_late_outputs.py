@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, Clock, memory_store, write
 
-from stoker.agent import outputs
-from stoker.agent.outputs import OutputSync
+from stoker.agent import output_sync
+from stoker.agent.output_sync import OutputSync
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.spec import Spec, Submission
@@ -78,7 +78,7 @@ class Node:
 @pytest.fixture(params=[True, False], ids=["small", "large"])
 def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:
-        monkeypatch.setattr(outputs, "WHOLE_BYTES", 2)
+        monkeypatch.setattr(output_sync, "WHOLE_BYTES", 2)
 
 
 @pytest.mark.usefixtures("_size")
@@ -131,7 +131,7 @@ def test_what_a_dead_agent_sent_does_not_replace_what_the_next_one_saved(tmp_pat
 def test_a_file_that_grows_large_and_small_again_is_the_last_one_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     store = started_job()
     node = Node(store, tmp_path / "out")
     for text in ("small", "s2", "large " * 10, "small again", "s"):
@@ -143,7 +143,7 @@ def test_lower_versions_are_deleted_and_plain_names_hold_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other tools read the bucket themselves."""
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     store = started_job()
     node = Node(store, tmp_path / "out")
     for text in ("1", "2", "3"):

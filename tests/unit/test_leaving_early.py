@@ -14,10 +14,10 @@ import pytest
 from checkpoint_world import write
 from noticing_machine import Here
 
-from stoker.agent.blobs import BlobSender, Outgoing
-from stoker.agent.life import Life
+from stoker.agent.attempt import Life
+from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
+from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.node import Node
-from stoker.agent.snapshot import scan
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.node_config import NodeConfig, NodePaths

@@ -11,8 +11,8 @@ import checkpoint_world
 import pytest
 from checkpoint_world import World, age, checkpoints, restored_content, write
 
-from stoker.agent.committing import first_to_go
-from stoker.agent.outputs import OutputSync
+from stoker.agent.checkpoints.commit_strategies import first_to_go
+from stoker.agent.output_sync import OutputSync
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Sent
 from stoker.testing.memory import MemoryStore

@@ -14,13 +14,13 @@ import pytest
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent.closing import Closing
-from stoker.agent.exits import Trained, make_exit
-from stoker.agent.flush import flush
-from stoker.agent.life import Life
+from stoker.agent.attempt import Life
+from stoker.agent.exit_report import Trained, make_exit
+from stoker.agent.flush_after_restart import flush
 from stoker.agent.node import Node
 from stoker.agent.notices import Notices
-from stoker.agent.outputs import OutputSync
+from stoker.agent.output_sync import OutputSync
+from stoker.agent.shutdown_budget import Closing
 from stoker.agent.supervise import Ended
 from stoker.model import keys
 from stoker.model.node_config import NodeConfig, NodePaths

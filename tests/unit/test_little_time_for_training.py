@@ -15,7 +15,7 @@ import checkpoint_world
 import pytest
 from plain_store import wait_for
 
-from stoker.agent.enclosure import Command, Host
+from stoker.agent.runtime import Command, Host
 from stoker.agent.supervise import Ending, Training, reserve
 from stoker.processes import TRAINING, make_group
 from stoker.testing.memory import MemoryStore

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.agent import logcopy
-from stoker.agent.logcopy import Limits, Line, LogCopy, Refused, _Cutter
+from stoker.agent.logs import cloud_copy
+from stoker.agent.logs.cloud_copy import Limits, Line, LogCopy, Refused, _Cutter
 
 ROOMY = Limits(batch_bytes=10**6, batch_lines=1000, line_bytes=1000)
 
@@ -95,7 +95,7 @@ def test_a_batch_spans_less_than_the_service_takes() -> None:
 
 
 def test_large_blocks_are_cut_into_lines_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logcopy, "_SLICE_BYTES", 4)
+    monkeypatch.setattr(cloud_copy, "_SLICE_BYTES", 4)
     service = Service(Limits(batch_bytes=10**6, batch_lines=2, line_bytes=1000))
     copy = fed(service, b"a\nb\nc\nd\ne\nf\n")
     copy._turn(False)
@@ -206,7 +206,7 @@ def test_a_note_of_the_service_is_told_and_what_went_wrong_comes_first() -> None
 def test_calls_are_apart_as_the_service_asks_also_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(logcopy, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=slept.append))
+    monkeypatch.setattr(cloud_copy, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=slept.append))
     service = Service(Limits(batch_bytes=10**6, batch_lines=1, line_bytes=1000, pause_s=5.0))
     service.trouble = [OSError("reset")]
     copy = fed(service, b"a\nb\nc\nd\n")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from plain_store import PlainStore, wait_for
 from test_logs import JOB, NODE, PATIENCE_S, append, folder, printed, put_log, text
 
-from stoker.agent import logs
-from stoker.agent import tail as tail_module
-from stoker.agent.logs import LogPump, durable_offset, last_lines, say
-from stoker.agent.tail import KEEP_BYTES, PUNCH_STEP_BYTES, FileTail
+from stoker.agent.logs import file_tail as tail_module
+from stoker.agent.logs import log_pump
+from stoker.agent.logs.file_tail import KEEP_BYTES, PUNCH_STEP_BYTES, FileTail
+from stoker.agent.logs.log_pump import LogPump, durable_offset, last_lines, say
 from stoker.model.errors import StoreUnavailable
 from stoker.reading.logs import read_lines
 from stoker.store.log_chunks import MAX_CHUNK_BYTES, SEAL_BYTES, last_chunk, parse_segments
@@ -296,7 +296,7 @@ def test_a_far_store_gets_what_comes_after_a_silence_at_once_and_the_rest_in_its
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, path, clock = PlainStore(near=False), tmp_path / "train.log", [0.0]
-    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(log_pump, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     pump = LogPump(store, folder(NODE), path)
     append(path, b"one\n")
     assert pump._turn(hurry=False) == "idle" and read_all(store) == "one\n"
@@ -317,7 +317,7 @@ def test_a_far_store_gets_what_comes_after_a_silence_at_once_and_the_rest_in_its
 
 def test_a_clock_that_is_set_back_does_not_turn_lines_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, path, clock = PlainStore(), tmp_path / "train.log", [100.0]
-    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: clock[0]))
+    monkeypatch.setattr(log_pump, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: clock[0]))
     times: list[float] = []
     pump = LogPump(store, folder(NODE), path, tap=lambda _data, at: times.append(at))
     for clock[0] in (100.0, 50.0, 200.5):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.agent import cloudwatch
-from stoker.agent.cloudlogging import CloudLoggingSink, open_cloud_logging
-from stoker.agent.cloudwatch import CloudWatchSink, open_cloudwatch
-from stoker.agent.logcopy import Line, Refused
+from stoker.agent.logs import cloudwatch
+from stoker.agent.logs.cloud_copy import Line, Refused
+from stoker.agent.logs.cloud_logging import CloudLoggingSink, open_cloud_logging
+from stoker.agent.logs.cloudwatch import CloudWatchSink, open_cloudwatch
 from stoker.cloudapi.aws.logs import LogsError
 from stoker.cloudapi.google.logs import LogsError as GoogleLogsError
 from stoker.model.node_config import NodeConfig

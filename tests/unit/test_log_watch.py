@@ -10,8 +10,8 @@ import pytest
 from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 
-from stoker.agent import watch as watch_module
-from stoker.agent.watch import LogWatch
+from stoker.agent import job_log_watch as watch_module
+from stoker.agent.job_log_watch import LogWatch
 from stoker.core.gate import Go, Wait
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import StopAsked

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_store import PlainStore
 
-from stoker.agent.logs import durable_offset
+from stoker.agent.logs.log_pump import durable_offset
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.reading import cursor, nodes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.enclosure import Command, Host
+from stoker.agent.runtime import Command, Host
 from stoker.processes import NODE, TRAINING, make_group, stat_of
 from stoker.secrets import masked_output, masker
 
@@ -161,7 +161,7 @@ def test_an_agent_that_is_killed_loses_nothing_that_was_printed(tmp_path: Path) 
     (tmp_path / "agent.py").write_text(
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from stoker.agent.enclosure import Command, Host\n"
+        "from stoker.agent.runtime import Command, Host\n"
         "from stoker.processes import TRAINING, make_group\n"
         "host = Host(make_group(TRAINING, f'mask-{os.getpid()}', cgroup=False))\n"
         "command = Command((sys.executable, 'train.py'), dict(os.environ), Path('.'), {'TOKEN': sys.argv[1]})\n"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from plain_store import PlainStore
 
+from stoker.agent import metric_scan as scan_module
 from stoker.agent import metrics as metrics_module
-from stoker.agent import scan as scan_module
+from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
 from stoker.agent.metrics import BURST, MAX_NAMES, MAX_TRENDS, RATE_PER_S, MetricsPump, Thinner, parse_report
-from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
 from stoker.core.safe_regex import MOST_EXPRESSIONS
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable

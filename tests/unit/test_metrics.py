@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_store import PlainStore, wait_for
 
+from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
 from stoker.agent.metrics import BURST, LONG_RUN, MAX_NAMES, MetricsPump, Thinner, parse_report
-from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
 from stoker.model import keys
 from stoker.model.node_facts import GpuUsage, Usage
 from stoker.reading.metrics import Point, read_metrics, series_of

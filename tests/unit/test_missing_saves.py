@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from stoker.agent.checkpoints.folder_snapshot import Selection
+from stoker.agent.checkpoints.sync import SyncStatus
 from stoker.agent.health import missing_saves
 from stoker.agent.health.missing_saves import MissingSaves, find_saves
 from stoker.agent.output_files import Baseline
-from stoker.agent.snapshot import Selection
-from stoker.agent.sync import SyncStatus
 from stoker.cli.ps import note
 from stoker.cli.report import job_text
 from stoker.cli.timeline import handover_line, news

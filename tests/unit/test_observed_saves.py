@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.agent.checkpoints.folder_snapshot import File, Signature
 from stoker.agent.checkpoints.save_cycles import SaveCycles
-from stoker.agent.snapshot import File, Signature
 
 
 class Looks:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from checkpoint_world import write
 
+from stoker.agent.checkpoints.commit_requests import CommitQueue
 from stoker.agent.checkpoints.folder_events import FolderEvents
-from stoker.agent.checkpoints.placing import FolderInUse, hold_folder
-from stoker.agent.commits import CommitQueue
+from stoker.agent.checkpoints.folder_replacement import FolderInUse, hold_folder
+from stoker.agent.checkpoints.folder_snapshot import copy_stable, hold, scan
+from stoker.agent.checkpoints.save_protocol import Lock, Save
 from stoker.agent.confinement import Confinement
-from stoker.agent.snapshot import copy_stable, hold, scan
-from stoker.saves import Lock, Save
 from stoker.store.base import FileChanged
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from checkpoint_world import JOB, memory_store, write
 
-from stoker.agent import folders, output_files
+from stoker.agent import job_folders, output_files
+from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline, LeftOut, OutputFiles, Source, without_caches
-from stoker.agent.outputs import OutputSync
-from stoker.agent.snapshot import scan
+from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Checkpoints, Environment, Spec
@@ -36,16 +36,16 @@ def spec(**fields: object) -> Spec:
 
 
 def kept(paths: NodePaths, job: Spec, baseline: Baseline) -> dict[str, str]:
-    files = folders.output_files(paths, job, baseline)
+    files = job_folders.output_files(paths, job, baseline)
     declared = files.declared()
     beside, _ = files.beside(declared)
     return {path: output.source.read_text() for path, output in {**declared, **beside}.items()}
 
 
 def began(paths: NodePaths, job: Spec) -> Baseline:
-    for folder in folders.written(paths, job):
+    for folder in job_folders.written(paths, job):
         folder.mkdir(parents=True, exist_ok=True)
-    return Baseline.take(folders.watched(paths, job))
+    return Baseline.take(job_folders.watched(paths, job))
 
 
 def touch_later(path: Path, text: str, at: float) -> None:
@@ -94,7 +94,7 @@ def test_patterns(paths: NodePaths, outputs: str | list[str], expected: set[str]
 
 def test_declared_files_are_synced_while_it_trains_and_others_are_not(paths: NodePaths) -> None:
     job = spec(outputs=("*.png", "runs"))
-    files = folders.output_files(paths, job, began(paths, job))
+    files = job_folders.output_files(paths, job, began(paths, job))
     for name in ("plot.png", "runs/x", "other"):
         write(paths.code / name, "1")
     assert set(files.declared()) == {"plot.png", "runs/x"}
@@ -120,7 +120,7 @@ def test_code_that_has_a_file_called_outputs(paths: NodePaths) -> None:
     write(paths.code / "outputs", "a file of the code")
     job = spec()
     baseline = began(paths, job)
-    top = folders.output_folder(paths, job)
+    top = job_folders.output_folder(paths, job)
     assert top.is_dir()
     write(top / "a", "1")
     assert kept(paths, job, baseline) == {"a": "1"}
@@ -134,20 +134,20 @@ def test_checkpoints_beside_the_code(paths: NodePaths) -> None:
     write(paths.code / "model.pt", "1")
     write(paths.code / "state.json", "1")
     write(paths.code / "plot.png", "1")
-    selection = folders.checkpoint_selection(paths, job, baseline)
+    selection = job_folders.checkpoint_selection(paths, job, baseline)
     assert set(selection.scan(paths.code)) == {"model.pt", "state.json"}
     assert kept(paths, job, baseline) == {"plot.png": "1"}
     everything = spec(checkpoints=Checkpoints(dir="."), outputs="artifacts")
     baseline = Baseline.take([paths.code]).without([paths.code / name for name in ("model.pt", "plot.png")])
     write(paths.code / "artifacts/result", "1")
-    selection = folders.checkpoint_selection(paths, everything, baseline)
+    selection = job_folders.checkpoint_selection(paths, everything, baseline)
     assert set(selection.scan(paths.code)) == {"model.pt", "plot.png"}
 
 
 def test_files_of_a_script_for_sagemaker(paths: NodePaths) -> None:
     job = spec(environment=Environment(contract="sagemaker"))
     baseline = began(paths, job)
-    write(folders.artifacts(paths) / "model/weights", "1")
+    write(job_folders.artifacts(paths) / "model/weights", "1")
     write(paths.code / "beside.txt", "2")
     assert kept(paths, job, baseline) == {"model/weights": "1", "code/beside.txt": "2"}
 
@@ -218,7 +218,7 @@ def test_declared_files_that_cannot_be_kept_are_told_as_well(paths: NodePaths) -
     os.mkfifo(paths.code / "pipe.png")
     write(paths.code / "beside.tmp", "half")
     write(paths.code / "run.pyc", "made again")
-    sync = OutputSync(memory_store(), JOB, 1, 0, folders.output_files(paths, job, baseline))
+    sync = OutputSync(memory_store(), JOB, 1, 0, job_folders.output_files(paths, job, baseline))
     assert sync.final(LIMIT_S)
     report = sync.report()
     unfinished = "its name says that it is unfinished"
@@ -255,7 +255,7 @@ def test_of_an_output_folder_everything_but_what_cannot_be_is_kept(paths: NodePa
     write(paths.code / "outputs/env/pyvenv.cfg", "x")
     write(paths.code / "outputs/.git/config", "x")
     os.mkfifo(paths.code / "outputs/pipe")
-    sync = OutputSync(memory_store(), JOB, 1, 0, folders.output_files(paths, spec(), baseline))
+    sync = OutputSync(memory_store(), JOB, 1, 0, job_folders.output_files(paths, spec(), baseline))
     assert sync.final(LIMIT_S)
     report = sync.report()
     assert report.files == 2 and [one.path for one in report.named] == ["pipe"]
@@ -293,9 +293,9 @@ def test_a_checkpoint_that_outputs_names_is_kept_as_an_output_too(
 )
 def test_saves_that_no_commit_has_can_be_kept(paths: NodePaths, tmp_path: Path, saves: str, expected: str) -> None:
     job = spec(checkpoints=Checkpoints(dir=saves.replace("/absolute", str(tmp_path / "absolute"))))
-    baseline, folder = began(paths, job), folders.checkpoint_folder(paths, job)
+    baseline, folder = began(paths, job), job_folders.checkpoint_folder(paths, job)
     write(folder / "last.bin", "the model")
-    files = folders.output_files(paths, job, baseline)
+    files = job_folders.output_files(paths, job, baseline)
     assert files.beside({}) == ({}, [])
     files.keep_saves(folder, {"last.bin": scan(folder)["last.bin"]})
     found, left_out = files.beside({})

@@ -13,10 +13,10 @@ import pytest
 from checkpoint_world import JOB, Clock, memory_store, write
 from plain_store import wait_for
 
-from stoker.agent import outputs
+from stoker.agent import output_sync
+from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.output_files import OutputFiles, Source
-from stoker.agent.outputs import OutputSync
-from stoker.agent.snapshot import scan
+from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
 from stoker.store.base import FileChanged
 from stoker.testing.memory import Fault, MemoryStore
@@ -89,7 +89,7 @@ def test_looks_are_apart_by_what_they_cost(
 ) -> None:
     world = World(tmp_path, near=near, settle_s=settle_s)
     spent = iter([7.0, 7.0 + cost_s])
-    monkeypatch.setattr(outputs, "time", SimpleNamespace(thread_time=lambda: next(spent), sleep=time.sleep))
+    monkeypatch.setattr(output_sync, "time", SimpleNamespace(thread_time=lambda: next(spent), sleep=time.sleep))
     world.sync.tick()
     assert world.sync._look_at == pytest.approx(world.clock.s + expected_s)
 
@@ -130,7 +130,7 @@ def test_a_log_that_never_rests_is_put_every_now_and_then(world: World) -> None:
 
 
 def test_a_large_file_that_never_rests_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     for number in range(100):
         world.write("large", f"{number:011d}")
         world.write("small", f"{number:010d}")
@@ -141,14 +141,14 @@ def test_a_large_file_that_never_rests_is_waited_for(world: World, monkeypatch: 
 def test_a_file_that_is_caught_in_the_middle_of_a_write_is_put_later(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, writing = outputs.signature_of, [True]
+    own, writing = output_sync.signature_of, [True]
 
     def changed(path: Path, file: object) -> object:
         if writing[0]:
             write(path, path.read_text() + "x")
         return own(path, file)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(outputs, "signature_of", changed)
+    monkeypatch.setattr(output_sync, "signature_of", changed)
     world.write("a", "1")
     world.tick(rounds=20)
     assert world.plain() == {} and world.sync.status().unsynced_bytes > 0
@@ -170,7 +170,7 @@ def test_a_file_that_changed_while_it_was_sent_is_sent_again(world: World) -> No
 
 
 def test_a_large_file_that_changes_in_the_middle_is_sent_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     own, changes = world.sync._writer.write_file, [1]
 
     def write_file(path: str, held: Path) -> int:
@@ -183,13 +183,13 @@ def test_a_large_file_that_changes_in_the_middle_is_sent_again(world: World, mon
     world.write("large", "1" * 20)
     world.tick(rounds=4)
     assert world.plain() == {"large": b"1" * 20}
-    assert world.sync.status() == outputs.OutputStatus(files=1, unsynced_bytes=0, bytes_moved=20)
+    assert world.sync.status() == output_sync.OutputStatus(files=1, unsynced_bytes=0, bytes_moved=20)
 
 
 def test_a_file_of_exactly_the_size_that_memory_takes_passes_through_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     parts: list[str] = []
     own = world.sync._writer.write_file
     monkeypatch.setattr(world.sync._writer, "write_file", lambda path, held: parts.append(path) or own(path, held))
@@ -251,7 +251,7 @@ def test_names_that_no_store_takes_are_reported_with_their_size_and_folders_by_a
 def test_of_what_is_left_out_the_largest_is_named_first_and_the_rest_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "MOST_NAMED", 2)
+    monkeypatch.setattr(output_sync, "MOST_NAMED", 2)
     for name, size in (("a", 1), ("b", 3), ("c", 3), ("d", 2)):
         write(tmp_path / "work" / name, "x" * size)
     sync = OutputSync(memory_store(), JOB, 1, 0, OutputFiles([], Source(tmp_path / "work"), most_bytes=0))
@@ -345,8 +345,8 @@ def test_at_the_end_an_outage_of_before_is_not_waited_out(world: World) -> None:
 def test_one_bad_round_does_not_end_the_syncing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outputs, "_POLL_S", 0.001)
-    monkeypatch.setattr(outputs, "_BACKOFF_S", 0.001)
+    monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
+    monkeypatch.setattr(output_sync, "_BACKOFF_S", 0.001)
     write(tmp_path / "out/a", "1")
     memory = memory_store()
     files = OutputFiles([Source(tmp_path / "out", whole=True)])
@@ -374,7 +374,7 @@ def test_one_bad_round_does_not_end_the_syncing(
 def test_a_fault_that_does_not_pass_ends_the_last_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outputs, "_POLL_S", 0.001)
+    monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
     files = OutputFiles([Source(tmp_path / "out", whole=True)])
     tries = []
 
@@ -393,8 +393,8 @@ def test_a_fault_that_does_not_pass_ends_the_last_round(
 
 
 def test_a_fault_that_passes_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "_POLL_S", 0.001)
-    monkeypatch.setattr(outputs, "_BACKOFF_S", 0.001)
+    monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
+    monkeypatch.setattr(output_sync, "_BACKOFF_S", 0.001)
     write(tmp_path / "out/a", "1")
     files = OutputFiles([Source(tmp_path / "out", whole=True)])
     own, bad = files.declared, [RuntimeError("odd")] * 4
@@ -431,7 +431,7 @@ def test_an_end_that_moves_closer_is_heeded(world: World) -> None:
 
 
 def test_a_later_end_gives_no_more_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "_JOIN_S", 0.001)
+    monkeypatch.setattr(output_sync, "_JOIN_S", 0.001)
     world.client.outage(True)
     world.write("a", "1")
 
@@ -469,7 +469,7 @@ def test_saves_that_no_commit_has_are_sent_at_the_end(tmp_path: Path) -> None:
 def test_plain_names_of_large_files_follow_at_the_end_where_that_is_asked(
     world: World, monkeypatch: pytest.MonkeyPatch, publish: bool
 ) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     for number in (1, 2):
         world.write("large", f"{number}" * (19 + number))
         world.write("sub/large", f"{number}" * (19 + number))
@@ -485,7 +485,7 @@ def test_plain_names_of_large_files_follow_at_the_end_where_that_is_asked(
 def test_an_end_is_a_success_when_only_plain_names_are_left_to_follow(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     for number in (1, 2):
         world.write("large", f"{number}" * (19 + number))
         world.tick(rounds=6)
@@ -508,7 +508,7 @@ def test_an_end_is_a_success_when_only_plain_names_are_left_to_follow(
 def test_a_plain_name_that_cannot_follow_is_no_failure(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 10)
     for number in (1, 2):
         for name in ("a", "b"):
             world.write(name, f"{number}" * (19 + number))
@@ -545,7 +545,7 @@ def test_closing_ends_it_without_a_last_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["close", "final"])
 def test_an_end_is_not_slept_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(outputs, "_POLL_S", 10_000.0)
+    monkeypatch.setattr(output_sync, "_POLL_S", 10_000.0)
     world = World(tmp_path)
     sync = world.sync
     sync.start()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, Clock, memory_store, write
 
-from stoker.agent import outputs
-from stoker.agent.outputs import OutputSync
+from stoker.agent import output_sync
+from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
 from stoker.reading.outputs import highest
 from stoker.store.base import Store, open_store
@@ -84,7 +84,7 @@ def test_what_is_removed_stays_in_the_store(node: Node, store: Store) -> None:
 
 
 def test_large_files_do_not_pass_through_memory(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 100)
     write(node.folder / "large", b"1" * 1000)
     node.tick(rounds=6)
     assert stored(store) == {"large": b"1" * 1000}
@@ -209,7 +209,7 @@ def test_it_runs_by_itself(tmp_path: Path, store: Store) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_whichever_call_fails_the_files_get_there(tmp_path: Path, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(output_sync, "WHOLE_BYTES", 100)
     for failing in range(50):
         memory = memory_store()
         calls = iter(range(10**9))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker import pack as packing
-from stoker.agent.code import code_digest, unpack
+from stoker.agent.unpack_code import code_digest, unpack
 from stoker.model.errors import UserError
 from stoker.pack import Packed, pack
 

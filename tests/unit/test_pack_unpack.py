@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.code import code_digest, unpack
+from stoker.agent.unpack_code import code_digest, unpack
 from stoker.model.errors import CodecError
 
 

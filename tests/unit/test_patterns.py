@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
+from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
 from stoker.core.policy_rules import fits
 from stoker.core.retry import told_by
 from stoker.core.safe_regex import INSTRUCTIONS, STEPS, PatternError, Work, compile_pattern

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoint_world import write
 
-from stoker.agent.checkpoints.placing import FolderInUse, FolderRecord, hold_folder, make_staging, place
+from stoker.agent.checkpoints.folder_replacement import FolderInUse, FolderRecord, hold_folder, make_staging, place
 
 OLD_NS = 10**18
 

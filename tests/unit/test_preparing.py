@@ -15,14 +15,14 @@ import pytest
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent import preparing
-from stoker.agent.activity import Sight
-from stoker.agent.environment.making import Making, Recipe
-from stoker.agent.environment.shelf import Shelf
-from stoker.agent.inputs.bringing import Inputs
-from stoker.agent.inputs.keeping import Kept
+from stoker.agent.environment.build import Making, Recipe
+from stoker.agent.environment.local_cache import Shelf
+from stoker.agent.health import setup_activity
+from stoker.agent.health.activity import Sight
+from stoker.agent.health.setup_activity import Preparing, below
+from stoker.agent.inputs.cache import Kept
+from stoker.agent.inputs.service import Inputs
 from stoker.agent.node import Node
-from stoker.agent.preparing import Preparing, below
 from stoker.model import keys
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.processes import Stat, process_table
@@ -62,7 +62,7 @@ def test_those_below_and_nobody_else() -> None:
 
 def test_a_daemon_that_pulls_an_image_works_for_it(family: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as it may be looked into: on somebody's own computer nobody knows what it does for whom."""
-    monkeypatch.setattr(preparing, "_DAEMONS", {Path(f"/proc/{os.getppid()}/comm").read_text().strip()})
+    monkeypatch.setattr(setup_activity, "_DAEMONS", {Path(f"/proc/{os.getppid()}/comm").read_text().strip()})
     around = below(process_table(), {os.getppid()}) | {os.getppid()}
     assert around & family == family
     assert watch(pulling=True).workers() is None
@@ -157,17 +157,17 @@ def test_a_node_that_another_fetches_an_input_for_says_that_it_waits(
 
 
 def test_where_no_daemon_pulls_nobody_else_works_for_it(family: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "_DAEMONS", {"no-such-daemon"})
+    monkeypatch.setattr(setup_activity, "_DAEMONS", {"no-such-daemon"})
     alone = watch(pulling=True, shared=False).workers()
     assert alone is not None and family <= alone and not {1, os.getpid(), os.getppid()} & alone
-    assert preparing._name(2**22 + 1) == ""
+    assert setup_activity._name(2**22 + 1) == ""
 
 
 def test_the_daemons_of_docker_pull_images_for_a_machine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {50: "dockerd", 51: "docker-proxy", 60: "containerd", 61: "containerd-shim", 70: "sshd"}
     parents = {50: 1, 51: 50, 60: 1, 61: 60, 70: 1}
     table = {pid: Stat(pid, "S", parent, pid, 1, 0) for pid, parent in parents.items()}
-    monkeypatch.setattr(preparing, "process_table", lambda: table)
-    monkeypatch.setattr(preparing, "_name", lambda pid: names[pid])
+    monkeypatch.setattr(setup_activity, "process_table", lambda: table)
+    monkeypatch.setattr(setup_activity, "_name", lambda pid: names[pid])
     assert watch(pulling=True, shared=False, group={7}).workers() == {7, 50, 51, 60, 61}
     assert watch(pulling=False, shared=False, group={7}).workers() == {7}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.agent.environment.processor import level, read_level
+from stoker.agent.environment.cpu_level import level, read_level
 
 V2 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"

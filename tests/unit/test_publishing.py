@@ -10,8 +10,8 @@ import checkpoint_world
 import pytest
 from checkpoint_world import JOB
 
-from stoker.agent import publish
-from stoker.agent.publish import Draft, Publisher
+from stoker.agent.checkpoints import manifest_writer
+from stoker.agent.checkpoints.manifest_writer import Draft, Publisher
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, Manifest
@@ -142,7 +142,7 @@ def test_a_place_that_neither_is_taken_nor_can_be_is_an_outage(memory: MemorySto
     found = Publisher(odd, JOB, 3, 0)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match="neither is there nor can be made"):
         found.publish(Draft(manifest(1), lambda _: None))
-    assert odd.asked == publish._ROUNDS and found.in_doubt
+    assert odd.asked == manifest_writer._ROUNDS and found.in_doubt
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreDenied("no")])
@@ -165,12 +165,12 @@ def test_a_part_of_an_older_save_is_not_the_newest(memory: MemoryStore) -> None:
 
 @pytest.mark.parametrize(
     ("added", "is_save"),
-    [(0, False), (publish._ADDED_BYTES - 1, False), (publish._ADDED_BYTES, True)],
+    [(0, False), (manifest_writer._ADDED_BYTES - 1, False), (manifest_writer._ADDED_BYTES, True)],
 )
 def test_a_folder_with_little_more_than_what_was_restored_holds_no_save(
     memory: MemoryStore, added: int, is_save: bool
 ) -> None:
-    restored = BlobRef("weights.pt", "r" * 64, 100 * publish._ADDED_BYTES * 2)
+    restored = BlobRef("weights.pt", "r" * 64, 100 * manifest_writer._ADDED_BYTES * 2)
     found = publisher(memory, restored=(restored,))
     more = BlobRef("log.txt", "l" * 64, added)
     found.publish(Draft(replace(manifest(1, generation=-1), files=(restored, more)), lambda _: None))

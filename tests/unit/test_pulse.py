@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent import pulse
-from stoker.agent.pulse import start_pulse
+from stoker.agent import systemd_watchdog
+from stoker.agent.systemd_watchdog import start_pulse
 
 
 @pytest.mark.parametrize("abstract", [False, True])
@@ -43,7 +43,7 @@ def test_the_pulse_comes_three_times_in_the_time_that_is_allowed(monkeypatch: py
         beats.append((address, every_s))
         beaten.set()
 
-    monkeypatch.setattr(pulse, "_beat", beat)
+    monkeypatch.setattr(systemd_watchdog, "_beat", beat)
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "30000000")
     start_pulse()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from plain_store import wait_for
 
-from stoker.agent import pump
-from stoker.agent.pump import PumpThread, Turn
+from stoker.agent.logs import pump_thread
+from stoker.agent.logs.pump_thread import PumpThread, Turn
 
 PATIENCE_S = 60.0
 NEVER_S = 10_000.0
@@ -33,7 +33,7 @@ def rests(
     monkeypatch: pytest.MonkeyPatch, turns: list[Turn | Exception], poll_s: float = NEVER_S
 ) -> list[float | None]:
     """How long a thread rests after each of these turns; a turn without a rest leaves no trace."""
-    monkeypatch.setattr(pump.random, "uniform", lambda _least, most: most)
+    monkeypatch.setattr(pump_thread.random, "uniform", lambda _least, most: most)
     left = list(turns)
 
     def turn(_hurry: bool) -> Turn:
@@ -107,9 +107,9 @@ def test_a_drain_hurries_the_turns_and_only_while_it_waits() -> None:
 
 
 def test_a_drain_shortens_the_rest_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump, "_FIRST_DELAY_S", NEVER_S)
-    monkeypatch.setattr(pump, "_LONGEST_DELAY_S", NEVER_S)
-    monkeypatch.setattr(pump, "_HURRIED_DELAY_S", 0.01)
+    monkeypatch.setattr(pump_thread, "_FIRST_DELAY_S", NEVER_S)
+    monkeypatch.setattr(pump_thread, "_LONGEST_DELAY_S", NEVER_S)
+    monkeypatch.setattr(pump_thread, "_HURRIED_DELAY_S", 0.01)
     turns: list[bool] = []
 
     def turn(hurry: bool) -> Turn:

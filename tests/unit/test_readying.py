@@ -12,11 +12,11 @@ import pytest
 from agent_world import JOB, OFFERING, AgentWorld
 from noticing_machine import Here
 
-from stoker.agent import ready
-from stoker.agent.enclosure import Command, Host, View
+from stoker.agent import setup
 from stoker.agent.environment.steps import Step
-from stoker.agent.gang import Agreement
-from stoker.agent.ready import Ready, Readying
+from stoker.agent.rendezvous import Agreement
+from stoker.agent.runtime import Command, Host, View
+from stoker.agent.setup import Ready, Readying
 from stoker.model.spec import Container, Environment, Input, PackageIndex, Spec, Submission
 from stoker.processes import TRAINING, make_group
 
@@ -156,7 +156,7 @@ def test_packages_of_the_system_are_not_installed_on_a_computer_that_outlives_th
         asked.append((packages, env, cwd, keep_out))
         return Step("apt", Command(("true",), {}, cwd))
 
-    monkeypatch.setattr(ready.apt, "step", step)
+    monkeypatch.setattr(setup.apt, "step", step)
     environment = Environment(apt=("libx",), container=Container("repo/x:1") if container else None)
     steps = Recorded()
     got = found._install(a_submission(environment=environment), Ready({}, {}, base={"A": "1"}), steps)  # type: ignore[arg-type]
@@ -188,8 +188,8 @@ def test_environments_are_handed_over_and_later_ones_see_earlier_ones(
             seen.append(("packages", self.env(), python))
             return {"VIRTUAL_ENV": "/v", "MINE": "packages"}
 
-    monkeypatch.setattr(ready, "Conda", FakeConda)
-    monkeypatch.setattr(ready, "Packages", FakePackages)
+    monkeypatch.setattr(setup, "Conda", FakeConda)
+    monkeypatch.setattr(setup, "Packages", FakePackages)
     submission = a_submission(environment=Environment(conda="environment.yml"))
     got = found._install(submission, Ready({}, {}, base={"A": "1"}), Recorded())  # type: ignore[arg-type]
     assert got == {"CONDA_PREFIX": "/c", "VIRTUAL_ENV": "/v", "MINE": "packages"}
@@ -228,7 +228,7 @@ def test_a_command_of_the_set_up_has_the_index_and_its_output_is_in_the_log(
 def test_a_job_with_the_contract_of_sagemaker_sees_its_tree(world: AgentWorld) -> None:
     node = world.node(world.claim())
     submission = a_submission(environment=Environment(contract="sagemaker"))
-    place = ready.make_place(node, submission, Ready({}, {}, machine="n2-standard-2"), Agreement(("h",), 1, None), 1)
-    command = ready.make_command(node, submission, Ready({}, {}, base={"A": "1"}), place, ("run",))
+    place = setup.make_place(node, submission, Ready({}, {}, machine="n2-standard-2"), Agreement(("h",), 1, None), 1)
+    command = setup.make_command(node, submission, Ready({}, {}, base={"A": "1"}), place, ("run",))
     assert command.mounts and "SM_MODEL_DIR" in command.env and command.env["A"] == "1"
-    assert not ready.make_command(node, a_submission(), Ready({}, {}), replace(place), ("run",)).mounts
+    assert not setup.make_command(node, a_submission(), Ready({}, {}), replace(place), ("run",)).mounts

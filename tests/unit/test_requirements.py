@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import requirements
+from stoker.agent.environment import requirements
 from stoker.choosing import Chosen, choose_requirements
 from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec

@@ -23,12 +23,12 @@ from checkpoint_world import (
     write,
 )
 
-from stoker.agent.restore import RestoreError, proposals, restore, restore_newest
-from stoker.agent.resume import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
+from stoker.agent.checkpoints.restore import RestoreError, proposals, restore, restore_newest
+from stoker.agent.checkpoints.resume_from import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
+from stoker.agent.checkpoints.save_protocol import numbered
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import BlobRef, Manifest
-from stoker.saves import numbered
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import EVERYTHING, encode
 from stoker.store.checkpoints import choose, list_checkpoints, parse_key, pull, safe_link, safe_path
@@ -531,11 +531,11 @@ def test_plain_files_in_a_bucket_are_imported(tmp_path: Path, store: Store, monk
     bucket = memory_store(near=False)
     bucket.put("model.pt", b"m")
     bucket.put("sub/x", b"x")
-    monkeypatch.setattr("stoker.agent.resume.open_store", lambda url: bucket)
+    monkeypatch.setattr("stoker.agent.checkpoints.resume_from.open_store", lambda url: bucket)
     assert import_checkpoint(store, "next", FromUrl("s3://bucket/base")) == "00000000/000000-base"
     assert imported(store, tmp_path) == {"model.pt": b"m", "sub/x": b"x"}
     empty = memory_store(near=False)
-    monkeypatch.setattr("stoker.agent.resume.open_store", lambda url: empty)
+    monkeypatch.setattr("stoker.agent.checkpoints.resume_from.open_store", lambda url: empty)
     with pytest.raises(UserError, match="nothing at"):
         import_checkpoint(store, "third", FromUrl("s3://bucket/none"))
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stoker.agent import folders, sagemaker
-from stoker.agent.enclosure import Command, Host, Mount
-from stoker.agent.environ import Place
-from stoker.agent.prepare import SetupFailed
-from stoker.agent.sagemaker import Machine
+from stoker.agent import job_folders, sagemaker_scripts
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.runtime import Command, Host, Mount
+from stoker.agent.sagemaker_scripts import Machine
+from stoker.agent.training_environment import Place
 from stoker.jobfile.job import Job
 from stoker.model.command_line import command_argv
 from stoker.model.errors import SpecError
@@ -87,7 +87,7 @@ def paths(tmp_path: Path) -> NodePaths:
 
 def test_every_variable(paths: NodePaths) -> None:
     inputs = {"train": "/somewhere", "val-set": "/elsewhere", "piped": "s3://b/p"}
-    told = sagemaker.variables(submission(), place(paths, rank=1, nodes=2, inputs=inputs), MACHINE)
+    told = sagemaker_scripts.variables(submission(), place(paths, rank=1, nodes=2, inputs=inputs), MACHINE)
     whole = json.loads(told.pop("SM_TRAINING_ENV"))
     resources = {
         "current_group_name": "homogeneousCluster",
@@ -170,8 +170,8 @@ def test_every_variable(paths: NodePaths) -> None:
 
 def test_the_table_of_variables_is_whole(paths: NodePaths) -> None:
     """`docs/environment.md` is made of it."""
-    told = sagemaker.variables(submission(), place(paths), MACHINE)
-    named = {name for names, _ in sagemaker.CONTRACT for name in names.split(", ")}
+    told = sagemaker_scripts.variables(submission(), place(paths), MACHINE)
+    named = {name for names, _ in sagemaker_scripts.CONTRACT for name in names.split(", ")}
     for name in told:
         general = re.sub(r"^(SM_HP|SM_CHANNEL)_.*", r"\1_<NAME>", name)
         assert general in named, name
@@ -180,7 +180,7 @@ def test_the_table_of_variables_is_whole(paths: NodePaths) -> None:
 
 
 def test_hosts_are_sorted_as_sagemaker_sorts_them(paths: NodePaths) -> None:
-    told = sagemaker.variables(submission(), place(paths, rank=9, nodes=11), MACHINE)
+    told = sagemaker_scripts.variables(submission(), place(paths, rank=9, nodes=11), MACHINE)
     assert told["SM_CURRENT_HOST"] == "algo-10"
     assert json.loads(told["SM_HOSTS"])[:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
 
@@ -198,7 +198,7 @@ def test_hosts_are_sorted_as_sagemaker_sorts_them(paths: NodePaths) -> None:
     ],
 )
 def test_the_script_that_a_command_runs(paths: NodePaths, run: Any, entry: str) -> None:
-    told = sagemaker.variables(submission(replace(SPEC, run=run)), place(paths), MACHINE)
+    told = sagemaker_scripts.variables(submission(replace(SPEC, run=run)), place(paths), MACHINE)
     assert told["SM_USER_ENTRY_POINT"] == entry
     assert told["SM_MODULE_NAME"] == entry.removesuffix(".py")
 
@@ -211,7 +211,7 @@ def test_parameters_of_the_toolkits_own(paths: NodePaths) -> None:
         "lr": 1,
     }
     spec = replace(SPEC, params=params)
-    told = sagemaker.variables(submission(spec), place(paths), MACHINE)
+    told = sagemaker_scripts.variables(submission(spec), place(paths), MACHINE)
     assert told["SM_USER_ENTRY_POINT"] == "other.py"
     assert told["SM_LOG_LEVEL"] == "10"
     assert told["SM_FRAMEWORK_PARAMS"] == '{"sagemaker_torch_distributed_enabled":true}'
@@ -231,7 +231,7 @@ def test_a_launcher_that_was_asked_for_has_all_hosts(paths: NodePaths, launcher:
     where = place(paths, nodes=2)
     for asked, groups, hosts in ((True, ["homogeneousCluster"], ["algo-1", "algo-2"]), (False, [], [])):
         spec = replace(SPEC, params={f"sagemaker_{launcher}_enabled": asked})
-        told = sagemaker.variables(submission(spec), where, MACHINE)
+        told = sagemaker_scripts.variables(submission(spec), where, MACHINE)
         whole = json.loads(told["SM_TRAINING_ENV"])
         assert json.loads(told["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == whole["distribution_instance_groups"] == groups
         assert whole["distribution_hosts"] == hosts
@@ -241,18 +241,18 @@ def test_parameters_that_the_toolkit_keeps_to_itself(paths: NodePaths) -> None:
     private = ("program", "submit_directory", "container_log_level", "job_name", "region")
     private = (*private, "enable_cloudwatch_metrics", "s3_output")
     params = {f"sagemaker_{name}": "x" for name in private} | {"sagemaker_other": "y"}
-    told = sagemaker.variables(submission(replace(SPEC, params=params)), place(paths), MACHINE)
+    told = sagemaker_scripts.variables(submission(replace(SPEC, params=params)), place(paths), MACHINE)
     assert json.loads(told["SM_FRAMEWORK_PARAMS"]) == {"sagemaker_other": "y"}
 
 
 def test_the_region_is_the_jobs_own_before_the_machines(paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     monkeypatch.setenv("SAGEMAKER_TRAINING_MODULE", "of.the.image")
-    told = sagemaker.variables(submission(), place(paths), MACHINE)
+    told = sagemaker_scripts.variables(submission(), place(paths), MACHINE)
     assert (told["SAGEMAKER_REGION"], told["SM_FRAMEWORK_MODULE"]) == ("eu-west-1", "of.the.image")
     own = replace(SPEC, env={"AWS_REGION": "us-east-2"})
-    assert sagemaker.variables(submission(own), place(paths), MACHINE)["SAGEMAKER_REGION"] == "us-east-2"
-    sagemaker.lay(paths, own, place(paths), MACHINE, "job-x7")
+    assert sagemaker_scripts.variables(submission(own), place(paths), MACHINE)["SAGEMAKER_REGION"] == "us-east-2"
+    sagemaker_scripts.lay(paths, own, place(paths), MACHINE, "job-x7")
     found = json.loads((paths.root / "ml/input/config/hyperparameters.json").read_text())
     assert found["sagemaker_region"] == '"us-east-2"'
 
@@ -264,7 +264,7 @@ def test_launchers_that_an_image_brings_are_told(
     (tmp_path / "programs").mkdir()
 
     def told() -> list[bool]:
-        whole = json.loads(sagemaker.variables(submission(), place(paths), MACHINE)["SM_TRAINING_ENV"])
+        whole = json.loads(sagemaker_scripts.variables(submission(), place(paths), MACHINE)["SM_TRAINING_ENV"])
         return [whole["is_smddprun_installed"], whole["is_smddpmprun_installed"]]
 
     assert told() == [False, False]
@@ -302,7 +302,9 @@ def test_the_tree(paths: NodePaths) -> None:
     inputs = {"train": str(paths.inputs / "train"), "val-set": str(single), "piped": "s3://b/p"}
     for _ in range(2):  # May be repeated.
         command = Command(("true",), {"PYTHONPATH": "/lib"}, paths.code)
-        enclosed = sagemaker.enclose(command, submission(), place(paths, nodes=2, inputs=inputs), paths, MACHINE)
+        enclosed = sagemaker_scripts.enclose(
+            command, submission(), place(paths, nodes=2, inputs=inputs), paths, MACHINE
+        )
     tree = paths.root / "ml"
     hps = json.loads((tree / "input/config/hyperparameters.json").read_text())
     assert all(isinstance(value, str) for value in hps.values())
@@ -347,19 +349,19 @@ def test_the_tree(paths: NodePaths) -> None:
 )
 def test_where_checkpoints_are(paths: NodePaths, folder: str, inside: str | None, outside: str) -> None:
     spec = replace(SPEC, checkpoints=Checkpoints(dir=folder))
-    assert folders.checkpoints_inside(spec) == inside
-    assert folders.checkpoint_folder(paths, spec) == paths.root / outside
+    assert job_folders.checkpoints_inside(spec) == inside
+    assert job_folders.checkpoint_folder(paths, spec) == paths.root / outside
     plain = replace(spec, environment=Environment())
-    assert folders.checkpoint_folder(paths, plain) == paths.code / folder
-    assert folders.checkpoints_inside(plain) is None
+    assert job_folders.checkpoint_folder(paths, plain) == paths.code / folder
+    assert job_folders.checkpoints_inside(plain) is None
 
 
 def test_the_outputs_are_the_contracts(paths: NodePaths) -> None:
-    assert folders.output_folder(paths, SPEC) == paths.root / "artifacts"
-    assert folders.outside(paths, "/opt/ml/model/a") == paths.root / "artifacts/model/a"
-    assert folders.outside(paths, "/opt/ml/output/data") == paths.root / "artifacts/data"
-    assert folders.outside(paths, "/opt/ml/output/failure") == paths.root / "ml/output/failure"
-    assert folders.output_folder(paths, replace(SPEC, environment=Environment())) == paths.code / "outputs"
+    assert job_folders.output_folder(paths, SPEC) == paths.root / "artifacts"
+    assert job_folders.outside(paths, "/opt/ml/model/a") == paths.root / "artifacts/model/a"
+    assert job_folders.outside(paths, "/opt/ml/output/data") == paths.root / "artifacts/data"
+    assert job_folders.outside(paths, "/opt/ml/output/failure") == paths.root / "ml/output/failure"
+    assert job_folders.output_folder(paths, replace(SPEC, environment=Environment())) == paths.code / "outputs"
 
 
 @pytest.mark.parametrize("folder", ["/opt/ml/model", "/opt/ml/output/data/saves", "/opt/ml", "/opt/ml/input"])
@@ -372,39 +374,41 @@ def test_checkpoints_where_something_else_belongs(folder: str) -> None:
 def test_a_folder_of_outputs_besides(paths: NodePaths) -> None:
     for outputs, inside in (("figures", "/opt/ml/code/figures"), ("/data/figures", "/data/figures")):
         spec = replace(SPEC, outputs=outputs)
-        command = sagemaker.enclose(Command(("x",), {}, paths.code), submission(spec), place(paths), paths, MACHINE)
+        command = sagemaker_scripts.enclose(
+            Command(("x",), {}, paths.code), submission(spec), place(paths), paths, MACHINE
+        )
         assert Mount(paths.root / "artifacts" / "outputs", inside) in command.mounts
         assert command.env["STOKER_OUTPUT_DIR"] == inside
     assert (paths.code / "figures").is_dir()
-    assert folders.outputs_inside(replace(SPEC, outputs="/opt/ml/model")) is None
-    assert folders.outputs_inside(replace(SPEC, outputs="figures", environment=Environment())) is None
+    assert job_folders.outputs_inside(replace(SPEC, outputs="/opt/ml/model")) is None
+    assert job_folders.outputs_inside(replace(SPEC, outputs="figures", environment=Environment())) is None
 
 
 def test_what_a_failure_says(paths: NodePaths) -> None:
-    assert sagemaker.failure(paths, {}) == ""
+    assert sagemaker_scripts.failure(paths, {}) == ""
     path = paths.root / "ml" / "output" / "failure"
     path.parent.mkdir(parents=True)
     path.write_text("ValueError:\n  not a number\n\tof hunter22-secret " + "x" * 5000)
-    said = sagemaker.failure(paths, {"TOKEN": "hunter22-secret"})
+    said = sagemaker_scripts.failure(paths, {"TOKEN": "hunter22-secret"})
     assert said.startswith("ValueError: not a number of *** xxx")
     assert len(said) <= 1024
     # A secret is masked before the text is cut, also where it lies across the cut.
     path.write_text("x" * 1020 + "hunter22-secret")
-    assert sagemaker.failure(paths, {"TOKEN": "hunter22-secret"}) == "x" * 1020 + "***"
+    assert sagemaker_scripts.failure(paths, {"TOKEN": "hunter22-secret"}) == "x" * 1020 + "***"
     path.unlink()
     path.mkdir()
-    assert sagemaker.failure(paths, {}) == ""
+    assert sagemaker_scripts.failure(paths, {}) == ""
     path.rmdir()
     os.mkfifo(path)
-    assert sagemaker.failure(paths, {}) == "", "nobody waits for whoever writes to a pipe"
+    assert sagemaker_scripts.failure(paths, {}) == "", "nobody waits for whoever writes to a pipe"
     path.unlink()
     path.symlink_to("/etc/hostname")
-    assert sagemaker.failure(paths, {}) == "", "an agent may read more than the training"
+    assert sagemaker_scripts.failure(paths, {}) == "", "an agent may read more than the training"
 
 
 def test_an_images_own_program_finds_parameters_as_the_sdk_sends_them(paths: NodePaths) -> None:
     spec = replace(SPEC, run=("train",), params={"optimizer": "adam", "flag": True, "layers": "json:[1, 2]", "n": None})
-    sagemaker.enclose(Command(("true",), {}, paths.code), submission(spec), place(paths), paths, MACHINE)
+    sagemaker_scripts.enclose(Command(("true",), {}, paths.code), submission(spec), place(paths), paths, MACHINE)
     found = json.loads((paths.root / "ml/input/config/hyperparameters.json").read_text())
     own = {name: value for name, value in found.items() if not name.startswith("sagemaker_")}
     assert own == {"optimizer": "adam", "flag": "True", "layers": "[1, 2]", "n": "None"}
@@ -412,13 +416,13 @@ def test_an_images_own_program_finds_parameters_as_the_sdk_sends_them(paths: Nod
 
 
 def test_the_interface_that_has_an_address() -> None:
-    assert sagemaker.interface_of("127.0.0.1") == "lo"
-    assert sagemaker.interface_of("192.0.2.1") == "eth0"
+    assert sagemaker_scripts.interface_of("127.0.0.1") == "lo"
+    assert sagemaker_scripts.interface_of("192.0.2.1") == "eth0"
 
 
 @pytest.mark.parametrize(("provider", "expected"), [("ec2", "ml.g5.xlarge"), ("gce", "g5.xlarge"), ("local", "local")])
 def test_the_type_of_a_machine(provider: str, expected: str) -> None:
-    assert sagemaker.instance_type(provider, "g5.xlarge") == expected
+    assert sagemaker_scripts.instance_type(provider, "g5.xlarge") == expected
 
 
 @pytest.mark.parametrize(
@@ -442,7 +446,7 @@ def test_what_this_machine_has(
         (programs / "neuron-ls").write_text(f'#!/bin/sh\n[ "$1" = -j ] || exit 2\n{script}\n')
         (programs / "neuron-ls").chmod(0o755)
     here = replace(place(paths, rank=1, nodes=2), addresses=("10.0.0.1", "127.0.0.1"))
-    found = sagemaker.look(here, "ml.trn1.2xlarge")
+    found = sagemaker_scripts.look(here, "ml.trn1.2xlarge")
     assert found == Machine("ml.trn1.2xlarge", "lo", cpus=os.cpu_count() or 1, gpus=8, neurons=neurons)
 
 
@@ -453,11 +457,11 @@ class _Refuses:
 
 def test_where_there_can_be_no_tree_one_line_says_so(paths: NodePaths) -> None:
     with pytest.raises(SetupFailed) as failed:
-        sagemaker.check(_Refuses(), paths, SPEC)  # type: ignore[arg-type]
+        sagemaker_scripts.check(_Refuses(), paths, SPEC)  # type: ignore[arg-type]
     assert failed.value.user
     assert str(failed.value).startswith("environment.contract: no /opt/ml here: a user namespace: not allowed; be root")
     for other in (Environment(), Environment(contract="sagemaker", container=Container("x"))):
-        sagemaker.check(_Refuses(), paths, replace(SPEC, environment=other))  # type: ignore[arg-type]
+        sagemaker_scripts.check(_Refuses(), paths, replace(SPEC, environment=other))  # type: ignore[arg-type]
 
 
 class _Spawns:
@@ -480,9 +484,9 @@ def test_a_machine_of_the_jobs_own_has_the_folder_before_anything_runs(
 ) -> None:
     spawns = _Spawns()
     ml = tmp_path / "opt" / "ml"
-    monkeypatch.setattr(sagemaker, "Path", lambda text: ml if text == "/opt/ml" else Path(text))
+    monkeypatch.setattr(sagemaker_scripts, "Path", lambda text: ml if text == "/opt/ml" else Path(text))
     for _ in range(2):  # May be repeated.
-        sagemaker.check(spawns, paths, replace(SPEC, resources=Resources(provider=provider)))  # type: ignore[arg-type]
+        sagemaker_scripts.check(spawns, paths, replace(SPEC, resources=Resources(provider=provider)))  # type: ignore[arg-type]
         assert ml.exists() is made
     command = spawns.ran[0]
     assert command.argv == ("true",)
@@ -512,7 +516,7 @@ def test_the_toolkit_reads_the_tree_as_the_variables_tell_it(
     spec = replace(SPEC, params={**PARAMS, **launcher}, inputs=named)
     where = place(paths, rank=rank, nodes=2, inputs=inputs)
     bare = Command((str(TOOLKIT), "-c", _TELL), {"PATH": os.environ["PATH"]}, paths.code)
-    command = sagemaker.enclose(bare, submission(spec), where, paths, MACHINE)
+    command = sagemaker_scripts.enclose(bare, submission(spec), where, paths, MACHINE)
     # It has to find out by itself.
     kept = {name: value for name, value in command.env.items() if not name.startswith("SM_")}
     host = Host(make_group(TRAINING, f"toolkit-{os.getpid()}", sessions=paths.root / "sessions"))
@@ -522,7 +526,7 @@ def test_the_toolkit_reads_the_tree_as_the_variables_tell_it(
     finally:
         host.close()
     found = json.loads(output.read_text().splitlines()[-1])
-    ours = sagemaker.variables(submission(spec), where, MACHINE)
+    ours = sagemaker_scripts.variables(submission(spec), where, MACHINE)
     theirs = found["variables"]
     assert _comparable(theirs) == {name: value for name, value in _comparable(ours).items() if name in theirs}
     assert set(ours) - set(theirs) == {
@@ -552,12 +556,12 @@ def test_the_places_of_the_tree_are_made_again_and_again(tmp_path: Path) -> None
     paths = NodePaths(tmp_path)
     spec = replace(SPEC, outputs="/opt/ml/deep/results")
     for _ in range(2):
-        found = sagemaker.mounts(paths, spec)
+        found = sagemaker_scripts.mounts(paths, spec)
         kept = next(mount for mount in found if mount.target == "/opt/ml/deep/results")
-        assert kept.source == folders.artifacts(paths) / "outputs" and kept.source.is_dir()
-        assert folders.outside(paths, "/opt/ml/deep").is_dir()
+        assert kept.source == job_folders.artifacts(paths) / "outputs" and kept.source.is_dir()
+        assert job_folders.outside(paths, "/opt/ml/deep").is_dir()
         names = next(mount for mount in found if mount.target == "/etc/hosts").source
         assert names.read_text().startswith("127.0.0.1")
     names.write_text("10.0.0.1 algo-1\n")
-    sagemaker.mounts(paths, spec)
+    sagemaker_scripts.mounts(paths, spec)
     assert names.read_text() == "10.0.0.1 algo-1\n", "who the hosts are is not forgotten"

@@ -13,9 +13,9 @@ from checkpoint_world import World, checkpoints, memory_store, restored_content
 
 from stoker.agent.checkpoints import save_copies
 from stoker.agent.checkpoints.folder_events import Event, FolderEvents, Unobserved
+from stoker.agent.checkpoints.folder_snapshot import Signature, scan
 from stoker.agent.checkpoints.save_copies import OpenNow, SaveCopies
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.snapshot import Signature, scan
 from stoker.store.base import FileChanged, Store
 
 DIED = TrainingEnd("died")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from stoker.agent.checkpoints.folder_snapshot import File, Signature
 from stoker.agent.checkpoints.save_shape import TICK_NS, SaveShapes, Shape, shape_of
-from stoker.agent.snapshot import File, Signature
 from stoker.model.node_facts import BlobRef
 
 MODEL, STATE = "checkpoint-1/model.bin", "checkpoint-1/state.json"

@@ -17,7 +17,7 @@ import google_services
 import pytest
 from secret_services import GoogleVault, Vault, google_vault_service, vault_service
 
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
 from stoker.cloudapi.google import secrets as google
 from stoker.model import secret_refs
 from stoker.model.errors import UserError

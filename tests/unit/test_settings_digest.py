@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.enclosure import Command
 from stoker.agent.environment import variables
 from stoker.agent.environment.variables import CONDA_FILES, UV_FILES, digest_settings
+from stoker.agent.runtime import Command
 
 
 class Place:

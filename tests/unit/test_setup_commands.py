@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from agent_world import JOB, AgentWorld
 
-from stoker.agent import prepare, ready
-from stoker.agent.enclosure import Command, Host
+from stoker.agent import fetch_code, setup
 from stoker.agent.environment.conda import Conda, Program
 from stoker.agent.environment.steps import Answer
-from stoker.agent.gang import Agreement
-from stoker.agent.prepare import SetupFailed
-from stoker.agent.ready import Ready, Readying
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.rendezvous import Agreement
+from stoker.agent.runtime import Command, Host
+from stoker.agent.setup import Ready, Readying
 from stoker.model import keys
 from stoker.model.errors import CodecError
 from stoker.model.job_state import JobState
@@ -112,19 +112,19 @@ def test_a_disk_that_is_full_is_told_with_what_to_do(world: AgentWorld, monkeypa
         found.run(world.state, a_submission())
     assert failed.value.user and str(failed.value).startswith("the machine failed in the set-up: /the/file: No space")
     assert "resources.disk" in str(failed.value)
-    other = prepare.by_the_machine(OSError(errno.EIO, "Input/output error"))
+    other = fetch_code.by_the_machine(OSError(errno.EIO, "Input/output error"))
     assert not other.user and str(other) == "the machine failed in the set-up: Input/output error"
-    assert prepare.by_the_machine(OSError(errno.EDQUOT, "Disk quota exceeded")).user
+    assert fetch_code.by_the_machine(OSError(errno.EDQUOT, "Disk quota exceeded")).user
 
 
 def test_the_place_of_a_training_is_what_the_ranks_agreed_on(world: AgentWorld) -> None:
     node = world.node(world.claim(nodes=2), 1)
     agreement = Agreement(("10.0.0.0", "10.0.0.1"), 29500, "key")
-    found = ready.make_place(node, a_submission(), Ready({"data": "/data"}, {}, {"V": "1"}, gpus=4), agreement, 3)
+    found = setup.make_place(node, a_submission(), Ready({"data": "/data"}, {}, {"V": "1"}, gpus=4), agreement, 3)
     assert (found.attempt, found.rank, found.addresses, found.port) == (3, 1, agreement.addresses, 29500)
     assert (found.gpus, found.inputs, found.environ) == (4, {"data": "/data"}, {"V": "1"})
     assert found.outputs.is_dir() and found.checkpoints == node.paths.code / "checkpoints"
-    command = ready.make_command(node, a_submission(), Ready({}, {"KEY": "x"}, base={"B": "1"}), found, ("run",))
+    command = setup.make_command(node, a_submission(), Ready({}, {"KEY": "x"}, base={"B": "1"}), found, ("run",))
     assert command.argv == ("run",) and command.cwd == node.paths.code and command.secrets == {"KEY": "x"}
     assert command.env["STOKER_ATTEMPT"] == "3" and command.env["B"] == "1" and command.mounts == ()
 
@@ -134,8 +134,8 @@ def test_the_place_of_a_training_is_what_the_ranks_agreed_on(world: AgentWorld) 
 
 def test_a_job_without_code_gets_an_empty_folder(world: AgentWorld) -> None:
     node = world.node(world.claim())
-    prepare.fetch_code(node.store, world.state, a_submission(), node.paths)
-    prepare.fetch_code(node.store, replace(world.state, code_digest="d"), a_submission(), node.paths)
+    fetch_code.fetch_code(node.store, world.state, a_submission(), node.paths)
+    fetch_code.fetch_code(node.store, replace(world.state, code_digest="d"), a_submission(), node.paths)
     assert list(node.paths.code.iterdir()) == []
 
 
@@ -156,7 +156,7 @@ def test_the_code_is_what_was_packed_and_nothing_else(world: AgentWorld, generat
     paths = world.node(world.claim()).paths
     paths.code.mkdir()
     (paths.code / "old.py").touch()
-    prepare.fetch_code(world.store, state, submission, paths)
+    fetch_code.fetch_code(world.store, state, submission, paths)
     assert [path.name for path in paths.code.iterdir()] == ["train.py"], "a set-up that was cut short is begun anew"
     assert not (paths.root / "code.tar.gz").exists()
 
@@ -168,7 +168,7 @@ def test_code_that_is_gone_from_the_store_is_told(world: AgentWorld) -> None:
     with pytest.raises(
         SetupFailed, match="the packed code is not in the store any more; submit the job again"
     ) as failed:
-        prepare.fetch_code(world.store, state, submission, paths)
+        fetch_code.fetch_code(world.store, state, submission, paths)
     assert not failed.value.user
 
 
@@ -178,15 +178,15 @@ def test_code_is_checked_against_the_log(world: AgentWorld) -> None:
     (world.root / "source" / "train.py").write_text("print(2)")
     world.store.put(key, pack(world.root / "source").path.read_bytes())
     with pytest.raises(CodecError, match="expected digest"):
-        prepare.fetch_code(world.store, state, submission, world.node(world.claim()).paths)
+        fetch_code.fetch_code(world.store, state, submission, world.node(world.claim()).paths)
 
 
 def test_accelerators_are_counted_by_what_the_process_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
     for visible, count in (("0,1", 2), ("", 0), ("-1", 0), ("0, ,3", 2), ("GPU-1", 1)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert prepare.count_gpus() == count
+        assert fetch_code.count_gpus() == count
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert prepare.count_gpus() == len(list(Path("/dev").glob("nvidia[0-9]*")))
+    assert fetch_code.count_gpus() == len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 # ── Conda ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

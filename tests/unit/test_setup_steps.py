@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.enclosure import Command, Host
 from stoker.agent.environment.steps import SLOW_S, Step, Steps, nothing_to_undo
-from stoker.agent.logs import say
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.logs.log_pump import say
+from stoker.agent.runtime import Command, Host
 from stoker.processes import TRAINING, make_group
 
 

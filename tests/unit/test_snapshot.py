@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, memory_store, write
 
-from stoker.agent import snapshot
-from stoker.agent.blobs import BlobSender, Outgoing, Unstable
-from stoker.agent.snapshot import Signature, copy_stable, hold, scan, signature_of
+from stoker.agent.checkpoints import folder_snapshot
+from stoker.agent.checkpoints.blobs import BlobSender, Outgoing, Unstable
+from stoker.agent.checkpoints.folder_snapshot import Signature, copy_stable, hold, scan, signature_of
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
 from stoker.testing.memory import Fault, MemoryStore
@@ -38,7 +38,7 @@ def test_only_files_and_links_that_can_be_restored_are_seen(tmp_path: Path) -> N
 
 
 def test_folders_in_folders_are_followed_to_a_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "MOST_DEEP", 2)
+    monkeypatch.setattr(folder_snapshot, "MOST_DEEP", 2)
     write(tmp_path / "1/2/deep", "1")
     write(tmp_path / "1/2/3/too-deep", "1")
     write(tmp_path / "z", "1")
@@ -104,7 +104,7 @@ def test_a_copy_of_a_file_that_changed_is_none(tmp_path: Path, monkeypatch: pyte
     write(tmp_path / "a", "2")
     assert copy_stable(tmp_path / "a", file, tmp_path / "copy") is False
     now = scan(tmp_path)["a"]
-    monkeypatch.setattr(snapshot, "signature_of", lambda _path, _file: None)
+    monkeypatch.setattr(folder_snapshot, "signature_of", lambda _path, _file: None)
     assert copy_stable(tmp_path / "a", now, tmp_path / "copy") is False, "while it was copied"
 
 

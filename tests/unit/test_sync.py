@@ -23,11 +23,11 @@ from checkpoint_world import (
     write,
 )
 
-from stoker.agent.blobs import BlobSender, Outgoing
 from stoker.agent.checkpoints import folder_watcher
+from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
+from stoker.agent.checkpoints.commit_strategies import LOOK_S
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, copy_stable, leave_out, scan
 from stoker.agent.checkpoints.write_history import STREAM_S
-from stoker.agent.committing import LOOK_S
-from stoker.agent.snapshot import File, Signature, copy_stable, leave_out, scan
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import Sent, Store
@@ -69,7 +69,7 @@ def test_rest_is_what_was_seen_not_what_was_not_looked_at(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scans far apart, as in a large folder: the second part of a save comes between two of them."""
-    monkeypatch.setattr("stoker.agent.committing.LOOK_S", 10.0)
+    monkeypatch.setattr("stoker.agent.checkpoints.commit_strategies.LOOK_S", 10.0)
     world = World(tmp_path, memory).begin()
     world.write(step_1__model="1")
     world.tick(every_s=10.0)
@@ -201,7 +201,7 @@ def test_a_scan_is_rare_when_it_is_expensive(
     world = World(tmp_path, memory).begin()
     spent = iter(range(0, 100_000, 1))
     # Each look takes a second of CPU.
-    monkeypatch.setattr("stoker.agent.committing.time.thread_time", lambda: float(next(spent)))
+    monkeypatch.setattr("stoker.agent.checkpoints.commit_strategies.time.thread_time", lambda: float(next(spent)))
     looks = 0
     real = world.sync._watch.look
 
@@ -270,7 +270,7 @@ def test_a_file_opened_while_it_was_copied_puts_the_commit_off(
         world.open = {"latest.pt"}
         return copied
 
-    monkeypatch.setattr("stoker.agent.committing.copy_stable", copy)
+    monkeypatch.setattr("stoker.agent.checkpoints.commit_strategies.copy_stable", copy)
     for number in range(200):
         world.write(latest=f"{number:05d}")
         world.tick(rounds=2, every_s=0.3)

@@ -19,8 +19,8 @@ from checkpoint_world import (
 from test_sync import LIMIT_S, Meddling
 from test_sync_requested import answers
 
+from stoker.agent.checkpoints.folder_snapshot import IGNORED
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.snapshot import IGNORED
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Store
 from stoker.testing.memory import Fault, MemoryStore

@@ -18,7 +18,7 @@ from checkpoint_world import (
     restored_content,
 )
 
-from stoker.agent import prune
+from stoker.agent.checkpoints import prune
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
 from stoker.store.base import Store

@@ -17,8 +17,8 @@ from checkpoint_world import (
 )
 from test_sync import Meddling
 
-from stoker.agent.commits import CommitRequest
-from stoker.agent.committing import pick
+from stoker.agent.checkpoints.commit_requests import CommitRequest
+from stoker.agent.checkpoints.commit_strategies import pick
 from stoker.store.base import Sent, Store
 from stoker.testing.memory import MemoryStore
 

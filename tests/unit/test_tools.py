@@ -13,8 +13,8 @@ from uv import find_uv_bin
 
 from stoker import tools
 from stoker.agent.environment.uv import find_program
-from stoker.agent.prepare import SetupFailed
-from stoker.agent.programs import fetch_program, tool_name
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.fetch_programs import fetch_program, tool_name
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec, Submission

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from stoker import train
-from stoker.agent.environ import ask_to_save
-from stoker.saves import MARKER, Save
+from stoker.agent.checkpoints.save_protocol import MARKER, Save
+from stoker.agent.training_environment import ask_to_save
 
 LIMIT_S = 60.0
 
@@ -366,7 +366,7 @@ def test_the_same_name_again_replaces_the_folder(channel: Path, tmp_path: Path) 
 
 
 def test_without_exchange_a_name_is_replaced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.saves._exchange", lambda one, other: False)
+    monkeypatch.setattr("stoker.agent.checkpoints.save_protocol._exchange", lambda one, other: False)
     for content in ("1", "2"):
         with train.checkpoint("last") as staging:
             (staging / "weights").write_text(content)
@@ -381,7 +381,7 @@ def test_a_disk_that_fails_leaves_the_save_before(monkeypatch: pytest.MonkeyPatc
     def fail(source: Path, target: Path) -> None:
         raise OSError(5, "broken")
 
-    monkeypatch.setattr("stoker.saves._replace_folder", fail)
+    monkeypatch.setattr("stoker.agent.checkpoints.save_protocol._replace_folder", fail)
     with pytest.raises(OSError, match="broken"), train.checkpoint("last") as staging:
         (staging / "weights").write_text("2")
     assert visible(Path("checkpoints")) == {"last"}

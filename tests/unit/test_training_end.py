@@ -18,7 +18,7 @@ from plain_store import wait_for
 
 from stoker.agent import supervise
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.enclosure import Command
+from stoker.agent.runtime import Command
 from stoker.agent.supervise import Ending, Training
 from stoker.processes import Process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environ import CONTRACT, Place, lay_library, training_environment
+from stoker.agent.training_environment import CONTRACT, Place, lay_library, training_environment
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Environment, Spec, Submission
 

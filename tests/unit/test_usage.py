@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from plain_store import wait_for
 
-from stoker.agent import usage
-from stoker.agent.evidence import collect
-from stoker.agent.usage import UsageSampler, UsageThread
+from stoker.agent.health import usage_sampler
+from stoker.agent.health.exit_evidence import collect
+from stoker.agent.health.usage_sampler import UsageSampler, UsageThread
 from stoker.model.node_facts import GpuUsage, Usage
 
 
@@ -97,7 +97,7 @@ class FakeNvml(types.ModuleType):
 def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/"),))
+    monkeypatch.setattr(usage_sampler, "_DRIVER_SIGNS", (Path("/"),))
     sampler = UsageSampler(Path("/"))
     expected = (GpuUsage(0, "H200", 87.0, 10, 20), GpuUsage(1, "H200", None, 10, 20))
     assert sampler.sample().gpus == sampler.sample().gpus == expected
@@ -106,21 +106,21 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_on_gpus_are_told_with_their_memory_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/"),))
-    assert usage.Gpus().processes() == ["0 H200: 100 has 1,234 MB", "0 H200: 101 has ?"]
-    assert usage.Gpus().utilization() == (87.0, None)
+    monkeypatch.setattr(usage_sampler, "_DRIVER_SIGNS", (Path("/"),))
+    assert usage_sampler.Gpus().processes() == ["0 H200: 100 has 1,234 MB", "0 H200: 101 has ?"]
+    assert usage_sampler.Gpus().utilization() == (87.0, None)
 
 
 def test_a_broken_nvml_means_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/"),))
+    monkeypatch.setattr(usage_sampler, "_DRIVER_SIGNS", (Path("/"),))
     assert UsageSampler(Path("/")).sample().gpus == ()
 
 
 def test_without_a_driver_nvml_is_not_even_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/no such driver"),))
+    monkeypatch.setattr(usage_sampler, "_DRIVER_SIGNS", (Path("/no such driver"),))
     assert UsageSampler(Path("/")).sample().gpus == ()
     assert nvml.inits == 0
 
@@ -137,7 +137,7 @@ def test_the_thread_samples_and_tells() -> None:
 
 def test_a_thread_that_is_stopped_ends() -> None:
     before = set(threading.enumerate())
-    thread = usage.UsageThread(UsageSampler(Path("/")), interval_s=0.01)
+    thread = usage_sampler.UsageThread(UsageSampler(Path("/")), interval_s=0.01)
     thread.start()
     (own,) = set(threading.enumerate()) - before
     thread.stop()

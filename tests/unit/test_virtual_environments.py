@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.enclosure import Command
 from stoker.agent.environment.index import Index
 from stoker.agent.environment.python import Python
+from stoker.agent.environment.requirements import Requirements
 from stoker.agent.environment.steps import Answer, Step
 from stoker.agent.environment.uv import Change
 from stoker.agent.environment.venv import Plan, Uv, Venv
-from stoker.agent.prepare import SetupFailed
-from stoker.requirements import Requirements
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.runtime import Command
 
 BASE = Python(
     path="/opt/bin/python",

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from stoker.agent import visit
+from stoker.agent import exec_command
 from stoker.model.node_config import NodePaths
 from stoker.processes import NODE, TRAINING
 from stoker.processes.container_sweep import Record, container_name, write_record
@@ -67,28 +67,33 @@ def becomes(
 
 
 def test_the_environment_is_that_of_the_oldest_process_of_this_node(begin: Begin, paths: NodePaths) -> None:
-    assert visit.training_environ(paths) is None
+    assert exec_command.training_environ(paths) is None
     begin(STOKER_CHANNEL="/another/node/channel", WHICH="another")
     begin(STOKER_CHANNEL=str(paths.channel), WHICH="training", EQUALS="a=b=c")
     begin(STOKER_CHANNEL=str(paths.channel), WHICH="child of the training")
-    found = visit.training_environ(paths)
+    found = exec_command.training_environ(paths)
     assert found is not None
     assert (found["WHICH"], found["EQUALS"], found["STOKER_CHANNEL"]) == ("training", "a=b=c", str(paths.channel))
 
 
 def test_a_visitor_is_not_taken_for_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in visit._VISITORS:
+    for name in exec_command._VISITORS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "mine")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/mine")
     training = {NODE: "1", TRAINING: "2", "TERM": "theirs", "LANG": "C", "LR": "0.1"}
-    assert visit.visitor_environ(training) == {"TERM": "mine", "SSH_AUTH_SOCK": "/mine", "LANG": "C", "LR": "0.1"}
+    assert exec_command.visitor_environ(training) == {
+        "TERM": "mine",
+        "SSH_AUTH_SOCK": "/mine",
+        "LANG": "C",
+        "LR": "0.1",
+    }
 
 
 @pytest.mark.parametrize("name", ["TERM", "COLORTERM", "LANG", "LC_ALL", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK"])
 def test_what_belongs_to_the_persons_terminal_is_the_persons(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "mine")
-    assert visit.visitor_environ({name: "theirs"})[name] == "mine"
+    assert exec_command.visitor_environ({name: "theirs"})[name] == "mine"
 
 
 def test_the_command_runs_in_the_code_with_the_trainings_variables(
@@ -99,7 +104,7 @@ def test_the_command_runs_in_the_code_with_the_trainings_variables(
 ) -> None:
     begin(STOKER_CHANNEL=str(paths.channel), LR="0.1")
     with pytest.raises(Become):
-        visit.run_command(paths.root, ["nvidia-smi", "-L"])
+        exec_command.run_command(paths.root, ["nvidia-smi", "-L"])
     ((program, argv, environ, cwd),) = becomes
     assert (program, argv, cwd) == ("nvidia-smi", ["nvidia-smi", "-L"], str(paths.code))
     assert environ["LR"] == "0.1" and "HOME" not in environ
@@ -115,7 +120,7 @@ def test_without_a_training_the_command_runs_with_the_visitors_variables(
     monkeypatch.setenv("OF_THE_VISITOR", "1")
     paths.code.rmdir()
     with pytest.raises(Become):
-        visit.run_command(paths.root, ["ls"])
+        exec_command.run_command(paths.root, ["ls"])
     ((_, _, environ, cwd),) = becomes
     assert environ["OF_THE_VISITOR"] == "1" and cwd == str(paths.root)
     assert capsys.readouterr().err == "[stoker] the training does not run now: its environment is not there\n"
@@ -125,10 +130,10 @@ def test_a_command_that_cannot_be_run_is_told_as_a_shell_tells_it(
     paths: NodePaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert visit.run_command(paths.root, ["no-such-program"]) == 127
+    assert exec_command.run_command(paths.root, ["no-such-program"]) == 127
     assert "stoker: there is no program 'no-such-program' on this machine\n" in capsys.readouterr().err
     (paths.code / "data").write_text("no program")
-    assert visit.run_command(paths.root, ["./data"]) == 126
+    assert exec_command.run_command(paths.root, ["./data"]) == 126
     assert "stoker: ./data: Permission denied\n" in capsys.readouterr().err
 
 
@@ -145,10 +150,10 @@ def test_the_command_of_a_job_in_a_container_is_taken_in_there(
         asked.append(arguments)
         raise Become
 
-    monkeypatch.setattr(visit, "visit", take_in)
+    monkeypatch.setattr(exec_command, "visit", take_in)
     monkeypatch.setenv("OF_THE_VISITOR", "1")
     with pytest.raises(Become):
-        visit.run_command(paths.root, ["ls", "-l"])
+        exec_command.run_command(paths.root, ["ls", "-l"])
     ((engine, root, command, cwd, variables),) = asked
     assert (engine, root, command, cwd) == ("podman", paths.root, ["ls", "-l"], paths.code)
     assert isinstance(variables, dict) and variables.get("LR") == ("0.1" if runs else None)

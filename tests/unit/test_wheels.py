@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker import requirements, wheels
+from stoker import wheels
+from stoker.agent.environment import requirements
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Spec, Submission

@@ -13,11 +13,11 @@ import pytest
 from checkpoint_world import World, manifest_keys
 
 from stoker.agent.checkpoints import folder_watcher
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.whole_units import TrainingEnd, UnitJudge
 from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, Mark, WriteHistory
-from stoker.agent.snapshot import File, Files, Signature
 from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, Writing
 from stoker.testing.memory import MemoryStore

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from noticing_machine import Here
 
-from stoker.agent import witness
-from stoker.agent.beat import Beat
+from stoker.agent.health import stack_dump
+from stoker.agent.health.stack_dump import find_spy
+from stoker.agent.health.stack_dump_request import Witness
+from stoker.agent.heartbeat import Beat
 from stoker.agent.node import Node
-from stoker.agent.witness import find_spy
-from stoker.agent.witnessing import Witness
 from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Warned
@@ -61,7 +61,7 @@ def told(
     gpu_processes: Callable[[], list[str]] = list,
     proc: Path = Path("/proc"),
 ) -> str:
-    return witness.testify(members, log, secrets or {}, spy=spy, gpu_processes=gpu_processes, proc=proc).decode()
+    return stack_dump.testify(members, log, secrets or {}, spy=spy, gpu_processes=gpu_processes, proc=proc).decode()
 
 
 def part_of(text: str, title: str) -> str:
@@ -108,7 +108,7 @@ def test_without_py_spy_the_rest_is_told(child: int, tmp_path: Path) -> None:
 def test_a_py_spy_that_fails_or_hangs_keeps_nobody(
     script: str, says: str, child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witness, "_STACK_LIMIT_S", 0.5)
+    monkeypatch.setattr(stack_dump, "_STACK_LIMIT_S", 0.5)
     spy = tmp_path / "py-spy"
     spy.write_text(f"#!/bin/sh\n{script}\n")
     spy.chmod(0o755)
@@ -116,7 +116,7 @@ def test_a_py_spy_that_fails_or_hangs_keeps_nobody(
 
 
 def test_all_stacks_together_have_one_span(child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness, "_STACKS_LIMIT_S", 0.0)
+    monkeypatch.setattr(stack_dump, "_STACKS_LIMIT_S", 0.0)
     spy = tmp_path / "py-spy"
     spy.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     spy.chmod(0o755)
@@ -134,7 +134,7 @@ def test_frames_of_native_code_are_left_out_where_they_cannot_be_had(child: int,
 def test_a_driver_that_hangs_or_fails_loses_nothing_else(
     child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witness, "_GPUS_LIMIT_S", 0.1)
+    monkeypatch.setattr(stack_dump, "_GPUS_LIMIT_S", 0.1)
     log, hangs = tmp_path / "train.log", threading.Event()
     log.write_text("step 1\n")
 
@@ -191,7 +191,7 @@ def test_it_is_bounded(tmp_path: Path) -> None:
     text = told(*range(1, 201), proc=tmp_path)
     assert "64 of 1" in text and "65 of 1" not in text
     assert len(text) < 64 * 500 + 1000
-    huge = witness.testify([], Path("/nowhere"), {}, spy=None, gpu_processes=lambda: ["x" * 10_000_000])
+    huge = stack_dump.testify([], Path("/nowhere"), {}, spy=None, gpu_processes=lambda: ["x" * 10_000_000])
     assert len(huge) == 4 * 1024 * 1024
 
 
@@ -224,7 +224,7 @@ def test_before_the_training_the_agents_own_threads_are_part_of_it(tmp_path: Pat
     thread = threading.Thread(target=waits_for_the_test, name="one-of-the-agent", daemon=True)
     thread.start()
     assert asked.wait(60)
-    found = witness.testify([], tmp_path / "log", {}, spy=None, gpu_processes=list, agent=True).decode()
+    found = stack_dump.testify([], tmp_path / "log", {}, spy=None, gpu_processes=list, agent=True).decode()
     release.set()
     own = part_of(found, "the agent")
     assert "one-of-the-agent:\n" in own and "waits_for_the_test" in own
@@ -241,7 +241,7 @@ def test_py_spy_is_found_beside_this_python_or_on_the_path(tmp_path: Path, monke
         folder.mkdir()
         (folder / "py-spy").write_text("#!/bin/sh\n")
         (folder / "py-spy").chmod(0o755)
-    monkeypatch.setattr(witness.sysconfig, "get_path", lambda _name: str(beside))
+    monkeypatch.setattr(stack_dump.sysconfig, "get_path", lambda _name: str(beside))
     monkeypatch.setenv("PATH", str(path))
     assert find_spy() == beside / "py-spy"
     (beside / "py-spy").chmod(0o644)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.agent.checkpoints.folder_snapshot import File, Signature
 from stoker.agent.checkpoints.write_history import Mark, WriteHistory
-from stoker.agent.snapshot import File, Signature
 from stoker.processes.open_files import OpenFile
 
 PATH = "ckpt.pt"

@@ -10,7 +10,7 @@ from pathlib import Path
 def main() -> int:
     node, *rest = sys.argv[1:] or [""]
     if len(rest) > 1 and rest[0] == "--":
-        from stoker.agent.visit import run_command
+        from stoker.agent.exec_command import run_command
 
         return run_command(Path(node).absolute(), rest[1:])
     if rest or not node:

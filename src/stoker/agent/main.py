@@ -14,11 +14,11 @@ import signal
 import time
 from pathlib import Path
 
-from stoker.agent.beat import FAR_INTERVAL_S
-from stoker.agent.flush import flush
-from stoker.agent.life import Life
+from stoker.agent.attempt import Life
+from stoker.agent.flush_after_restart import flush
+from stoker.agent.heartbeat import FAR_INTERVAL_S
 from stoker.agent.node import Node, patient, utcnow
-from stoker.agent.pulse import start_pulse
+from stoker.agent.systemd_watchdog import start_pulse
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths

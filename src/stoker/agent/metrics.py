@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.agent.health.step_count import StepCount
-from stoker.agent.pump import PumpThread, Turn
-from stoker.agent.scan import MetricScanner
-from stoker.agent.tail import FileTail
+from stoker.agent.logs.file_tail import FileTail
+from stoker.agent.logs.pump_thread import PumpThread, Turn
+from stoker.agent.metric_scan import MetricScanner
 from stoker.model import keys
 from stoker.model.node_facts import Trend, Usage
 from stoker.store.base import Store

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from stoker.agent.logs import say
+from stoker.agent.logs.log_pump import say
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths

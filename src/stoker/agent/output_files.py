@@ -27,8 +27,8 @@ from fnmatch import translate
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from stoker.agent.checkpoints.folder_snapshot import FOLDER, IGNORED, MOST_DEEP, File, Files, Signature, scan
 from stoker.agent.confinement import Confinement
-from stoker.agent.snapshot import FOLDER, IGNORED, MOST_DEEP, File, Files, Signature, scan
 from stoker.store.checkpoint_manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of

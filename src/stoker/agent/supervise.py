@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.enclosure import Command, Enclosure, Members, Run
-from stoker.agent.environ import write_notice
+from stoker.agent.runtime import Command, Enclosure, Members, Run
+from stoker.agent.training_environment import write_notice
 from stoker.model.node_facts import ExitWhy, SaveTimes
 from stoker.processes import Process, stat_of
 

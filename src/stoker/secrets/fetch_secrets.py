@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
 from stoker.cloudapi.aws.imds import ImdsError
 from stoker.cloudapi.google.metadata import MetadataError
 from stoker.model import secret_refs

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.agent.activity import ActivityRecorder, Look
+from stoker.agent.health.activity import ActivityRecorder, Look
 from stoker.core.stalls import stalled
 from stoker.model.log_entries import Claimed, Launched
 from stoker.model.policy import Stall

@@ -17,15 +17,23 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.agent.checkpoints.choice import Choice, before_newest, from_copies
+from stoker.agent.checkpoints.commit_choice import Choice, before_newest, from_copies
+from stoker.agent.checkpoints.file_numbers import newest_of_each_kind
+from stoker.agent.checkpoints.folder_snapshot import (
+    File,
+    Files,
+    Selection,
+    Signature,
+    leave_out,
+    signature_of,
+    unit_of,
+)
 from stoker.agent.checkpoints.format_check import UNKNOWN, FormatCheck, check_format
-from stoker.agent.checkpoints.generations import newest_of_each_kind
 from stoker.agent.checkpoints.save_copies import OpenNow, SaveCopies
 from stoker.agent.checkpoints.save_cycles import SaveCycles
 from stoker.agent.checkpoints.save_shape import TICK_NS, SaveShapes
 from stoker.agent.checkpoints.whole_units import Held, TrainingEnd, UnitJudge, describe
 from stoker.agent.checkpoints.write_history import WriteHistory
-from stoker.agent.snapshot import File, Files, Selection, Signature, leave_out, signature_of, unit_of
 from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, Writing
 

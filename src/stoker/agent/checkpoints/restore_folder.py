@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.agent import folders
-from stoker.agent.checkpoints.placing import OWN, REPLACED, FolderInUse, FolderRecord, hold_folder
+from stoker.agent import job_folders
+from stoker.agent.checkpoints.folder_replacement import OWN, REPLACED, FolderInUse, FolderRecord, hold_folder
+from stoker.agent.checkpoints.restore import Restored, clear_folder, restore
 from stoker.agent.confinement import Confinement
+from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.output_files import Baseline
-from stoker.agent.prepare import SetupFailed
-from stoker.agent.restore import Restored, clear_folder, restore
 from stoker.model.node_config import NodePaths
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Spec
@@ -42,13 +42,13 @@ class RestoreFolder:
         With `confinement` commands of the set-up ran in a container before: a link that they put in the folder's place
         leads out of it, and is refused.
         """
-        folder = folders.checkpoint_folder(paths, spec)
+        folder = job_folders.checkpoint_folder(paths, spec)
         target = folder
         if confinement is None:
             folder.mkdir(parents=True, exist_ok=True)
         else:
             target = _by_handle(folder, confinement, as_written(spec.checkpoints.dir))
-        chosen = folders.checkpoint_filter(spec)
+        chosen = job_folders.checkpoint_filter(spec)
         own = folder.is_relative_to(paths.root)
         if not own:
             try:
@@ -101,8 +101,8 @@ def _by_handle(folder: Path, confinement: Confinement, shown: str) -> Path:
 
 def take_baseline(paths: NodePaths, spec: Spec, restored: Restored | None) -> Baseline:
     """What lies in the job's folders before its training, but for what was restored. Kept for the next agent here."""
-    folder = folders.checkpoint_folder(paths, spec)
+    folder = job_folders.checkpoint_folder(paths, spec)
     parts = restored.parts if restored is not None else ()
-    baseline = Baseline.take(folders.watched(paths, spec)).without(folder / part.blob.path for part in parts)
+    baseline = Baseline.take(job_folders.watched(paths, spec)).without(folder / part.blob.path for part in parts)
     baseline.write(paths.baseline)
     return baseline

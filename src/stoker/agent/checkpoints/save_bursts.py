@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from stoker.agent.checkpoints.file_numbers import hide_generations, role_of
 from stoker.agent.checkpoints.folder_events import Event
-from stoker.agent.checkpoints.generations import hide_generations, role_of
-from stoker.agent.snapshot import unit_of
+from stoker.agent.checkpoints.folder_snapshot import unit_of
 
 # Writes closer together than this are of one burst.
 PAUSE_S = 0.05

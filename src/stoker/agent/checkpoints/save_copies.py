@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker.agent.checkpoints.folder_events import Event, FolderEvents
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, copy_stable, hold, signature_of
 from stoker.agent.checkpoints.format_check import check_format
 from stoker.agent.checkpoints.save_bursts import SaveBursts
-from stoker.agent.snapshot import File, Files, Signature, copy_stable, hold, signature_of
 from stoker.processes import OpenFile
 from stoker.store.base import FileChanged
 

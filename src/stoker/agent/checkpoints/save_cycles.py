@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from stoker.agent.checkpoints.generations import counts_time, generation_of, role_of
+from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, role_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, unit_of
 from stoker.agent.checkpoints.save_shape import Shape, shape_of
-from stoker.agent.snapshot import File, Files, Signature, unit_of
 
 # Parts of one save, numbered like saves, are written side by side. Saves lie further apart.
 APART_S = 0.25

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stoker.agent.checkpoints.generations import counts_time, generation_of, newest_counts, role_of
-from stoker.agent.snapshot import File, unit_of
+from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, newest_counts, role_of
+from stoker.agent.checkpoints.folder_snapshot import File, unit_of
 from stoker.model.node_facts import BlobRef
 
 # Files are stamped with a clock that ticks every 1 to 10 ms: which of two came later is not known within a tick.

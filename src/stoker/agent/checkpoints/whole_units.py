@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.agent.checkpoints.file_numbers import role_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, unit_of
 from stoker.agent.checkpoints.format_check import FormatCheck
-from stoker.agent.checkpoints.generations import role_of
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.write_history import Mark, WriteHistory
-from stoker.agent.snapshot import File, Files, unit_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stoker.agent.snapshot import Files, Signature, unit_of
+from stoker.agent.checkpoints.folder_snapshot import Files, Signature, unit_of
 from stoker.processes import OpenFile, expecting, has_survivor
 
 # A file held open for so long that has hardly grown is a log: any beginning of it is whole.

@@ -2,14 +2,14 @@
 
     engine        asks docker or podman, and tells whose fault it is when they refuse
     images        the image: its name, its registry, its digest
-    links         what links in somebody's data lead to
-    surroundings  what this machine has that a container may see
-    refusal       which field of the job file the engine does not like
-    create        the command line that makes the container. Pure
-    door          how a command gets into the container: its variables, and the proof that its agent lives
-    group         who runs in there
-    giving        what another user is given, to write there
-    shelves       where another user keeps environments
+    symlinks      what links in somebody's data lead to
+    host_devices  what this machine has that a container may see
+    field_errors  which field of the job file the engine does not like
+    create_command  the command line that makes the container. Pure
+    pipes         how a command gets into the container: its variables, and the proof that its agent lives
+    process_group  who runs in there
+    chown         what another user is given, to write there
+    user_cache    where another user keeps environments
     container     the enclosure: all of them together
     sweep         what a dead agent left
 

@@ -14,19 +14,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from stoker.agent.container import create, registry, shelves, surroundings
-from stoker.agent.container.door import ENTER, Door, inside
+from stoker.agent.container import create_command, host_devices, registry_login, user_cache
+from stoker.agent.container.chown import Giving
 from stoker.agent.container.engine import FIELD, Answer, Engine
-from stoker.agent.container.giving import Giving
-from stoker.agent.container.group import Cell, ContainerGroup
+from stoker.agent.container.field_errors import complaint
 from stoker.agent.container.images import Image, Images
-from stoker.agent.container.links import MOST_LOOKED_AT, Leads
-from stoker.agent.container.refusal import complaint
-from stoker.agent.container.registry import Login
-from stoker.agent.enclosure import Command, View
-from stoker.agent.gang import sleep_interruptibly
+from stoker.agent.container.pipes import ENTER, Door, inside
+from stoker.agent.container.process_group import Cell, ContainerGroup
+from stoker.agent.container.registry_login import Login
+from stoker.agent.container.symlinks import MOST_LOOKED_AT, Leads
+from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.node import Ask, Node
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.rendezvous import sleep_interruptibly
+from stoker.agent.runtime import Command, View
 from stoker.model import codec, dlc_images, keys
 from stoker.model.node_facts import ImageFact
 from stoker.model.observed import Known
@@ -70,7 +70,7 @@ class Container:
         self._engine = Engine(spec.engine, check, node.say, here=node.config.provider == "local")
         self._name = container_name(self._root)
         self._door = Door(self._root / "door")
-        self._around = surroundings.look(spec.engine)
+        self._around = host_devices.look(spec.engine)
         self._image: Image | None = None
         # For whoever it runs as, if that is another user than the agent.
         self._giving: Giving | None = None
@@ -88,7 +88,7 @@ class Container:
 
     @property
     def gpus(self) -> int:
-        return create.visible_gpus(self._spec.run, self._around)
+        return create_command.visible_gpus(self._spec.run, self._around)
 
     @property
     def fault(self) -> str | None:
@@ -97,10 +97,10 @@ class Container:
     def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
         found = dict(self._image.environ) if self._image is not None else {}
         found |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        if create.sees_all_gpus(self._spec.run, self._around) and "CUDA_VISIBLE_DEVICES" in os.environ:
+        if create_command.sees_all_gpus(self._spec.run, self._around) and "CUDA_VISIBLE_DEVICES" in os.environ:
             found["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         found |= {name: value for name, value in submitted.items() if name not in _OF_THE_HOST}
-        if create.chooses_user(self._blueprint(View()), self._around):
+        if create_command.chooses_user(self._blueprint(View()), self._around):
             # Nobody of that number lives in the image.
             found["HOME"] = str(self._home)
         return found
@@ -113,7 +113,7 @@ class Container:
                 f"an image that has it (resources.image), or leave resources.gpus out",
                 user=True,
             )
-        self._private = registry.private_place(os.environ) / self._name
+        self._private = registry_login.private_place(os.environ) / self._name
         name = dlc_images.resolve(
             self._spec.image, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         )
@@ -140,14 +140,14 @@ class Container:
 
     def _login(self, reference: str) -> Login | None:
         """A password for the registry of an image, anew for each pull: tokens expire. Raises SetupFailed."""
-        where = registry.registry_of(reference)
+        where = registry_login.registry_of(reference)
         reference_to, field = self._spec.secret, f"{FIELD}.secret"
         if reference_to is None:
-            reference_to, field = registry.reference_of(where), f"{FIELD}.image"
-            if reference_to is None or registry.knows(where, os.environ):
+            reference_to, field = registry_login.reference_of(where), f"{FIELD}.image"
+            if reference_to is None or registry_login.knows(where, os.environ):
                 return None
         secret = self._ask(lambda: fetch(field, reference_to, os.environ))
-        return registry.make_login(where, secret, field)
+        return registry_login.make_login(where, secret, field)
 
     # ── Making it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,14 +155,14 @@ class Container:
         """Make it and start it, with the node's folder and this. Raises SetupFailed."""
         self._door.open()
         # What lies in another one goes with that, and a link in its place is not followed.
-        self._written = tuple(create.outermost((self._root, *view.written)))
+        self._written = tuple(create_command.outermost((self._root, *view.written)))
         if not self._around.privileged:
             self._look_for_own_daemon()
         for folder in self._writable():
             if folder != self._node.paths.train_log:
                 folder.mkdir(parents=True, exist_ok=True)
         plan = self._with_links(self._blueprint(view), view.in_place)
-        self._make(create.arguments(plan, self._around))
+        self._make(create_command.arguments(plan, self._around))
         started = self._engine.ask("start", self._name)
         if started.code:
             raise self._refused(started)
@@ -173,7 +173,7 @@ class Container:
         self.group.cell = Cell.of(identity, init)
         self._settle_owner(init, view.environments)
         if view.environments is not None:
-            shelves.prune(view.environments)
+            user_cache.prune(view.environments)
 
     def _make(self, arguments: list[str]) -> None:
         made = self._engine.ask(*arguments)
@@ -183,10 +183,10 @@ class Container:
         if made.code:
             raise self._refused(made)
 
-    def _ended_at_once(self, plan: create.Blueprint) -> SetupFailed:
+    def _ended_at_once(self, plan: create_command.Blueprint) -> SetupFailed:
         """Why, from another one that has nothing to do: the first is off the disk, and what it said was not kept."""
         remove(self._engine.program, self._name)
-        self._make(create.arguments(plan, self._around, script="exit 0"))
+        self._make(create_command.arguments(plan, self._around, script="exit 0"))
         ran = self._engine.ask("start", "--attach", self._name)
         what = f"{FIELD}: the container ended at once"
         if ran.code == 0:
@@ -197,8 +197,8 @@ class Container:
             what = f"{what}: it was killed; is there enough memory for it?"
         return SetupFailed(f"{what} (exit code {ran.code}): {ran.said}", user=not ran.away)
 
-    def _with_links(self, plan: create.Blueprint, in_place: Sequence[Path]) -> create.Blueprint:
-        leads = Leads(create.places(plan))
+    def _with_links(self, plan: create_command.Blueprint, in_place: Sequence[Path]) -> create_command.Blueprint:
+        leads = Leads(create_command.places(plan))
         for folder in in_place:
             leads.follow(folder)
         if not leads.whole:
@@ -212,10 +212,10 @@ class Container:
             options = self._engine.ask("info", "--format={{.SecurityOptions}}").out
             self._around = replace(self._around, rootless="rootless" in options)
 
-    def _blueprint(self, view: View) -> create.Blueprint:
+    def _blueprint(self, view: View) -> create_command.Blueprint:
         config = self._node.config
         labels = {"stoker.job": config.job, "stoker.node": config.instance, "stoker.rank": str(config.rank)}
-        return create.Blueprint(
+        return create_command.Blueprint(
             engine=self._engine.program,
             name=self._name,
             image=self._image.id if self._image is not None else self._spec.image,
@@ -272,7 +272,7 @@ class Container:
             )
         self._giving = Giving(seen.st_uid, seen.st_gid)
         if environments is not None:
-            self.environments = shelves.open_shelf(environments, seen.st_uid, seen.st_gid)
+            self.environments = user_cache.open_shelf(environments, seen.st_uid, seen.st_gid)
 
     @property
     def _home(self) -> Path:

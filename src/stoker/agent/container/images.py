@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.agent.container import registry
+from stoker.agent.container import registry_login
 from stoker.agent.container.engine import FIELD, Answer, Engine
-from stoker.agent.container.registry import Login
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.container.registry_login import Login
+from stoker.agent.fetch_code import SetupFailed
 from stoker.model.node_facts import ImageFact
 
 # What a registry gets to stand up again, five minutes in all: most of its troubles, and of the line's, are shorter, and
@@ -137,7 +137,7 @@ class Images:
 
     def _pull(self, reference: str) -> None:
         login = self._login(reference)
-        within = registry.login_folder(login, self._private) if login else nullcontext(None)
+        within = registry_login.login_folder(login, self._private) if login else nullcontext(None)
         with self._timed(f"{self._engine.program} pull {reference}", _REMEDY), within as folder:
             for pause_s in (*PAUSES_S, None):
                 answer = self._engine.ask(*pull_arguments(self._engine.program, reference, folder))
@@ -161,7 +161,7 @@ class Images:
         if _MISSING.search(text):
             return NotPulled(f"{FIELD}.image: there is no {reference}: {said}", user=True, missing=True)
         if _NO_HOST.search(text):
-            where = registry.registry_of(reference)
+            where = registry_login.registry_of(reference)
             return NotPulled(f"{FIELD}.image: there is no registry {where}: {said}", user=True)
         return NotPulled(f"{FIELD}.image: {reference} cannot be pulled: {said}", user=True)
 
@@ -174,7 +174,7 @@ def passes(answer: Answer, reference: str) -> bool:
     if any(sign.search(text) for sign in (_MISSING, _DENIED, _INVALID)):
         return answer.away
     # Of all hosts only that of a name without one cannot be mistyped.
-    lost = _NO_HOST.search(text) is not None and registry.registry_of(reference) == registry.DOCKER_HUB
+    lost = _NO_HOST.search(text) is not None and registry_login.registry_of(reference) == registry_login.DOCKER_HUB
     return answer.away or lost or _PASSING.search(text) is not None
 
 

@@ -14,17 +14,17 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from stoker.agent.enclosure import Command
-from stoker.agent.environment import processor, variables
+from stoker.agent.environment import cpu_level, variables
+from stoker.agent.environment.build import Making, Recipe, digest_of
 from stoker.agent.environment.index import Fetch, PrivateIndex
-from stoker.agent.environment.making import Making, Recipe, digest_of
 from stoker.agent.environment.python import MakeCommand
+from stoker.agent.environment.requirements import any_here
 from stoker.agent.environment.steps import Step, Steps
+from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.node import Node
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.runtime import Command
 from stoker.model.package_sources import read_address, user_of
 from stoker.model.spec import Submission
-from stoker.requirements import any_here
 
 _FIELD = "environment.conda"
 _RECIPE = 1
@@ -132,7 +132,7 @@ class Conda:
         if "program" not in told or not told.get("version"):
             last = answer.text.strip().splitlines()[-1:] or ["it printed nothing"]
             raise SetupFailed(f"{_FIELD}: {told.get('program', 'conda')} does not run here: {last[0]}", user=True)
-        kind = f"{told.get('platform', '')} {processor.level()}"
+        kind = f"{told.get('platform', '')} {cpu_level.level()}"
         return Program(told["program"], told["version"], kind, told.get("search", ""))
 
     def _key(self, name: str, text: str, program: Program) -> str:

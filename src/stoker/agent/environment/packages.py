@@ -13,19 +13,18 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from stoker import requirements
-from stoker.agent.environment import processor, variables
+from stoker.agent.environment import cpu_level, requirements, variables
+from stoker.agent.environment.build import Making, Recipe, digest_of
 from stoker.agent.environment.index import PackedWheels, PrivateIndex, Source, choose_wheels
-from stoker.agent.environment.making import Making, Recipe, digest_of
 from stoker.agent.environment.python import MakeCommand, Python, find, is_plain, put_first
+from stoker.agent.environment.requirements import NOTHING, Requirements
 from stoker.agent.environment.steps import Steps
 from stoker.agent.environment.uv import find_program
 from stoker.agent.environment.venv import Uv, Venv
+from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.node import Ask, Node
-from stoker.agent.prepare import SetupFailed
 from stoker.model.errors import UserError
 from stoker.model.spec import Submission
-from stoker.requirements import NOTHING, Requirements
 from stoker.secrets.fetch_secrets import fetch
 
 _log = logging.getLogger(__name__)
@@ -216,4 +215,4 @@ class Packages:
 
 
 def _platform(base: Python) -> str:
-    return f"{base.platform} {processor.level()} {base.libc} {base.abi}"
+    return f"{base.platform} {cpu_level.level()} {base.libc} {base.abi}"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.enclosure import Command
 from stoker.agent.environment.steps import Steps
-from stoker.agent.prepare import SetupFailed
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.runtime import Command
 
 # Makes a command out of an argv, with everything else that the training will see.
 MakeCommand = Callable[[tuple[str, ...]], Command]

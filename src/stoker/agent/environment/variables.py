@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from stoker.agent.enclosure import Command
+from stoker.agent.runtime import Command
 
 # Read on the machine itself, from these folders; a container's own come with its image.
 UV_FILES = ("{config}/uv/uv.toml", "{system}/uv/uv.toml", "/etc/uv/uv.toml")

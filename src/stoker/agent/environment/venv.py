@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from stoker.agent.enclosure import Command
-from stoker.agent.environment.causes import read_cause
+from stoker.agent.environment.error_hints import read_cause
 from stoker.agent.environment.index import Index
 from stoker.agent.environment.python import MakeCommand, Python
+from stoker.agent.environment.requirements import Requirements
 from stoker.agent.environment.steps import Answer, Step, Steps, nothing_to_undo
 from stoker.agent.environment.uv import Change, read_changes
-from stoker.agent.prepare import SetupFailed
-from stoker.requirements import Requirements
+from stoker.agent.fetch_code import SetupFailed
+from stoker.agent.runtime import Command
 
 _FIELD = "environment.requirements"
 _SETTINGS = {

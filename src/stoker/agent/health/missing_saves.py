@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stoker.agent.checkpoints.folder_snapshot import Selection
+from stoker.agent.checkpoints.sync import SyncStatus
 from stoker.agent.output_files import Baseline
-from stoker.agent.snapshot import Selection
-from stoker.agent.sync import SyncStatus
 from stoker.core.governor_settings import DEFAULT as POLICY
 from stoker.core.saved_work import nothing_saved_yet
 

@@ -285,7 +285,7 @@ def agent_unit(job: str, python: str, places: Places, environ: "dict[str, str]")
         # The agent alone hears SIGTERM, and saves; whatever it leaves behind is killed.
         "KillMode=mixed",
         "TimeoutStopSec=90",
-        # An agent that hangs is as good as dead: see `stoker.agent.pulse`.
+        # An agent that hangs is as good as dead: see `stoker.agent.systemd_watchdog`.
         f"WatchdogSec={_HUNG_S:d}",
         "NotifyAccess=main",
         # Groups of processes below its own; the kernel's killer takes the training, and the agent tells of it.

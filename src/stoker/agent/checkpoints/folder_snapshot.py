@@ -1,0 +1,215 @@
+"""A folder that others write to, as it is at one moment: its files, how they look, and copies of them."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import translate
+from pathlib import Path
+from typing import NamedTuple
+
+from stoker.agent.checkpoints.save_protocol import LOCK
+from stoker.agent.confinement import Confinement
+from stoker.model.node_facts import BlobRef
+from stoker.store.base import FileChanged
+from stoker.store.checkpoint_manifests import safe_path
+from stoker.store.checkpoints import safe_link
+
+log = logging.getLogger(__name__)
+
+IGNORED = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
+
+# Folders in folders: a path so deep is a program's mistake, and longer than a name in a store may be.
+MOST_DEEP = 200
+
+_FICLONE = 0x40049409
+_PLAIN_CHARS = 1000
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Signature(NamedTuple):
+    """Equal before and after: the same bytes, unless written within one tick of the filesystem's clock."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Signature:
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    @property
+    def newest_ns(self) -> int:
+        return max(self.modified_ns, self.changed_ns)
+
+
+class File(NamedTuple):
+    """A file of the folder. `link` is where a link inside the folder points; others are read through, or left out."""
+
+    path: str
+    signature: Signature
+    mode: int
+    link: str | None = None
+
+    @property
+    def size(self) -> int:
+        return self.signature.size if self.link is None else len(self.link.encode())
+
+
+Files = dict[str, File]
+
+
+def scan(folder: Path, ignored: Collection[str] = IGNORED, confinement: Confinement | None = None) -> Files:
+    """Every file under `folder`, by its path relative to it. What vanishes meanwhile is left out.
+
+    With `confinement` no link leads out of the folder, not even the folder itself, whatever is replaced meanwhile.
+    """
+    pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
+    try:
+        handle = os.open(folder, FOLDER) if confinement is None else confinement.open(folder)
+    except OSError:
+        return {}
+    try:
+        return {file.path: file for file in _scan(_Scan(os.fspath(folder), pattern, confinement), handle, "")}
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which files of a checkpoint folder are checkpoints, where others may lie in it: by a look at it, and by name."""
+
+    scan: Callable[[Path], Files] = scan
+    takes: Callable[[str], bool] = lambda _path: True
+    confinement: Confinement | None = None
+
+
+@dataclass(frozen=True)
+class _Scan:
+    folder: str
+    ignored: re.Pattern[str]
+    confinement: Confinement | None
+
+
+def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
+    """By handles: a folder that is replaced by a link meanwhile leads nowhere else."""
+    try:
+        entries = list(os.scandir(handle))
+    except OSError:
+        return
+    for entry in entries:
+        if scan.ignored.match(entry.name):
+            continue
+        path = f"{below}/{entry.name}" if below else entry.name
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                if path.count("/") >= MOST_DEEP:
+                    continue
+                inner = os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+                try:
+                    yield from _scan(scan, inner, path)
+                finally:
+                    os.close(inner)
+                continue
+            found = entry.stat(follow_symlinks=False)
+            file = File(path, Signature.of(found), found.st_mode)
+            if stat.S_ISLNK(found.st_mode):
+                read = _read_link(scan, handle, entry.name, file)
+                if read is None:
+                    continue
+                file = read
+        except OSError:
+            continue
+        # Most names are plain; looking closer at each takes as long as all the rest.
+        plain = len(path) <= _PLAIN_CHARS and path.isascii()
+        if (stat.S_ISREG(file.mode) or file.link is not None) and (plain or safe_path(path)):
+            yield file
+
+
+def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
+    """A link inside the folder stays one; one to a file outside is read as that file, but not out of a confinement."""
+    path = file.path
+    target = os.readlink(name, dir_fd=handle)
+    if target.startswith(scan.folder + "/"):
+        target = os.path.relpath(target, Path(scan.folder, path).parent)
+    if safe_link(path, target):
+        return file._replace(link=target)
+    if scan.confinement is not None:
+        scan.confinement.leave_out(path, target)
+        return None
+    found = os.stat(name, dir_fd=handle)
+    if not stat.S_ISREG(found.st_mode):
+        log.warning("%s is left out: a link out of the checkpoint folder", path)
+        return None
+    return File(path, Signature.of(found), found.st_mode)
+
+
+def signature_of(path: Path, file: File) -> Signature | None:
+    """What the file's signature is now; None when it is gone."""
+    try:
+        # What was read through a link is compared through it.
+        return Signature.of(path.stat() if file.link is None else path.lstat())
+    except OSError:
+        return None
+
+
+@contextmanager
+def hold(source: Path, file: File, *, exact: bool = True) -> Iterator[Path]:
+    """A path that stays the file that was scanned, even if a process puts another one, or a link, in its place.
+
+    Raises FileChanged where `source` is another file by now or, if `exact`, has changed; OSError where it is gone.
+    """
+    # Nothing is opened yet: opening alone has effects, on a pipe or a device.
+    handle = os.open(source, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = Signature.of(os.fstat(handle))
+        same = found == file.signature if exact else found[:2] == file.signature[:2]
+        if not same:
+            raise FileChanged(f"{source} changed while it was read")
+        yield Path(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
+def copy_stable(source: Path, file: File, target: Path) -> bool:
+    """Copy a file that may be written any moment, sharing its blocks where the filesystem can. False: it changed."""
+    try:
+        with hold(source, file) as held, held.open("rb") as reader, target.open("wb") as writer:
+            try:
+                fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+            except OSError:
+                shutil.copyfileobj(reader, writer, 1024 * 1024)
+    except FileChanged:
+        return False
+    return signature_of(source, file) == file.signature and target.stat().st_size == file.size
+
+
+def unit_of(path: str) -> str:
+    """The top-level folder a path lies in; empty for the plain files beside them."""
+    top, separator, _ = path.partition("/")
+    return top if separator else ""
+
+
+def leave_out(
+    files: Mapping[str, File], blocked: Collection[str], last: Mapping[str, BlobRef]
+) -> tuple[Files, dict[str, BlobRef]]:
+    """What may be committed while `blocked` are being written: files as they are, and parts of the last commit.
+
+    The unit of a blocked file stays as it was in the last commit, or is left out: the plain files at the top are one.
+    Units that vanished since then stay with it, because it may refer to them.
+    """
+    units = {unit_of(path) for path in blocked}
+    taken = {path: file for path, file in files.items() if unit_of(path) not in units}
+    if not units:
+        return taken, {}
+    present = {unit_of(path) for path in taken}
+    return taken, {path: blob for path, blob in last.items() if unit_of(path) not in present}

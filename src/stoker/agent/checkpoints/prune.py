@@ -1,0 +1,127 @@
+"""Forget old checkpoints: manifests first, then the blobs that no manifest needs any more.
+
+Each rank prunes its own, on the thread that commits, so a blob is never removed while a commit that needs it is being
+made. A crash in between leaves blobs that nothing refers to, and so does an upload that lands late. They are found by a
+list, and removed when they are old: a manifest of an attempt before, which was on its way when its machine was taken,
+may still land and need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from stoker.agent.checkpoints.blobs import BlobSender
+from stoker.model import keys
+from stoker.model.node_facts import Manifest
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import Cache, Place, Stored, Trust, read_manifests
+from stoker.store.checkpoints import group
+
+# Saves of which other ranks have not committed their part yet. They wait for the slowest rank, but not for ever.
+_INCOMPLETE = 8
+# Blobs are listed at the first pruning and then every so often; in between, what this agent sent is known.
+_LIST_EVERY = 50
+# By the store's clock. No request is on its way for so long: obstore gives up after minutes, and so do the stores.
+ORPHANED_FOR = timedelta(hours=1)
+
+
+class Pruner:
+    """Keeps the newest `keep` complete checkpoints and the one that was restored last."""
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        claim: int,
+        rank: int,
+        *,
+        keep: int,
+        last_restored: str | None,
+        sender: BlobSender,
+        trust: Trust | None = None,
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._claim = claim
+        self._rank = rank
+        self._keep = max(1, keep)
+        self._last_restored = last_restored
+        self._sender = sender
+        self._trust = trust
+        self._cache: Cache = {}
+        self._rounds = 0
+        # What the last list showed, and when each was written.
+        self._listed: dict[str, datetime] = {}
+        # What was to be removed when the store failed. No name comes into use again.
+        self._useless: set[str] = set()
+
+    def prune(self) -> None:
+        """One round. Raises StoreError; what was not removed then is removed by a later round."""
+        root = keys.checkpoints(self._job)
+        stored = read_manifests(self._store, self._job, root, trust=self._trust, cache=self._cache)
+        doomed = removable(stored, self._claim, self._rank, self._keep, self._last_restored)
+        self._store.delete([keys.manifest(self._job, place.key) for place in doomed])
+        present = {(item.meta.key, item.meta.etag) for item in stored if item.place not in doomed}
+        self._cache = {seen: manifest for seen, manifest in self._cache.items() if seen in present}
+        own = [item for item in stored if item.place.rank == self._rank and item.place not in doomed]
+        if any(item.manifest is None for item in own):
+            # It cannot be read, so what it needs is not known.
+            return
+        needed = {blob.name for item in own if item.manifest for blob in item.manifest.files}
+        # The newest manifest was written a moment ago: so no clock but the store's is asked.
+        self._remove_blobs(needed, max(item.meta.modified for item in stored) if stored else None)
+
+    def _remove_blobs(self, needed: set[str], now: datetime | None) -> None:
+        prefix = f"{keys.blobs(self._job)}{self._rank}/"
+        if self._rounds % _LIST_EVERY == 0:
+            self._listed = {meta.key[len(prefix) :]: meta.modified for meta in self._store.list(prefix)}
+        self._rounds += 1
+        own = self._sender.names
+        orphans = {name for name, modified in self._listed.items() if now is not None and now - modified > ORPHANED_FOR}
+        self._useless |= (own | orphans) - needed
+        # Before they are removed: if the reply is lost, they may be gone.
+        self._sender.forget_blobs(self._useless)
+        self._store.delete([prefix + name for name in sorted(self._useless)])
+        self._listed = {name: modified for name, modified in self._listed.items() if name not in self._useless}
+        self._useless = set()
+
+
+def removable(stored: Sequence[Stored], claim: int, rank: int, keep: int, last_restored: str | None) -> set[Place]:
+    """Which manifests of this rank may go, as an agent of that claim sees it.
+
+    Never: those of the newest `keep` complete checkpoints, the one that was restored last, and anything at all once a
+    newer claim has committed, since then another attempt decides.
+    """
+    if any(item.place.claim > claim for item in stored):
+        return set()
+    complete = [checkpoint for checkpoint in group(stored) if checkpoint.complete]
+    kept = _places(manifest for one in complete[-keep:] for manifest in one.manifests.values())
+    restored = _places(
+        manifest for one in group(stored) if one.key == last_restored for manifest in one.manifests.values()
+    )
+    old = _places(manifest for one in complete[:-keep] for manifest in one.manifests.values())
+    own = sorted(item.place for item in stored if item.place.rank == rank)
+    unreadable = {item.place for item in stored if item.manifest is None}
+    own_kept = [place for place in own if place in kept]
+    doomed, waiting = set(), []
+    for place in own:
+        if place in kept or place in restored:
+            continue
+        if place in unreadable:
+            # A newer Stoker's, perhaps: it goes when it would go if it could be read.
+            past = len(complete) >= keep and bool(own_kept) and place < own_kept[0]
+        elif own_kept:
+            # Incomplete, and a newer one is complete: nobody will wait for it.
+            past = place in old or place < own_kept[-1]
+        else:
+            past = place in old or any(place.claim < one.claim for one in kept)
+        if past:
+            doomed.add(place)
+        else:
+            waiting.append(place)
+    return doomed | set(waiting[: -(keep + _INCOMPLETE)])
+
+
+def _places(manifests: Iterable[Manifest]) -> set[Place]:
+    return {Place(one.claim, one.ordinal, one.name, one.rank) for one in manifests}

@@ -1,0 +1,291 @@
+"""`resume_from`: copy a checkpoint from elsewhere into a job, as if an attempt before the first had committed it.
+
+It becomes `00000000/<claim that imported it>-NAME`, so that everything else sees one checkpoint more and nothing
+special, and no key is used twice. The blobs are this job's own: the job they came from may prune or be removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote
+
+from stoker.agent.checkpoints.blobs import BlobSender, Outgoing, Unstable
+from stoker.agent.checkpoints.folder_snapshot import scan
+from stoker.agent.checkpoints.save_protocol import MARKER, read_json
+from stoker.model import keys
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.node_facts import BlobRef, Manifest
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoint_manifests import (
+    FAR_WORKERS,
+    IMPORTED,
+    MANIFEST_BYTES,
+    NEAR_WORKERS,
+    Trust,
+    decode,
+    encode,
+    read_trust,
+    safe_path,
+)
+from stoker.store.checkpoint_refs import matching
+from stoker.store.checkpoints import Checkpoint, Part, RestoreError, choose, fetch, find_checkpoint, list_checkpoints
+from stoker.store.parallel import run_all
+from stoker.store.safe_extraction import Extraction
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FromJob:
+    """A checkpoint of another job in this store, by name or pinned reference; its newest where `name` is None."""
+
+    job: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class FromFolder:
+    """A folder of plain files on this machine."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class FromUrl:
+    """Plain files in a bucket."""
+
+    url: str
+
+
+Source = FromJob | FromFolder | FromUrl
+
+
+def parse_source(text: str, *, base: Path | None = None) -> Source:
+    """Read `JOB[:REF]`, a URL or a folder: what looks like a path (`/`, `./`, `~`), or a folder that exists."""
+    scheme, separator, rest = text.partition("://")
+    if separator:
+        return FromFolder(Path(unquote(rest))) if scheme == "file" else FromUrl(text)
+    path = Path(text).expanduser()
+    if base is not None and not path.is_absolute():
+        path = base / path
+    if "/" in text or text.startswith((".", "~")) or path.is_dir():
+        return FromFolder(path)
+    job, _, name = text.partition(":")
+    return FromJob(job, name or None)
+
+
+def import_checkpoint(
+    store: Store,
+    job: str,
+    source: Source,
+    *,
+    ordinal: int = 0,
+    poisoned: frozenset[str] = frozenset(),
+    trust: Trust | None = None,
+    senders: dict[int, BlobSender] | None = None,
+    scratch: Path | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> str:
+    """Copy the checkpoint into `job` and return its key. Does nothing if `job` has checkpoints, imported or not: then
+    it answers with the newest.
+
+    Every byte is verified on the way. `ordinal` is a number that no import into this job had before. `poisoned` are
+    keys of the source job that are not taken. `trust` tells which manifests of `job` count. `senders` remembers what
+    was copied by a try before. `scratch` is where files are put meanwhile; a temporary folder by default. `check` may
+    end it between any two files by raising, and nothing is imported then. Raises UserError when there is nothing to
+    import, RestoreError when what was asked for by name is damaged, StoreError when the store fails: then it can be
+    repeated, and what `senders` know of is not copied again.
+    """
+    present = choose(list_checkpoints(store, job, trust=trust), frozenset())
+    if present is not None:
+        return present.key
+    target = _Target(store, job, ordinal, {} if senders is None else senders)
+    folder = Path(tempfile.mkdtemp(prefix="stoker-import-", dir=scratch))
+    try:
+        match source:
+            case FromJob():
+                return _import_job(store, target, source, poisoned, folder, check)
+            case FromFolder():
+                return _import_folder(store, target, source.path, str(source.path), folder, check)
+            case FromUrl():
+                return _import_url(store, target, source.url, folder, check)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The job that a checkpoint is copied into, the ordinal that it gets there, and the senders of its ranks."""
+
+    store: Store
+    job: str
+    ordinal: int
+    senders: dict[int, BlobSender]
+
+    def sender(self, rank: int, scratch: Path) -> BlobSender:
+        if rank not in self.senders:
+            workers = NEAR_WORKERS if self.store.near else FAR_WORKERS
+            self.senders[rank] = BlobSender(self.store, self.job, rank, scratch=scratch, workers=workers)
+        return self.senders[rank]
+
+    def key(self, name: str) -> str:
+        return keys.checkpoint_key(IMPORTED, self.ordinal, name)
+
+
+# ── From a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _import_job(
+    store: Store, target: _Target, source: FromJob, poisoned: frozenset[str], folder: Path, check: Callable[[], None]
+) -> str:
+    # The other job's log says which of its manifests count.
+    trust = read_trust(store, source.job)
+    before: str | None = None
+    while True:
+        listed = list_checkpoints(store, source.job, trust=trust)
+        # References were pinned when the job was submitted.
+        found = listed if source.name is None else matching(listed, source.name, None)
+        chosen = choose(found, poisoned, before)
+        if chosen is None:
+            what = f"no checkpoint {source.name}" if source.name else "no checkpoint"
+            raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
+        try:
+            return _copy(store, target, source.job, chosen, folder, check)
+        except RestoreError as error:
+            # Only its newest was asked for: one that is damaged, or was pruned under our hands, is passed over.
+            if source.name is not None and find_checkpoint(store, source.job, chosen.key, trust=trust) is not None:
+                raise
+            log.warning("%s of %s cannot be imported: %s", chosen.key, source.job, error.reason)
+            before = chosen.key
+
+
+def _copy(
+    store: Store, target: _Target, source_job: str, checkpoint: Checkpoint, folder: Path, check: Callable[[], None]
+) -> str:
+    workers = NEAR_WORKERS if store.near else FAR_WORKERS
+    # Rank 0 last: the checkpoint exists when its manifest does.
+    for rank, manifest in sorted(checkpoint.manifests.items(), reverse=True):
+        sender = target.sender(rank, folder)
+
+        def copy_one(blob: BlobRef, rank: int = rank, sender: BlobSender = sender) -> BlobRef:
+            check()
+            return _copy_blob(store, source_job, rank, blob, folder, sender)
+
+        files = run_all([partial(copy_one, blob) for blob in manifest.files], workers)
+        check()
+        _create(
+            store,
+            replace(manifest, job=target.job, claim=IMPORTED, ordinal=target.ordinal, files=tuple(files)),
+        )
+    return target.key(checkpoint.name)
+
+
+def _copy_blob(store: Store, source_job: str, rank: int, blob: BlobRef, folder: Path, sender: BlobSender) -> BlobRef:
+    """The same file as a blob of the other job; bytes that two files share are copied once."""
+    known = sender.upload_of(blob.digest)
+    if known is None:
+        place = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            fetch(store, source_job, [Part(rank, replace(blob, path="blob", mode=0o644))], place)
+            digest, known = sender.send_file(place / "blob")
+            if digest != blob.digest:
+                raise RestoreError(f"{blob.path}: changed while it was copied")
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    return replace(blob, upload=known)
+
+
+# ── From plain files ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _import_folder(
+    store: Store, target: _Target, path: Path, shown: str, scratch: Path, check: Callable[[], None]
+) -> str:
+    def proceed() -> bool:
+        check()
+        return True
+
+    if not path.is_dir():
+        raise UserError(f"resume_from: {shown} is no folder")
+    marker = read_json(path / MARKER)
+    name = _name(str(marker["name"]) if marker and "name" in marker else path.resolve().name)
+    # A save of stoker.train by itself goes where the script will look for it.
+    inside = f"{name}/" if marker is not None else ""
+    step = marker.get("step") if marker else None
+    files = scan(path).values()
+    if not files:
+        raise UserError(f"resume_from: {shown} is empty")
+    sender = target.sender(0, scratch)
+    try:
+        blobs = sender.send([Outgoing(file, path / file.path) for file in files], proceed)
+    except Unstable as error:
+        raise UserError(f"resume_from: {error} changed while it was read") from None
+    manifest = Manifest(
+        name=name,
+        job=target.job,
+        claim=IMPORTED,
+        rank=0,
+        ordinal=target.ordinal,
+        committed_at=datetime.now(timezone.utc),
+        files=tuple(replace(blob, path=inside + blob.path) for blob in blobs.values()),
+        step=step if isinstance(step, int) else None,
+    )
+    check()
+    _create(store, manifest)
+    return target.key(name)
+
+
+def _import_url(store: Store, target: _Target, url: str, scratch: Path, check: Callable[[], None]) -> str:
+    source = open_store(url)
+    key_list = [meta.key for meta in source.list("") if safe_path(meta.key)]
+    if not key_list:
+        raise UserError(f"resume_from: there is nothing at {url}")
+    folder = scratch / _name(url.rstrip("/").rpartition("/")[2])
+
+    def fetch_one(number: int, key: str) -> None:
+        check()
+        with staging.new_file(str(number)) as file:
+            found = source.get_file(key, file)
+        if found is None:
+            raise UserError(f"resume_from: {url}/{key} was removed while it was read")
+        staging.place(str(number), key)
+
+    with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
+        run_all([partial(fetch_one, number, key) for number, key in enumerate(key_list)], FAR_WORKERS)
+    return _import_folder(store, target, folder, url, scratch, check)
+
+
+def _create(store: Store, manifest: Manifest) -> None:
+    """Write the manifest. One that is there is of a try before, whose reply was lost: no other import has its key."""
+    key = keys.checkpoint_key(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
+    data = encode(manifest)
+    place = keys.manifest(manifest.job, key)
+    if store.create(place, data):
+        return
+    try:
+        found = store.get(place, limit=MANIFEST_BYTES)
+        there = decode(found.data) if found is not None else None
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (StoreError, CodecError):
+        # Too large, or no manifest.
+        there = None
+    if there is None or _content(there) != _content(manifest):
+        raise RestoreError(f"{place} is taken by another checkpoint")
+
+
+def _content(manifest: Manifest) -> list[BlobRef]:
+    return [replace(blob, upload="") for blob in manifest.files]
+
+
+def _name(text: str) -> str:
+    safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._+=-") else "-" for letter in text)
+    safe = safe.lstrip(".")[:100]
+    return safe if keys.safe_name(safe) else "imported"

@@ -1,0 +1,110 @@
+"""Where an image comes from, and who may have it.
+
+Passwords go through a file of the engine's own form, in a private folder that is never on a disk: not on a command
+line, and not into what the person's own `docker login` keeps.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.agent.fetch_code import SetupFailed
+
+DOCKER_HUB = "docker.io"
+# Docker keeps the logins of its hub under this name.
+_HUB_KEY = "https://index.docker.io/v1/"
+_ECR = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)")
+_GOOGLE = re.compile(r"(?:[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io)")
+
+
+@dataclass(frozen=True)
+class Login:
+    """For one registry."""
+
+    registry: str
+    user: str
+    password: str = field(repr=False)
+
+
+def registry_of(image: str) -> str:
+    """The registry of an image's name. A first part without a dot or a port is a part of the name."""
+    first, slash, _ = image.partition("/")
+    return first if slash and (set(first) & {".", ":"} or first == "localhost") else DOCKER_HUB
+
+
+def reference_of(registry: str) -> str | None:
+    """How this machine's own identity gets a password for the registry; None where it is of no use there."""
+    if found := _ECR.fullmatch(registry):
+        return f"aws-ecr:{found['region']}"
+    return "gcp-token" if _GOOGLE.fullmatch(registry) else None
+
+
+def make_login(registry: str, secret: str, fieldname: str) -> Login:
+    """From `user:password`, or from a password where the registry knows the user. Raises SetupFailed."""
+    user, colon, password = secret.partition(":")
+    if _ECR.fullmatch(registry):
+        return Login(registry, "AWS", secret)
+    if _GOOGLE.fullmatch(registry) and not (colon and user in ("oauth2accesstoken", "_json_key", "_json_key_base64")):
+        return Login(registry, "oauth2accesstoken", secret)
+    if not (user and password):
+        raise SetupFailed(f"{fieldname}: the secret has to be `user:password` for {registry}", user=True)
+    return Login(registry, user, password)
+
+
+def knows(registry: str, environ: Mapping[str, str]) -> bool:
+    """Whether the person who runs this agent has logged in to the registry already, or has a helper for it."""
+    for file in _config_files(environ):
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        names = {*config.get("auths", {}), *config.get("credHelpers", {})}
+        if config.get("credsStore") or names & {registry, f"https://{registry}", *_hub_names(registry)}:
+            return True
+    return False
+
+
+@contextmanager
+def login_folder(login: Login, folder: Path) -> Iterator[Path]:
+    """The engine's configuration with this login, gone with the block."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        token = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
+        names = _hub_names(login.registry) or [login.registry]
+        file = folder / "config.json"
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as config:
+            json.dump({"auths": {name: {"auth": token} for name in names}}, config)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def private_place(environ: Mapping[str, str]) -> Path:
+    """A folder in memory that this user may write to."""
+    for place in (environ.get("XDG_RUNTIME_DIR"), "/dev/shm", "/run"):
+        if place and os.access(place, os.W_OK | os.X_OK):
+            return Path(place)
+    raise SetupFailed(
+        "environment.container: neither /dev/shm nor /run can be written to: no place for a password", user=False
+    )
+
+
+def _hub_names(registry: str) -> list[str]:
+    return [_HUB_KEY, DOCKER_HUB] if registry == DOCKER_HUB else []
+
+
+def _config_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    home = environ.get("HOME")
+    folder = environ.get("DOCKER_CONFIG") or (f"{home}/.docker" if home else None)
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    names = (environ.get("REGISTRY_AUTH_FILE"), folder and f"{folder}/config.json")
+    yield from (Path(name) for name in (*names, runtime and f"{runtime}/containers/auth.json") if name)

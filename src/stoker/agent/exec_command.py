@@ -1,0 +1,68 @@
+"""Run a person's command where the training runs, as the training sees it: `stoker exec`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stoker.agent.container.pipes import visit
+from stoker.model.node_config import NodePaths
+from stoker.processes import NODE, TRAINING, stat_of
+from stoker.processes.container_sweep import read_record
+
+# The visitor's own: where it sits, and what it can show.
+_VISITORS = ("TERM", "COLORTERM", "LANG", "LC_ALL", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK")
+_NOT_FOUND = 127
+_NOT_RUN = 126
+
+
+def run_command(root: Path, command: Sequence[str]) -> int:
+    """Become the command, in the code folder, with the training's environment. Returns only when that fails."""
+    paths = NodePaths(root)
+    found = training_environ(paths)
+    if found is None:
+        print("[stoker] the training does not run now: its environment is not there", file=sys.stderr)
+    record = read_record(root)
+    if record is not None:
+        visit(record.engine, root, command, paths.code, visitor_environ(found or {}))
+    environ = visitor_environ(os.environ if found is None else found)
+    try:
+        os.chdir(paths.code if paths.code.is_dir() else root)
+        os.execvpe(command[0], list(command), environ)
+    except FileNotFoundError:
+        print(f"stoker: there is no program {command[0]!r} on this machine", file=sys.stderr)
+        return _NOT_FOUND
+    except OSError as error:
+        print(f"stoker: {command[0]}: {error.strerror}", file=sys.stderr)
+        return _NOT_RUN
+
+
+def visitor_environ(training: Mapping[str, str]) -> dict[str, str]:
+    """The training's environment, without the marks by which it is known: a visitor is not killed with it, and nobody
+    waits for a visitor to end."""
+    environ = {name: value for name, value in training.items() if name not in (NODE, TRAINING)}
+    return environ | {name: os.environ[name] for name in _VISITORS if name in os.environ}
+
+
+def training_environ(paths: NodePaths) -> dict[str, str] | None:
+    """The environment of the node's training as it was started; None when none runs, or it may not be read."""
+    # Every training knows its own node by this folder.
+    word = b"STOKER_CHANNEL=" + os.fsencode(paths.channel)
+    oldest: tuple[int, bytes] | None = None
+    for name in os.listdir("/proc"):  # noqa: PTH208 - a name is all that is needed
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            data = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue  # gone since, or somebody else's
+        stat = stat_of(int(name))
+        # The command itself came first; what it started may have changed its own.
+        if word in data.split(b"\0") and stat is not None and (oldest is None or stat.started < oldest[0]):
+            oldest = (stat.started, data)
+    if oldest is None:
+        return None
+    pairs = (os.fsdecode(word).partition("=") for word in oldest[1].split(b"\0") if b"=" in word)
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,56 @@
+"""What a machine needs before its set-up: the code. May be repeated."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from stoker.agent.unpack_code import unpack
+from stoker.core.retry import ROOM
+from stoker.model import keys
+from stoker.model.errors import StokerError
+from stoker.model.job_state import JobState
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Submission
+from stoker.store.base import Store
+
+
+class SetupFailed(StokerError):
+    """Something before the training failed for good. `user`: it was the user's set-up, not ours."""
+
+    def __init__(self, reason: str, *, user: bool, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.user = user
+        self.code = code
+
+
+def by_the_machine(error: OSError) -> SetupFailed:
+    """What to tell when the machine itself refused something. A disk that is full is as small on the next machine."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    named = f"{error.filename}: " if error.filename else ""
+    more = f"; {ROOM}" if full else ""
+    return SetupFailed(f"the machine failed in the set-up: {named}{error.strerror or error}{more}", user=full)
+
+
+def fetch_code(store: Store, state: JobState, submission: Submission, paths: NodePaths) -> None:
+    """Unpack the code, checked against the digest in the log (not the one beside the code)."""
+    if state.code_digest is None or submission.code is None:
+        paths.code.mkdir(parents=True, exist_ok=True)
+        return
+    archive = paths.root / "code.tar.gz"
+    name = keys.shared_name(state.code_digest, submission.code.generation)
+    if store.get_file(keys.code(name), archive) is None:
+        raise SetupFailed("the packed code is not in the store any more; submit the job again", user=False)
+    shutil.rmtree(paths.code, ignore_errors=True)
+    unpack(archive, paths.code, state.code_digest)
+    archive.unlink(missing_ok=True)
+
+
+def count_gpus() -> int:
+    """Accelerators that torchrun should start a process for."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -1,0 +1,160 @@
+"""What every process of a training is doing right now, for whoever asks why it stands still.
+
+Collected before anybody is asked to leave, and kept in the store beside the log: a hang is rarely seen twice. Best
+effort: what cannot be had is said so, and nothing here may keep the node from going on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from stoker.agent.logs.log_pump import last_lines
+from stoker.secrets.masked_output import can_mask
+from stoker.secrets.masker import Masker
+from stoker.store.parallel import run_all
+
+# One stuck process must not keep the rest from being looked at, and all of them together not the ladder: ranks have
+# `Policy.evidence_s` for it.
+_STACK_LIMIT_S = 20.0
+_STACKS_LIMIT_S = 45.0
+# A GPU that fell off the bus never answers: what is known by then is worth more.
+_GPUS_LIMIT_S = 10.0
+_AT_ONCE = 8
+_MOST_PROCESSES = 64
+_MOST_WORDS = 300
+_LOG_LINES = 50
+# People read it; a store keeps it.
+_MOST_BYTES = 4 * 1024 * 1024
+_PYTHON = "python"
+
+
+def find_spy() -> Path | None:
+    """py-spy, where it is installed: beside this Python, else on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "py-spy"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("py-spy")
+    return Path(found) if found else None
+
+
+def testify(
+    members: Iterable[int],
+    log: Path,
+    secrets: Mapping[str, str],
+    *,
+    spy: Path | None,
+    gpu_processes: Callable[[], list[str]],
+    agent: bool = False,
+    proc: Path = Path("/proc"),
+) -> bytes:
+    """A text for people, without secrets. `agent`: what this process itself is doing is part of it."""
+    pids = sorted(members)[:_MOST_PROCESSES]
+    pythons = [pid for pid in pids if _is_python(proc, pid)]
+    ends_s = time.monotonic() + _STACKS_LIMIT_S
+    stacks = run_all([partial(_stack, spy, proc, pid, ends_s) for pid in pythons], _AT_ONCE)
+    parts = [
+        _titled("processes", [_process(proc, pid) for pid in pids]),
+        *(_titled(f"stack of {pid}", [stack]) for pid, stack in zip(pythons, stacks, strict=True)),
+        *([_titled("the agent", _own_stacks())] if agent else []),
+        _titled("processes on accelerators", _within(_GPUS_LIMIT_S, gpu_processes)),
+        _titled(f"the last {_LOG_LINES} lines of the log", last_lines(log, _LOG_LINES)),
+    ]
+    masker = Masker(os.fsencode(value) for value in secrets.values() if can_mask(value))
+    data = "\n".join(parts).encode(errors="replace")
+    return (masker.feed(data) + masker.end())[:_MOST_BYTES]
+
+
+def _within(limit_s: float, ask: Callable[[], list[str]]) -> list[str]:
+    """What it answers, in a thread of its own: one that hangs is left behind."""
+    found: list[str] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            found.extend(ask())
+        except Exception as error:  # noqa: BLE001 - the rest of the evidence does not depend on it
+            found.append(f"({error!r})")
+        done.set()
+
+    threading.Thread(target=work, name="gpu-processes", daemon=True).start()
+    return found if done.wait(limit_s) else ["(the driver does not answer)"]
+
+
+def _titled(title: str, lines: Iterable[str]) -> str:
+    body = "\n".join(lines)
+    return f"── {title}\n{body or '(none)'}\n"
+
+
+def _process(proc: Path, pid: int) -> str:
+    """Its number, state, what it waits for in the kernel, and what it is."""
+    folder = proc / str(pid)
+    try:
+        head, _, rest = (folder / "stat").read_text(errors="replace").rpartition(")")
+        state, parent, threads = (rest.split()[number] for number in (0, 1, 17))
+        words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (OSError, IndexError):
+        return f"{pid} is gone"
+    waits = ""
+    with suppress(OSError):
+        waits = (folder / "wchan").read_text().strip().strip("0")
+    name = words[:_MOST_WORDS] or f"[{head.partition('(')[2]}]"
+    counted = f"{threads} thread" if threads == "1" else f"{threads} threads"
+    return f"{pid} of {parent}, {state}, {counted}{f', in {waits}' if waits else ''}: {name}"
+
+
+def _is_python(proc: Path, pid: int) -> bool:
+    try:
+        return _PYTHON in os.path.basename(os.readlink(proc / str(pid) / "exe"))  # noqa: PTH115, PTH119
+    except OSError:
+        return False
+
+
+def _stack(spy: Path | None, proc: Path, pid: int, ends_s: float) -> str:
+    """Of all its threads, with frames of native code where they can be had. `ends_s`: when the time for it is over."""
+    if spy is None:
+        return f"(there is no py-spy on this machine)\n{_kernel_stack(proc, pid)}"
+    problem = "there was no time left to look"
+    for more in (("--native",), ()):
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            ran = subprocess.run(
+                [spy, "dump", *more, "--pid", str(pid)],
+                capture_output=True,
+                text=True,
+                timeout=min(_STACK_LIMIT_S, left_s),
+                check=False,
+                errors="replace",
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+            continue
+        if ran.returncode == 0:
+            return ran.stdout
+        problem = ran.stderr.strip()
+    return f"({problem})\n{_kernel_stack(proc, pid)}"
+
+
+def _own_stacks() -> list[str]:
+    """Of all threads of this process. py-spy would halt whoever has to end it when it hangs."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return [f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames]
+
+
+def _kernel_stack(proc: Path, pid: int) -> str:
+    with suppress(OSError):
+        return (proc / str(pid) / "stack").read_text()
+    return ""

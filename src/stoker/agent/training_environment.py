@@ -1,0 +1,149 @@
+"""What the training process sees: the environment contract, in one place.
+
+`docs/environment.md` is generated from `CONTRACT`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import stoker
+from stoker.agent.confinement import opened_folder, replace_plain
+from stoker.model.command_line import input_variable, params_json
+from stoker.model.spec import Submission
+
+CONTRACT: tuple[tuple[str, str], ...] = (
+    ("STOKER_JOB", "the job's id"),
+    ("STOKER_ATTEMPT", "1, 2, …: goes up with every restart; usable as a fence for outside effects"),
+    ("STOKER_CHECKPOINT_DIR", "save here; what is here at the start was restored"),
+    ("STOKER_OUTPUT_DIR", "results: plain files that are synced to the store while it trains; always there"),
+    ("STOKER_INPUT_<NAME>", "folder or file of each input, or its URL for `mode: stream`; `-` in a name is `_` here"),
+    ("STOKER_PARAMS", "the parameters as JSON"),
+    ("STOKER_NOTICE_FILE", "appears on a notice; JSON with the time that is left"),
+    ("STOKER_SECRETS", "the names of the variables that hold secrets, set apart by commas, where there are any"),
+    ("STOKER_CHANNEL", "folder through which `stoker.train` talks to the agent"),
+    ("MASTER_ADDR, MASTER_PORT", "where rank 0 is"),
+    ("NUM_NODES, NODE_RANK, NODES", "how many nodes, which one this is, and their addresses in rank order"),
+    ("PET_*", "torchrun's own, so that plain `torchrun train.py` works on any number of nodes"),
+    ("WANDB_RUN_ID, WANDB_RESUME", "where unset: one run of Weights & Biases across attempts"),
+    ("MLFLOW_RUN_NAME", "where unset: the job's id; each attempt is a run of MLflow with this name"),
+    ("PYTHONUNBUFFERED", "1 where unset: lines reach the log as they are printed"),
+)
+
+# What an agent inherits and the training must not.
+_PRIVATE = ("STOKER_AGENT", "STOKER_STORE", "STOKER_HOME", "STOKER_NODE", "STOKER_TRAINING")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this attempt trains."""
+
+    attempt: int
+    rank: int
+    addresses: tuple[str, ...]
+    port: int
+    gpus: int
+    code: Path
+    checkpoints: Path
+    channel: Path
+    notice: Path
+    inputs: dict[str, str]
+    outputs: Path
+    lib: Path
+    # What the environment made for the training sets.
+    environ: Mapping[str, str]
+
+
+def training_environment(base: Mapping[str, str], submission: Submission, place: Place) -> dict[str, str]:
+    """The whole environment of the training. The spec's own `env` wins over everything but the contract.
+
+    `base` is what it finds set where it runs (`Enclosure.environ`).
+    """
+    spec = submission.spec
+    env = {name: value for name, value in base.items() if not name.startswith(_PRIVATE)}
+    python = spec.environment.python or ""
+    if "/" in python:
+        folder = os.path.dirname(python)  # noqa: PTH120 - textual: the link itself is the environment
+        env["PATH"] = f"{folder}{os.pathsep}{env.get('PATH', os.defpath)}"
+    env.update(place.environ)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.setdefault("WANDB_RUN_ID", submission.job)
+    env.setdefault("WANDB_RESUME", "allow")
+    env.setdefault("MLFLOW_RUN_NAME", submission.job)
+    env.update(spec.env)
+    env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH", ""), str(place.lib)) if part)
+    env.update(_contract(submission, place))
+    return env
+
+
+def _contract(submission: Submission, place: Place) -> dict[str, str]:
+    nodes = len(place.addresses)
+    env = {
+        "STOKER_JOB": submission.job,
+        "STOKER_ATTEMPT": str(place.attempt),
+        "STOKER_CHECKPOINT_DIR": str(place.checkpoints),
+        "STOKER_OUTPUT_DIR": str(place.outputs),
+        "STOKER_PARAMS": params_json(submission.spec),
+        "STOKER_NOTICE_FILE": str(place.notice),
+        "STOKER_CHANNEL": str(place.channel),
+        "MASTER_ADDR": place.addresses[0],
+        "MASTER_PORT": str(place.port),
+        "NUM_NODES": str(nodes),
+        "NODE_RANK": str(place.rank),
+        "NODES": ",".join(place.addresses),
+    }
+    if submission.spec.secrets:
+        env["STOKER_SECRETS"] = ",".join(submission.spec.secrets)
+    for name, where in place.inputs.items():
+        env[input_variable(name)] = where
+    env |= {
+        "PET_NNODES": str(nodes),
+        "PET_NODE_RANK": str(place.rank),
+        "PET_MASTER_ADDR": place.addresses[0],
+        "PET_MASTER_PORT": str(place.port),
+    }
+    if place.gpus and "PET_NPROC_PER_NODE" not in submission.spec.env:
+        env["PET_NPROC_PER_NODE"] = str(place.gpus)
+    return env
+
+
+# `stoker.train`, and the modules that it imports.
+_LIBRARY = ("train.py", "agent/checkpoints/save_protocol.py", "model/keys.py")
+
+
+def lay_library(target: Path) -> Path:
+    """A folder for PYTHONPATH from which a script can import `stoker.train`, whatever its Python has installed.
+
+    A whole Stoker that is installed there keeps working: the package's path is extended to it.
+    """
+    package = target / "stoker"
+    source = Path(stoker.__file__).parent
+    extension = "\nfrom pkgutil import extend_path as _extend\n\n__path__ = _extend(__path__, __name__)\n"
+    for name in _LIBRARY:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, package / name)
+        for folder in Path(name).parents:
+            text = (source / folder / "__init__.py").read_text(encoding="utf-8")
+            (package / folder / "__init__.py").write_text(text + extension, encoding="utf-8")
+    return target
+
+
+def ask_to_save(path: Path, request: int) -> None:
+    """Ask the training to save and go on. `request` counts up, so that each one is heard once."""
+    _tell(path, str(request))
+
+
+def write_notice(path: Path, grace_s: float, deadline_s: float, reason: str) -> None:
+    """Tell the training how long it has. Monotonic time is shared by the processes of one machine."""
+    _tell(path, json.dumps({"grace_s": grace_s, "deadline_monotonic": deadline_s, "reason": reason}))
+
+
+def _tell(path: Path, text: str) -> None:
+    """The training may write to the same folder, and from inside a container: a link there is never written through."""
+    with opened_folder(path.parent) as channel:
+        replace_plain(channel, path.name, text.encode())
