@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stoker.inputs import localise_input
-from stoker.jobfile.honour import set_fields
+from stoker.jobfile.provider_fields import set_fields
 from stoker.model import docker_flags, secret_refs
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities

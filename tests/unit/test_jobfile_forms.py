@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.jobfile.forms import (
+from stoker.jobfile.value_forms import (
     read_at_least,
     read_duration,
     read_gpus,

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.jobfile import assignments, check_honoured, finalize, parse_job, read_layer, resolve
 from stoker.jobfile.fields import walk
-from stoker.jobfile.honour import ALWAYS_HONOURED
+from stoker.jobfile.provider_fields import ALWAYS_HONOURED
 from stoker.jobfile.reference import EXAMPLE
 from stoker.model.errors import SpecError
 from stoker.model.offerings import Capabilities

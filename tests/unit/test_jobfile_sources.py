@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stoker import Job
-from stoker.jobfile.honour import check_honoured
 from stoker.jobfile.layers import house_layer
+from stoker.jobfile.provider_fields import check_honoured
 from stoker.model import secret_refs
 from stoker.model.errors import SpecError
 from stoker.model.offerings import Capabilities

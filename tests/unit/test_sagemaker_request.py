@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stoker.jobfile.honour import check_honoured
+from stoker.jobfile.provider_fields import check_honoured
 from stoker.model import codec
 from stoker.model.errors import QuotaExceeded, SpecError, UserError
 from stoker.model.offerings import Offering

@@ -156,7 +156,7 @@ def _budget_line(told: dict[str, Any]) -> str:
 
 
 def _since(text: str, now: datetime) -> datetime | None:
-    from stoker.jobfile.forms import read_duration
+    from stoker.jobfile.value_forms import read_duration
     from stoker.model.errors import UserError
 
     if text == "all":

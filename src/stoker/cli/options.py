@@ -121,7 +121,7 @@ class Duration(_FloatType):
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
         if isinstance(value, (int, float)):
             return float(value)
-        from stoker.jobfile.forms import DURATION_HELP, read_duration
+        from stoker.jobfile.value_forms import DURATION_HELP, read_duration
 
         try:
             return read_duration(value)

@@ -7,11 +7,11 @@ YAML is imported only when some is read.
 """
 
 from stoker.jobfile.document import Layer, assignments, layer_of, read_layer
-from stoker.jobfile.envfile import env_file
-from stoker.jobfile.honour import ALWAYS_HONOURED, Resolved, check_honoured, finalize, resolve
+from stoker.jobfile.env_file import env_file
 from stoker.jobfile.job import Job
 from stoker.jobfile.layers import find_job_file, gather, house_layer, job_layer, named_provider, user_file, user_layer
 from stoker.jobfile.parse import base_folder, parse_job
+from stoker.jobfile.provider_fields import ALWAYS_HONOURED, Resolved, check_honoured, finalize, resolve
 from stoker.jobfile.render import document, spec_layer
 from stoker.jobfile.template import template
 

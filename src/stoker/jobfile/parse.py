@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker.jobfile import forms, values
+from stoker.jobfile import field_values, value_forms
+from stoker.jobfile.cross_field_rules import check_rules
+from stoker.jobfile.default_name import default_name
 from stoker.jobfile.document import Layer, Node, Origin, describe, merge_layers, short
 from stoker.jobfile.fields import Field, fields_of, provider_sections, walk
-from stoker.jobfile.names import default_name
-from stoker.jobfile.rules import check_rules
 from stoker.model.spec import Input, Resources, Spec
 
 # What people coming from other tools write.
@@ -76,7 +76,7 @@ def _read_job(root: Node, folder: Path) -> Parsed:
     found = reader.fields(Spec, root, "")
     if "name" not in found:
         found["name"] = default_name(found["run"], folder / found.get("code", "."))
-    parsed = Parsed(Spec(**found, params_written=values.written(root.value.get("params"))), reader.origins)
+    parsed = Parsed(Spec(**found, params_written=field_values.written(root.value.get("params"))), reader.origins)
     check_rules(parsed.spec, lambda path: parsed.where(path) or root.origin)
     return parsed
 
@@ -135,7 +135,7 @@ class SectionReader:
     def section(self, cls: type, node: Node, path: str) -> Any:
         if not isinstance(node.value, dict):
             names = ", ".join([*list(fields_of(cls))[:4], "…"])
-            raise values.wrong(node, path, f"fields ({names})")
+            raise field_values.wrong(node, path, f"fields ({names})")
         return cls(**self.fields(cls, node, path))
 
     def fields(self, cls: type, node: Node, path: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class SectionReader:
             dotted = _join(path, key)
             child = node.value.get(key)
             if self.alone and child is not None and child.value is None and not _meant(info, child, path):
-                raise child.origin.error(dotted, f"{values.NULL}, or write a value")
+                raise child.origin.error(dotted, f"{field_values.NULL}, or write a value")
             # A null takes back what an earlier layer said, unless null is itself something to say.
             if child is None or child.nothing or (child.value is None and not info.optional):
                 if info.required and dotted != "name":
@@ -169,11 +169,11 @@ class SectionReader:
         if info.choices and not info.form:
             if node.value in info.choices:
                 return node.value
-            raise values.wrong(node, path, " or ".join(info.choices))
-        reader = values.FORMS[info.form] if info.form else values.TYPES[info.hint]
+            raise field_values.wrong(node, path, " or ".join(info.choices))
+        reader = field_values.FORMS[info.form] if info.form else field_values.TYPES[info.hint]
         value = reader(node, path)
         if self.units and info.form == "duration":
-            values.check_unit(node, path)
+            field_values.check_unit(node, path)
         if isinstance(node.value, dict):
             self.origins.update({f"{path}.{key}": child.origin for key, child in node.value.items()})
         if info.least is not None and value is not None and value < info.least:
@@ -189,7 +189,7 @@ class SectionReader:
         if isinstance(node.value, str) and hasattr(cls, "SHORT"):
             return (self._one(cls, node, path),)
         if not isinstance(node.value, tuple):
-            raise values.wrong(node, path, "a list")
+            raise field_values.wrong(node, path, "a list")
         return tuple(self._one(cls, each, f"{path}[{number}]") for number, each in enumerate(node.value))
 
     def _one(self, cls: type, node: Node, path: str) -> Any:
@@ -202,14 +202,14 @@ class SectionReader:
 
     def _inputs(self, node: Node, path: str) -> dict[str, Input]:
         found = {}
-        for key, dotted, child in values.items(node, path):
+        for key, dotted, child in field_values.items(node, path):
             self.origins[dotted] = child.origin
             if isinstance(child.value, dict):
                 found[key] = self.section(Input, child, dotted)
             elif isinstance(child.value, str):
-                found[key] = Input(source=values.text(child, dotted))
+                found[key] = Input(source=field_values.text(child, dotted))
             else:
-                raise values.wrong(child, dotted, "a URL or path, or {from: …, mode: …}")
+                raise field_values.wrong(child, dotted, "a URL or path, or {from: …, mode: …}")
         return found
 
 
@@ -241,7 +241,7 @@ def _most(info: Field) -> str:
     assert info.most is not None
     if info.form == "duration":
         return f"{info.most / (365 * 86400):g} years"
-    return forms.write_size(int(info.most)) if info.form == "size" else f"{info.most:.0f}"
+    return value_forms.write_size(int(info.most)) if info.form == "size" else f"{info.most:.0f}"
 
 
 def nearest_field(key: str) -> str:

@@ -196,7 +196,7 @@ On a provider that costs money, a job with neither `max_runtime` nor `max_cost` 
 
 def reference_markdown() -> str:
     """The whole page."""
-    from stoker.jobfile.honour import ALWAYS_HONOURED
+    from stoker.jobfile.provider_fields import ALWAYS_HONOURED
 
     sections = "".join(_tables(Spec, ""))
     always = ", ".join(f"`{name}`" for name in sorted(ALWAYS_HONOURED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stoker.jobfile import forms
+from stoker.jobfile import value_forms
 from stoker.jobfile.document import Layer, Node, layer_of
 from stoker.jobfile.fields import Field, fields_of
 from stoker.model.spec import Input, Spec
@@ -34,11 +34,11 @@ def written(info: Field, value: Any) -> Any:
         return None
     match info.form:
         case "duration":
-            return forms.write_duration(value)
+            return value_forms.write_duration(value)
         case "size":
-            return forms.write_size(value)
+            return value_forms.write_size(value)
         case "gpus":
-            return forms.write_gpus(value)
+            return value_forms.write_gpus(value)
         case "spot":
             return {"only": True, "never": False}.get(value, value)
         case "zones" | "words" | "paths" | "packages" | "addresses" | "command" if isinstance(value, tuple):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.jobfile.names import slug
+from stoker.jobfile.default_name import slug
 from stoker.model.hyperparameters import CHECKPOINTS, MODEL, scalar, script_of
 from stoker.model.spec import Scalar
 from stoker.sagemaker.arguments import BadArgument, unhonoured

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from stoker.core.safe_regex import MOST_EXPRESSIONS, Pattern, PatternError, compile_pattern
-from stoker.jobfile import forms
+from stoker.jobfile import value_forms
 from stoker.jobfile.document import Node, describe, plain
 from stoker.model import channel_address, dlc_images, docker_flags, secret_refs
 from stoker.model.command_line import number_text
@@ -365,7 +365,7 @@ def _label(node: Node, path: str) -> str:
 def _percent(node: Node, path: str) -> float:
     if str(node.value).strip() == "1":
         raise node.origin.error(path, "1 may be 1% or 100%; write which")
-    share: float = _formed(forms.read_percent, forms.PERCENT_HELP)(node, path)
+    share: float = _formed(value_forms.read_percent, value_forms.PERCENT_HELP)(node, path)
     return share
 
 
@@ -418,12 +418,12 @@ def _quote(node: Node) -> str:
 
 
 FORMS: dict[str, Reader] = {
-    "duration": _formed(forms.read_duration, forms.DURATION_HELP),
-    "size": _formed(forms.read_size, forms.SIZE_HELP),
-    "gpus": _formed(forms.read_gpus, forms.GPUS_HELP),
-    "at-least": _formed(forms.read_at_least, forms.AT_LEAST_HELP),
+    "duration": _formed(value_forms.read_duration, value_forms.DURATION_HELP),
+    "size": _formed(value_forms.read_size, value_forms.SIZE_HELP),
+    "gpus": _formed(value_forms.read_gpus, value_forms.GPUS_HELP),
+    "at-least": _formed(value_forms.read_at_least, value_forms.AT_LEAST_HELP),
     "percent": _percent,
-    "date": _formed(forms.read_date, forms.DATE_HELP),
+    "date": _formed(value_forms.read_date, value_forms.DATE_HELP),
     "spot": _spot,
     "words": words,
     "zones": _zones,
