@@ -534,9 +534,9 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     from stoker.core.governor_settings import DEFAULT
     from stoker.core.place_capacity import is_bounded
     from stoker.governor.bookkeeping import Bookkeeper
-    from stoker.governor.house import HouseReader
     from stoker.governor.market import MarketReader
     from stoker.governor.observe import Memory, list_clouds, observe
+    from stoker.policy.reader import HouseReader
 
     fleet, memory = Fleet(store.url), Memory()
     active = active_jobs(store)

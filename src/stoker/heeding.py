@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
-from stoker import policies
 from stoker.core import budgets, limits, policy_rules
 from stoker.core.budget_reservations import Ask, first_need
 from stoker.core.budget_state import Books, concerned
@@ -25,6 +24,7 @@ from stoker.model.observed import Known, Observed
 from stoker.model.offerings import Offering
 from stoker.model.policy import NO_RULES, House, Then
 from stoker.model.spec import Spec
+from stoker.policy import versions
 from stoker.store.base import Store
 
 
@@ -41,7 +41,7 @@ class Heeded:
 
 def house_of(store: Store | None) -> House:
     """The rules of a store. Without one nobody knows of any."""
-    return policies.house(policies.current(store)) if store is not None else NO_RULES
+    return versions.house(versions.current(store)) if store is not None else NO_RULES
 
 
 def as_housed(house: House, spec: Spec) -> Spec:

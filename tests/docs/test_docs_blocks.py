@@ -21,7 +21,7 @@ from stoker.jobfile.fields import walk
 from stoker.model.errors import SpecError
 from stoker.model.policy import SUBJECTS
 from stoker.model.spec import Spec
-from stoker.policyfile import parse_policy, subject_key
+from stoker.policy.policy_file import parse_policy, subject_key
 from stoker.providers import registry
 
 FIELDS = {name for name, _ in walk()}

@@ -10,7 +10,7 @@ from stoker.core import policy_rules
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import SUBMITTER, Limits, Resources, Spec
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 
 TODAY = date(2026, 11, 16)
 VISION = {"team": "vision", "project": "maps", "ticket": "ML-7"}

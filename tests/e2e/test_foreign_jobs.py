@@ -13,11 +13,11 @@ import boto3
 import pytest
 from click.testing import CliRunner, Result
 
-from stoker import policies
 from stoker.cli import cli
 from stoker.governor.foreign import families
 from stoker.governor.foreign.account import LOG_GROUP, NAMESPACE, ForeignAccount
 from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.policy import versions
 from stoker.store.base import Store, open_store
 from stoker.testing.sagemaker import REGION, SageMakerCloud, sagemaker_cloud
 from stoker.testing.servers import S3Server, s3_server
@@ -51,7 +51,7 @@ def url(server: S3Server, sagemaker: SageMakerCloud, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     sagemaker.clear()
     url = f"s3://{server.new_bucket()}"
-    policies.write(open_store(url), RULES, "jane")
+    versions.write(open_store(url), RULES, "jane")
     yield url
     assert sagemaker.broken() == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness import World
 
-from stoker import policies
+from stoker.policy import versions
 from stoker.store.base import open_store
 
 
@@ -52,13 +52,13 @@ def test_a_bound_of_the_house_ends_a_job_that_has_none_and_it_saves_first(world:
     summary = world.run(run=["python", "train.py", "--steps", "100000", "--pause", "0.05"])
     assert (summary.phase, summary.rule) == ("failed", "policy:short"), world.story(summary.id)
     assert summary.last_checkpoint is not None
-    current = policies.current(open_store(world.url))
+    current = versions.current(open_store(world.url))
     assert current is not None
     decisions = [
         json.loads(path.read_text()) for path in sorted((world.root / "store" / "jobs" / summary.id / "log").iterdir())
     ]
     assert {each["policy"] for each in decisions if each["event"]["kind"] in ("claimed", "draining", "ended")} == {
-        policies.digest(current)
+        versions.digest(current)
     }
     told = world.cli("explain", summary.id).stdout
     assert "policy:short" in told and "policy short (3 s of training) is reached" in told

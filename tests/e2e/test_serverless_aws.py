@@ -29,7 +29,7 @@ def boto(service: str, region: str = REGION) -> Any:
 
 
 if isolated():
-    from stoker import Job, client, policies
+    from stoker import Job, client
     from stoker.cli import main
     from stoker.core.foreign.alarms import prefix
     from stoker.deploying import aws, monitoring, package, record, removing, stacks, template
@@ -38,6 +38,7 @@ if isolated():
     from stoker.governor.observe import active_jobs
     from stoker.model import keys
     from stoker.model.errors import AuthDenied
+    from stoker.policy import versions
     from stoker.providers.ec2.client import Clients
     from stoker.store.base import Store, open_store
     from stoker.testing.lambda_runtime import LambdaFunction, emulator, lambda_function
@@ -216,7 +217,7 @@ if isolated():
 
         # Again changes nothing, and a region is given up by who says so.
         capsys.readouterr()
-        policies.write(store, "sagemaker: {regions: [us-east-1]}", "me", "")
+        versions.write(store, "sagemaker: {regions: [us-east-1]}", "me", "")
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
         said = capsys.readouterr().err
         assert "us-east-1: as it was" in said and "us-west-2: as it was" in said
@@ -297,7 +298,7 @@ if isolated():
 
     def test_alarms_go_wherever_it_made_them(bucket: str) -> None:
         store, here, there = open_store(bucket), prefix(bucket), boto("cloudwatch", "eu-west-1")
-        policies.write(store, "sagemaker: {regions: [us-east-1, eu-west-1]}", "me", "")
+        versions.write(store, "sagemaker: {regions: [us-east-1, eu-west-1]}", "me", "")
         store.put(f"{keys.FAMILIES}ap-south-1/x/1.json", b"{}")
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--sagemaker") == 0
         for region in ("eu-west-1", "ap-south-1"):
@@ -317,7 +318,7 @@ if isolated():
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
         assert record.find(store) == first
         # The policy's channels are taken by themselves; what the function cannot read is told.
-        policies.write(store, f"notify: ['{TOPIC.replace('alerts', 'more')}', 'env:CHAT']", "me", "")
+        versions.write(store, f"notify: ['{TOPIC.replace('alerts', 'more')}', 'env:CHAT']", "me", "")
         capsys.readouterr()
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-sagemaker") == 0
         said = capsys.readouterr().err

@@ -26,7 +26,7 @@ from stoker.testing.servers import free_port, isolated, pytest_isolated
 PROJECT, REGION = "vision-1", "us-central1"
 
 if isolated():
-    from stoker import Job, client, policies
+    from stoker import Job, client
     from stoker.cli import main
     from stoker.deploying import bindings, gcp, package, project, record
     from stoker.governor.background import call_deployed
@@ -35,6 +35,7 @@ if isolated():
     from stoker.governor.serverless.gcp import NAME
     from stoker.model import keys
     from stoker.model.errors import UserError
+    from stoker.policy import versions
     from stoker.providers.gce.client import Api
     from stoker.providers.gce.machine import GceMachine
     from stoker.store import job_log
@@ -125,7 +126,7 @@ if isolated():
         assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0, "again does no harm"
 
     def test_every_request_is_one_that_google_knows(gcs_url: str) -> None:
-        versions = {"cloudfunctions": "v2", "run": "v2"}
+        found_versions = {"cloudfunctions": "v2", "run": "v2"}
         plan = replace(plan_of(gcs_url), notify=("gcp-sm:chat",))
         assert any("secrets/chat" in each.put.path for each in project.steps(plan) if isinstance(each, project.Bound))
         for step in project.steps(plan):
@@ -134,7 +135,7 @@ if isolated():
                 path, _, query = each.path.partition("?")
                 told = dict(pair.split("=") for pair in query.split("&")) if query else {}
                 body = each.body or None
-                found = api(each.service, versions.get(each.service, "v1")).check(each.method, path, told, body)
+                found = api(each.service, found_versions.get(each.service, "v1")).check(each.method, path, told, body)
                 assert found == [], each.path
 
     def test_without_roles_it_says_how_to_make_them(google: GoogleProject, gcs_url: str) -> None:
@@ -170,7 +171,7 @@ if isolated():
     def test_secrets_are_bound_until_they_are_given_up(google: GoogleProject, gcs_url: str) -> None:
         for name in ("chat", "pager"):
             google.things[f"projects/{PROJECT}/secrets/{name}"] = {}
-        policies.write(open_store(gcs_url), "notify: ['gcp-sm:pager']", "me", "")
+        versions.write(open_store(gcs_url), "notify: ['gcp-sm:pager']", "me", "")
 
         def bound() -> list[str]:
             held = [name for name, policy in google.policies.items() if "/secrets/" in name and policy["bindings"]]

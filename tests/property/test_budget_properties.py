@@ -23,7 +23,7 @@ from stoker.model.node_facts import Exit
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import CAPABILITIES, EPOCH, make_snapshot, make_spec, make_state
 
 MONEY = settings(

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from foreign_world import HOUR_S, REGION, START, MemoryAccount, World
 
-from stoker import policies
 from stoker.core.foreign import news
 from stoker.core.foreign.family import GaveUp
 from stoker.core.foreign.news import Whose
@@ -27,6 +26,7 @@ from stoker.core.governor_settings import DEFAULT
 from stoker.governor.foreign import families
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.model.errors import StoreUnavailable, Transient
+from stoker.policy import versions
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sagemaker.jobs import ENDED
 
@@ -76,7 +76,7 @@ class Life:
         text = HOUSES[self.house]
         rule = f"- {BOUND}\n"
         text = text.replace("rules: [", f"rules: [{{{BOUND}}}, ") if "rules: [" in text else f"{text}rules:\n{rule}"
-        policies.write(self.store, f"{text}# {self.number}\n", "jane")
+        versions.write(self.store, f"{text}# {self.number}\n", "jane")
 
     def watch_creations(self) -> None:
         answer = self.account.jobs.answer

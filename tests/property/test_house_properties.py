@@ -24,7 +24,7 @@ from stoker.model.node_facts import Activity, Heartbeat, NodeFacts, Series
 from stoker.model.observed import Known, Stamped
 from stoker.model.policy import Rule
 from stoker.model.usage_series import pack
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     ON_DEMAND,
     SPOT_A,

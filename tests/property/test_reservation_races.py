@@ -20,7 +20,7 @@ from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Submitted, Warned
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Spec
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import EPOCH, ON_DEMAND, make_spec, nodes
 
 DOLLARS = 5.0

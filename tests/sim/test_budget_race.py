@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stoker import policies
 from stoker.core import decide
 from stoker.core.budget_state import FULL
 from stoker.core.snapshot import JobSnapshot, Plan
@@ -26,6 +25,7 @@ from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance
 from stoker.model.policy import House
 from stoker.model.spec import Limits
+from stoker.policy import versions
 from stoker.providers.base import Request
 from stoker.spent import read_spent, write_spent
 from stoker.store import job_log
@@ -121,7 +121,7 @@ def make_world(seed: int) -> Watched:
 
 def play(seed: int) -> Watched:
     world = make_world(seed)
-    policies.write(world.store, POLICY, "jane")
+    versions.write(world.store, POLICY, "jane")
     for job in world.jobs.values():
         world.after(world.random.uniform(0.0, 1500.0), lambda job=job: world.submit(job))  # type: ignore[misc]
     for caller in world.callers:
@@ -226,7 +226,7 @@ def crowd(count: int, max_cost: float = 0.1) -> Watched:
     world.quiet = True
     spec = replace(make_spec(limits=Limits(max_cost=max_cost)), tags={"team": "a"})
     world.jobs = {f"job-{n:02d}": SimJob(f"job-{n:02d}", spec, work=10**6, every=20, pace=1.0) for n in range(count)}
-    policies.write(world.store, POLICY, "jane")
+    versions.write(world.store, POLICY, "jane")
     for job in world.jobs.values():
         world.submit(job)
     return world
@@ -368,7 +368,7 @@ def test_who_looks_at_one_job_counts_what_the_others_spend() -> None:
     world.scenario = replace(world.scenario, rates=dict.fromkeys(RATES, 0.0))
     first, second = (replace(job, spec=replace(job.spec, tags={"team": "a"})) for job in list(world.jobs.values())[:2])
     world.jobs = {job.name: replace(job, work=10**6) for job in (first, second)}
-    policies.write(world.store, POLICY, "jane")
+    versions.write(world.store, POLICY, "jane")
     world.submit(world.jobs[first.name])
     world.one_pass(world.callers[0])
     world.run_until(3600.0)
@@ -379,7 +379,7 @@ def test_who_looks_at_one_job_counts_what_the_others_spend() -> None:
         state = job_log.read(world.store, second.name)
         assert state is not None and not state.claims
         assert "policy money" in done.waiting[second.name]
-    policies.write(world.store, POLICY.replace(str(DOLLARS), "500"), "jane")
+    versions.write(world.store, POLICY.replace(str(DOLLARS), "500"), "jane")
     world._new_governor(world.callers[1]).run_pass(only={second.name})
     state = job_log.read(world.store, second.name)
     assert state is not None and state.claims
@@ -415,7 +415,7 @@ def test_what_a_job_spent_stays_when_it_is_forgotten() -> None:
 def test_the_sum_is_unknown_as_soon_as_one_part_of_it_is() -> None:
     # One that is not over yet.
     world = next(found for found in map(play, range(40)) if active_jobs(found.store))
-    house = policies.house(policies.current(world.store))
+    house = versions.house(versions.current(world.store))
     jobs = tuple(active_jobs(world.store))
     now = at(world.now_s)
     for broken in (keys.SPENT, keys.log_prefix(jobs[0]), keys.spec(jobs[0])):

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 
-from stoker import policies
 from stoker.core.outbox import SENDING
 from stoker.core.telling import Letter, tell
 from stoker.governor.govern import Governor
@@ -18,6 +17,7 @@ from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.model.log_entries import Entry
 from stoker.model.policy import House
+from stoker.policy import versions
 from stoker.store import job_log
 from stoker.testing.sim import Caller, World
 from stoker.testing.sim_data import at
@@ -35,8 +35,8 @@ class Telling(World):
         # Every entry that was ever in a log: jobs may be removed.
         self.entries: dict[str, list[Entry]] = {}
         self.refused = 0
-        policies.write(self.store, "notify: [{to: 'json://heard', at_most: 100000}]", "jane")
-        self.house: House = policies.house(policies.current(self.store))
+        versions.write(self.store, "notify: [{to: 'json://heard', at_most: 100000}]", "jane")
+        self.house: House = versions.house(versions.current(self.store))
 
     def sync(self) -> None:
         super().sync()

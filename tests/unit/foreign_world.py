@@ -8,13 +8,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from stoker import policies
 from stoker.core.foreign.alarms import Alarm, Host, Readings, WantedAlarm
 from stoker.core.foreign.family import FamilyRecord
 from stoker.governor.foreign import families
 from stoker.governor.foreign.account import Described, ForeignAccount, Listed
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.model.errors import InvalidRequest, Transient
+from stoker.policy import versions
 from stoker.store.base import Store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sagemaker import Clock
@@ -219,7 +219,7 @@ class World:
         return self.account if region == REGION else MemoryAccount(region)
 
     def legislate(self, rules: str, house: str = HOUSE) -> None:
-        policies.write(self.store, f"{house}rules:\n{rules}" if rules else house, "jane@desk")
+        versions.write(self.store, f"{house}rules:\n{rules}" if rules else house, "jane@desk")
 
     def wake(self, name: str = "bert") -> list[str]:
         """Look, and tell what was done. Nothing may go wrong."""

@@ -21,7 +21,7 @@ from stoker.model.job_state import fold
 from stoker.model.log_entries import Claimed, Draining, Entry, Event, Launched, NodeRef, Submitted, Warned
 from stoker.model.node_facts import CheckpointRef, Heartbeat
 from stoker.model.spec import Limits
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.store import node_facts
 from stoker.testing.memory import MemoryStore
 from stoker.testing.playback import RECORDED

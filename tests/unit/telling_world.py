@@ -8,7 +8,7 @@ from stoker.core.telling import Letter
 from stoker.governor.telling import News, Send, Teller
 from stoker.model import keys
 from stoker.model.policy import House
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.job_index import read_submission

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, policies
+from stoker import client
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.prior_usage import used_before
@@ -31,7 +31,8 @@ from stoker.model.node_facts import CheckpointRef
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Retry, Spec
-from stoker.policyfile import parse_policy
+from stoker.policy import versions
+from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.testing.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
@@ -177,7 +178,7 @@ def test_who_is_over_a_bound_of_the_house_is_not_resumed(store: Store) -> None:
     events = (Claimed(ON_DEMAND, 1), Launched(2, nodes(2)), closed, Ended("stopped", "stop", 2))
     for seq, event in enumerate(events, start=2):
         assert job_log.append(store, job, seq, Record(job_log.new_token(), "test", "x", event))
-    policies.write(store, "rules:\n- {name: days, max_runtime: 3h}\n", "jane")
+    versions.write(store, "rules:\n- {name: days, max_runtime: 3h}\n", "jane")
     before = [meta.key for meta in store.list("")]
     with pytest.raises(UserError) as raised:
         client.resume(job, store)
@@ -186,7 +187,7 @@ def test_who_is_over_a_bound_of_the_house_is_not_resumed(store: Store) -> None:
         f"who keeps the rules can raise the bound, or list {job} under its `except`"
     )
     assert [meta.key for meta in store.list("")] == before
-    policies.write(store, "rules:\n- {max_runtime: 4h}\n- {name: days, max_runtime: 3h, audit: true}\n", "jane")
+    versions.write(store, "rules:\n- {max_runtime: 4h}\n- {name: days, max_runtime: 3h, audit: true}\n", "jane")
     assert client.resume(job, store) == job
 
 

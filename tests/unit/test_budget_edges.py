@@ -23,7 +23,7 @@ from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import Limits, Submission
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.spent import Spent, keep_spent
 from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore

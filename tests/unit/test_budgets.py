@@ -20,7 +20,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Wa
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Budget
 from stoker.model.spec import Limits, Spec
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     EPOCH,
     ON_DEMAND,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from foreign_world import REGION, World
 
-from stoker import policies
 from stoker.cli import main
 from stoker.cli.run import _abridged
 from stoker.governor.foreign import index
 from stoker.governor.foreign.index import Row
 from stoker.model import codec, keys
+from stoker.policy import versions
 from stoker.providers import registry
 from stoker.store.base import Store, open_store
 
@@ -104,14 +104,14 @@ def test_the_policy_that_is_the_policy_already(stoker: Stoker, store: Store, tmp
     (tmp_path / "policy.yaml").write_text("rules: [{max_nodes: 8}]\n")
     assert stoker("policy", "set", "policy.yaml")[0] == 0
     code, _, said = stoker("policy", "set", "policy.yaml")
-    assert code == 0 and "this is the policy already, as version 1" in said and policies.newest(store) == 1
+    assert code == 0 and "this is the policy already, as version 1" in said and versions.newest(store) == 1
     (tmp_path / "job.yaml").write_text("run: python train.py\nresources: {provider: local}\n")
     assert stoker("policy", "test", "job.yaml")[1].splitlines()[-1] == "allowed by 1 rule"
 
 
 def test_what_is_only_told_is_told_beforehand(stoker: Stoker, store: Store, tmp_path: Path) -> None:
     rules = "{name: dear, max_cost: 5, then: warn}, {max_runtime: 1h, audit: true}, {max_retries: 0, then: warn}"
-    policies.write(store, f"rules: [{rules}]", "jane")
+    versions.write(store, f"rules: [{rules}]", "jane")
     (tmp_path / "stoker.yaml").write_text("run: 'true'\nretry: {user_errors: 1}\nresources: {provider: local}\n")
     code, told, _ = stoker("policy", "test")
     assert code == 0 and told.splitlines() == [
@@ -125,16 +125,16 @@ def test_what_is_only_told_is_told_beforehand(stoker: Stoker, store: Store, tmp_
 
 
 def test_a_version_that_cannot_be_read_is_shown_as_it_was_written(stoker: Stoker, store: Store) -> None:
-    policies.write(store, "rules: [{max_nodes: 1}]\n", "jane", "two\nlines")
+    versions.write(store, "rules: [{max_nodes: 1}]\n", "jane", "two\nlines")
     assert stoker("policy", "history")[1].splitlines()[1].endswith("jane  two lines")
-    store.create(keys.rules(2), codec.dumps(policies.Written("rules: [{most_fun: 1}]\n", "jane", token="t")))
+    store.create(keys.rules(2), codec.dumps(versions.Written("rules: [{most_fun: 1}]\n", "jane", token="t")))
     code, told, said = stoker("policy", "show")
     assert code == 0 and told == "rules: [{most_fun: 1}]\n"
     assert "most_fun: unknown field" in said and "update this one" in said
 
 
 def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: Store, tmp_path: Path) -> None:
-    policies.write(store, "rules: [{tags: {team: any}}, {max_nodes: 1}, {max_retries: 0}]", "jane")
+    versions.write(store, "rules: [{tags: {team: any}}, {max_nodes: 1}, {max_retries: 0}]", "jane")
     (tmp_path / "stoker.yaml").write_text("run: 'true'\nnodes: 2\nresources: {provider: local}\n")
     code, _, said = stoker("run", "--dry-run")
     assert code == 2 and said.count("\n") == 1
@@ -172,7 +172,7 @@ def test_who_names_a_training_job_of_others_is_told_what_helps(
     stoker: Stoker, store: Store, words: tuple[str, ...], helps: str
 ) -> None:
     assert "there is no job 'bert'" in stoker(*words, "bert")[2]
-    policies.write(store, f"sagemaker: {{regions: [{REGION}]}}", "jane")
+    versions.write(store, f"sagemaker: {{regions: [{REGION}]}}", "jane")
     now = datetime.now(timezone.utc)
     index.write(store, REGION, {"bert": Row("bert", REGION, "bert", "InProgress", "Training", now, now)}, now)
     code, _, said = stoker(*words, "bert")

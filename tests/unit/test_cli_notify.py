@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stoker import policies
 from stoker.cli import cli
 from stoker.core.outbox import Outbox, begun, failed, noted
 from stoker.core.telling import Told
 from stoker.governor.mailbox import Mailbox
 from stoker.model import channel_address
 from stoker.notify import chat
+from stoker.policy import versions
 from stoker.store.base import Store, open_store
 from stoker.testing.webhooks import webhook
 
@@ -41,7 +41,7 @@ def test_channels_are_tried(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
     with webhook() as good, webhook() as bad:
         bad.status = 403
         monkeypatch.setenv("CHAT", good.url)
-        policies.write(store, f"notify: [{{to: 'env:CHAT', name: team}}, '{bad.url}']", "jane")
+        versions.write(store, f"notify: [{{to: 'env:CHAT', name: team}}, '{bad.url}']", "jane")
         tried = stoker("notify")
         assert tried.return_value == 2
         assert "✓ team (env:CHAT): taken" in tried.output
@@ -74,13 +74,13 @@ def test_a_provider_that_nobody_has_is_remarked_upon(store: Store, tmp_path: Pat
     (tmp_path / "p.yaml").write_text("rules: [{providers: [ec3, gce, 'sage*']}]")
     done = stoker("policy", "set", "p.yaml")
     assert "warning: policy providers: no provider here is called ec3; did you mean ec2?" in told(done)
-    assert told(done).count("warning") == 1 and policies.newest(store) == 1
+    assert told(done).count("warning") == 1 and versions.newest(store) == 1
 
 
 def test_what_is_not_set_here_is_told_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOPE", raising=False)
     assert stoker("notify", "env:NOPE").output == "✗ env:NOPE: NOPE is not set here\n"
-    policies.write(store, "notify: [{to: 'env:NOPE', name: team}]", "jane")
+    versions.write(store, "notify: [{to: 'env:NOPE', name: team}]", "jane")
     assert stoker("notify").output == "✗ team (env:NOPE): NOPE is not set here\n"
 
 
@@ -112,7 +112,7 @@ def test_a_policy_with_a_key_in_it_is_remarked_upon(store: Store, tmp_path: Path
     assert "p.yaml:3: notify[0].to: nosuch://… is no address that Apprise knows" in told(
         refused
     ) and "s3cr3t" not in told(refused)
-    assert policies.newest(store) == 1
+    assert versions.newest(store) == 1
 
 
 def test_who_would_hear_of_a_job(store: Store, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, policies, sending
+from stoker import client, sending
 from stoker.core.snapshot import Append
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
@@ -22,6 +22,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, No
 from stoker.model.observed import Unknown
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
+from stoker.policy import versions
 from stoker.removing import collect_bundles, collect_code, remove_job
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
@@ -545,7 +546,7 @@ def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None
 
 
 def test_what_would_be_done_goes_by_the_budgets(store: Store) -> None:
-    policies.write(store, "rules: [{budget: {dollars: 10, period: day}}]", "jane")
+    versions.write(store, "rules: [{budget: {dollars: 10, period: day}}]", "jane")
     job = submit(store)
     actions, waiting = client.planned(job, store)
     assert waiting == "" and any(isinstance(a, Append) and isinstance(a.event, Claimed) for a in actions)

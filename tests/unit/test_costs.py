@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, policies
+from stoker import client
 from stoker.cli import main
 from stoker.core.costs import Cost
 from stoker.core.daily_costs import Sum, Sums
@@ -19,6 +19,7 @@ from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Waste
 from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
+from stoker.policy import versions
 from stoker.reading.accounts import read_accounts
 from stoker.reading.costs import Row, Shares, report, shares_of
 from stoker.removing import remove_job
@@ -386,7 +387,7 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
         "- {name: each-team, budget: {dollars: 20, period: day, by: team}}\n"
         "- {name: students, budget: {dollars: 5, period: day}, for: {stage: student}}\n"
     )
-    policies.write(store, f"rules:\n{rules}", "jane")
+    versions.write(store, f"rules:\n{rules}", "jane")
     tomorrow = (today + timedelta(days=1)).isoformat()
     lines = costs(store_url, capsys).splitlines()
     untouched = "$0.00 of $4,000.00 (0%), $0.00 reserved, $4,000.00 left"
@@ -415,7 +416,7 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
         "until": tomorrow,
         "incomplete": False,
     }
-    store.put(keys.rules(2), codec.dumps(policies.Written("rules: [{vibes: 3}]", "joe")))
+    store.put(keys.rules(2), codec.dumps(versions.Written("rules: [{vibes: 3}]", "joe")))
     assert "how the budgets stand is not known: policy version 2" in costs(store_url, capsys)
     assert json.loads(costs(store_url, capsys, "--json"))["budgets"] is None
 

@@ -27,7 +27,7 @@ from stoker.model.log_entries import (
 from stoker.model.node_facts import Activity, CheckpointRef, Exit
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     CAPABILITIES,
     ON_DEMAND,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from deployed_account import DENIED, HOME, Account, Stoker, account, bucket, stoker
 
-from stoker import policies
 from stoker.cli import policy as command
 from stoker.deploying import record
+from stoker.policy import versions
 from stoker.testing.memory import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
@@ -29,7 +29,7 @@ def written(bucket: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_policys_regions_send_their_events(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
-    policies.write(bucket, POLICY, "me", "")
+    versions.write(bucket, POLICY, "me", "")
     code, _, said = stoker(*DEPLOY, "--sagemaker")
     assert code == 0 and "events come from eu-west-1, too: the policy is about training jobs there\n" in said
     found = record.find(bucket)

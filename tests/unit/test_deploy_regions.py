@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from deployed_account import DENIED, HOME, NOT_ENABLED, NOWHERE, Account, Stoker, account, bucket, stoker
 
-from stoker import policies
 from stoker.core.foreign.alarms import prefix
 from stoker.deploying import record
 from stoker.deploying.record import Deployed
 from stoker.model import keys
+from stoker.policy import versions
 from stoker.testing.memory import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
@@ -85,7 +85,7 @@ def test_a_region_of_the_policys_that_never_answers_is_forgotten_too(
     account: Account, bucket: MemoryStore, stoker: Stoker
 ) -> None:
     assert stoker(*DEPLOY)[0] == 0
-    policies.write(bucket, "sagemaker: {regions: [me-south-1]}", "me", "")
+    versions.write(bucket, "sagemaker: {regions: [me-south-1]}", "me", "")
     account.closed["me-south-1"] = DENIED
     code, _, said = stoker(*REMOVE)
     assert code != 0 and "perhaps alarms (" in said and "--forget me-south-1" in said

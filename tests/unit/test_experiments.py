@@ -16,7 +16,7 @@ from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model.log_entries import Claimed, Draining, Event, Launched, Warned
 from stoker.model.node_facts import Trend
 from stoker.model.policy import Metric
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_state, nodes
 

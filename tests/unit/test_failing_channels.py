@@ -19,7 +19,7 @@ from stoker.model import channel_address
 from stoker.model.errors import StoreUnavailable
 from stoker.model.policy import House
 from stoker.notify.senders import NotHere, NotSent, PartlySent, address_of, open_sender
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import at, make_spec
 from stoker.testing.webhooks import webhook

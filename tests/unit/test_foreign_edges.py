@@ -39,7 +39,7 @@ from stoker.core.foreign.training_job import TrainingJob, read
 from stoker.model import codec
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import House
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 DAY_S = 86400.0

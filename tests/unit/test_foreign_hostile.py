@@ -18,11 +18,11 @@ from stoker.core.foreign.news import Whose
 from stoker.core.governor_settings import DEFAULT
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import ForeignAccount
-from stoker.governor.house import HouseReader
 from stoker.governor.serverless.events import Tick
 from stoker.governor.serverless.waker import Waker
 from stoker.model import keys
 from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
+from stoker.policy.reader import HouseReader
 from stoker.providers.sagemaker import names
 from stoker.store.base import open_store
 from stoker.testing.memory import MemoryStore

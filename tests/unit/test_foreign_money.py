@@ -16,7 +16,7 @@ from stoker.governor.observe import Memory
 from stoker.model.errors import StoreDenied
 from stoker.model.observed import Known
 from stoker.model.policy import House
-from stoker.policies import current, house
+from stoker.policy.versions import current, house
 from stoker.providers.price_table import Price
 from stoker.reading.accounts import read_accounts
 from stoker.spent import read_spent

@@ -16,7 +16,7 @@ from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, MakeAlarms, No
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import House
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 HOUR_S = 3600.0

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from stoker import policies
 from stoker.core.foreign.family import FamilyRecord, Stopping
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Listed
@@ -16,7 +15,8 @@ from stoker.governor.foreign.index import ForeignIndex, Row, is_due
 from stoker.governor.foreign.telling import ForeignTeller
 from stoker.model import keys
 from stoker.model.policy import House
-from stoker.policyfile import parse_policy
+from stoker.policy import versions
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory import MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
@@ -58,12 +58,12 @@ def test_lists_tell_whose_it_is_and_where_it_comes_from() -> None:
 
 def test_only_regions_that_are_governed_are_told_of_and_not_our_own_jobs() -> None:
     store = MemoryStore(lambda: NOW)
-    policies.write(store, "sagemaker: {regions: [us-east-1]}", "jane")
+    versions.write(store, "sagemaker: {regions: [us-east-1]}", "jane")
     rows = {"bert": ROW, "mine": replace(ROW, name="mine", own=True)}
     index.write(store, "us-east-1", rows, NOW)
     index.write(store, "eu-west-1", {"old": replace(ROW, name="old")}, NOW)
     assert [each.id for each in index.summaries(store)] == ["bert"]
-    policies.write(store, "rules: []", "jane")
+    versions.write(store, "rules: []", "jane")
     assert index.summaries(store) == []
 
 

@@ -16,7 +16,7 @@ from stoker.core.foreign.family import Cloning, Family, FamilyRecord, Seen, fold
 from stoker.core.foreign.training_job import TrainingJob, read
 from stoker.governor.foreign import families
 from stoker.model.errors import StoreError, StoreUnavailable
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory import Fault, MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)

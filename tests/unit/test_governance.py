@@ -12,7 +12,7 @@ from stoker.core.policy_rules import Subject, allowed, applies, bounded, broken,
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import SUBMITTER, Container, Environment, Limits, Resources, Retry, Spec
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 
 TODAY = date(2026, 11, 16)
 SPEC = Spec(name="job", run="true", tags={"project": "vision", "team": "nlp"})

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import foreign_world
 import pytest
 
-from stoker import policies
 from stoker.governor.clock import read_clock
 from stoker.governor.govern import Governor
 from stoker.governor.telling import Teller
 from stoker.model import keys
+from stoker.policy import versions
 from stoker.providers.ec2 import iam as amazon
 from stoker.providers.gce import iam as google
 from stoker.testing.memory import Fault, Faults, MemoryStore
@@ -47,7 +47,7 @@ class Watched(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.changed: set[Change] = set()
-        policies.write(self.store, "notify: ['json://heard']", "jane")
+        versions.write(self.store, "notify: ['json://heard']", "jane")
         # Of a day that nobody looks back on.
         self.store.put(f"{keys.MARKET}2000-01-01/sim/m/z/spot/07/x.1.reclaimed.5", b"")
 

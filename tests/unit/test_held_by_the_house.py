@@ -19,7 +19,7 @@ from stoker.model.job_state import Entry, JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Retry, Spec, Submission
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     ON_DEMAND,
     at,

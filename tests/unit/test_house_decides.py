@@ -11,7 +11,7 @@ from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, La
 from stoker.model.node_facts import Activity, CheckpointRef, NodeFacts
 from stoker.model.observed import Known
 from stoker.model.spec import Limits
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     NO_WORK,
     ON_DEMAND,

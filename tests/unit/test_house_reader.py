@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stoker import policies
 from stoker.core.governor_settings import DEFAULT
 from stoker.governor.clock import read_clock
-from stoker.governor.house import HouseReader
 from stoker.model.errors import StoreDenied
+from stoker.policy import versions
+from stoker.policy.reader import HouseReader
 from stoker.store.base import Meta
 from stoker.testing.memory import MemoryStore
 
@@ -25,7 +25,7 @@ def _now() -> datetime:
 
 def test_rules_that_were_refused_once_are_read_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(clock=_now)
-    policies.write(store, "sagemaker: {regions: [us-east-1]}", "me", "")
+    versions.write(store, "sagemaker: {regions: [us-east-1]}", "me", "")
     reader = HouseReader(store, DEFAULT)
 
     def refuse(*_: object, **__: object) -> None:

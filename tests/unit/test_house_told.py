@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, policies
+from stoker import client
 from stoker.cli import main
 from stoker.cli.report import job_text
 from stoker.core.decide import decide_job
@@ -24,7 +24,8 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launc
 from stoker.model.node_facts import Activity
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Spec, Submission
-from stoker.policyfile import parse_policy
+from stoker.policy import versions
+from stoker.policy.policy_file import parse_policy
 from stoker.store.base import Store, open_store
 from stoker.submitting import prepare
 from stoker.testing.sim_data import (
@@ -78,7 +79,7 @@ def test_a_bound_that_does_not_pay_for_saving_is_refused(store: Store, capsys: p
     advice = "; raise it, shorten checkpoints.grace, or take a cheaper machine"
     what = f"$1 does not even pay for saving (90 s at $360.00/h: $9.00){advice}"
     assert f"limits.max_cost: {what}" in cli(capsys, "run", "--detach", "--set", "limits.max_cost=1")
-    policies.write(store, "rules:\n- {max_cost: 1}\n", "jane")
+    versions.write(store, "rules:\n- {max_cost: 1}\n", "jane")
     assert f"policy max-cost: {what}" in cli(capsys, "run", "--detach")
     assert "no jobs yet" in cli(capsys, "ps")
 
@@ -126,7 +127,7 @@ def test_an_empty_policy_is_no_policy(store: Store, capsys: pytest.CaptureFixtur
     for text in ("", "# nothing\n", "{}\n"):
         Path("p.yaml").write_text(text)
         assert 'p.yaml: is empty; to have no rules write "rules: []"' in cli(capsys, "policy", "set", "p.yaml")
-    assert policies.newest(store) == 1
+    assert versions.newest(store) == 1
     Path("p.yaml").write_text("rules: []\n")
     assert "policy version 2: 0 rules (2 before), from now on" in cli(capsys, "policy", "set", "p.yaml")
     # One that is in a store already never stops it.
@@ -170,7 +171,7 @@ def test_exemptions_can_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_plan_has_the_bounds_of_the_house(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    policies.write(store, "rules:\n- {max_cost: 400}\n- {max_runtime: 72h}\n", "jane")
+    versions.write(store, "rules:\n- {max_cost: 400}\n- {max_runtime: 72h}\n", "jane")
     plan = cli(capsys, "run", "--dry-run")
     assert "worst case: $400.00 (policy max-cost)" in plan
     assert "policy max-cost: at most $400.00" in plan
@@ -187,7 +188,7 @@ def test_the_plan_has_the_bounds_of_the_house(store: Store, capsys: pytest.Captu
 
 def test_a_dry_run_far_away_says_that_the_house_was_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "a dry run asks no server, so the policy is not checked; `stoker policy test` checks it"
-    policies.write(store, "rules:\n- {max_nodes: 1}\n", "jane")
+    versions.write(store, "rules:\n- {max_nodes: 1}\n", "jane")
     spec = Spec(name="x", run="python train.py")
     with prepare(spec, store, folder=Path(), offline=True) as near:
         assert words not in near.noted
@@ -207,7 +208,7 @@ def test_a_job_that_the_house_refuses_is_not_resumed(store: Store, capsys: pytes
     assert state is not None
     ended = Record(token=job_log.new_token(), by="test", reason="x", event=Ended(outcome="failed", rule="test"))
     assert job_log.append(store, job, state.seq + 1, ended)
-    policies.write(store, "rules:\n- {tags: {team: any}}\n", "jane")
+    versions.write(store, "rules:\n- {tags: {team: any}}\n", "jane")
     before = [meta.key for meta in store.list("")]
     with pytest.raises(UserError) as raised:
         client.resume(job, store)
@@ -215,7 +216,7 @@ def test_a_job_that_the_house_refuses_is_not_resumed(store: Store, capsys: pytes
     assert [meta.key for meta in store.list("")] == before
     assert "goes on" not in cli(capsys, "resume", job)
     exempt = f"rules:\n- tags: {{team: any}}\n  except: [{{job: {job}, until: 2099-01-31, why: x}}]\n"
-    policies.write(store, exempt, "jane")
+    versions.write(store, exempt, "jane")
     assert client.resume(job, store) == job
 
 

@@ -34,7 +34,7 @@ from stoker.model.log_entries import (
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Retry, Spec, Submission
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.reading.costs import report, whole_days
 from stoker.spent import Parsed, Spent, _key, keep_spent, read_spent, write_spent
 from stoker.store import job_log

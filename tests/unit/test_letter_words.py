@@ -28,7 +28,7 @@ from stoker.core.outbox import (
 )
 from stoker.core.telling import MOST_LINES, Told, calling_nobody, compose, line, shortened, title, wants
 from stoker.model.policy import EventKind
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import at
 
 SECOND = timedelta(seconds=1)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stoker import policies
 from stoker.core.foreign.family import FamilyRecord, Relented, Seen
 from stoker.core.outbox import Outbox
 from stoker.core.place_capacity import place_in_queue
@@ -21,6 +20,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record, ResumeAsked, StopAsked, Submitted
 from stoker.model.spec import Submission
+from stoker.policy import versions
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta
 from stoker.store.job_index import IndexRecord, read_index, read_summary, write_index
@@ -166,34 +166,34 @@ def test_a_long_reason_is_cut_and_families_are_found_by_name() -> None:
 def test_a_policy_that_cannot_be_written_is_told_after_some_tries() -> None:
     store = make_store(lambda operation, _key: Fault() if operation == "create" else None)
     with pytest.raises(StoreUnavailable, match="could not be written"):
-        policies.write(store, "rules: []", "jane")
+        versions.write(store, "rules: []", "jane")
 
 
 def test_the_same_text_is_no_new_version_and_a_mistake_is_none() -> None:
     store = make_store()
-    kept = policies.write(store, "rules: []", "jane", "first")
+    kept = versions.write(store, "rules: []", "jane", "first")
     assert (kept.version, kept.written.author, kept.written.note) == (1, "jane", "first")
-    with pytest.raises(policies.Unchanged, match="as version 1, by jane"):
-        policies.write(store, "rules: []", "joe")
+    with pytest.raises(versions.Unchanged, match="as version 1, by jane"):
+        versions.write(store, "rules: []", "joe")
     with pytest.raises(SpecError):
-        policies.write(store, "rules: [{none_such: 1}]", "joe")
-    assert policies.newest(store) == 1 and policies.current(store) == kept
-    assert policies.write(store, "rules: [{max_nodes: 4}]", "joe").version == 2
-    assert [each.version for each in policies.history(store)] == [1, 2]
+        versions.write(store, "rules: [{none_such: 1}]", "joe")
+    assert versions.newest(store) == 1 and versions.current(store) == kept
+    assert versions.write(store, "rules: [{max_nodes: 4}]", "joe").version == 2
+    assert [each.version for each in versions.history(store)] == [1, 2]
 
 
 def test_a_version_that_cannot_be_read_is_followed_by_another() -> None:
     store = make_store()
     store.put(keys.rules(1), b"{}")
     with pytest.raises(StoreError):
-        policies.current(store)
-    assert policies.write(store, "rules: []", "jane").version == 2
+        versions.current(store)
+    assert versions.write(store, "rules: []", "jane").version == 2
 
 
 def test_keys_that_are_no_versions_do_not_count() -> None:
     store = make_store()
     store.put(f"{keys.RULES}odd.json", b"{}")
-    assert policies.newest(store) == 0 and policies.current(store) is None
+    assert versions.newest(store) == 0 and versions.current(store) is None
 
 
 # ── Outboxes ──────────────────────────────────────────────────────────────────────────────────────────────────────────

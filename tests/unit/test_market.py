@@ -23,7 +23,7 @@ from stoker.model.log_entries import Claimed, Closed, Event, Launched, Warned
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.store.base import can_be_key
 from stoker.testing.sim_data import (
     OFFERINGS,

@@ -20,8 +20,8 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
 from stoker.model.policy import NO_RULES
 from stoker.model.spec import Resources, Spec, Submission
-from stoker.policies import write
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
+from stoker.policy.versions import write
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
 from stoker.store import job_log
 from stoker.testing.memory import Fault, Faults, MemoryStore

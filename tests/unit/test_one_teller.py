@@ -23,7 +23,7 @@ from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import StopAsked
 from stoker.model.policy import House
 from stoker.notify.senders import NotHere, NotSent
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import at, make_spec
 

@@ -9,13 +9,13 @@ import pytest
 from foreign_world import HOUSE, REGION, START, World
 from woken_world import Clock
 
-from stoker import policies
 from stoker.governor.foreign.govern import Looked
 from stoker.governor.serverless.events import Tick, TrainingWake
 from stoker.governor.serverless.foreign import Foreign
 from stoker.governor.serverless.schedule import Switch
 from stoker.governor.serverless.waker import Waker
 from stoker.model.errors import AuthDenied, ProviderError, StoreUnavailable, Throttled
+from stoker.policy import versions
 from stoker.testing.memory import MemoryStore
 
 WAKE = TrainingWake("bert", REGION)
@@ -138,6 +138,6 @@ def test_a_deployment_leaves_it_to_the_first_tick_where_others_are_governed(
     clock: Clock, house: str, told: list[str]
 ) -> None:
     store = MemoryStore(clock=lambda: START)
-    policies.write(store, house, "jane@desk")
+    versions.write(store, house, "jane@desk")
     assert Switch(store, clock).begin() is (told == ["on"])
     assert clock.told == told

@@ -16,7 +16,7 @@ from stoker.core.safe_regex import INSTRUCTIONS, STEPS, PatternError, Work, comp
 from stoker.jobfile import parse_job, read_layer
 from stoker.model.errors import SpecError
 from stoker.model.policy import Diagnosis
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 
 # With `re`, each takes longer than anybody has.
 HANGING = [

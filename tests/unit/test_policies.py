@@ -6,11 +6,11 @@ from datetime import datetime, timezone
 
 import pytest
 
-from stoker import policies
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.house import HouseReader
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreUnavailable, UserError
+from stoker.policy import versions
+from stoker.policy.reader import HouseReader
 from stoker.testing.memory import Fault, MemoryStore
 
 ONE, TWO = "rules: [{max_nodes: 1}]\n", "rules: [{max_nodes: 2}]\n"
@@ -22,19 +22,19 @@ def make_store(**more: object) -> MemoryStore:
 
 def test_versions_stay_with_who_made_them() -> None:
     store = make_store()
-    assert policies.current(store) is None and policies.house(None).rules == ()
-    assert policies.write(store, ONE, "jane", "to begin with").version == 1
-    assert policies.write(store, TWO, "joe").version == 2
-    assert policies.write(store, ONE, "jane").version == 3
-    told = [(kept.version, kept.written.author, kept.written.note) for kept in policies.history(store)]
+    assert versions.current(store) is None and versions.house(None).rules == ()
+    assert versions.write(store, ONE, "jane", "to begin with").version == 1
+    assert versions.write(store, TWO, "joe").version == 2
+    assert versions.write(store, ONE, "jane").version == 3
+    told = [(kept.version, kept.written.author, kept.written.note) for kept in versions.history(store)]
     assert told == [(1, "jane", "to begin with"), (2, "joe", ""), (3, "jane", "")]
-    current = policies.current(store)
-    assert current is not None and policies.house(current).rules[0].max_nodes == 1
+    current = versions.current(store)
+    assert current is not None and versions.house(current).rules[0].max_nodes == 1
     with pytest.raises(UserError, match="this is the policy already, as version 3, by jane"):
-        policies.write(store, ONE, "joe")
+        versions.write(store, ONE, "joe")
     with pytest.raises(SpecError):
-        policies.write(store, "rules: 5", "joe")
-    assert policies.newest(store) == 3
+        versions.write(store, "rules: 5", "joe")
+    assert versions.newest(store) == 3
 
 
 def test_a_reply_that_is_lost_makes_no_second_version() -> None:
@@ -47,8 +47,8 @@ def test_a_reply_that_is_lost_makes_no_second_version() -> None:
         return None
 
     store = make_store(faults=faults)
-    assert policies.write(store, ONE, "jane").version == 1
-    assert lost and policies.newest(store) == 1
+    assert versions.write(store, ONE, "jane").version == 1
+    assert lost and versions.newest(store) == 1
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -59,31 +59,31 @@ def test_what_was_written_is_not_written_again_after_a_rival(lost: bool, monkeyp
     def and_then_a_rival(key: str, data: bytes) -> bool:
         made = create(key, data)
         if made and b"max_nodes: 1" in data:
-            policies.write(store, TWO, "bob")
+            versions.write(store, TWO, "bob")
             if lost:
                 raise StoreUnavailable("no answer")
         return made
 
     monkeypatch.setattr(store, "create", and_then_a_rival)
-    assert policies.write(store, ONE, "alice").version == 1
-    assert [kept.written.author for kept in policies.history(store)] == ["alice", "bob"]
+    assert versions.write(store, ONE, "alice").version == 1
+    assert [kept.written.author for kept in versions.history(store)] == ["alice", "bob"]
 
 
 def test_a_governor_reads_it_when_it_changes_and_tells_what_it_cannot_read() -> None:
     store = make_store()
     reader = HouseReader(store, DEFAULT)
     assert reader.read() == DEFAULT
-    policies.write(store, ONE, "jane")
+    versions.write(store, ONE, "jane")
     assert [rule.max_nodes for rule in reader.read().house.rules] == [1]
     assert reader.read() is reader.read()
-    newer = policies.Written("rules: [{telepathy: true}]", "somebody", token="t")
+    newer = versions.Written("rules: [{telepathy: true}]", "somebody", token="t")
     store.create(keys.rules(2), codec.dumps(newer))
     unread = reader.read()
     assert "policy version 2:1: rules[0].telepathy: unknown field" in unread.unread and "update" in unread.unread
     assert [rule.max_nodes for rule in unread.house.rules] == [1], "what was known before still holds"
     store.create(keys.rules(3), b"nonsense")
     assert reader.read().unread
-    policies.write(store, TWO, "jane")
+    versions.write(store, TWO, "jane")
     assert (reader.read().unread, reader.read().house.version) == ("", 4)
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import heeding, policies
+from stoker import heeding
 from stoker.heeding import Forecast, bound_value, forecast, heed, heed_used
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched
 from stoker.model.offerings import Offering
 from stoker.model.policy import NO_RULES, House
 from stoker.model.spec import Limits, Spec
-from stoker.policyfile import parse_policy
+from stoker.policy import versions
+from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 
@@ -101,7 +102,7 @@ def test_a_refusal_names_all_rules_and_a_warning_is_told() -> None:
 def test_the_rules_of_a_store_are_those_that_were_written(tmp_path: Path) -> None:
     assert heeding.house_of(None) == NO_RULES
     store = open_store((tmp_path / "store").as_uri())
-    policies.write(store, "rules: [{max_nodes: 4}]", "jane")
+    versions.write(store, "rules: [{max_nodes: 4}]", "jane")
     assert heeding.house_of(store).rules[0].max_nodes == 4
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.model.errors import SpecError
 from stoker.model.policy import SUBJECTS, Budget, Exemption, Stall, Utilization
-from stoker.policyfile import MOST_BYTES, parse_policy
+from stoker.policy.policy_file import MOST_BYTES, parse_policy
 
 WHOLE = """
 rules:

@@ -35,7 +35,7 @@ from stoker.model.log_entries import (
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import InstanceState, Leftover
 from stoker.model.policy import Diagnosis
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     SPOT_A,
     SPOT_B,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stoker import Job, client, policies
+from stoker import Job, client
 from stoker.cli import cli
 from stoker.governor.govern import Governor
 from stoker.model import keys
@@ -18,6 +18,7 @@ from stoker.model.errors import NoCapacity, QuotaExceeded, StoreDenied, Transien
 from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record
 from stoker.model.offerings import Instance
 from stoker.model.spec import Resources
+from stoker.policy import versions
 from stoker.providers import registry
 from stoker.providers.local.provider import LocalProvider
 from stoker.store import job_log
@@ -55,11 +56,11 @@ def test_what_comes_of_a_launch_tells_the_rules_it_was_decided_by(job: str, monk
         raise NoCapacity("there is none")
 
     store = open_store(os.environ["STOKER_STORE"])
-    kept = policies.write(store, "rules: [{max_nodes: 4}]", "jane")
+    kept = versions.write(store, "rules: [{max_nodes: 4}]", "jane")
     monkeypatch.setattr(LocalProvider, "launch", none)
     Governor(store).run_pass()
     closed = next(entry for entry in job_log.entries(store, job) if isinstance(entry.event, Closed))
-    assert closed.policy == policies.digest(kept)
+    assert closed.policy == versions.digest(kept)
     told = CliRunner().invoke(cli, ["explain", job]).stdout
     assert f"policy: version 1 ({closed.policy[:12]}), entries 2 to {closed.seq}" in told
     decisions = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).stdout)["decisions"]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker import policies
 from stoker.cli import main
 from stoker.heeding import heed
 from stoker.model import keys
 from stoker.model.policy import NO_RULES
 from stoker.model.spec import Gpus, Resources
+from stoker.policy import versions
 from stoker.providers.offerings import fewest_gpus
 from stoker.store.base import Store, open_store
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec
@@ -61,7 +61,7 @@ def test_a_job_that_waits_may_come_to_the_dearer_price(capsys: pytest.CaptureFix
 
 
 def test_also_where_it_is_the_house_that_lets_it(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    policies.write(store, "rules:\n- {max_wait: 30m, then: on-demand}\n", "jane")
+    versions.write(store, "rules:\n- {max_wait: 30m, then: on-demand}\n", "jane")
     plan = told(capsys, "run", "--dry-run")
     assert "worst case: $3.00 " in plan
     assert "policy max-wait: after 30 min without spot it takes on-demand machines" in plan

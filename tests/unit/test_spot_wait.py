@@ -18,7 +18,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Wa
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Spec, Spot
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.submitting import fitting_offerings
 from stoker.testing.sim_data import (
     OFFERINGS,

@@ -20,7 +20,7 @@ from stoker import client
 from stoker.jobfile import Job, document
 from stoker.model.errors import SpecError, UserError
 from stoker.model.spec import SUBMITTER, Resources, Spec
-from stoker.policies import write as write_policy
+from stoker.policy.versions import write as write_policy
 from stoker.providers.gce import labels
 from stoker.providers.gce.request import check as check_gce
 from stoker.store import job_index, job_log

@@ -22,7 +22,7 @@ from stoker.model.log_entries import (
     Warned,
 )
 from stoker.model.policy import Channel, House
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import JOB, ON_DEMAND, SPOT_A, SPOT_B, at, entries, make_spec, make_state, nodes
 
 HOUSE = parse_policy(

@@ -17,7 +17,7 @@ from stoker.model import keys
 from stoker.model.errors import StoreDenied
 from stoker.model.log_entries import Claimed, Closed
 from stoker.model.policy import House
-from stoker.policyfile import parse_policy
+from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_B, at, make_spec

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, finished, started, submit
 
-from stoker import policies
 from stoker.core.outbox import SENDING, Outbox
 from stoker.core.telling import Letter, orphan
 from stoker.governor.clock import record_pass
@@ -28,7 +27,8 @@ from stoker.model import codec, keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.log_entries import Claimed, Closed
 from stoker.model.policy import House
-from stoker.policyfile import parse_policy
+from stoker.policy import versions
+from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import SPOT_A, at, make_spec
@@ -291,7 +291,7 @@ def test_an_orphan_that_could_not_be_noted_is_told_by_the_next_pass() -> None:
                 raise StoreUnavailable("a stumble")
             super().note(*given, **named)
 
-    policies.write(world.store, "notify: ['json://one']", "jane")
+    versions.write(world.store, "notify: ['json://one']", "jane")
     governor = Governor(world.store, name="g", teller=Stumbling(world.store, "g", open_=world.open))
     clock = record_pass(world.store, "g", 0, time.monotonic)
     governor.teller.begin(ONE)

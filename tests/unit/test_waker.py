@@ -14,7 +14,7 @@ import pytest
 import woken_world
 from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
-from stoker import client, policies
+from stoker import client
 from stoker.core import outbox
 from stoker.governor.foreign import govern as foreign
 from stoker.governor.govern import Pass
@@ -26,6 +26,7 @@ from stoker.governor.serverless.waker import Done, Waker, tell
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
 from stoker.model.spec import Spec
+from stoker.policy import versions
 from stoker.providers import registry
 from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
@@ -474,7 +475,7 @@ def test_the_clock_stays_on_until_what_waits_is_told_or_given_up(world: World, m
     monkeypatch.setattr(outbox, "PAUSES", (timedelta(seconds=0.05),) * 4)
     with webhook() as hook:
         hook.status = 503
-        policies.write(world.store, f"notify: [{{to: '{hook.url}', name: team}}]", "jane")
+        versions.write(world.store, f"notify: [{{to: '{hook.url}', name: team}}]", "jane")
         world.training()
         # The job is over, and forgotten.
         world.store.delete([meta.key for meta in world.store.list(keys.ACTIVE)])

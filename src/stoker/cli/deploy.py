@@ -324,7 +324,7 @@ def _checked_mails(named: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_region(flag: str, named: str | None) -> None:
     from stoker.model.errors import UserError
-    from stoker.policyfile import REGION
+    from stoker.policy.policy_file import REGION
     from stoker.providers.ec2 import places
 
     if named is None:

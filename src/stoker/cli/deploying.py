@@ -92,7 +92,7 @@ def channels(
 
 def house_of(store: Store) -> House:
     from stoker.core.governor_settings import DEFAULT
-    from stoker.governor.house import HouseReader
+    from stoker.policy.reader import HouseReader
 
     return HouseReader(store, DEFAULT).read().house
 

@@ -70,19 +70,19 @@ def _rule(entry: Entry) -> str | None:
 
 def _policies(store: Store, entries: Sequence[Entry]) -> list[str]:
     """Which rules of the house the decisions were made by, one line for each version."""
-    from stoker import policies
     from stoker.model.errors import StoreError
+    from stoker.policy import versions
 
     used = list(dict.fromkeys(entry.policy for entry in entries if entry.policy))
     if not used:
         return []
     try:
-        versions = {policies.digest(kept): f"version {kept.version}" for kept in policies.history(store)}
+        found_versions = {versions.digest(kept): f"version {kept.version}" for kept in versions.history(store)}
     except StoreError:
-        versions = {}  # Its digest alone will do.
+        found_versions = {}  # Its digest alone will do.
     found = []
     for digest in used:
         by = [entry.seq for entry in entries if entry.policy == digest]
         which = f"{by[0]}" if by[0] == by[-1] else f"{by[0]} to {by[-1]}"
-        found.append(f"policy: {versions.get(digest, 'unknown version')} ({digest[:12]}), entries {which}")
+        found.append(f"policy: {found_versions.get(digest, 'unknown version')} ({digest[:12]}), entries {which}")
     return found

@@ -22,20 +22,20 @@ def command(addresses: tuple[str, ...]) -> int:
     From this computer, with what is installed and set here: a governor elsewhere may lack it, or have more. Exits with
     0 only when every message was taken.
     """
-    from stoker import policies
     from stoker.core.telling import Letter
     from stoker.governor.errands import Errand
     from stoker.model import channel_address
     from stoker.model.errors import UserError
     from stoker.notify import checking
     from stoker.notify.senders import address_of, open_sender
+    from stoker.policy import versions
     from stoker.store.job_log import new_token
 
     store = opened_store()
     checking.check_written(addresses, "TO")
     channels = [(channel_address.masked(to), to) for to in addresses]
     if not channels:
-        channels = [(each.name, each.to) for each in policies.house(policies.current(store)).notify]
+        channels = [(each.name, each.to) for each in versions.house(versions.current(store)).notify]
     if not channels:
         raise UserError("the policy has no `notify`; name an address, as in `stoker notify env:NAME`")
     text = f"This is a test, by `stoker notify`. Jobs of {store.url} are told of here."

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stoker.deploying.record import Deployed
     from stoker.model.policy import House
     from stoker.model.spec import Spec
-    from stoker.policies import Kept
+    from stoker.policy.versions import Kept
     from stoker.store.base import Store
 
 
@@ -35,10 +35,10 @@ def command(ctx: click.Context) -> None:
 @store_option
 def set_(file: str, note: str) -> None:
     """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""
-    from stoker import policies
     from stoker.cli.printing import counted, say
     from stoker.notify import checking
-    from stoker.policyfile import places_of_channels
+    from stoker.policy import versions
+    from stoker.policy.policy_file import places_of_channels
     from stoker.submitting import submitter
 
     text, source = _read(file)
@@ -47,8 +47,8 @@ def set_(file: str, note: str) -> None:
     for line in (*channels, *_unknown_providers(house), *_over(house)):
         say(line)
     try:
-        kept = policies.write(store, text, submitter(), note)
-    except policies.Unchanged as same:
+        kept = versions.write(store, text, submitter(), note)
+    except versions.Unchanged as same:
         say(str(same))
         return
     rules, before = len(house.rules), _rules_before(store, kept.version)
@@ -63,9 +63,9 @@ def set_(file: str, note: str) -> None:
 @store_option
 def show(version: int | None, as_json: bool) -> None:
     """Print the policy as it was written."""
-    from stoker import policies
     from stoker.cli.printing import print_json, say, warn
     from stoker.model.errors import SpecError
+    from stoker.policy import versions
 
     store = opened_store()
     kept = _kept(store, version)
@@ -77,7 +77,7 @@ def show(version: int | None, as_json: bool) -> None:
         return
     click.echo(kept.written.text, nl=not kept.written.text.endswith("\n"))
     try:
-        policies.house(kept)
+        versions.house(kept)
     except SpecError as error:
         warn(str(error))
 
@@ -87,10 +87,10 @@ def show(version: int | None, as_json: bool) -> None:
 @store_option
 def history(as_json: bool) -> None:
     """List the versions of the policy: when, by whom, and what for."""
-    from stoker import policies
     from stoker.cli.printing import clock, legible, print_json, say, table
+    from stoker.policy import versions
 
-    found = policies.history(opened_store())
+    found = versions.history(opened_store())
     if as_json:
         print_json([_told(kept) for kept in found])
         return
@@ -127,9 +127,9 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
     if policy is not None:
         house = _parsed(*_read(policy))
     else:
-        from stoker import policies
+        from stoker.policy import versions
 
-        house = policies.house(policies.current(store))
+        house = versions.house(versions.current(store))
     for line in _unknown_providers(house):
         say(line)
     spec = _spec(store, job_file, sets)
@@ -193,11 +193,11 @@ def _unheard(deployed: Deployed, house: House) -> list[str]:
 
 def _rules_before(store: Store, version: int) -> int:
     """How many rules the version before had, as far as that can be told."""
-    from stoker import policies
     from stoker.model.errors import StokerError
+    from stoker.policy import versions
 
     try:
-        return len(policies.house(policies.read(store, version - 1)).rules) if version > 1 else 0
+        return len(versions.house(versions.read(store, version - 1)).rules) if version > 1 else 0
     except StokerError:
         return 0
 
@@ -243,31 +243,31 @@ def _read(file: str) -> tuple[str, str]:
 
 
 def _parsed(text: str, source: str) -> House:
-    from stoker.policyfile import parse_policy
+    from stoker.policy.policy_file import parse_policy
 
     return parse_policy(text.encode(), source)
 
 
 def _kept(store: Store, version: int | None) -> Kept | None:
-    from stoker import policies
     from stoker.model.errors import UserError
+    from stoker.policy import versions
 
     if version is None:
-        return policies.current(store)
-    found = policies.read(store, version)
+        return versions.current(store)
+    found = versions.read(store, version)
     if found is None:
         raise UserError(f"--version: there is no version {version}; `stoker policy history` lists them")
     return found
 
 
 def _told(kept: Kept) -> dict[str, object]:
-    from stoker import policies
     from stoker.model import codec
+    from stoker.policy import versions
 
     return {
         "version": kept.version,
         "at": codec.dump(kept.at),
         "author": kept.written.author,
         "note": kept.written.note,
-        "digest": policies.digest(kept),
+        "digest": versions.digest(kept),
     }

@@ -12,9 +12,9 @@ from dataclasses import replace
 from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.core.governor_settings import DEFAULT
 from stoker.deploying import record, stacks
-from stoker.governor.house import HouseReader
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError
+from stoker.policy.reader import HouseReader
 from stoker.providers.base import Request
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling

@@ -18,7 +18,6 @@ from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
 from stoker.governor.fleet import Fleet
-from stoker.governor.house import HouseReader
 from stoker.governor.indexing import Indexer
 from stoker.governor.leftovers import sweep
 from stoker.governor.market import MarketReader
@@ -34,6 +33,7 @@ from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
+from stoker.policy.reader import HouseReader
 from stoker.providers.base import Wakes
 from stoker.removing import clear_markers
 from stoker.spent import write_spent

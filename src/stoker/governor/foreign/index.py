@@ -13,11 +13,11 @@ from stoker.core.foreign.sight import ForeignPlan, Sight
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.summary import AttemptSummary, Summary
 from stoker.governor.foreign.account import Listed
-from stoker.governor.house import HouseReader
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError
 from stoker.model.log_entries import Phase
 from stoker.model.policy import House
+from stoker.policy.reader import HouseReader
 from stoker.store.base import Store
 
 # What ended longer ago was seen by some tick before, or is its owner's.

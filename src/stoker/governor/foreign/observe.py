@@ -22,10 +22,10 @@ from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
 from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.observe import Memory, active_jobs
-from stoker.governor.past import Past
 from stoker.model.errors import ProviderError
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import House, Rule
+from stoker.policy.history import Past
 from stoker.store.base import Store
 
 # What SageMaker takes for the name of a training job.

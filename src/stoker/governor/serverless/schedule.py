@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.house import HouseReader
 from stoker.governor.observe import is_idle
 from stoker.model.errors import ProviderError
+from stoker.policy.reader import HouseReader
 from stoker.store.base import Store
 
 # What switched it on a moment ago need not do so for every event that follows.

@@ -9,7 +9,7 @@ from datetime import datetime
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
 from stoker.model.policy import NO_RULES, House
-from stoker.policyfile import MOST_BYTES, parse_policy
+from stoker.policy.policy_file import MOST_BYTES, parse_policy
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker import policies
 from stoker.core.governor_settings import Policy
 from stoker.model.errors import SpecError, StoreError, StoreUnavailable
+from stoker.policy import versions
 from stoker.store.base import Store
 
 
@@ -23,15 +23,15 @@ class HouseReader:
 
         Raises StoreUnavailable when the store does not answer.
         """
-        version = policies.newest(self._store)
+        version = versions.newest(self._store)
         if version != self._version:
             self._take(version)
         return self._policy
 
     def _take(self, version: int) -> None:
         try:
-            kept = policies.read(self._store, version) if version else None
-            self._policy = replace(self._policy, house=policies.house(kept), unread="")
+            kept = versions.read(self._store, version) if version else None
+            self._policy = replace(self._policy, house=versions.house(kept), unread="")
         except StoreUnavailable:
             raise
         except SpecError as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from stoker import policies
 from stoker.model.errors import SpecError
 from stoker.model.policy import House
+from stoker.policy import versions
 from stoker.store.base import Store
 
 # Older ones count as this old: nobody waits for hundreds of objects.
@@ -37,8 +37,8 @@ class Past:
         return found
 
     def _version(self, version: int) -> tuple[datetime, House] | None:
-        kept = policies.read(self._store, version)
+        kept = versions.read(self._store, version)
         try:
-            return None if kept is None else (kept.at, policies.house(kept))
+            return None if kept is None else (kept.at, versions.house(kept))
         except SpecError:
             return None

@@ -1,0 +1,1 @@
+"""The policy file of a store, its versions and its history."""
