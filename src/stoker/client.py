@@ -52,7 +52,7 @@ from stoker.model.node_facts import NodeFacts
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
-from stoker.notify import checking
+from stoker.notifications import check_channels
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.providers.console_links import Seat
@@ -174,7 +174,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
             *resolved.told,
             *(unsure if names_submitters(house) else ()),
             *heeded.told,
-            *checking.remarks(spec.notify),
+            *check_channels.remarks(spec.notify),
             *unserved,
         ),
         noted=heeded.noted,

@@ -27,7 +27,7 @@ from stoker.model.offerings import Capabilities, Offering
 from stoker.model.path_patterns import entries_of, is_pattern
 from stoker.model.policy import House
 from stoker.model.spec import Code, Resources, Spec
-from stoker.notify import checking
+from stoker.notifications import check_channels
 from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
@@ -165,7 +165,7 @@ def prepare(
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(house, spec, provider, offered, unpriced=offline)
     heeded = heed(house, spec, fitting, asked)
-    channels = checking.remarks(spec.notify)
+    channels = check_channels.remarks(spec.notify)
     fitting = heeded.offerings
     if not offline and isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)

@@ -10,8 +10,8 @@ import pytest
 from pages import DOCS, blocks
 
 from stoker.cli import main
-from stoker.core.telling import Told, compose
-from stoker.notify.body import body
+from stoker.notifications.events import Told, compose
+from stoker.notifications.json_body import body
 
 
 def shown(page: str, language: str) -> list[str]:

@@ -9,14 +9,14 @@ from datetime import timedelta
 
 import pytest
 
-from stoker.core.outbox import SENDING
-from stoker.core.telling import Letter, tell
 from stoker.governor.govern import Governor
-from stoker.governor.telling import Send, Teller
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.model.log_entries import Entry
 from stoker.model.policy import House
+from stoker.notifications.dispatcher import Send, Teller
+from stoker.notifications.events import Letter, tell
+from stoker.notifications.outbox import SENDING
 from stoker.policy import versions
 from stoker.store import job_log
 from stoker.testing.sim import Caller, World

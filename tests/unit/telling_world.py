@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from stoker.core.telling import Letter
-from stoker.governor.telling import News, Send, Teller
 from stoker.model import keys
 from stoker.model.policy import House
+from stoker.notifications.dispatcher import News, Send, Teller
+from stoker.notifications.events import Letter
 from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.store.base import Store

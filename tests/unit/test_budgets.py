@@ -14,12 +14,12 @@ from stoker.core.daily_costs import by_day, spells
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan
-from stoker.core.telling import budget, line, title
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Warned
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Budget
 from stoker.model.spec import Limits, Spec
+from stoker.notifications.events import budget, line, title
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     EPOCH,

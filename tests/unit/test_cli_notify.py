@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stoker.cli import cli
-from stoker.core.outbox import Outbox, begun, failed, noted
-from stoker.core.telling import Told
-from stoker.governor.mailbox import Mailbox
 from stoker.model import channel_address
-from stoker.notify import chat
+from stoker.notifications import apprise_sender
+from stoker.notifications.events import Told
+from stoker.notifications.outbox import Outbox, begun, failed, noted
+from stoker.notifications.outbox_store import Mailbox
 from stoker.policy import versions
 from stoker.store.base import Store, open_store
 from stoker.testing.webhooks import webhook
@@ -133,10 +133,10 @@ def test_who_would_hear_of_a_job(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_plan_shows_no_key(store: Store, tmp_path: Path, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "installed", lambda: installed)
+    monkeypatch.setattr(apprise_sender, "installed", lambda: installed)
     to = "slack://s3cr3tAAA/s3cr3tBBB/s3cr3tCCCCCCCCCCCCCCCCCCC"
     if installed:
-        monkeypatch.setattr(chat, "known", lambda _url: True)
+        monkeypatch.setattr(apprise_sender, "known", lambda _url: True)
     (tmp_path / "stoker.yaml").write_text(f"run: 'true'\nnotify: ['{to}']\n")
     for more in ((), ("--json",)):
         shown = stoker("run", "--dry-run", *more)

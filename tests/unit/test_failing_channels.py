@@ -10,15 +10,15 @@ import pytest
 from telling_world import ONE, World, news, one_pass
 from told_jobs import finished, started, submit
 
-from stoker.core.outbox import GIVE_UP
-from stoker.core.telling import Letter
-from stoker.governor import telling
-from stoker.governor.mailbox import troubles
-from stoker.governor.telling import Send, Teller
 from stoker.model import channel_address
 from stoker.model.errors import StoreUnavailable
 from stoker.model.policy import House
-from stoker.notify.senders import NotHere, NotSent, PartlySent, address_of, open_sender
+from stoker.notifications import dispatcher
+from stoker.notifications.dispatcher import Send, Teller
+from stoker.notifications.events import Letter
+from stoker.notifications.outbox import GIVE_UP
+from stoker.notifications.outbox_store import troubles
+from stoker.notifications.senders import NotHere, NotSent, PartlySent, address_of, open_sender
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import at, make_spec
@@ -178,7 +178,7 @@ def test_one_that_hangs_makes_no_other_repeat() -> None:
 
 
 def test_a_single_pass_begins_nothing_that_it_cannot_see_the_end_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "_ANSWER_S", 0.8)
+    monkeypatch.setattr(dispatcher, "_ANSWER_S", 0.8)
     world = World()
     submit(world.store, "a", make_spec())
     started(world.store, "a")

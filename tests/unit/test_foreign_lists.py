@@ -18,13 +18,13 @@ from foreign_world import (
 )
 
 from stoker.core.foreign.family import Over
-from stoker.core.telling import Letter, line
-from stoker.core.telling import Told as News
 from stoker.governor.foreign import index
 from stoker.governor.foreign.account import Described
 from stoker.governor.foreign.govern import ForeignGovernor
-from stoker.governor.telling import Teller
 from stoker.model.errors import StoreUnavailable
+from stoker.notifications.dispatcher import Teller
+from stoker.notifications.events import Letter, line
+from stoker.notifications.events import Told as News
 from stoker.store.base import Store
 
 

@@ -11,15 +11,15 @@ import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker.core.snapshot import Append, Plan, Terminate, Unmark
-from stoker.core.telling import Told
 from stoker.governor import govern
-from stoker.governor.errands import Errand
 from stoker.governor.govern import TICK_FAR_S, TICK_NEAR_S, Pass
-from stoker.governor.telling import SINGLE_S, WATCH_S
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched, Warned
 from stoker.model.offerings import Leftover
+from stoker.notifications.background_call import Errand
+from stoker.notifications.dispatcher import SINGLE_S, WATCH_S
+from stoker.notifications.events import Told
 from stoker.store import job_log
 from stoker.store.job_index import read_summary
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_beat, make_snapshot, make_spec, make_state, nodes

@@ -15,8 +15,8 @@ import pytest
 
 from stoker.governor.clock import read_clock
 from stoker.governor.govern import Governor
-from stoker.governor.telling import Teller
 from stoker.model import keys
+from stoker.notifications.dispatcher import Teller
 from stoker.policy import versions
 from stoker.providers.ec2 import iam as amazon
 from stoker.providers.gce import iam as google

@@ -18,12 +18,12 @@ from stoker.core.placement import that_pay
 from stoker.core.policy_rules import Subject, broken
 from stoker.core.snapshot import Append, JobSnapshot, Launch
 from stoker.core.summary import summarize
-from stoker.core.telling import line, tell
 from stoker.model.errors import SpecError, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Record, Warned
 from stoker.model.node_facts import Activity
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Spec, Submission
+from stoker.notifications.events import line, tell
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import Store, open_store

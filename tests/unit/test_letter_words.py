@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from stoker.core.outbox import (
+from stoker.model.policy import EventKind
+from stoker.notifications.events import MOST_LINES, Told, calling_nobody, compose, line, shortened, title, wants
+from stoker.notifications.outbox import (
     FRESH,
     GIVE_UP,
     HOUR,
@@ -26,8 +28,6 @@ from stoker.core.outbox import (
     sendable_at,
     tidied,
 )
-from stoker.core.telling import MOST_LINES, Told, calling_nobody, compose, line, shortened, title, wants
-from stoker.model.policy import EventKind
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import at
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from stoker.core.foreign.family import FamilyRecord, Relented, Seen
-from stoker.core.outbox import Outbox
 from stoker.core.place_capacity import place_in_queue
 from stoker.core.summary import summarize
-from stoker.governor import mailbox
 from stoker.governor.foreign import families
-from stoker.governor.mailbox import Mailbox, something_waits
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record, ResumeAsked, StopAsked, Submitted
 from stoker.model.spec import Submission
+from stoker.notifications import outbox_store
+from stoker.notifications.outbox import Outbox
+from stoker.notifications.outbox_store import Mailbox, something_waits
 from stoker.policy import versions
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta
@@ -268,7 +268,7 @@ def kept_after(ages_s: list[float], monkeypatch: pytest.MonkeyPatch, many: int =
     """How many states are left of those that were so old when a new one was written."""
     now = [0.0]
     store = MemoryStore(lambda: at(now[0]))
-    monkeypatch.setattr(mailbox, "_MANY", many)
+    monkeypatch.setattr(outbox_store, "_MANY", many)
     for number, age_s in enumerate(ages_s, start=1):
         now[0] = 10_000 - age_s
         store.put(keys.told("c", number), codec.dumps(box(str(number))))

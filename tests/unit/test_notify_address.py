@@ -10,8 +10,8 @@ import pytest
 from stoker.jobfile import parse_job, read_layer
 from stoker.model import channel_address
 from stoker.model.errors import SpecError, UserError
-from stoker.notify import chat, checking
-from stoker.notify.senders import NotHere, address_of
+from stoker.notifications import apprise_sender, check_channels
+from stoker.notifications.senders import NotHere, address_of
 
 TOPIC = "arn:aws:sns:us-east-1:123456789012:training"
 
@@ -54,7 +54,7 @@ def test_what_is_none_is_refused_and_not_repeated(text: str) -> None:
         channel_address.kind_of(text)
     assert "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"^--notify: "):
-        checking.check_written([text], "--notify")
+        check_channels.check_written([text], "--notify")
 
 
 def test_what_others_say_is_scrubbed() -> None:
@@ -112,22 +112,22 @@ def test_a_job_has_few_addresses() -> None:
 
 def test_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("X", "json://127.0.0.1:1")
-    assert checking.remarks(["env:X", "env:X#url", TOPIC, "json://127.0.0.1:1"]) == ()
-    (told,) = checking.remarks(["env:NOPE"], ["policy.yaml:3: notify[0].to"])
+    assert check_channels.remarks(["env:X", "env:X#url", TOPIC, "json://127.0.0.1:1"]) == ()
+    (told,) = check_channels.remarks(["env:NOPE"], ["policy.yaml:3: notify[0].to"])
     assert told.startswith("policy.yaml:3: notify[0].to: env:NOPE is not set here; the governor needs it")
-    (told,) = checking.remarks(["https://hooks.example/s3cr3t"])
+    (told,) = check_channels.remarks(["https://hooks.example/s3cr3t"])
     assert told.startswith("notify: https://hooks.example/… stands in the store as it is") and "env:NAME" in told
     with pytest.raises(UserError, match=r"notify: nosuch://… is no address that Apprise knows"):
-        checking.remarks(["nosuch://s3cr3t"])
+        check_channels.remarks(["nosuch://s3cr3t"])
 
 
 def test_without_apprise_it_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "installed", lambda: False)
-    assert checking.remarks(["json://127.0.0.1:1"]) == (
+    monkeypatch.setattr(apprise_sender, "installed", lambda: False)
+    assert check_channels.remarks(["json://127.0.0.1:1"]) == (
         "notify: json://… needs Apprise wherever a governor runs; pip install 'stoker[notify]'",
     )
     with pytest.raises(NotHere, match=r"^json://… needs Apprise; pip install"):
-        chat.open_chat("json://127.0.0.1:1")
+        apprise_sender.open_chat("json://127.0.0.1:1")
 
 
 def test_references_are_followed_where_they_are_used() -> None:

@@ -13,16 +13,16 @@ from plain_store import wait_for
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, finished, started, submit
 
-from stoker.core.outbox import Outbox, Sending
-from stoker.core.telling import Letter, Told
-from stoker.governor import errands, telling
-from stoker.governor.mailbox import Mailbox, trouble, troubles
-from stoker.governor.telling import Send, Teller
 from stoker.model import channel_address, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import StopAsked
 from stoker.model.policy import House
-from stoker.notify.senders import NotHere, NotSent
+from stoker.notifications import background_call, dispatcher
+from stoker.notifications.dispatcher import Send, Teller
+from stoker.notifications.events import Letter, Told
+from stoker.notifications.outbox import Outbox, Sending
+from stoker.notifications.outbox_store import Mailbox, trouble, troubles
+from stoker.notifications.senders import NotHere, NotSent
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import at, make_spec
@@ -43,7 +43,7 @@ class Ahead:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
     found = Ahead()
-    for module in (telling, errands):
+    for module in (dispatcher, background_call):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=found.monotonic))
     return found
 
@@ -205,7 +205,7 @@ def test_a_channel_that_failed_is_opened_again_for_its_secret_may_have_changed()
 
 
 def test_channels_of_the_house_come_before_those_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "_AT_ONCE", 1)
+    monkeypatch.setattr(dispatcher, "_AT_ONCE", 1)
     first, second = sorted(["json://one", "json://two"], key=channel_address.digest)
     world = World()
     job(world, notify=(first,))
@@ -245,7 +245,7 @@ def test_a_message_that_is_not_answered_has_failed(clock: Ahead, gate: threading
     teller = under_way(world, gate)
     assert teller.send(world.now, 0.02) == {} and teller.pending
     clock.by_s = 60.0
-    problem = f"no answer within {telling._CUT_S:g} s; failed 1×, 1 event waits"
+    problem = f"no answer within {dispatcher._CUT_S:g} s; failed 1×, 1 event waits"
     assert teller.send(world.now, 0.02) == {"notify json": problem}
 
 
@@ -277,7 +277,7 @@ def test_a_governor_stays_for_a_channel_that_failed_a_few_times_and_no_longer() 
     teller = world.teller()
     for failures in range(1, 6):
         one_pass(teller, world.store, world.now())
-        assert teller.unsent and teller.pending is (failures <= telling._STAY), failures
+        assert teller.unsent and teller.pending is (failures <= dispatcher._STAY), failures
         world.now_s += 3601.0
 
 

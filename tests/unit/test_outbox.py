@@ -9,7 +9,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.core.outbox import (
+from stoker.model import codec
+from stoker.notifications.events import Told, orphan
+from stoker.notifications.outbox import (
     FRESH,
     GIVE_UP,
     HOUR,
@@ -25,8 +27,6 @@ from stoker.core.outbox import (
     sendable_at,
     tidied,
 )
-from stoker.core.telling import Told, orphan
-from stoker.model import codec
 from stoker.testing.sim_data import at
 
 EMPTY = Outbox(to="https://hook.example/key", name="hook")

@@ -14,12 +14,10 @@ from stoker.core.foreign.family import Cloning, Family
 from stoker.core.foreign.sight import Sight, may_go_on, may_leave_spot, subject_of
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.outbox import PAUSES, SENDING, Outbox, begun, delivered, failed, unopened
 from stoker.core.placement import wants_claim
 from stoker.core.retry import told_by, verdict
 from stoker.core.safe_regex import PatternError, compile_pattern
 from stoker.core.snapshot import JobSnapshot
-from stoker.core.telling import MOST_LINES, Told, compose, leftover_name, line
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import (
     PROTOCOL_VERSION,
@@ -35,6 +33,8 @@ from stoker.model.log_entries import (
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import InstanceState, Leftover
 from stoker.model.policy import Diagnosis
+from stoker.notifications.events import MOST_LINES, Told, compose, leftover_name, line
+from stoker.notifications.outbox import PAUSES, SENDING, Outbox, begun, delivered, failed, unopened
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import (
     SPOT_A,

@@ -17,13 +17,13 @@ import boto3
 import pytest
 import requests
 
-from stoker.core.telling import Told, compose
 from stoker.model import codec
-from stoker.notify import webhook as webhook_module
-from stoker.notify.body import body
-from stoker.notify.chat import cut
-from stoker.notify.senders import NotHere, NotSent, PartlySent, open_sender
-from stoker.notify.sns import _message
+from stoker.notifications import webhook_sender as webhook_module
+from stoker.notifications.apprise_sender import cut
+from stoker.notifications.events import Told, compose
+from stoker.notifications.json_body import body
+from stoker.notifications.senders import NotHere, NotSent, PartlySent, open_sender
+from stoker.notifications.sns_sender import _message
 from stoker.testing.servers import moto_server, s3_server
 from stoker.testing.sim_data import at
 from stoker.testing.webhooks import webhook

@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from stoker.core.snapshot import Terminate
-from stoker.core.telling import MOST_LINES, Told, compose, line, orphan, orphans, shortened, tell, wants
 from stoker.model.log_entries import (
     Claimed,
     Closed,
@@ -22,6 +21,7 @@ from stoker.model.log_entries import (
     Warned,
 )
 from stoker.model.policy import Channel, House
+from stoker.notifications.events import MOST_LINES, Told, compose, line, orphan, orphans, shortened, tell, wants
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.sim_data import JOB, ON_DEMAND, SPOT_A, SPOT_B, at, entries, make_spec, make_state, nodes
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, started, submit
 
-from stoker.core.telling import Letter
-from stoker.governor.telling import News, Send, Teller
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
 from stoker.model.log_entries import Claimed, Closed
 from stoker.model.policy import House
+from stoker.notifications.dispatcher import News, Send, Teller
+from stoker.notifications.events import Letter
 from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore

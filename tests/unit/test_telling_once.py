@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, finished, started, submit
 
-from stoker.core.outbox import SENDING, Outbox
-from stoker.core.telling import Letter, orphan
 from stoker.governor.clock import record_pass
 from stoker.governor.govern import Governor
-from stoker.governor.mailbox import troubles
-from stoker.governor.telling import Send, Teller
 from stoker.model import codec, keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.log_entries import Claimed, Closed
 from stoker.model.policy import House
+from stoker.notifications.dispatcher import Send, Teller
+from stoker.notifications.events import Letter, orphan
+from stoker.notifications.outbox import SENDING, Outbox
+from stoker.notifications.outbox_store import troubles
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store

@@ -15,7 +15,6 @@ import woken_world
 from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client
-from stoker.core import outbox
 from stoker.governor.foreign import govern as foreign
 from stoker.governor.govern import Pass
 from stoker.governor.observe import active_jobs
@@ -26,6 +25,7 @@ from stoker.governor.serverless.waker import Done, Waker, tell
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
 from stoker.model.spec import Spec
+from stoker.notifications import outbox
 from stoker.policy import versions
 from stoker.providers import registry
 from stoker.providers.base import Recognises

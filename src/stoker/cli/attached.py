@@ -176,8 +176,8 @@ def _wait_until_retired(store: Store, job: str) -> None:
 def _leave_no_job_alone(store: Store) -> None:
     """This process governed every job of the store, and told of them; what goes on or waits needs somebody else now."""
     from stoker.governor.background import ensure_governor
-    from stoker.governor.mailbox import something_waits
     from stoker.governor.observe import active_jobs
+    from stoker.notifications.outbox_store import something_waits
 
     try:
         if active_jobs(store) or something_waits(store):

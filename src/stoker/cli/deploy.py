@@ -84,13 +84,13 @@ def aws(
     from stoker.deploying import package, record, removing
     from stoker.deploying.record import Deployed
     from stoker.model.errors import UserError
-    from stoker.notify import checking
+    from stoker.notifications import check_channels
     from stoker.submitting import submitter
 
     store = opened_store()
     for flag, named in (("--region", region), *(("--events-from", each) for each in elsewhere)):
         _check_region(flag, named)
-    checking.check_granted(notify, "--notify", "AWS")
+    check_channels.check_granted(notify, "--notify", "AWS")
     _check_named(roles, keys)
     where = _region(store, region, offline=dry_run)
     there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
@@ -162,13 +162,13 @@ def gcp(
     from stoker.deploying import project as planning
     from stoker.deploying.record import Deployed
     from stoker.model.errors import UserError
-    from stoker.notify import checking
+    from stoker.notifications import check_channels
     from stoker.providers.gce import identity
     from stoker.submitting import submitter
     from stoker.surroundings import store_environ
 
     store = opened_store()
-    checking.check_granted(notify, "--notify", "Google Cloud")
+    check_channels.check_granted(notify, "--notify", "Google Cloud")
     there = None if dry_run or not store.url.startswith("gs://") else record.read(store, planning.CLOUD)
     whose = project or (there.project if there else None) or _project(offline=dry_run)
     where = _google_region(region or (there.region if there else None))

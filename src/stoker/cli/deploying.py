@@ -81,9 +81,9 @@ def channels(
     store: Store, cloud: Literal["AWS", "Google Cloud"], named: tuple[str, ...], only_named: bool
 ) -> tuple[str, ...]:
     """What is named, and what the policy tells through, as far as this cloud has to allow it; warns of the rest."""
-    from stoker.notify import checking
+    from stoker.notifications import check_channels
 
-    wanted, useless = checking.granted([each.to for each in house_of(store).notify], cloud)
+    wanted, useless = check_channels.granted([each.to for each in house_of(store).notify], cloud)
     for each in useless:
         told = f"the policy tells through {each}, which a governor on {cloud} cannot read; keep it as a secret there"
         click.secho(told, fg="yellow", err=True)

@@ -58,17 +58,17 @@ def command(
     """
     from stoker.cli.printing import print_json, whole
     from stoker.model.errors import UserError
-    from stoker.notify import checking
+    from stoker.notifications import check_channels
     from stoker.providers import registry
     from stoker.store.base import open_store
     from stoker.store.home import default_store_url
 
     # Opening asks nobody, and gives the one spelling that tags are made of.
     named = bucket or click.get_current_context().find_root().obj
-    checking.check_written(notify, "--notify")
+    check_channels.check_written(notify, "--notify")
     granting, url = registry.iam(provider), open_store(named or default_store_url()).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
-    checking.check_granted(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
+    check_channels.check_granted(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
     found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)
     if policy is not None:
         chosen = [grant for grant in found.grants if grant.name == policy]

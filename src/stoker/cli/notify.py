@@ -22,17 +22,17 @@ def command(addresses: tuple[str, ...]) -> int:
     From this computer, with what is installed and set here: a governor elsewhere may lack it, or have more. Exits with
     0 only when every message was taken.
     """
-    from stoker.core.telling import Letter
-    from stoker.governor.errands import Errand
     from stoker.model import channel_address
     from stoker.model.errors import UserError
-    from stoker.notify import checking
-    from stoker.notify.senders import address_of, open_sender
+    from stoker.notifications import check_channels
+    from stoker.notifications.background_call import Errand
+    from stoker.notifications.events import Letter
+    from stoker.notifications.senders import address_of, open_sender
     from stoker.policy import versions
     from stoker.store.job_log import new_token
 
     store = opened_store()
-    checking.check_written(addresses, "TO")
+    check_channels.check_written(addresses, "TO")
     channels = [(channel_address.masked(to), to) for to in addresses]
     if not channels:
         channels = [(each.name, each.to) for each in versions.house(versions.current(store)).notify]
@@ -54,7 +54,7 @@ def command(addresses: tuple[str, ...]) -> int:
 
 def _problem(errand: object, until_s: float) -> str:
     from stoker.cli.printing import legible, one_line
-    from stoker.governor.errands import Errand
+    from stoker.notifications.background_call import Errand
 
     assert isinstance(errand, Errand)
     if not errand.wait(until_s):

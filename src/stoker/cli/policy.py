@@ -36,14 +36,14 @@ def command(ctx: click.Context) -> None:
 def set_(file: str, note: str) -> None:
     """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""
     from stoker.cli.printing import counted, say
-    from stoker.notify import checking
+    from stoker.notifications import check_channels
     from stoker.policy import versions
     from stoker.policy.policy_file import places_of_channels
     from stoker.submitting import submitter
 
     text, source = _read(file)
     house, store = _parsed(text, source), opened_store()
-    channels = checking.remarks((each.to for each in house.notify), places_of_channels(text, source))
+    channels = check_channels.remarks((each.to for each in house.notify), places_of_channels(text, source))
     for line in (*channels, *_unknown_providers(house), *_over(house)):
         say(line)
     try:

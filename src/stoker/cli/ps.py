@@ -197,8 +197,8 @@ def _is_long_ago(passed: datetime | None) -> bool:
 def _channel_lines(store: Store, *, governed: bool) -> list[str]:
     """What nobody can be told, since no message would tell that."""
     from stoker.cli.printing import legible
-    from stoker.governor.mailbox import troubles
     from stoker.model.errors import StoreError
+    from stoker.notifications.outbox_store import troubles
 
     try:
         found = troubles(store, datetime.now(timezone.utc), governed=governed)

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from stoker.core.place_capacity import UNDECIDED
 from stoker.governor.govern import Governor, Pass
-from stoker.governor.mailbox import something_waits
 from stoker.governor.observe import is_idle
 from stoker.model.errors import STUMBLES, StokerError, StoreDenied
 from stoker.model.spec import Spec
+from stoker.notifications.outbox_store import something_waits
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store

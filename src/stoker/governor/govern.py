@@ -11,9 +11,7 @@ from datetime import datetime
 from stoker.core.budgets import Held
 from stoker.core.decide import decide
 from stoker.core.governor_settings import DEFAULT, Policy
-from stoker.core.outbox import MOST_WAITING
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
-from stoker.core.telling import Told, budget, leftover_name, orphan, orphans
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
@@ -29,10 +27,12 @@ from stoker.governor.observe import (
     list_clouds,
     observe,
 )
-from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
+from stoker.notifications.dispatcher import SINGLE_S, WATCH_S, News, Teller
+from stoker.notifications.events import Told, budget, leftover_name, orphan, orphans
+from stoker.notifications.outbox import MOST_WAITING
 from stoker.policy.reader import HouseReader
 from stoker.providers.base import Wakes
 from stoker.removing import clear_markers

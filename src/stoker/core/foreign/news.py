@@ -9,8 +9,8 @@ from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, GaveUp,
 from stoker.core.foreign.family import Told as Warning_
 from stoker.core.foreign.sight import ON_DEMAND
 from stoker.core.policy_rules import PREFIX
-from stoker.core.telling import Told, shortened
 from stoker.model.policy import EventKind, House
+from stoker.notifications.events import Told, shortened
 
 # Why a clone was not made that was meant to be.
 _BROKEN_OFF = ("late", "name-taken", "no-room", "refused", "resumed-by-owner", "unheard", "unread", "unwanted")

@@ -27,11 +27,11 @@ from stoker.governor.foreign.index import Row
 from stoker.governor.foreign.observe import NAME, ForeignObserver, job_of
 from stoker.governor.foreign.owning import is_own
 from stoker.governor.foreign.telling import ForeignTeller
-from stoker.governor.telling import Teller
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.model.observed import Unknown
 from stoker.model.policy import House
+from stoker.notifications.dispatcher import Teller
 from stoker.policy.reader import HouseReader
 from stoker.providers.ec2.client import Clients
 from stoker.store.base import Store

@@ -7,12 +7,12 @@ from datetime import datetime
 
 from stoker.core.foreign import news as foreign_news
 from stoker.core.foreign.news import Whose
-from stoker.core.telling import Told
 from stoker.governor.foreign import families
 from stoker.governor.foreign.index import Row
-from stoker.governor.telling import Teller
 from stoker.model.errors import StokerError, StoreError
 from stoker.model.policy import House
+from stoker.notifications.dispatcher import Teller
+from stoker.notifications.events import Told
 from stoker.store.base import Store
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.core.telling import Letter, Told
 from stoker.model import codec
+from stoker.notifications.events import Letter, Told
 
 # Fields are added without a new version; one that changes its meaning, or goes, makes one.
 VERSION = 1

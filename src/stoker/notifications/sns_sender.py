@@ -9,10 +9,10 @@ import json
 import os
 from typing import Any
 
-from stoker.core.telling import Letter
 from stoker.model.channel_address import topic_of
-from stoker.notify.body import body
-from stoker.notify.senders import TIMEOUT_S, NotHere, NotSent, Send
+from stoker.notifications.events import Letter
+from stoker.notifications.json_body import body
+from stoker.notifications.senders import TIMEOUT_S, NotHere, NotSent, Send
 
 # A message with all its forms has 256 KiB at most, and its attributes count, too.
 _MOST_BYTES = 250_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from stoker.core.telling import Letter
 from stoker.model import channel_address
 from stoker.model.errors import StokerError
+from stoker.notifications.events import Letter
 
 Send = Callable[[Letter], None]
 
@@ -34,15 +34,15 @@ def open_sender(to: str) -> Send:
     # Imported here: each of them needs something that most computers do not have.
     match channel_address.kind_of(to):
         case "sns":
-            from stoker.notify.sns import open_topic
+            from stoker.notifications.sns_sender import open_topic
 
             return open_topic(to)
         case "webhook":
-            from stoker.notify.webhook import open_webhook
+            from stoker.notifications.webhook_sender import open_webhook
 
             return open_webhook(to)
         case _:
-            from stoker.notify.chat import open_chat
+            from stoker.notifications.apprise_sender import open_chat
 
             return open_chat(to)
 

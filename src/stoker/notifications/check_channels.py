@@ -9,7 +9,7 @@ from typing import Literal
 
 from stoker.model import channel_address, secret_refs
 from stoker.model.errors import UserError
-from stoker.notify import chat
+from stoker.notifications import apprise_sender
 
 
 def check_written(addresses: Iterable[str], where: str) -> None:
@@ -65,9 +65,9 @@ def remarks(addresses: Iterable[str], places: Iterable[str] = ()) -> tuple[str, 
     for to, where in zip_longest(addresses, places, fillvalue="notify"):
         shown = channel_address.masked(to)
         if channel_address.kind_of(to) == "apprise":
-            if not chat.installed():
-                found.append(f"{where}: {shown} needs Apprise wherever a governor runs; {chat.INSTALL}")
-            elif not chat.known(to):
+            if not apprise_sender.installed():
+                found.append(f"{where}: {shown} needs Apprise wherever a governor runs; {apprise_sender.INSTALL}")
+            elif not apprise_sender.known(to):
                 raise UserError(
                     f"{where}: {shown} is no address that Apprise knows; its documentation lists how they are written"
                 )

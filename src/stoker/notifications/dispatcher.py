@@ -13,18 +13,18 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from stoker.core import outbox
-from stoker.core.outbox import Outbox
-from stoker.core.telling import Letter, Told, compose, tell
-from stoker.governor.channels import Named, at_most, is_out_of_bounds, named_channels
-from stoker.governor.errands import Errand
-from stoker.governor.mailbox import Mailbox, trouble
 from stoker.governor.observe import for_each
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.policy import House
 from stoker.model.spec import Spec
-from stoker.notify.senders import ALL_S, NotHere, PartlySent
+from stoker.notifications import outbox
+from stoker.notifications.background_call import Errand
+from stoker.notifications.channels import Named, at_most, is_out_of_bounds, named_channels
+from stoker.notifications.events import Letter, Told, compose, tell
+from stoker.notifications.outbox import Outbox
+from stoker.notifications.outbox_store import Mailbox, trouble
+from stoker.notifications.senders import ALL_S, NotHere, PartlySent
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
@@ -429,12 +429,12 @@ def _worked(errand: Errand[Send]) -> bool:
 
 def _open(to: str) -> Send:
     # What it imports is not needed by governors that tell nobody.
-    from stoker.notify.senders import open_sender
+    from stoker.notifications.senders import open_sender
 
     return open_sender(to)
 
 
 def _follow(to: str) -> str:
-    from stoker.notify.senders import address_of
+    from stoker.notifications.senders import address_of
 
     return address_of(to)

@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from stoker.core.telling import Letter
 from stoker.model import channel_address
-from stoker.notify.body import body
-from stoker.notify.senders import ALL_S, TIMEOUT_S, NotHere, NotSent, Send
+from stoker.notifications.events import Letter
+from stoker.notifications.json_body import body
+from stoker.notifications.senders import ALL_S, TIMEOUT_S, NotHere, NotSent, Send
 
 # What an answer says is told to people, as far as anybody reads it.
 _MOST_ANSWER = 200

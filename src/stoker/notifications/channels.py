@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stoker.core.telling import Told, in_scope, wants
 from stoker.model import channel_address
 from stoker.model.policy import Channel, House
 from stoker.model.spec import Spec
+from stoker.notifications.events import Told, in_scope, wants
 
 _DEFAULT = Channel(to="")
 # Variables of functions: what listens beside one is the cloud's.

@@ -6,9 +6,9 @@ import importlib.util
 import logging
 import threading
 
-from stoker.core.telling import Letter
 from stoker.model import channel_address
-from stoker.notify.senders import NotHere, NotSent, PartlySent, Send
+from stoker.notifications.events import Letter
+from stoker.notifications.senders import NotHere, NotSent, PartlySent, Send
 
 # What a service does not take at once comes in parts, so many at most: some are paid for by the part.
 _MOST_PARTS = 4

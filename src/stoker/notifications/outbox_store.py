@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from stoker.core.outbox import HOUR, REMEMBERED, SENDING, Outbox
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError, StoreUnavailable
+from stoker.notifications.outbox import HOUR, REMEMBERED, SENDING, Outbox
 from stoker.store.base import Meta, Store
 
 # Lost races before the rest is left to the next pass.

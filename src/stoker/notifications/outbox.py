@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from stoker.core.telling import Told
+from stoker.notifications.events import Told
 
 HOUR = timedelta(hours=1)
 # Who is sending has this long; after it, somebody else does.
