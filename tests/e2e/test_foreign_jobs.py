@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stoker.cli import cli
-from stoker.governor.foreign import families
-from stoker.governor.foreign.account import LOG_GROUP, NAMESPACE, ForeignAccount
-from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.external_jobs import chain_log
+from stoker.external_jobs.aws_account import LOG_GROUP, NAMESPACE, ForeignAccount
+from stoker.external_jobs.govern import ForeignGovernor
 from stoker.policy import versions
 from stoker.store.base import Store, open_store
 from stoker.testing.sagemaker import REGION, SageMakerCloud, sagemaker_cloud
@@ -267,7 +267,7 @@ def test_sagemaker_that_fails_causes_nothing_and_is_asked_again(
     governor.wake(REGION, "bert")
     governor.wake(REGION, "bert")
     assert len(sagemaker.names()) == 2
-    kinds = [entry.record.event.kind for entry in families.entries(store, REGION, "bert")]
+    kinds = [entry.record.event.kind for entry in chain_log.entries(store, REGION, "bert")]
     # Whether it was taken is written down either way.
     refused = ["unheard"] if (operation, fault) == ("StopTrainingJob", "unauthorized") else []
     assert kinds == ["seen", "stopping", *refused, "heard", "over", "cloning", "cloned"]

@@ -31,9 +31,9 @@ def boto(service: str, region: str = REGION) -> Any:
 if isolated():
     from stoker import Job, client
     from stoker.cli import main
-    from stoker.core.foreign.alarms import prefix
     from stoker.deploying import aws, monitoring, package, record, removing, stacks, template
     from stoker.deploying.template import HANDLER
+    from stoker.external_jobs.gpu_alarms import prefix
     from stoker.governor.background import Governed, call_deployed
     from stoker.governor.observe import active_jobs
     from stoker.model import keys

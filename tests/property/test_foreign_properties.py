@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from foreign_world import HOUR_S, REGION, START, MemoryAccount, World
 
-from stoker.core.foreign import news
-from stoker.core.foreign.family import GaveUp
-from stoker.core.foreign.news import Whose
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.foreign import families
-from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.external_jobs import chain_log, notifications
+from stoker.external_jobs.clone_chain import GaveUp
+from stoker.external_jobs.govern import ForeignGovernor
+from stoker.external_jobs.notifications import Whose
 from stoker.model.errors import StoreUnavailable, Transient
 from stoker.policy import versions
 from stoker.testing.memory import Fault, MemoryStore
@@ -176,8 +175,8 @@ class Life:
 
     def asked_lately(self, name: str) -> bool:
         """Whether a governor that is no more may have asked the same of SageMaker a moment ago."""
-        for region, origin in families.find(self.store, name):
-            family = families.read(self.store, region, origin)
+        for region, origin in chain_log.find(self.store, name):
+            family = chain_log.read(self.store, region, origin)
             asked_at = family.stops_at.get(name)
             if asked_at is not None and name not in family.unheard:
                 return self.account.clock.now() - asked_at <= timedelta(minutes=5)
@@ -247,9 +246,9 @@ class Life:
         job, house = self.account.job(name), DEFAULT.house
         if job.ended is None or job.status == "Completed" or name in self.stopped_by_a_person:
             return True
-        for region, origin in families.find(self.store, name):
-            entries = list(families.entries(self.store, region, origin))
-            family = families.read(self.store, region, origin)
+        for region, origin in chain_log.find(self.store, name):
+            entries = list(chain_log.entries(self.store, region, origin))
+            family = chain_log.read(self.store, region, origin)
             stop = family.stops.get(name)
             if stop is None or not stop.after or self.account.clock.now() - job.ended > timedelta(hours=24):
                 continue
@@ -257,7 +256,7 @@ class Life:
             told = any(
                 isinstance(entry.record.event, GaveUp)
                 and entry.record.event.job == name
-                and news.tell(entry, Whose(origin, region), house) is not None
+                and notifications.tell(entry, Whose(origin, region), house) is not None
                 for entry in entries
             )
             if not goes_on and not told:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from stoker.core.foreign.alarms import Alarm, Host, Readings, WantedAlarm
-from stoker.core.foreign.family import FamilyRecord
-from stoker.governor.foreign import families
-from stoker.governor.foreign.account import Described, ForeignAccount, Listed
-from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.external_jobs import chain_log
+from stoker.external_jobs.aws_account import Described, ForeignAccount, Listed
+from stoker.external_jobs.clone_chain import FamilyRecord
+from stoker.external_jobs.govern import ForeignGovernor
+from stoker.external_jobs.gpu_alarms import Alarm, Host, Readings, WantedAlarm
 from stoker.model.errors import InvalidRequest, Transient
 from stoker.policy import versions
 from stoker.store.base import Store
@@ -233,7 +233,7 @@ class World:
 
 
 def told(world: World, origin: str = "bert") -> list[FamilyRecord]:
-    return [entry.record for entry in families.entries(world.store, REGION, origin)]
+    return [entry.record for entry in chain_log.entries(world.store, REGION, origin)]
 
 
 def events(world: World, origin: str = "bert") -> list[object]:

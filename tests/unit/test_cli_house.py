@@ -12,8 +12,8 @@ from foreign_world import REGION, World
 
 from stoker.cli import main
 from stoker.cli.run import _abridged
-from stoker.governor.foreign import index
-from stoker.governor.foreign.index import Row
+from stoker.external_jobs import index
+from stoker.external_jobs.index import Row
 from stoker.model import codec, keys
 from stoker.policy import versions
 from stoker.providers import registry

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from deployed_account import DENIED, HOME, NOT_ENABLED, NOWHERE, Account, Stoker, account, bucket, stoker
 
-from stoker.core.foreign.alarms import prefix
 from stoker.deploying import record
 from stoker.deploying.record import Deployed
+from stoker.external_jobs.gpu_alarms import prefix
 from stoker.model import keys
 from stoker.policy import versions
 from stoker.testing.memory import MemoryStore

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.agent.exit_report import complete
 from stoker.core.failure_patterns import EXCUSES, PATTERNS, diagnose
-from stoker.core.foreign.diagnosis import diagnose as diagnose_external
+from stoker.external_jobs.failure_diagnosis import diagnose as diagnose_external
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import FailureCause
 from stoker.testing.sim_data import make_exit

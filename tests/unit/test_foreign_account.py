@@ -8,8 +8,8 @@ import pytest
 from botocore.exceptions import ClientError
 from foreign_world import REGION, TOPIC
 
-from stoker.core.foreign.alarms import Alarm, WantedAlarm
-from stoker.governor.foreign.account import NAMESPACE, ForeignAccount
+from stoker.external_jobs.aws_account import NAMESPACE, ForeignAccount
+from stoker.external_jobs.gpu_alarms import Alarm, WantedAlarm
 
 
 class CloudWatch:

@@ -21,9 +21,9 @@ from foreign_world import (
     kinds,
 )
 
-from stoker.core.foreign.alarms import Host, WantedAlarm
-from stoker.core.foreign.family import Stopping
-from stoker.governor.foreign import index
+from stoker.external_jobs import index
+from stoker.external_jobs.clone_chain import Stopping
+from stoker.external_jobs.gpu_alarms import Host, WantedAlarm
 from stoker.model.errors import AuthDenied
 
 

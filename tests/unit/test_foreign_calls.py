@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from stoker.core.foreign.alarms import Alarm, WantedAlarm
-from stoker.core.foreign.training_job import TrainingJob
-from stoker.governor.foreign import account
-from stoker.governor.foreign.account import NAMESPACE, Described, ForeignAccount, Listed
+from stoker.external_jobs import aws_account
+from stoker.external_jobs.aws_account import NAMESPACE, Described, ForeignAccount, Listed
+from stoker.external_jobs.gpu_alarms import Alarm, WantedAlarm
+from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.errors import InvalidRequest, ProviderError
 from stoker.providers.price_table import Price
 
@@ -217,7 +217,7 @@ def test_alarms_are_removed_a_hundred_at_a_time_and_one_by_one_where_one_is_miss
 def test_figures_are_asked_for_by_the_minute_and_put_in_order(
     aws: Aws, here: ForeignAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(account, "_MOST_QUERIES", 3)
+    monkeypatch.setattr(aws_account, "_MOST_QUERIES", 3)
     earlier = NOW - timedelta(minutes=1)
 
     def answer(wanted: dict[str, Any]) -> Any:
@@ -294,7 +294,7 @@ def test_when_the_last_line_was_logged(aws: Aws, here: ForeignAccount) -> None:
 
 
 def test_lines_of_few_hosts_tell_enough(aws: Aws, here: ForeignAccount, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "_MOST_STREAMS", 1)
+    monkeypatch.setattr(aws_account, "_MOST_STREAMS", 1)
     lines(aws, bert_algo_1_100=[(1, "x")], bert_algo_2_100=[(2, "y")])
     assert here.tail("bert") == ("x",)
 
@@ -308,7 +308,7 @@ def test_lines_of_few_hosts_tell_enough(aws: Aws, here: ForeignAccount, monkeypa
 )
 def test_gpus_are_known_where_all_hosts_are_alike(machines: tuple[str, ...], gpus: int | None) -> None:
     job = TrainingJob("bert", REGION, "InProgress", "Training", machines=machines)
-    assert account.gpus_of(job) == gpus
+    assert aws_account.gpus_of(job) == gpus
 
 
 def test_a_price_is_known_where_all_hosts_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,10 +318,10 @@ def test_a_price_is_known_where_all_hosts_are_alike(monkeypatch: pytest.MonkeyPa
         asked.append((region, machine))
         return Price(7.5, "list", NOW.date()) if machine == "ml.g5.12xlarge" else None
 
-    monkeypatch.setattr(account.prices, "on_demand", on_demand)
+    monkeypatch.setattr(aws_account.prices, "on_demand", on_demand)
     job = TrainingJob("bert", REGION, "InProgress", "Training", machines=("ml.g5.12xlarge",))
-    assert account.price_of(job) == 7.5
-    assert account.price_of(replace(job, machines=("x",))) is None
-    assert account.price_of(replace(job, machines=("ml.g5.12xlarge", "x"))) is None
-    assert account.price_of(replace(job, machines=())) is None
+    assert aws_account.price_of(job) == 7.5
+    assert aws_account.price_of(replace(job, machines=("x",))) is None
+    assert aws_account.price_of(replace(job, machines=("ml.g5.12xlarge", "x"))) is None
+    assert aws_account.price_of(replace(job, machines=())) is None
     assert asked == [(REGION, "ml.g5.12xlarge"), (REGION, "x")]

@@ -15,7 +15,7 @@ from botocore.model import ListShape, MapShape, Shape, StructureShape
 from botocore.validate import ParamValidator
 from foreign_world import asked
 
-from stoker.core.foreign.clone import KEPT, UNTOLD, Lineage, begin, clone_name, has_room, lineage, request
+from stoker.external_jobs.clone_request import KEPT, UNTOLD, Lineage, begin, clone_name, has_room, lineage, request
 
 GOLDEN = Path(__file__).parent / "golden" / "sagemaker_clone.json"
 MODEL = botocore.session.get_session().get_service_model("sagemaker")

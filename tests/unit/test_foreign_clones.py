@@ -18,8 +18,8 @@ from foreign_world import (
     told,
 )
 
-from stoker.core.foreign.family import Cloning, GaveUp, Heard, Stopping, Told
-from stoker.governor.foreign import index
+from stoker.external_jobs import index
+from stoker.external_jobs.clone_chain import Cloning, GaveUp, Heard, Stopping, Told
 from stoker.model import keys
 from stoker.model.errors import Transient
 

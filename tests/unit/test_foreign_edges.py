@@ -11,12 +11,8 @@ import pytest
 from foreign_world import asked
 
 from stoker.core.budget_state import Books, Standing
-from stoker.core.foreign import alarms, going_on, news
-from stoker.core.foreign.alarms import Host, Readings
-from stoker.core.foreign.clone import Lineage, clone_name, lineage, without_metrics
-from stoker.core.foreign.clone import request as clone_request
-from stoker.core.foreign.diagnosis import diagnose, exit_code
-from stoker.core.foreign.family import (
+from stoker.external_jobs import clone_decision, gpu_alarms, notifications
+from stoker.external_jobs.clone_chain import (
     Cloned,
     Cloning,
     Family,
@@ -33,9 +29,13 @@ from stoker.core.foreign.family import (
     Unheard,
     fold,
 )
-from stoker.core.foreign.news import Whose
-from stoker.core.foreign.sight import Clone, ForeignPlan, Note, Sight, subject_of
-from stoker.core.foreign.training_job import TrainingJob, read
+from stoker.external_jobs.clone_request import Lineage, clone_name, lineage, without_metrics
+from stoker.external_jobs.clone_request import request as clone_request
+from stoker.external_jobs.failure_diagnosis import diagnose, exit_code
+from stoker.external_jobs.gpu_alarms import Host, Readings
+from stoker.external_jobs.notifications import Whose
+from stoker.external_jobs.snapshot import Clone, ForeignPlan, Note, Sight, subject_of
+from stoker.external_jobs.training_job import TrainingJob, read
 from stoker.model import codec
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import House
@@ -71,7 +71,7 @@ def stopping(after: str = "restart", **more: Any) -> Family:
 def follow(job: TrainingJob, family: Family, house: House = HOUSE, **more: Any) -> ForeignPlan:
     told = {"tail": Known(()), "wanted_since": ago(99 * DAY_S), **more}
     sight = Sight(job, family, Known(()), "stoker-", **told)
-    return going_on.after_the_end(sight, house, subject_of(job, family, NOW), NOW)
+    return clone_decision.after_the_end(sight, house, subject_of(job, family, NOW), NOW)
 
 
 def kind_of(plan: ForeignPlan) -> str:
@@ -180,7 +180,7 @@ def test_a_clone_of_a_spot_job_has_spot_unless_that_was_given_up() -> None:
 def test_whether_it_was_resumed_by_hand_is_asked_five_minutes_after_its_end() -> None:
     def asked_for(seconds: float, **changes: Any) -> bool:
         job = replace(FAILED, ended_at=ago(seconds), **changes)
-        return going_on.may_be_resumed(Sight(job, Family("bert"), Known(()), ""), NOW)
+        return clone_decision.may_be_resumed(Sight(job, Family("bert"), Known(()), ""), NOW)
 
     assert asked_for(301) and not asked_for(300)
     assert not asked_for(301, checkpoints="")
@@ -283,12 +283,12 @@ def measured(gpu: float = 0.0, cpu: float = 0.0, *, late_s: float = 0.0, silent_
 
 
 def stalled(readings: Readings, job: TrainingJob = TRAINING) -> bool:
-    return alarms.reason(STALL, job, 4, readings, NOW) is not None
+    return gpu_alarms.reason(STALL, job, 4, readings, NOW) is not None
 
 
 def begins(readings: Readings) -> bool:
     assert STALL.stall is not None
-    return alarms.begins_to_stall(STALL.stall, TRAINING, 4, readings, NOW)
+    return gpu_alarms.begins_to_stall(STALL.stall, TRAINING, 4, readings, NOW)
 
 
 def test_figures_may_be_ten_minutes_late() -> None:
@@ -342,14 +342,14 @@ def test_three_quarters_of_the_minutes_make_a_mean() -> None:
 
 def test_waste_is_judged_once_it_trained_for_long_enough() -> None:
     def wasteful(trained_s: float, gpu: float = 0.0) -> str | None:
-        return alarms.reason(WASTE, replace(TRAINING, training_since=ago(trained_s)), 4, measured(gpu), NOW)
+        return gpu_alarms.reason(WASTE, replace(TRAINING, training_since=ago(trained_s)), 4, measured(gpu), NOW)
 
     assert wasteful(2400.0) == "its 4 accelerators were used 0% over 30 min" and wasteful(2399.0) is None
     assert wasteful(2400.0, 319.0) is not None and wasteful(2400.0, 320.0) is None
 
 
 def test_alarms_are_for_every_host_in_cloudwatchs_units() -> None:
-    found = alarms.wanted((STALL, WASTE), replace(TRAINING, nodes=2), 4, "stoker-x-", "topic")
+    found = gpu_alarms.wanted((STALL, WASTE), replace(TRAINING, nodes=2), 4, "stoker-x-", "topic")
     assert [(each.host, each.rule, each.threshold, each.period_s, each.periods, each.inclusive) for each in found] == [
         ("bert/algo-1", "stall", 4.0, 300, 3, True),
         ("bert/algo-2", "stall", 4.0, 300, 3, True),
@@ -357,15 +357,15 @@ def test_alarms_are_for_every_host_in_cloudwatchs_units() -> None:
         ("bert/algo-2", "waste", 320.0, 1800, 1, False),
     ]
     assert all(each.topic == "topic" and each.name.startswith("stoker-x-bert-algo-") for each in found)
-    assert alarms.wanted((STALL,), replace(TRAINING, secondary="Starting"), 4, "x") == ()
-    assert alarms.wanted((STALL,), TRAINING, 0, "x") == () == alarms.wanted((STALL,), TRAINING, None, "x")
+    assert gpu_alarms.wanted((STALL,), replace(TRAINING, secondary="Starting"), 4, "x") == ()
+    assert gpu_alarms.wanted((STALL,), TRAINING, 0, "x") == () == gpu_alarms.wanted((STALL,), TRAINING, None, "x")
 
 
 def test_periods_are_whole_minutes_of_at_most_a_day_and_few_enough() -> None:
     text = b"rules: [{name: odd, stall: {window: 90s, windows: 2}}, {name: long, stall: {window: 1h, windows: 200}}]"
     odd, long = parse_policy(text, "p", version=1).rules
-    assert [(each.period_s, each.periods) for each in alarms.wanted((odd,), TRAINING, 4, "x")] == [(120, 2)]
-    assert [(each.period_s, each.periods) for each in alarms.wanted((long,), TRAINING, 4, "x")] == [(3600, 168)]
+    assert [(each.period_s, each.periods) for each in gpu_alarms.wanted((odd,), TRAINING, 4, "x")] == [(120, 2)]
+    assert [(each.period_s, each.periods) for each in gpu_alarms.wanted((long,), TRAINING, 4, "x")] == [(3600, 168)]
 
 
 # ── The log of a family ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -473,7 +473,7 @@ RULES = parse_policy(b"rules: [{name: still, stall: {window: 5m}}, {name: few, m
 )
 def test_what_an_entry_means_for_people(event: FamilyEvent, kind: str | None, thing: str) -> None:
     entry = FamilyEntry(7, NOW, FamilyRecord("t", "me", "so it is", event))
-    found = news.tell(entry, Whose("bert", "us-east-1", "SageMaker", {"team": "nlp"}), RULES)
+    found = notifications.tell(entry, Whose("bert", "us-east-1", "SageMaker", {"team": "nlp"}), RULES)
     if kind is None:
         assert found is None
         return
@@ -484,7 +484,7 @@ def test_what_an_entry_means_for_people(event: FamilyEvent, kind: str | None, th
 
 def test_a_rule_that_is_only_audited_is_told_as_such_and_an_end_with_its_cost() -> None:
     def tell(event: FamilyEvent) -> Any:
-        return news.tell(FamilyEntry(1, NOW, FamilyRecord("t", "me", "so", event)), Whose("bert", "r"), RULES)
+        return notifications.tell(FamilyEntry(1, NOW, FamilyRecord("t", "me", "so", event)), Whose("bert", "r"), RULES)
 
     assert tell(Told("bert", "policy:few", "policy:few/audit")).audit
     assert not tell(Told("bert", "policy:few", "policy:few")).audit

@@ -11,13 +11,12 @@ import pytest
 import woken_world
 from foreign_world import HOUR_S, HOUSE, REGION, START, World
 
-from stoker.core.foreign import news
-from stoker.core.foreign.diagnosis import diagnose
-from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, FamilyRecord, GaveUp, Told
-from stoker.core.foreign.news import Whose
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.foreign import families, index
-from stoker.governor.foreign.account import ForeignAccount
+from stoker.external_jobs import chain_log, index, notifications
+from stoker.external_jobs.aws_account import ForeignAccount
+from stoker.external_jobs.clone_chain import Cloned, FamilyEntry, FamilyEvent, FamilyRecord, GaveUp, Told
+from stoker.external_jobs.failure_diagnosis import diagnose
+from stoker.external_jobs.notifications import Whose
 from stoker.governor.serverless.events import Tick
 from stoker.governor.serverless.waker import Waker
 from stoker.model import keys
@@ -31,7 +30,7 @@ INTERNAL = "InternalServerError: We encountered an internal error. Please try ag
 
 
 def events(world: World, origin: str = "bert") -> list[FamilyEvent]:
-    return [entry.record.event for entry in families.entries(world.store, REGION, origin)]
+    return [entry.record.event for entry in chain_log.entries(world.store, REGION, origin)]
 
 
 def second(world: World, rules: str = "") -> World:
@@ -332,7 +331,7 @@ def test_people_are_told_where_a_clone_was_meant_and_not_made() -> None:
     world = World()
     entry = FamilyEntry(7, START, FamilyRecord("t", "one", "it could not be made for a day", GaveUp("bert", "late")))
     house = HouseReader(world.store, DEFAULT).read().house
-    told = news.tell(entry, Whose("bert", REGION), house)
+    told = notifications.tell(entry, Whose("bert", REGION), house)
     assert told is not None and (told.kind, told.thing, told.reason) == ("failed", "bert", entry.record.reason)
     too_short = FamilyRecord("t", "one", "it trained for a minute", GaveUp("bert", "too-short"))
-    assert news.tell(FamilyEntry(7, START, too_short), Whose("bert", REGION), house) is None
+    assert notifications.tell(FamilyEntry(7, START, too_short), Whose("bert", REGION), house) is None

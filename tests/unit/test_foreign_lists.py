@@ -17,10 +17,10 @@ from foreign_world import (
     events,
 )
 
-from stoker.core.foreign.family import Over
-from stoker.governor.foreign import index
-from stoker.governor.foreign.account import Described
-from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.external_jobs import index
+from stoker.external_jobs.aws_account import Described
+from stoker.external_jobs.clone_chain import Over
+from stoker.external_jobs.govern import ForeignGovernor
 from stoker.model.errors import StoreUnavailable
 from stoker.notifications.dispatcher import Teller
 from stoker.notifications.events import Letter, line
@@ -47,10 +47,10 @@ def test_a_tick_that_takes_too_long_is_gone_on_with(monkeypatch: pytest.MonkeyPa
     world = World()
     for number in range(6):
         world.account.start(f"job-{number}")
-    monkeypatch.setattr("stoker.governor.foreign.govern._TICK_S", -1.0)
+    monkeypatch.setattr("stoker.external_jobs.govern._TICK_S", -1.0)
     world.governor.tick()
     assert index.summaries(world.store) == []
-    monkeypatch.setattr("stoker.governor.foreign.govern._TICK_S", 60.0)
+    monkeypatch.setattr("stoker.external_jobs.govern._TICK_S", 60.0)
     assert world.governor.tick().active == 6 and len(index.summaries(world.store)) == 6
 
 
@@ -71,7 +71,7 @@ def test_those_that_ring_all_the_time_leave_their_turn_to_others(monkeypatch: py
         moment += 61.0
 
     monkeypatch.setattr(ForeignGovernor, "_look", look)
-    monkeypatch.setattr("stoker.governor.foreign.govern.time.monotonic", lambda: moment)
+    monkeypatch.setattr("stoker.external_jobs.govern.time.monotonic", lambda: moment)
     for _ in range(200):
         world.governor.tick()
     assert looked == {"aa", "bb", "new"}
@@ -81,7 +81,7 @@ def test_those_that_ring_all_the_time_leave_their_turn_to_others(monkeypatch: py
 def test_all_that_is_listed_yet_is_known_and_not_asked_about_again(
     monkeypatch: pytest.MonkeyPatch, ago_s: float
 ) -> None:
-    monkeypatch.setattr("stoker.governor.foreign.index._MOST_ENDED", 5)
+    monkeypatch.setattr("stoker.external_jobs.index._MOST_ENDED", 5)
     world = World()
     for number in range(12):
         world.account.start(f"sweep-{number}")
@@ -116,7 +116,7 @@ def test_all_regions_share_the_time_of_a_tick_and_each_comes_to_its_turn(monkeyp
         account.clock = account.jobs.clock = world.account.clock
         for number in range(20):
             account.start(f"job-{number}")
-    monkeypatch.setattr("stoker.governor.foreign.govern.time.monotonic", lambda: passed_s[0])
+    monkeypatch.setattr("stoker.external_jobs.govern.time.monotonic", lambda: passed_s[0])
     for _ in regions:
         before = len(looked_at)
         # As a function has it: nothing is remembered from one tick to the next.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from foreign_world import CAPACITY, HOUR_S, INTERNAL, REGION, WASTE, World, kinds
 
-from stoker.core.foreign.alarms import Alarm
-from stoker.governor.foreign import govern, index
-from stoker.governor.foreign.govern import Looked
+from stoker.external_jobs import govern, index
+from stoker.external_jobs.govern import Looked
+from stoker.external_jobs.gpu_alarms import Alarm
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
 

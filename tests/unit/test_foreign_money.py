@@ -8,9 +8,9 @@ from datetime import date
 import pytest
 from foreign_world import HOUR_S, REGION, World, events
 
-from stoker.core.foreign.family import Told
+from stoker.external_jobs import index
+from stoker.external_jobs.clone_chain import Told
 from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.foreign import index
 from stoker.governor.foreign.money import read_expenses
 from stoker.governor.observe import Memory
 from stoker.model.errors import StoreDenied

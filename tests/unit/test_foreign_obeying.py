@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from foreign_world import STALL, World, events, idle
 
-from stoker.core.foreign import obeying
-from stoker.core.foreign.alarms import Alarm, WantedAlarm
-from stoker.core.foreign.family import Cloning, Family, Over, Relented, Seen, Stopping, Told
-from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
-from stoker.core.foreign.training_job import TrainingJob
+from stoker.external_jobs import decide
+from stoker.external_jobs.clone_chain import Cloning, Family, Over, Relented, Seen, Stopping, Told
+from stoker.external_jobs.gpu_alarms import Alarm, WantedAlarm
+from stoker.external_jobs.snapshot import LOOK_S, Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
+from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import House
 from stoker.policy.policy_file import parse_policy
@@ -42,8 +42,8 @@ def seen(job: TrainingJob = JOB, family: Family | None = None, **more: Any) -> S
     return Sight(job, family or Family("bert", seen=SEEN), Known(()), "stoker-", **more)
 
 
-def decide(sight: Sight, rules: str = "") -> ForeignPlan:
-    return obeying.decide(sight, house(rules), NOW)
+def plan_for(sight: Sight, rules: str = "") -> ForeignPlan:
+    return decide.decide(sight, house(rules), NOW)
 
 
 def stop_of(plan: ForeignPlan) -> Stop | None:
@@ -70,11 +70,11 @@ def over(name: str = "bert-0", trained_s: float = 0.0, cost: float | None = 0.0,
     ],
 )
 def test_the_next_look_is_due_when_a_bound_may_be_reached(rules: str, job: TrainingJob, look_in_s: float) -> None:
-    assert decide(seen(job), rules).look_in_s == look_in_s
+    assert plan_for(seen(job), rules).look_in_s == look_in_s
 
 
 def test_training_of_the_family_brings_the_bound_nearer() -> None:
-    plan = decide(seen(family=over(trained_s=300.0)), "- max_runtime: 130m")
+    plan = plan_for(seen(family=over(trained_s=300.0)), "- max_runtime: 130m")
     assert plan.look_in_s == 300.0
 
 
@@ -83,8 +83,8 @@ def test_one_that_waits_is_looked_at_before_its_wait_is_over_at_most_once_a_minu
     waited_s: float, look_in_s: float
 ) -> None:
     waiting = replace(JOB, secondary="Starting", training_since=None, waiting_since=NOW - timedelta(seconds=waited_s))
-    assert decide(seen(waiting), "- max_wait: 10m").look_in_s == look_in_s
-    assert decide(seen(waiting), "").look_in_s == LOOK_S
+    assert plan_for(seen(waiting), "- max_wait: 10m").look_in_s == look_in_s
+    assert plan_for(seen(waiting), "").look_in_s == LOOK_S
 
 
 # ── Bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,16 +92,16 @@ def test_one_that_waits_is_looked_at_before_its_wait_is_over_at_most_once_a_minu
 
 @pytest.mark.parametrize(("most", "stopped"), [("2h", True), ("7201s", False)])
 def test_a_job_is_stopped_when_its_training_reaches_the_bound(most: str, stopped: bool) -> None:
-    stop = stop_of(decide(seen(), f"- max_runtime: {most}"))
+    stop = stop_of(plan_for(seen(), f"- max_runtime: {most}"))
     assert (stop is not None) is stopped
     if stop is not None:
         assert "2 h of training are reached" in stop.reason and stop.event.after == ""
 
 
 def test_the_familys_training_counts_and_its_own_is_not_counted_twice() -> None:
-    assert stop_of(decide(seen(family=over(trained_s=HOUR_S)), "- max_runtime: 3h")) is not None
-    assert stop_of(decide(seen(family=over(trained_s=HOUR_S - 1)), "- max_runtime: 3h")) is None
-    assert stop_of(decide(seen(family=over("bert", trained_s=HOUR_S)), "- max_runtime: 3h")) is None
+    assert stop_of(plan_for(seen(family=over(trained_s=HOUR_S)), "- max_runtime: 3h")) is not None
+    assert stop_of(plan_for(seen(family=over(trained_s=HOUR_S - 1)), "- max_runtime: 3h")) is None
+    assert stop_of(plan_for(seen(family=over("bert", trained_s=HOUR_S)), "- max_runtime: 3h")) is None
 
 
 @pytest.mark.parametrize(
@@ -119,44 +119,44 @@ def test_the_familys_training_counts_and_its_own_is_not_counted_twice() -> None:
 def test_a_job_is_stopped_when_its_familys_money_is_spent_where_that_is_known(
     price: float | None, family: Family | None, spot: bool, stopped: bool
 ) -> None:
-    plan = decide(seen(replace(JOB, spot=spot), family, price=price), "- {max_cost: 40, then: stop}")
+    plan = plan_for(seen(replace(JOB, spot=spot), family, price=price), "- {max_cost: 40, then: stop}")
     assert (stop_of(plan) is not None) is stopped
 
 
 def test_what_managed_spot_saved_counts_once_it_is_over() -> None:
     ended = replace(JOB, status="Stopped", spot=True, billable_s=HOUR_S, training_since=None, trained_before_s=7200.0)
-    assert obeying.cost_of(seen(ended, price=10.0), NOW) == 20.0
-    assert obeying.cost_of(seen(replace(ended, billable_s=None), price=10.0), NOW) is None
-    assert obeying.cost_of(seen(price=10.0), NOW) == 40.0
+    assert decide.cost_of(seen(ended, price=10.0), NOW) == 20.0
+    assert decide.cost_of(seen(replace(ended, billable_s=None), price=10.0), NOW) is None
+    assert decide.cost_of(seen(price=10.0), NOW) == 40.0
 
 
 @pytest.mark.parametrize(("waited_s", "stopped"), [(600.0, True), (599.0, False)])
 def test_a_job_is_stopped_when_it_waited_for_too_long(waited_s: float, stopped: bool) -> None:
     waiting = replace(JOB, secondary="Starting", training_since=None, waiting_since=NOW - timedelta(seconds=waited_s))
-    stop = stop_of(decide(seen(waiting), "- max_wait: 10m"))
+    stop = stop_of(plan_for(seen(waiting), "- max_wait: 10m"))
     assert (stop is not None) is stopped
     if stop is not None:
         assert "it waited for a machine for 10 min" in stop.reason
-    assert stop_of(decide(seen(), "- max_wait: 10m")) is None, "one that trains waits for nothing"
+    assert stop_of(plan_for(seen(), "- max_wait: 10m")) is None, "one that trains waits for nothing"
 
 
 def test_a_bound_that_is_only_audited_is_told_once_and_stops_nothing() -> None:
     rules = "- {name: long, max_runtime: 1h, audit: true}"
-    plan = decide(seen(), rules)
+    plan = plan_for(seen(), rules)
     (note,) = [action for action in plan.actions if isinstance(action, Note)]
     assert isinstance(note.event, Told) and note.event.code == "policy:long/audit" and "(audit)" in note.reason
     told = Family("bert", seen=SEEN, told=frozenset({("bert", "policy:long/audit")}))
-    assert stop_of(plan) is None and decide(seen(family=told), rules).actions == ()
+    assert stop_of(plan) is None and plan_for(seen(family=told), rules).actions == ()
 
 
 def test_metrics_count_while_it_trains_and_after_their_time() -> None:
     rules = "- {name: lost, metric: {name: loss, above: 5, after: 2h}, then: stop}"
     bad = replace(JOB, metrics={"loss": 6.0})
-    assert stop_of(decide(seen(bad), rules)) is not None
-    assert stop_of(decide(seen(replace(bad, metrics={"loss": 5.0})), rules)) is None
+    assert stop_of(plan_for(seen(bad), rules)) is not None
+    assert stop_of(plan_for(seen(replace(bad, metrics={"loss": 5.0})), rules)) is None
     young = replace(bad, training_since=NOW - timedelta(seconds=7199))
-    assert stop_of(decide(seen(young), rules)) is None
-    assert stop_of(decide(seen(replace(bad, secondary="Downloading")), rules)) is None
+    assert stop_of(plan_for(seen(young), rules)) is None
+    assert stop_of(plan_for(seen(replace(bad, secondary="Downloading")), rules)) is None
 
 
 # ── Stops that were not heard, and what comes first ───────────────────────────────────────────────────────────────────
@@ -175,10 +175,10 @@ def test_a_stop_is_taken_back_where_no_rule_wants_it_and_sagemaker_never_heard_o
         stops={"bert": Stopping("bert", "policy:old")},
         stops_at={"bert": NOW - timedelta(seconds=ago_s)},
     )
-    plan = decide(seen(family=family), rules)
+    plan = plan_for(seen(family=family), rules)
     relented = [action for action in plan.actions if isinstance(action, Note) and isinstance(action.event, Relented)]
     assert bool(relented) is relents and (stop_of(plan) is not None) is bool(rules)
-    assert not any(isinstance(action, Note) for action in decide(seen()).actions), "without a stop there is none"
+    assert not any(isinstance(action, Note) for action in plan_for(seen()).actions), "without a stop there is none"
 
 
 def test_what_ends_a_job_for_good_comes_before_what_starts_it_again() -> None:
@@ -193,16 +193,16 @@ def test_what_ends_a_job_for_good_comes_before_what_starts_it_again() -> None:
 
 def test_one_of_another_name_is_only_seen() -> None:
     later = replace(JOB, created_at=NOW - timedelta(hours=1))
-    plan = decide(seen(later), "- max_runtime: 1h")
+    plan = plan_for(seen(later), "- max_runtime: 1h")
     (note,) = plan.actions
     assert isinstance(note, Note) and note.event == Seen("bert", True, later.created_at)
 
 
 def test_one_that_is_stopping_is_asked_for_nothing_more() -> None:
     family = Family("bert", seen=SEEN, stops={"bert": Stopping("bert", "policy:old")})
-    plan = decide(seen(replace(JOB, status="Stopping"), family), "- max_runtime: 1h")
+    plan = plan_for(seen(replace(JOB, status="Stopping"), family), "- max_runtime: 1h")
     assert plan.actions == () and plan.note == "asked to stop: policy:old"
-    assert decide(seen(replace(JOB, status="Stopping")), "- max_runtime: 1h").note == ""
+    assert plan_for(seen(replace(JOB, status="Stopping")), "- max_runtime: 1h").note == ""
 
 
 # ── Alarms and words ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,13 +210,13 @@ def test_one_that_is_stopping_is_asked_for_nothing_more() -> None:
 
 def test_alarms_are_made_where_they_are_missing_and_removed_where_they_are_of_no_use() -> None:
     old = Alarm("stoker-old", "bert/algo-1", False, ())
-    plan = decide(replace(seen(gpus=4), alarms=Known((old,))), STALL)
+    plan = plan_for(replace(seen(gpus=4), alarms=Known((old,))), STALL)
     made = [action for action in plan.actions if isinstance(action, MakeAlarms)]
     removed = [action for action in plan.actions if isinstance(action, RemoveAlarms)]
     assert len(made) == 1 and made[0].alarms and removed == [RemoveAlarms(("stoker-old",))]
     there = tuple(Alarm(each.name, each.host, False, ()) for each in made[0].alarms)
-    assert decide(replace(seen(gpus=4), alarms=Known(there)), STALL).actions == ()
-    assert decide(replace(seen(gpus=4), alarms=Unknown("throttled")), STALL).actions == ()
+    assert plan_for(replace(seen(gpus=4), alarms=Known(there)), STALL).actions == ()
+    assert plan_for(replace(seen(gpus=4), alarms=Unknown("throttled")), STALL).actions == ()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_alarms_are_made_where_they_are_missing_and_removed_where_they_are_of_no
     ],
 )
 def test_why_a_job_is_not_watched_is_told(job: TrainingJob, gpus: int | None, rules: str, note: str) -> None:
-    found = decide(seen(job, gpus=gpus), rules).note
+    found = plan_for(seen(job, gpus=gpus), rules).note
     assert (found.startswith("no alarms: ") and note in found) if note else found == ""
 
 
@@ -240,7 +240,7 @@ def test_every_action_has_words() -> None:
     object.__setattr__(alarm, "name", "stoker-1")
     clone = Clone(Cloning("bert", "bert-r1", 1, "on-demand", False), "spot failed it")
     words = [
-        obeying.told(action, "bert")
+        decide.told(action, "bert")
         for action in (
             Note(Relented("bert"), "no rule wants it"),
             Stop(Stopping("bert", "policy:end"), "too long"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from foreign_world import HOUR_S, World, events, kinds, told
 
-from stoker.core.foreign.family import GaveUp
-from stoker.governor.foreign import index
+from stoker.external_jobs import index
+from stoker.external_jobs.clone_chain import GaveUp
 from stoker.model.errors import Transient
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from foreign_world import HOUR_S, INTERNAL, REGION, World, events
 
-from stoker.core.foreign import news
-from stoker.core.foreign.family import Cloned, GaveUp
-from stoker.core.foreign.news import Whose
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.foreign import families, index
+from stoker.external_jobs import chain_log, index, notifications
+from stoker.external_jobs.clone_chain import Cloned, GaveUp
+from stoker.external_jobs.notifications import Whose
 from stoker.model.errors import QuotaExceeded, Transient
 from stoker.testing.memory import MemoryStore
 
@@ -28,8 +27,8 @@ def test_what_its_owner_has_resumed_is_not_cloned_and_that_is_told() -> None:
     world.account.start("bert-again", training_s=60, CheckpointConfig=again)
     world.governor.tick()
     assert world.clones == [] and events(world)[-1] == GaveUp("bert", "resumed-by-owner")
-    *_, last = families.entries(world.store, REGION, "bert")
-    told = news.tell(last, Whose("bert", REGION), DEFAULT.house)
+    *_, last = chain_log.entries(world.store, REGION, "bert")
+    told = notifications.tell(last, Whose("bert", REGION), DEFAULT.house)
     assert told is not None and told.reason.startswith("bert-again goes on from its checkpoints already")
     world.governor.tick()
     assert "resumed-by-owner" in next(each for each in index.summaries(world.store) if each.id == "bert").reason

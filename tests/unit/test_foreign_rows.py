@@ -7,12 +7,12 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from stoker.core.foreign.family import FamilyRecord, Stopping
-from stoker.governor.foreign import families, index
-from stoker.governor.foreign.account import Listed
-from stoker.governor.foreign.govern import Looked, _with_troubles
-from stoker.governor.foreign.index import ForeignIndex, Row, is_due
-from stoker.governor.foreign.telling import ForeignTeller
+from stoker.external_jobs import chain_log, index
+from stoker.external_jobs.aws_account import Listed
+from stoker.external_jobs.clone_chain import FamilyRecord, Stopping
+from stoker.external_jobs.dispatcher import ForeignTeller
+from stoker.external_jobs.govern import Looked, _with_troubles
+from stoker.external_jobs.index import ForeignIndex, Row, is_due
 from stoker.model import keys
 from stoker.model.policy import House
 from stoker.policy import versions
@@ -149,7 +149,7 @@ def gathered(store: MemoryStore, row: Row, before: Row | None = None, house: Hou
 def family(store: MemoryStore) -> None:
     for seq in (1, 2):
         event = Stopping("bert", f"policy:r{seq}")
-        assert families.append(store, "us-east-1", "bert", seq, FamilyRecord(f"t{seq}", "me", "too long", event))
+        assert chain_log.append(store, "us-east-1", "bert", seq, FamilyRecord(f"t{seq}", "me", "too long", event))
 
 
 def test_entries_since_the_last_look_are_told() -> None:

@@ -15,8 +15,8 @@ from foreign_world import (
     told,
 )
 
-from stoker.core.foreign.family import GaveUp, Over, Seen, Stopping, Told
-from stoker.governor.foreign import index
+from stoker.external_jobs import index
+from stoker.external_jobs.clone_chain import GaveUp, Over, Seen, Stopping, Told
 from stoker.model import keys
 from stoker.providers.price_table import Price
 

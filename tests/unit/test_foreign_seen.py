@@ -10,11 +10,10 @@ import pytest
 from foreign_world import REGION, asked
 
 from stoker.core import policy_rules
-from stoker.core.foreign import alarms
-from stoker.core.foreign.alarms import Figures, Host, Readings
-from stoker.core.foreign.family import Cloning, Family, FamilyRecord, Seen, fold
-from stoker.core.foreign.training_job import TrainingJob, read
-from stoker.governor.foreign import families
+from stoker.external_jobs import chain_log, gpu_alarms
+from stoker.external_jobs.clone_chain import Cloning, Family, FamilyRecord, Seen, fold
+from stoker.external_jobs.gpu_alarms import Figures, Host, Readings
+from stoker.external_jobs.training_job import TrainingJob, read
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory import Fault, MemoryStore
@@ -136,11 +135,11 @@ def readings(
 
 
 def stalled(found: Readings, job: TrainingJob = TRAINING, now: datetime = NOW) -> bool:
-    return alarms.reason(STALL, job, 4, found, now) is not None
+    return gpu_alarms.reason(STALL, job, 4, found, now) is not None
 
 
 def wasteful(found: Readings, job: TrainingJob = TRAINING, now: datetime = NOW) -> bool:
-    return alarms.reason(WASTE, job, 4, found, now) is not None
+    return gpu_alarms.reason(WASTE, job, 4, found, now) is not None
 
 
 def test_what_is_idle() -> None:
@@ -170,7 +169,7 @@ def test_one_idle_host_of_two_is_no_stall_and_half_the_use() -> None:
     busy = readings(figures(400)).hosts[0]
     mixed = Readings((busy, readings().hosts[1]), ago(60))
     assert not stalled(mixed) and wasteful(mixed)
-    assert alarms.reason(WASTE, TRAINING, 4, mixed, NOW) == "its 8 accelerators were used 50% over 30 min"
+    assert gpu_alarms.reason(WASTE, TRAINING, 4, mixed, NOW) == "its 8 accelerators were used 50% over 30 min"
 
 
 def test_a_young_training_is_not_judged() -> None:
@@ -195,7 +194,7 @@ def test_alarms_are_what_cloudwatch_takes() -> None:
     text = b"rules: [{stall: {window: 10s, windows: 9000}}, {min_gpu_utilization: {value: 1%, over: 30d}}]"
     long = parse_policy(text, "p", version=1).rules
     for rule, (period_s, periods) in zip(long, ((60, 1440), (86400, 1)), strict=True):
-        for wanted in alarms.wanted((rule,), TRAINING, 8, "stoker-x-"):
+        for wanted in gpu_alarms.wanted((rule,), TRAINING, 8, "stoker-x-"):
             assert (wanted.period_s, wanted.periods) == (period_s, periods) and len(wanted.name) <= 255
 
 
@@ -208,35 +207,35 @@ def record(token: str, name: str = "bert-r1") -> FamilyRecord:
 
 def test_one_of_two_writers_wins() -> None:
     store = MemoryStore(lambda: NOW)
-    assert families.append(store, REGION, "bert", 1, record("mine"))
-    assert families.append(store, REGION, "bert", 1, record("mine"))
-    assert not families.append(store, REGION, "bert", 1, record("yours", "other"))
-    assert families.read(store, REGION, "bert").clones["bert"].name == "bert-r1"
+    assert chain_log.append(store, REGION, "bert", 1, record("mine"))
+    assert chain_log.append(store, REGION, "bert", 1, record("mine"))
+    assert not chain_log.append(store, REGION, "bert", 1, record("yours", "other"))
+    assert chain_log.read(store, REGION, "bert").clones["bert"].name == "bert-r1"
 
 
 def test_a_lost_reply_is_looked_up() -> None:
     store = MemoryStore(lambda: NOW)
     losing = store.client(lambda operation, _key: Fault(after=True) if operation == "create" else None)
-    assert families.append(losing, REGION, "bert", 1, record("mine"))
+    assert chain_log.append(losing, REGION, "bert", 1, record("mine"))
     failing = store.client(lambda operation, _key: Fault() if operation == "create" else None)
     with pytest.raises(StoreUnavailable):
-        families.append(failing, REGION, "bert", 2, record("mine"))
+        chain_log.append(failing, REGION, "bert", 2, record("mine"))
 
 
 def test_what_only_a_newer_stoker_reads_is_not_decided_on() -> None:
     store = MemoryStore(lambda: NOW)
     store.create(f"foreign/sagemaker/{REGION}/bert/00000001.json", b'{"event":{"kind":"unheard-of"}}')
     with pytest.raises(StoreError, match="update this one"):
-        families.read(store, REGION, "bert")
+        chain_log.read(store, REGION, "bert")
 
 
 def test_the_first_of_two_entries_about_the_same_counts() -> None:
     store = MemoryStore(lambda: NOW)
-    families.append(store, REGION, "bert", 1, FamilyRecord("a", "me", "", Seen("bert", True)))
-    families.append(store, REGION, "bert", 2, record("b", "first"))
-    families.append(store, REGION, "bert", 3, record("c", "second"))
-    family = families.read(store, REGION, "bert")
+    chain_log.append(store, REGION, "bert", 1, FamilyRecord("a", "me", "", Seen("bert", True)))
+    chain_log.append(store, REGION, "bert", 2, record("b", "first"))
+    chain_log.append(store, REGION, "bert", 3, record("c", "second"))
+    family = chain_log.read(store, REGION, "bert")
     assert family.clones["bert"].name == "first" and family.seq == 3 and family.holds("first")
     assert not family.holds("second") and fold("bert", []) == Family("bert")
-    assert families.find(store, "first") == []
-    assert families.find(store, "bert") == [(REGION, "bert")]
+    assert chain_log.find(store, "first") == []
+    assert chain_log.find(store, "bert") == [(REGION, "bert")]

@@ -7,12 +7,11 @@ from datetime import timedelta
 import pytest
 from foreign_world import HOUR_S, HOUSE, INTERNAL, REGION, World, events
 
-from stoker.core.foreign import news
-from stoker.core.foreign.family import GaveUp
-from stoker.core.foreign.news import Whose
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.foreign import families
-from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.external_jobs import chain_log, notifications
+from stoker.external_jobs.clone_chain import GaveUp
+from stoker.external_jobs.govern import ForeignGovernor
+from stoker.external_jobs.notifications import Whose
 from stoker.model import keys
 from stoker.model.errors import Transient
 from stoker.testing.memory import MemoryStore
@@ -116,8 +115,8 @@ def test_a_stop_of_another_time_is_a_persons_or_nobody_knows(moved_s: float, tol
     world.account.jobs.advance(world.account.job(), "Stopped")
     world.wake()
     assert world.clones == [] and [event for event in events(world) if isinstance(event, GaveUp)] == told
-    *_, last = families.entries(world.store, REGION, "bert")
-    assert not told or news.tell(last, Whose("bert", REGION), DEFAULT.house) is not None
+    *_, last = chain_log.entries(world.store, REGION, "bert")
+    assert not told or notifications.tell(last, Whose("bert", REGION), DEFAULT.house) is not None
 
 
 def test_what_was_stopped_to_go_on_and_may_not_any_more_is_told_of() -> None:
@@ -139,9 +138,9 @@ def test_what_was_stopped_to_go_on_and_is_refused_by_now_is_told_of() -> None:
     world.account.jobs.advance(world.account.job(), "Stopped")
     world.legislate("- max_nodes: 1")
     world.wake()
-    *_, last = families.entries(world.store, REGION, "bert")
+    *_, last = chain_log.entries(world.store, REGION, "bert")
     assert last.record.event == GaveUp("bert", "policy:max-nodes", meant=True) and world.clones == []
-    assert news.tell(last, Whose("bert", REGION), DEFAULT.house) is not None
+    assert notifications.tell(last, Whose("bert", REGION), DEFAULT.house) is not None
 
 
 def test_a_request_that_was_not_answered_is_forgotten_with_the_stop_itself() -> None:

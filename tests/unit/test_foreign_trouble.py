@@ -13,12 +13,11 @@ from foreign_world import (
     kinds,
 )
 
-from stoker.core.foreign import news
-from stoker.core.foreign.family import Cloned, GaveUp
-from stoker.core.foreign.news import Whose
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.foreign import families, index
-from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.external_jobs import chain_log, index, notifications
+from stoker.external_jobs.clone_chain import Cloned, GaveUp
+from stoker.external_jobs.govern import ForeignGovernor
+from stoker.external_jobs.notifications import Whose
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, Transient
 
@@ -88,8 +87,8 @@ def test_a_log_that_can_never_be_read_is_told_of_and_given_up() -> None:
     world.account.clock.move(25 * HOUR_S)
     assert world.governor.tick().active == 0 and events(world)[-1] == GaveUp("bert", "unread")
     assert world.governor.tick().problems == {}
-    *_, last = families.entries(world.store, REGION, "bert")
-    told = news.tell(last, Whose("bert", REGION), DEFAULT.house)
+    *_, last = chain_log.entries(world.store, REGION, "bert")
+    told = notifications.tell(last, Whose("bert", REGION), DEFAULT.house)
     assert told is not None and "logs:GetLogEvents" in told.reason
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stoker.core.foreign.family import FamilyRecord, Relented, Seen
 from stoker.core.place_capacity import place_in_queue
 from stoker.core.summary import summarize
-from stoker.governor.foreign import families
+from stoker.external_jobs import chain_log
+from stoker.external_jobs.clone_chain import FamilyRecord, Relented, Seen
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record, ResumeAsked, StopAsked, Submitted
@@ -118,7 +118,7 @@ MINE = FamilyRecord("mine", "me", "because", Seen("bert", True))
 
 
 def append(store: MemoryStore, record: FamilyRecord = MINE, seq: int = 1) -> bool:
-    return families.append(store, "r", "bert", seq, record)
+    return chain_log.append(store, "r", "bert", seq, record)
 
 
 def test_one_of_two_governors_writes_an_entry_and_repeating_is_harmless() -> None:
@@ -126,8 +126,8 @@ def test_one_of_two_governors_writes_an_entry_and_repeating_is_harmless() -> Non
     assert append(store) and append(store)
     assert not append(store, replace(MINE, token="rival"))
     assert append(store, replace(MINE, token="next", event=Relented("bert")), 2)
-    assert [entry.seq for entry in families.entries(store, "r", "bert")] == [1, 2]
-    assert families.read(store, "r", "bert").seq == 2
+    assert [entry.seq for entry in chain_log.entries(store, "r", "bert")] == [1, 2]
+    assert chain_log.read(store, "r", "bert").seq == 2
 
 
 def test_a_lost_reply_is_recognised_by_its_token() -> None:
@@ -150,14 +150,14 @@ def test_what_is_no_entry_is_not_mine_and_ends_the_reading(data: bytes) -> None:
     store.put(keys.family_entry("r", "bert", 1), data)
     assert not append(store)
     with pytest.raises(StoreError, match="update this one"):
-        families.read(store, "r", "bert")
+        chain_log.read(store, "r", "bert")
 
 
 def test_a_long_reason_is_cut_and_families_are_found_by_name() -> None:
     store = make_store()
     append(store, replace(MINE, reason="x" * 5000))
-    assert len(next(families.entries(store, "r", "bert")).record.reason) == 2000
-    assert families.find(store, "bert") == [("r", "bert")] and families.find(store, "other") == []
+    assert len(next(chain_log.entries(store, "r", "bert")).record.reason) == 2000
+    assert chain_log.find(store, "bert") == [("r", "bert")] and chain_log.find(store, "other") == []
 
 
 # ── Policies ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,14 +10,14 @@ from test_retry import make_case
 
 from stoker.core import safe_regex
 from stoker.core.decide import decide_job
-from stoker.core.foreign.family import Cloning, Family
-from stoker.core.foreign.sight import Sight, may_go_on, may_leave_spot, subject_of
-from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import wants_claim
 from stoker.core.retry import told_by, verdict
 from stoker.core.safe_regex import PatternError, compile_pattern
 from stoker.core.snapshot import JobSnapshot
+from stoker.external_jobs.clone_chain import Cloning, Family
+from stoker.external_jobs.snapshot import Sight, may_go_on, may_leave_spot, subject_of
+from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import (
     PROTOCOL_VERSION,

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.core.foreign.alarms import WantedAlarm
-from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.deploying.template import alarm_pattern, patterns
-from stoker.governor.foreign.account import ForeignAccount
+from stoker.external_jobs.aws_account import ForeignAccount
+from stoker.external_jobs.gpu_alarms import WantedAlarm
+from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
 from stoker.governor.serverless.events import (
     JobWake,
     MachineWake,

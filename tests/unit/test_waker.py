@@ -15,7 +15,7 @@ import woken_world
 from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client
-from stoker.governor.foreign import govern as foreign
+from stoker.external_jobs import govern as foreign
 from stoker.governor.govern import Pass
 from stoker.governor.observe import active_jobs
 from stoker.governor.serverless import schedule

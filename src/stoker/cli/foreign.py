@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from stoker.core.foreign.family import FamilyEvent
     from stoker.core.summary import Summary
-    from stoker.governor.foreign.govern import ForeignGovernor, Looked
+    from stoker.external_jobs.clone_chain import FamilyEvent
+    from stoker.external_jobs.govern import ForeignGovernor, Looked
     from stoker.store.base import Store
 
 # Events wake the deployed governor at once; who watches from a desk looks this often.
@@ -19,7 +19,7 @@ EVERY_S = 60.0
 
 def recent(store: Store, most: int | None) -> list[Summary]:
     """Those in progress, and the `most` that ended last."""
-    from stoker.governor.foreign.index import summaries
+    from stoker.external_jobs.index import summaries
 
     found = summaries(store)
     ended = sorted((each for each in found if each.ended_at), key=lambda each: str(each.ended_at), reverse=True)
@@ -29,16 +29,16 @@ def recent(store: Store, most: int | None) -> list[Summary]:
 def tell_family(store: Store, name: str, as_json: bool) -> bool:
     """Print what was done about the training job of that name, and about its clones. False: nobody knows of one."""
     from stoker.cli.printing import clock, legible, phase, print_json, table
-    from stoker.governor.foreign import families, index
+    from stoker.external_jobs import chain_log, index
     from stoker.model import codec
     from stoker.store.base import can_be_key
 
-    found = families.find(store, name) if can_be_key(name) and "/" not in name else []
+    found = chain_log.find(store, name) if can_be_key(name) and "/" not in name else []
     if not found:
         return False
     documents = []
     for region, origin in found:
-        entries = list(families.entries(store, region, origin))
+        entries = list(chain_log.entries(store, region, origin))
         rows = index.read(store, region).rows
         members = [row for row in rows.values() if row.origin == origin]
         if as_json:
@@ -66,7 +66,7 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
 
 def whose(store: Store, name: str, command: str) -> str | None:
     """That `name` is a training job of others, and what does there what `command` does here. None: it is none."""
-    from stoker.governor.foreign.index import summaries
+    from stoker.external_jobs.index import summaries
     from stoker.model.errors import StoreError
 
     try:
@@ -89,7 +89,18 @@ def whose(store: Store, name: str, command: str) -> str | None:
 
 def describe(event: FamilyEvent) -> str:
     """An entry of a family's log in words."""
-    from stoker.core.foreign.family import Cloned, Cloning, GaveUp, Heard, Over, Relented, Seen, Stopping, Told, Unheard
+    from stoker.external_jobs.clone_chain import (
+        Cloned,
+        Cloning,
+        GaveUp,
+        Heard,
+        Over,
+        Relented,
+        Seen,
+        Stopping,
+        Told,
+        Unheard,
+    )
 
     match event:
         case Seen():
@@ -126,7 +137,7 @@ class Others:
     def look(self) -> None:
         """If it is time. What goes wrong is told, and ends nothing."""
         from stoker.cli.printing import legible
-        from stoker.governor.foreign.govern import ForeignGovernor
+        from stoker.external_jobs.govern import ForeignGovernor
         from stoker.model.errors import StokerError
 
         if self._looked_s is not None and time.monotonic() - self._looked_s < EVERY_S:
@@ -140,7 +151,7 @@ class Others:
 
     def plan(self) -> bool:
         """Print what a look would do now, and do nothing. False: nothing."""
-        from stoker.governor.foreign.govern import ForeignGovernor
+        from stoker.external_jobs.govern import ForeignGovernor
 
         looked = ForeignGovernor(self._store).plan()
         _print(looked)

@@ -27,8 +27,8 @@ def command(dry_run: bool, as_json: bool) -> None:
     """End what carries this store's tag and no live claim of any job owns: machines, disks, placement groups;
     and alarms of training jobs of others that are over."""
     from stoker.cli.printing import print_json, whole
+    from stoker.external_jobs.govern import sweep as sweep_alarms
     from stoker.governor.fleet import Fleet
-    from stoker.governor.foreign.govern import sweep as sweep_alarms
     from stoker.governor.leftovers import sweep
 
     store = opened_store()

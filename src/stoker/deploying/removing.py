@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.core.governor_settings import DEFAULT
 from stoker.deploying import record, stacks
+from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError
 from stoker.policy.reader import HouseReader

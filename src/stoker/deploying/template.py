@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.deploying import monitoring
+from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
 from stoker.governor.serverless import events
 from stoker.governor.serverless.aws import RULE, STORE, TOPIC
 

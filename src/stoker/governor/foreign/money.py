@@ -8,8 +8,8 @@ from datetime import date, timedelta
 
 from stoker.core.budget_state import Expense
 from stoker.core.daily_costs import Sum, Sums, days
-from stoker.governor.foreign import index
-from stoker.governor.foreign.index import Row
+from stoker.external_jobs import index
+from stoker.external_jobs.index import Row
 from stoker.model.policy import House
 from stoker.spent import Spent, keep_spent
 from stoker.store.base import Store

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 
+from stoker.external_jobs.waker import Foreign
 from stoker.governor.fleet import Fleet
 from stoker.governor.serverless import events
-from stoker.governor.serverless.foreign import Foreign
 from stoker.governor.serverless.waker import Waker, tell
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker.external_jobs.waker import Foreign
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
-from stoker.governor.serverless.foreign import Foreign
 from stoker.governor.serverless.schedule import NotOn, Schedule, Switch
 from stoker.model.errors import ProviderError, StokerError
 from stoker.model.observed import Known
@@ -20,7 +20,7 @@ from stoker.store import job_log, node_facts
 from stoker.store.base import Store
 
 if TYPE_CHECKING:
-    from stoker.governor.foreign.govern import Looked
+    from stoker.external_jobs.govern import Looked
 
 _log = logging.getLogger("stoker")
 

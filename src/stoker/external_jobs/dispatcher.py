@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from stoker.core.foreign import news as foreign_news
-from stoker.core.foreign.news import Whose
-from stoker.governor.foreign import families
-from stoker.governor.foreign.index import Row
+from stoker.external_jobs import chain_log
+from stoker.external_jobs import notifications as foreign_news
+from stoker.external_jobs.index import Row
+from stoker.external_jobs.notifications import Whose
 from stoker.model.errors import StokerError, StoreError
 from stoker.model.policy import House
 from stoker.notifications.dispatcher import Teller
@@ -45,7 +45,7 @@ class ForeignTeller:
         where = f"{row.nodes} × {row.machine}" if row.nodes > 1 else row.machine
         whose = Whose(row.origin, row.region, f"{where}{' spot' if row.spot else ''} on SageMaker", row.tags)
         try:
-            entries = list(families.entries(self._store, row.region, row.origin, after + 1))
+            entries = list(chain_log.entries(self._store, row.region, row.origin, after + 1))
         except StoreError:
             return False
         known = {(told.stream, told.seq) for told in self._news}

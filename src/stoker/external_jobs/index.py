@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from stoker.core.foreign.obeying import cost_of
-from stoker.core.foreign.sight import ForeignPlan, Sight
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.summary import AttemptSummary, Summary
-from stoker.governor.foreign.account import Listed
+from stoker.external_jobs.aws_account import Listed
+from stoker.external_jobs.decide import cost_of
+from stoker.external_jobs.snapshot import ForeignPlan, Sight
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError
 from stoker.model.log_entries import Phase

@@ -9,18 +9,17 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from stoker.core.budget_state import Books, concerned
-from stoker.core.foreign import alarms as alarming
-from stoker.core.foreign import obeying, training_job
-from stoker.core.foreign.alarms import Alarm
-from stoker.core.foreign.clone import begin, clone_name, lineage
-from stoker.core.foreign.family import Family
-from stoker.core.foreign.sight import Sight
-from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.policy_rules import Subject
+from stoker.external_jobs import chain_log, decide, index, training_job
+from stoker.external_jobs import gpu_alarms as alarming
+from stoker.external_jobs.apply import ForeignApplier
+from stoker.external_jobs.aws_account import Described, ForeignAccount, gpus_of, price_of
+from stoker.external_jobs.clone_chain import Family
+from stoker.external_jobs.clone_request import begin, clone_name, lineage
+from stoker.external_jobs.gpu_alarms import Alarm
+from stoker.external_jobs.snapshot import Sight
+from stoker.external_jobs.training_job import TrainingJob
 from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.foreign import families, index
-from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
-from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.errors import ProviderError
 from stoker.model.observed import Known, Observed, Unknown
@@ -64,7 +63,7 @@ class ForeignObserver:
         if (job.status == "Failed" or job.exceeded) and not {job.name} & {*family.clones, *family.gave_up}:
             since = self._wanted_since(house, account.region)
             tail = _known(lambda: account.tail(job.name, job.last_training_at)) if job.status == "Failed" else None
-        subject = obeying.subject_of(job, family, now)
+        subject = decide.subject_of(job, family, now)
         rules_since = {} if job.over else self._rules_since(house, job, subject)
         # It wants machines, or a clone of it would.
         wants = job.status in ("Failed", "Stopped") or (job.status == "InProgress" and not job.trained_s(now))
@@ -88,10 +87,10 @@ class ForeignObserver:
         """Tags are copied by people too: a job is a clone where the log of its origin names it."""
         origin = lineage(job.tags).origin
         if origin and origin != job.name and NAME.fullmatch(origin) is not None:
-            family = families.read(self._store, job.region, origin)
+            family = chain_log.read(self._store, job.region, origin)
             if family.holds(job.name):
                 return family
-        return families.read(self._store, job.region, job.name)
+        return chain_log.read(self._store, job.region, job.name)
 
     def _alarms(
         self,
@@ -148,7 +147,7 @@ class ForeignObserver:
     def _rules_since(self, house: House, job: TrainingJob, subject: Subject) -> dict[str, datetime]:
         """Since when there have been the rules, as they are and for its region, that would have refused this job."""
         found = {}
-        for finding in obeying.refusals(house, job, subject):
+        for finding in decide.refusals(house, job, subject):
             at = self._past.since(house, partial(_has, finding.rule, job.region))
             if at is not None:
                 found[finding.rule.name] = at

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from stoker.core.foreign import alarms as alarming
-from stoker.core.foreign import obeying, training_job
-from stoker.core.foreign.alarms import Alarm
-from stoker.core.foreign.going_on import may_be_resumed
-from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
 from stoker.core.governor_settings import DEFAULT
+from stoker.external_jobs import decide, index, training_job
+from stoker.external_jobs import gpu_alarms as alarming
+from stoker.external_jobs.apply import ForeignApplier
+from stoker.external_jobs.aws_account import ForeignAccount
+from stoker.external_jobs.clone_decision import may_be_resumed
+from stoker.external_jobs.dispatcher import ForeignTeller
+from stoker.external_jobs.gpu_alarms import Alarm
+from stoker.external_jobs.index import Row
+from stoker.external_jobs.observe import NAME, ForeignObserver, job_of
+from stoker.external_jobs.ownership import is_own
+from stoker.external_jobs.snapshot import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
 from stoker.governor.clock import governor_name, read_clock
-from stoker.governor.foreign import index, money
-from stoker.governor.foreign.account import ForeignAccount
-from stoker.governor.foreign.apply import ForeignApplier
-from stoker.governor.foreign.index import Row
-from stoker.governor.foreign.observe import NAME, ForeignObserver, job_of
-from stoker.governor.foreign.owning import is_own
-from stoker.governor.foreign.telling import ForeignTeller
+from stoker.governor.foreign import money
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.model.observed import Unknown
@@ -166,7 +166,7 @@ class ForeignGovernor:
                     if found is not None and not is_own(self.store, found):
                         sight = self._observer.sight(house, account, found, now, None, None)
                         actions = self._plan(sight, house, now).actions
-                        looked.done += [obeying.told(action, name) for action in actions]
+                        looked.done += [decide.told(action, name) for action in actions]
             except (StokerError, *STUMBLES) as error:
                 looked.problems[f"sagemaker {region}"] = str(error)
         return looked
@@ -272,13 +272,13 @@ class ForeignGovernor:
     def _plan(self, sight: Sight, house: House, now: datetime) -> ForeignPlan:
         """What follows. How the budgets stand is asked for where one would be stopped to go on: it needs a machine. And
         whether it was started again by hand, where a clone would be made."""
-        plan = obeying.decide(sight, house, now)
+        plan = decide.decide(sight, house, now)
         if sight.books is None and any(isinstance(each, Stop) and each.event.after for each in plan.actions):
             books = self._observer.books(house, sight.job, now)
-            return plan if books is None else obeying.decide(replace(sight, books=books), house, now)
+            return plan if books is None else decide.decide(replace(sight, books=books), house, now)
         if any(isinstance(each, Clone) for each in plan.actions) and may_be_resumed(sight, now):
             resumed_as = self._observer.resumed_as(self._at(sight.job.region), sight)
-            return obeying.decide(replace(sight, resumed_as=resumed_as), house, now)
+            return decide.decide(replace(sight, resumed_as=resumed_as), house, now)
         return plan
 
     def _drop(self, region: str, name: str, now: datetime) -> None:

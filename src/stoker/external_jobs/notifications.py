@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, GaveUp, Over, Seen, Stopping
-from stoker.core.foreign.family import Told as Warning_
-from stoker.core.foreign.sight import ON_DEMAND
 from stoker.core.policy_rules import PREFIX
+from stoker.external_jobs.clone_chain import Cloned, FamilyEntry, FamilyEvent, GaveUp, Over, Seen, Stopping
+from stoker.external_jobs.clone_chain import Told as Warning_
+from stoker.external_jobs.snapshot import ON_DEMAND
 from stoker.model.policy import EventKind, House
 from stoker.notifications.events import Told, shortened
 

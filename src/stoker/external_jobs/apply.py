@@ -6,12 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from stoker.core.foreign import clone
-from stoker.core.foreign.alarms import WantedAlarm
-from stoker.core.foreign.family import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard, Unheard
-from stoker.core.foreign.sight import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
-from stoker.governor.foreign import families
-from stoker.governor.foreign.account import Described, ForeignAccount
+from stoker.external_jobs import chain_log, clone_request
+from stoker.external_jobs.aws_account import Described, ForeignAccount
+from stoker.external_jobs.clone_chain import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard, Unheard
+from stoker.external_jobs.gpu_alarms import WantedAlarm
+from stoker.external_jobs.snapshot import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
 from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.store.base import Store
 
@@ -115,7 +114,7 @@ class ForeignApplier:
     def _created(self, event: Cloning, sight: Sight, found: Described) -> bool:
         """Ask for it as it is meant; where that cannot be had, as near to it as can be."""
         request = partial(
-            clone.request,
+            clone_request.request,
             found.description,
             found.tags,
             name=event.name,
@@ -135,20 +134,20 @@ class ForeignApplier:
         try:
             return self.account.create(request)
         except InvalidRequest as error:
-            if not clone.MAY_NOT_MEASURE.search(str(error)):
+            if not clone_request.MAY_NOT_MEASURE.search(str(error)):
                 raise
             # SageMaker's own algorithms tell theirs, and take none.
-            return self.account.create(clone.without_metrics(request))
+            return self.account.create(clone_request.without_metrics(request))
 
     def _is_clone(self, name: str, of: str) -> bool:
         """Whether the job of that name is the clone that was meant, made by an earlier try or by a rival."""
         there = self.account.describe(name)
         told = {} if there is None else {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in there.tags}
-        return there is None or clone.lineage(told).of == of
+        return there is None or clone_request.lineage(told).of == of
 
     def _written(self, sight: Sight, event: FamilyEvent, reason: str) -> bool:
         record = FamilyRecord(self.token(), self.by, reason, event, self.policy)
-        mine = families.append(self.store, sight.job.region, sight.family.origin, self._seq + 1, record)
+        mine = chain_log.append(self.store, sight.job.region, sight.family.origin, self._seq + 1, record)
         if mine:
             self._seq += 1
         return mine

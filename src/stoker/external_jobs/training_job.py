@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.core.foreign.clone import lineage
+from stoker.external_jobs.clone_request import lineage
 from stoker.model.offerings import Offering
 from stoker.model.spec import SUBMITTER, Container, Environment, Limits, Resources, Spec
 

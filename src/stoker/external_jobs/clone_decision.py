@@ -6,10 +6,11 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.core import policy_rules
-from stoker.core.foreign.clone import clone_name, has_room
-from stoker.core.foreign.diagnosis import Cause, diagnose
-from stoker.core.foreign.family import Cloning, GaveUp, Stopping
-from stoker.core.foreign.sight import (
+from stoker.core.policy_rules import Finding, Subject
+from stoker.external_jobs.clone_chain import Cloning, GaveUp, Stopping
+from stoker.external_jobs.clone_request import clone_name, has_room
+from stoker.external_jobs.failure_diagnosis import Cause, diagnose
+from stoker.external_jobs.snapshot import (
     NO_ROOM,
     ON_DEMAND,
     Clone,
@@ -21,8 +22,7 @@ from stoker.core.foreign.sight import (
     may_go_on,
     may_leave_spot,
 )
-from stoker.core.foreign.training_job import MAX_WAIT, TrainingJob
-from stoker.core.policy_rules import Finding, Subject
+from stoker.external_jobs.training_job import MAX_WAIT, TrainingJob
 from stoker.model.durations import span_text
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import House

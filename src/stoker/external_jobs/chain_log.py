@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from stoker.core.foreign.clone import begin
-from stoker.core.foreign.family import Family, FamilyEntry, FamilyRecord, fold
+from stoker.external_jobs.clone_chain import Family, FamilyEntry, FamilyRecord, fold
+from stoker.external_jobs.clone_request import begin
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError, StoreUnavailable
 from stoker.store.base import Store

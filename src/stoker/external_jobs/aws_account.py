@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from stoker.core.foreign.alarms import MINUTE_S, Alarm, Figures, Host, Readings, WantedAlarm
-from stoker.core.foreign.training_job import TrainingJob
+from stoker.external_jobs.gpu_alarms import MINUTE_S, Alarm, Figures, Host, Readings, WantedAlarm
+from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.errors import InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
 from stoker.providers.sagemaker import catalog, prices

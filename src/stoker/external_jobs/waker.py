@@ -8,7 +8,7 @@ from stoker.governor.serverless.events import TrainingWake
 from stoker.store.base import Store
 
 if TYPE_CHECKING:
-    from stoker.governor.foreign.govern import ForeignGovernor, Looked
+    from stoker.external_jobs.govern import ForeignGovernor, Looked
 
 
 class Foreign:
@@ -30,7 +30,7 @@ class Foreign:
 
     def _kept(self) -> ForeignGovernor:
         # A cold start for a machine of ours need not import it.
-        from stoker.governor.foreign.govern import ForeignGovernor
+        from stoker.external_jobs.govern import ForeignGovernor
 
         if self._governor is None:
             self._governor = ForeignGovernor(self._store, topic=self._topic, name=self._name)

@@ -9,10 +9,10 @@ from typing import Literal
 
 from stoker.core import budgets, policy_rules
 from stoker.core.budget_state import Books
-from stoker.core.foreign.alarms import Alarm, Readings, WantedAlarm
-from stoker.core.foreign.family import Cloning, Family, FamilyEvent, Stopping
-from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.policy_rules import Bounded, Finding, Subject
+from stoker.external_jobs.clone_chain import Cloning, Family, FamilyEvent, Stopping
+from stoker.external_jobs.gpu_alarms import Alarm, Readings, WantedAlarm
+from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.observed import Observed
 from stoker.model.policy import House, Rule
 from stoker.model.spec import Limits

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.policy_rules import Subject, applies
+from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.durations import span_text
 from stoker.model.policy import House, Rule, Stall, Utilization
 

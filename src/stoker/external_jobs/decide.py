@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from stoker.core import audit, budgets, policy_rules
-from stoker.core.foreign import alarms
-from stoker.core.foreign.alarms import WantedAlarm
-from stoker.core.foreign.clone import has_room
-from stoker.core.foreign.family import Family, Over, Relented, Seen, Stopping, Told
-from stoker.core.foreign.going_on import after_the_end, at_its_bound
-from stoker.core.foreign.sight import (
+from stoker.core.metric_rules import broken_by
+from stoker.core.policy_rules import PREFIX, Bounded, Finding, Subject
+from stoker.external_jobs import gpu_alarms
+from stoker.external_jobs.clone_chain import Family, Over, Relented, Seen, Stopping, Told
+from stoker.external_jobs.clone_decision import after_the_end, at_its_bound
+from stoker.external_jobs.clone_request import has_room
+from stoker.external_jobs.gpu_alarms import WantedAlarm
+from stoker.external_jobs.snapshot import (
     LOOK_S,
     NO_ROOM,
     ON_DEMAND,
@@ -36,8 +38,6 @@ from stoker.core.foreign.sight import (
     subject_of,
     unbounded,
 )
-from stoker.core.metric_rules import broken_by
-from stoker.core.policy_rules import PREFIX, Bounded, Finding, Subject
 from stoker.model.durations import span_text
 from stoker.model.observed import Known
 from stoker.model.policy import House, Then
@@ -94,8 +94,8 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
         actions.append(stop)
     if not isinstance(stop, Stop) and _may_relent(sight.family, job.name, now):
         actions.append(Note(Relented(job.name), "it was not stopped yet, and no rule wants that any more"))
-    rules = alarms.watching(house, subject)
-    actions += _alarms(sight, alarms.wanted(rules, job, sight.gpus, sight.start, sight.topic))
+    rules = gpu_alarms.watching(house, subject)
+    actions += _alarms(sight, gpu_alarms.wanted(rules, job, sight.gpus, sight.start, sight.topic))
     look_in_s = _next_look_s(sight, house, subject, now)
     note = stop.reason if stop is not None else _unwatched(sight) if rules else ""
     return ForeignPlan(tuple(actions), look_in_s=look_in_s, note=note)
@@ -189,19 +189,19 @@ def _rung(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterat
     if not isinstance(sight.alarms, Known) or not isinstance(sight.readings, Known) or not sight.gpus:
         return
     job, gpus, figures = sight.job, sight.gpus, sight.readings.value
-    rules = alarms.watching(house, subject)
+    rules = gpu_alarms.watching(house, subject)
     ringing = {alarm.name for alarm in sight.alarms.value if alarm.ringing}
-    rung = {each.rule for each in alarms.wanted(rules, job, gpus, sight.start) if each.name in ringing}
+    rung = {each.rule for each in gpu_alarms.wanted(rules, job, gpus, sight.start) if each.name in ringing}
     hangs = any(
-        alarms.begins_to_stall(rule.stall, job, gpus, figures, now)
-        or alarms.reason(rule, job, gpus, figures, now) is not None
+        gpu_alarms.begins_to_stall(rule.stall, job, gpus, figures, now)
+        or gpu_alarms.reason(rule, job, gpus, figures, now) is not None
         for rule in rules
         if rule.stall is not None and not rule.audit and rule.action != "warn"
     )
     # One that hangs is no wasteful one: the rule that would start it again is waited for, and whatever rings is reason
     # enough to ask that one.
     for rule in (rule for rule in rules if (rule.name in rung and not hangs) or (rule.stall is not None and rung)):
-        reason = alarms.reason(rule, job, gpus, figures, now)
+        reason = gpu_alarms.reason(rule, job, gpus, figures, now)
         if reason is not None:
             yield _fault(Finding(rule, reason))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stoker.governor.foreign.account import Described
+from stoker.external_jobs.aws_account import Described
 from stoker.providers.sagemaker import names, tags
 from stoker.store import job_log
 from stoker.store.base import Store

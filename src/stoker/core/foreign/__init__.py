@@ -1,1 +1,0 @@
-"""Training jobs of SageMaker's that others started: what they are, which rules they break, what follows. Pure."""

@@ -1,0 +1,1 @@
+"""Govern SageMaker training jobs that Stoker did not start."""
