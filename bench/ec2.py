@@ -62,7 +62,7 @@ def pass_calls() -> dict[str, float]:
     from botocore.client import BaseClient
 
     from stoker.client import submit
-    from stoker.governor.govern import Governor
+    from stoker.governor.loop import Governor
     from stoker.store.base import open_store
     from stoker.testing.servers import moto_server
 

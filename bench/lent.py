@@ -61,7 +61,7 @@ def job(place: Sandbox, resources: dict[str, Any]) -> Any:
 def _first_line_s(place: Sandbox, store: str, resources: dict[str, Any]) -> float:
     """From the call that launched to the first line that the script printed."""
     from stoker.client import submit
-    from stoker.governor.govern import Governor
+    from stoker.governor.loop import Governor
     from stoker.providers import registry
     from stoker.store.base import open_store
 

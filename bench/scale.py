@@ -11,8 +11,8 @@ from statistics import median
 from bench.fabricate import ACTIVE, Machines, active_names, active_objects, beat, make_jobs, name_of
 from bench.figures import Figure, Measurement
 from bench.sandbox import Sandbox, sandbox
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.loop import Governor
 from stoker.reindexing import reindex
 from stoker.store.base import open_store
 from stoker.testing.memory import MemoryStore

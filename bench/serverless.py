@@ -71,8 +71,8 @@ def warm_event() -> dict[str, float]:
 def thousand() -> dict[str, float]:
     """A pass of a governor over 1,000 jobs that train, on an S3 of this computer, as every tick of a function that is
     warm makes it; the median. The first one, which remembers nothing, is told as well."""
-    from stoker.governor.fleet import Fleet
-    from stoker.governor.govern import Governor
+    from stoker.governor.connected_providers import Fleet
+    from stoker.governor.loop import Governor
     from stoker.store.base import open_store
     from stoker.store.parallel import run_all
     from stoker.testing.servers import s3_server

@@ -26,9 +26,9 @@ from stoker.core.snapshot import Action, JobSnapshot
 from stoker.core.summary import Summary, summarize
 from stoker.gathering import taken_over
 from stoker.governor.background import call_deployed, carry_on
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor
-from stoker.governor.guard import Guard, guarding
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.handover_guard import Guard, guarding
+from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
 from stoker.heeding import heed, heed_used, house_of
 from stoker.inputs import check_readable
@@ -533,8 +533,8 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     from stoker.core.decide import decide
     from stoker.core.governor_settings import DEFAULT
     from stoker.core.place_capacity import is_bounded
-    from stoker.governor.bookkeeping import Bookkeeper
-    from stoker.governor.market import MarketReader
+    from stoker.governor.budget_tracker import Bookkeeper
+    from stoker.governor.market_records import MarketReader
     from stoker.governor.observe import Memory, list_clouds, observe
     from stoker.policy.reader import HouseReader
 

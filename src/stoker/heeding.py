@@ -14,8 +14,8 @@ from stoker.core.market import ordered
 from stoker.core.placement import that_pay
 from stoker.core.policy_rules import Subject
 from stoker.core.prior_usage import used_before
-from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.market import MarketReader
+from stoker.governor.budget_tracker import Bookkeeper
+from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.durations import span_text
 from stoker.model.errors import UserError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.cost_ledger import write_spent
 from stoker.governor.observe import Place, known_places
 from stoker.model import codec, keys
 from stoker.model.errors import STUMBLES, ProviderError, StokerError, StoreError, UserError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Submission
-from stoker.spent import write_spent
 from stoker.store import job_index
 from stoker.store.base import Store
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stoker import Job, client
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
 from stoker.model.errors import StokerError
 from stoker.providers.ec2 import iam
 from stoker.store.base import open_store

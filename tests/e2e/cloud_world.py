@@ -17,7 +17,7 @@ from typing import Any, Literal
 from harness import World, until
 
 from stoker.core.summary import Summary
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
 from stoker.model.errors import StokerError
 from stoker.testing.machines.harness import Handle

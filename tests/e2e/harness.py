@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from stoker import Job, client
 from stoker.cli.following import node_logs
 from stoker.core.summary import Summary
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Heartbeat

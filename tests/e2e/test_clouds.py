@@ -15,7 +15,7 @@ from harness import chain, fields, until
 
 from stoker import client
 from stoker.governor import apply
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
 from stoker.testing.machines import why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 

@@ -12,7 +12,7 @@ import threading
 
 from harness import World, chain, fields, until
 
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
 from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.store import job_log
 

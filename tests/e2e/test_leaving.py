@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness import World, chain, fields, until
 
-from stoker.governor import guard
+from stoker.governor import handover_guard
 
 STEPS = 100
 STOKER = (sys.executable, "-m", "stoker.cli")
@@ -66,7 +66,7 @@ def _own_terminal() -> None:
 
 
 def guards(world: World) -> list[object]:
-    return [each for each in world.processes("other") if b"stoker.governor.guard" in _arguments(each.pid)]
+    return [each for each in world.processes("other") if b"stoker.governor.handover_guard" in _arguments(each.pid)]
 
 
 def _arguments(pid: int) -> bytes:
@@ -161,10 +161,10 @@ def test_a_stopped_command_is_taken_for_silent(monkeypatch: pytest.MonkeyPatch) 
         now_s[0] += 50
         return now_s[0]
 
-    assert guard.watch(reader, silent_s=90, monotonic=later) == ("spirals-aaaa",)
+    assert handover_guard.watch(reader, silent_s=90, monotonic=later) == ("spirals-aaaa",)
     os.write(writer, b"job spirals-bbbb\nreleased\n")
-    assert guard.watch(reader) is None
+    assert handover_guard.watch(reader) is None
     os.write(writer, b"job spirals-cccc\n")
     os.close(writer)
-    assert guard.watch(reader) == ("spirals-cccc",)
+    assert handover_guard.watch(reader) == ("spirals-cccc",)
     os.close(reader)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import World, chain, fields, until
 
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
 
 
 @contextmanager

@@ -31,9 +31,10 @@ def boto(service: str, region: str = REGION) -> Any:
 if isolated():
     from stoker import Job, client
     from stoker.cli import main
-    from stoker.deploying import aws, monitoring, package, record, removing, stacks, template
+    from stoker.deploying import aws, monitoring, package, removing, stacks, template
     from stoker.deploying.template import HANDLER
     from stoker.external_jobs.gpu_alarms import prefix
+    from stoker.governor import deployment_record
     from stoker.governor.background import Governed, call_deployed
     from stoker.governor.observe import active_jobs
     from stoker.model import keys
@@ -201,7 +202,7 @@ if isolated():
         assert removing.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(keys.DEPLOYED))
 
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") == 0
-        deployed = record.find(store)
+        deployed = deployment_record.find(store)
         assert deployed is not None and (deployed.name, deployed.elsewhere) == (name, ("us-west-2",))
         kinds = {each.split()[0] for each in removing.left_over(Clients(), name, bucket, REGION)}
         assert kinds == {"rule", "function", "topic", "log"} and len(roles()) == len(before) + 2
@@ -240,7 +241,7 @@ if isolated():
         assert [each["AlarmName"] for each in boto("cloudwatch").describe_alarms()["MetricAlarms"]] == [
             "somebody-elses"
         ]
-        assert not list(store.list(keys.DEPLOYED)) and record.find(store) is None
+        assert not list(store.list(keys.DEPLOYED)) and deployment_record.find(store) is None
         capsys.readouterr()
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0, "again does no harm"
         assert capsys.readouterr().err == f"there is no stack {name} in {REGION}; nothing to remove\n"
@@ -287,11 +288,11 @@ if isolated():
         with monkeypatch.context() as patch:
             patch.setattr(stacks, "settle", interrupt)
             assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") != 0
-        assert record.find(store) is None, "nobody relies on it yet"
+        assert deployment_record.find(store) is None, "nobody relies on it yet"
         with monkeypatch.context() as patch:
             patch.setattr(stacks, "remove", refuse)
             assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") != 0
-        assert record.find(store) is None
+        assert deployment_record.find(store) is None
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
         assert removing.left_over(Clients(), name, bucket, "us-west-2") == [] and roles() == before
         assert not list(store.list(keys.DEPLOYED))
@@ -313,22 +314,22 @@ if isolated():
     def test_deploying_again_takes_nothing_away(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
         store = open_store(bucket)
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--sagemaker", "--notify", TOPIC) == 0
-        first = record.find(store)
+        first = deployment_record.find(store)
         assert first is not None and first.sagemaker and first.notify == (TOPIC,)
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
-        assert record.find(store) == first
+        assert deployment_record.find(store) == first
         # The policy's channels are taken by themselves; what the function cannot read is told.
         versions.write(store, f"notify: ['{TOPIC.replace('alerts', 'more')}', 'env:CHAT']", "me", "")
         capsys.readouterr()
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-sagemaker") == 0
         said = capsys.readouterr().err
         assert "given up: training jobs of others" in said and "the policy tells through env:CHAT" in said
-        second = record.find(store)
+        second = deployment_record.find(store)
         assert second is not None and not second.sagemaker
         assert second.notify == (TOPIC, TOPIC.replace("alerts", "more"))
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-notify") == 0
         assert "given up: sns:" in capsys.readouterr().err
-        third = record.find(store)
+        third = deployment_record.find(store)
         assert third is not None and third.notify == ()
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
 
@@ -342,9 +343,9 @@ if isolated():
             assert stoker("--store", bucket, "deploy", "aws", "-y") != 0
         said = capsys.readouterr().err
         assert "is deployed, and fails" in said and "nowhere" in said
-        assert record.find(store) is None and call_deployed(store, ["x-bcdf"]) == Governed()
+        assert deployment_record.find(store) is None and call_deployed(store, ["x-bcdf"]) == Governed()
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
-        assert record.find(store) is not None
+        assert deployment_record.find(store) is not None
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
 
     # ── Events and alarms, for real ───────────────────────────────────────────────────────────────────────────────────

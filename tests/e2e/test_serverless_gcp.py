@@ -28,11 +28,12 @@ PROJECT, REGION = "vision-1", "us-central1"
 if isolated():
     from stoker import Job, client
     from stoker.cli import main
-    from stoker.deploying import bindings, gcp, package, project, record
+    from stoker.deploying import bindings, gcp, package, project
+    from stoker.governor import deployment_record
     from stoker.governor.background import call_deployed
-    from stoker.governor.clock import record_pass
-    from stoker.governor.govern import Governor
+    from stoker.governor.loop import Governor
     from stoker.governor.serverless.gcp import NAME
+    from stoker.governor.store_clock import record_pass
     from stoker.model import keys
     from stoker.model.errors import UserError
     from stoker.policy import versions
@@ -107,7 +108,7 @@ if isolated():
         assert pushed["pushEndpoint"] == function["serviceConfig"]["uri"]
         source = function["buildConfig"]["source"]["storageSource"]
         assert store.head(source["object"].removeprefix("stoker/test/")) is not None
-        deployed = record.find(store)
+        deployed = deployment_record.find(store)
         assert deployed is not None and deployed.door == plan.topic
         ours = f"serviceAccount:{plan.account}"
         assert {ours, f"serviceAccount:{plan.pusher}", "user:jane@example.com"} <= members(google)
@@ -122,7 +123,7 @@ if isolated():
         operations = {name for name in google.things if "/operations/" in name}
         assert set(google.things) - operations == set(before)
         assert members(google) <= {"user:jane@example.com"} and google.policies[bucket]["bindings"]
-        assert record.find(store) is None and not list(store.list(keys.DEPLOYED))
+        assert deployment_record.find(store) is None and not list(store.list(keys.DEPLOYED))
         assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0, "again does no harm"
 
     def test_every_request_is_one_that_google_knows(gcs_url: str) -> None:
@@ -154,7 +155,7 @@ if isolated():
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
         google.trouble["DELETE /v2/"] = Refused(403, "PERMISSION_DENIED", "no")
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--region", "europe-west1") == 0
-        left = record.find(open_store(gcs_url))
+        left = deployment_record.find(open_store(gcs_url))
         assert left is not None and left.leaving == (REGION,) and any(f"/{REGION}/" in name for name in google.things)
         # Where it could not be taken away, both regions are known.
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--region", "europe-west1") == 0
@@ -163,7 +164,7 @@ if isolated():
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--project", "another-1") == 2
         google.trouble[f"POST /v1/projects/{PROJECT}:setIamPolicy"] = Refused(403, "PERMISSION_DENIED", "no")
         assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") != 0
-        assert record.find(open_store(gcs_url)) is None
+        assert deployment_record.find(open_store(gcs_url)) is None
         # CLOUDSDK_COMPUTE_REGION names the first: what is on record counts.
         assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0
         assert not [name for name in google.things if plan_of(gcs_url).name in name and "/operations/" not in name]
@@ -194,7 +195,7 @@ if isolated():
         google.pushed = lambda: None
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") != 0
         assert "has done nothing" in capsys.readouterr().err
-        assert record.find(open_store(gcs_url)) is None
+        assert deployment_record.find(open_store(gcs_url)) is None
 
     def test_what_a_rival_changes_meanwhile_is_kept(google: GoogleProject, gcs_url: str) -> None:
         google.trouble[f"POST /v1/projects/{PROJECT}:setIamPolicy"] = Refused(409, "ABORTED", "another change")

@@ -12,10 +12,11 @@ import pytest
 from stoker.core import decide
 from stoker.core.budget_state import FULL
 from stoker.core.snapshot import JobSnapshot, Plan
-from stoker.governor import govern
+from stoker.governor import loop
 from stoker.governor.apply import Applier
-from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
-from stoker.governor.govern import Governor
+from stoker.governor.budget_tracker import LOOK_AGAIN_S, Bookkeeper
+from stoker.governor.cost_ledger import read_spent, write_spent
+from stoker.governor.loop import Governor
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
@@ -27,7 +28,6 @@ from stoker.model.policy import House
 from stoker.model.spec import Limits
 from stoker.policy import versions
 from stoker.providers.base import Request
-from stoker.spent import read_spent, write_spent
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.testing.memory import Fault
@@ -355,7 +355,7 @@ def test_money_that_cannot_be_written_down_keeps_no_other_job() -> None:
 
     world.after(0.0, lambda: world.tick(world.callers[0]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(govern, "write_spent", failing)
+        patch.setattr(loop, "write_spent", failing)
         patch.setattr(world.checks, "fail", lambda _text: None)
         world.run_until(3000.0)
     assert set(active_jobs(world.store)) == {first.name}

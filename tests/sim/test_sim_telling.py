@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.model.log_entries import Entry

@@ -16,8 +16,8 @@ from stoker.cli import deploy as command
 from stoker.cli import main
 from stoker.deploying import aws, package, removing
 from stoker.deploying.package import Package
-from stoker.governor.clock import record_pass
 from stoker.governor.serverless.aws import NAME
+from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.testing.memory import MemoryStore
 

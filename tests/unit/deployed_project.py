@@ -11,8 +11,8 @@ from google.auth.credentials import AnonymousCredentials
 from stoker.cli import deploy as command
 from stoker.cli import main
 from stoker.deploying import bindings, project
-from stoker.governor.clock import record_pass
 from stoker.governor.serverless.gcp import NAME
+from stoker.governor.store_clock import record_pass
 from stoker.providers.gce import client
 from stoker.testing.google_functions import GoogleProject, google_project
 from stoker.testing.memory import MemoryStore

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.governor.apply import Applier
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.loop import Governor
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.job_state import JobState

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.governor import background
-from stoker.governor.govern import Pass
+from stoker.governor.loop import Pass
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store.base import Store, open_store

@@ -13,7 +13,7 @@ import pytest
 from stoker import client
 from stoker.cli import logs as logs_command
 from stoker.cli import main
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
 from stoker.model import codec, keys
 from stoker.model.errors import Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted

@@ -12,8 +12,9 @@ from stoker.core.daily_costs import Sum, Sums
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
 from stoker.governor.apply import Applied, Applier
-from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
-from stoker.governor.fleet import Fleet
+from stoker.governor.budget_tracker import LOOK_AGAIN_S, Bookkeeper
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.cost_ledger import Spent, keep_spent
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable
@@ -24,7 +25,6 @@ from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import Limits, Submission
 from stoker.policy.policy_file import parse_policy
-from stoker.spent import Spent, keep_spent
 from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, nodes

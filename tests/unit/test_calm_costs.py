@@ -13,8 +13,8 @@ from stoker.agent.heartbeat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_cal
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, Terminate
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.loop import Governor
 from stoker.model import codec, keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.job_state import JobState

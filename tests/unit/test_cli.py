@@ -363,7 +363,7 @@ def test_what_a_person_can_put_right_is_their_mistake_until_the_job_is_there(
     with monkeypatch.context() as patched:
         patched.setattr("stoker.cli.run.prepare", refuse)
         assert stoker("run", "--", "python", "train.py") == (2, "", "stoker: it is not allowed\n")
-    monkeypatch.setattr("stoker.governor.govern.Governor.watch", lambda _self, until, on_error: None)
+    monkeypatch.setattr("stoker.governor.loop.Governor.watch", lambda _self, until, on_error: None)
     monkeypatch.setattr("stoker.cli.following.Follower.run", refuse)
     code, _, err = stoker("run", "--", "python", "train.py")
     (job,) = client.active_jobs(store)
@@ -404,7 +404,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(following.Follower, "run", interrupted)
-    monkeypatch.setattr("stoker.governor.govern.Governor.watch", lambda _self, until, on_error: None)
+    monkeypatch.setattr("stoker.governor.loop.Governor.watch", lambda _self, until, on_error: None)
     job = submit(store)
     assert run.follow_governing(store, job, paid=False) == 0
     assert carried == [job]

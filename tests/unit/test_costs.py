@@ -14,6 +14,7 @@ from stoker.cli import main
 from stoker.core.costs import Cost
 from stoker.core.daily_costs import Sum, Sums
 from stoker.core.summary import summarize
+from stoker.governor.cost_ledger import Spent, read_spent, write_spent
 from stoker.jobfile import Job
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Waste
@@ -23,7 +24,6 @@ from stoker.policy import versions
 from stoker.reading.accounts import read_accounts
 from stoker.reading.costs import Row, Shares, report, shares_of
 from stoker.removing import remove_job
-from stoker.spent import Spent, read_spent, write_spent
 from stoker.store import job_log
 from stoker.store.base import open_store
 from stoker.store.job_index import IndexRecord, write_index

@@ -6,7 +6,7 @@ from typing import Any
 
 from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
 
-from stoker.deploying import record
+from stoker.governor import deployment_record
 from stoker.model import keys
 from stoker.testing.google_functions import GoogleProject, Refused
 from stoker.testing.memory import MemoryStore
@@ -29,7 +29,7 @@ def test_an_account_is_acted_as_and_publishes_while_it_is_named(
     google.things[WHERE] = {"name": WHERE}
     assert stoker(*DEPLOY, "--service-account", "vision")[0] == 0
     assert stoker(*DEPLOY)[0] == 0
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and found.identities == (VISION,)
     assert members(google, WHERE) == {f"roles/iam.serviceAccountUser serviceAccount:{PLAN.account}"}
     publisher = f"roles/pubsub.publisher serviceAccount:{VISION}"
@@ -70,7 +70,7 @@ def test_an_account_of_a_project_that_was_closed_since_is_no_dead_end(
     google.trouble = closed
     code, _, said = stoker(*DEPLOY, "--no-service-account")
     assert code == 0 and "perhaps still bound" in said
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and found.identities == ()
     google.trouble = {}
     assert stoker(*DEPLOY, "--service-account", VISION)[0] == 0

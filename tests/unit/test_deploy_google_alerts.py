@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stoker
 
-from stoker.deploying import gcp_alerts, record
+from stoker.deploying import gcp_alerts
+from stoker.governor import deployment_record
 from stoker.testing.google_functions import GoogleProject, Refused
 from stoker.testing.memory import MemoryStore
 
@@ -56,7 +57,7 @@ def test_people_are_mailed_and_given_up(google: GoogleProject, bucket: MemorySto
     assert len(of_kind(google, CHANNELS)) == 2
     assert stoker(*DEPLOY, "--no-alert", "--alert", "you@example.com")[0] == 0
     assert [each["labels"]["email_address"] for each in of_kind(google, CHANNELS)] == ["you@example.com"]
-    there = record.read(bucket, "gcp")
+    there = deployment_record.read(bucket, "gcp")
     assert there is not None and there.alerts == ("you@example.com",)
 
 
@@ -71,7 +72,7 @@ def test_where_they_cannot_be_made_it_is_said_and_the_governor_is_there(
     google.trouble[f"GET /v3/projects/{PROJECT}/notificationChannels"] = Refused(403, "PERMISSION_DENIED", "no")
     code, _, said = stoker(*DEPLOY)
     assert code == 0 and "alerts: not made, so no message comes when the governor fails" in said
-    assert record.find(bucket) is not None
+    assert deployment_record.find(bucket) is not None
     code, out, _ = stoker("deploy", "status")
     assert code == 1 and "0 of 4 are there and on; deploy again" in out
 

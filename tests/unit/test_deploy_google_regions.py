@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stoker
 
-from stoker.deploying import record
-from stoker.deploying.record import Deployed
+from stoker.governor import deployment_record
+from stoker.governor.deployment_record import Deployed
 from stoker.model import keys
 from stoker.testing.google_functions import GoogleProject
 from stoker.testing.memory import MemoryStore
@@ -35,14 +35,14 @@ def test_a_region_that_is_not_there_is_told_before_anything_is_made(
 
 
 def test_one_that_is_on_record_is_left_behind(google: GoogleProject, bucket: MemoryStore, stoker: Stoker) -> None:
-    record.write(bucket, HALFWAY)
+    deployment_record.write(bucket, HALFWAY)
     google.nowhere = (SLIP, "europe-wset1")
     code, _, said = stoker(*DEPLOY, "--region", REGION)
     assert code == 0 and f"function in {SLIP}: perhaps still there" in said and f"--forget {SLIP} leaves it" in said
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and found.leaving == ("europe-wset1", SLIP)
     assert stoker(*DEPLOY, "--forget", SLIP, "--forget", "europe-wset1")[0] == 0
-    again = record.find(bucket)
+    again = deployment_record.find(bucket)
     assert again == replace(found, leaving=())
 
 
@@ -50,12 +50,12 @@ def test_removing_takes_what_it_can_and_names_the_rest(
     google: GoogleProject, bucket: MemoryStore, stoker: Stoker
 ) -> None:
     assert stoker(*DEPLOY)[0] == 0
-    record.write(bucket, HALFWAY)
+    deployment_record.write(bucket, HALFWAY)
     google.nowhere = (SLIP, "europe-wset1")
     code, _, said = stoker(*REMOVE)
     told = said.splitlines()[-1]
     assert code != 0 and f"locations/{SLIP}/functions/" in told and "--forget REGION" in told
     assert PLAN.topic not in google.things, "what is the project's is gone"
-    assert record.read(bucket, "gcp") is not None
+    assert deployment_record.read(bucket, "gcp") is not None
     assert stoker(*REMOVE, "--forget", SLIP, "--forget", "europe-wset1")[0] == 0
     assert not list(bucket.list(keys.DEPLOYED))

@@ -7,8 +7,8 @@ import json
 import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 
-from stoker.deploying import passing, record
-from stoker.deploying.record import Deployed
+from stoker.governor import deployment_record, pass_role
+from stoker.governor.deployment_record import Deployed
 from stoker.model.spec import Ec2Resources, GceResources, Resources, SagemakerResources, Spec
 from stoker.testing.memory import MemoryStore
 
@@ -29,7 +29,7 @@ def passable(account: Account) -> str:
 def test_roles_are_kept_until_they_are_given_up(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
     assert stoker(*DEPLOY, "--pass-role", "vision", "--pass-role", "nlp")[0] == 0
     assert stoker(*DEPLOY)[0] == 0
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and found.identities == ("vision", "nlp")
     assert passable(account) == '[["arn:aws:iam::*:role/vision", "arn:aws:iam::*:role/nlp"]]'
     code, _, said = stoker(*DEPLOY, "--no-pass-role", "--pass-role", "nlp")
@@ -49,7 +49,7 @@ KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890
 def test_keys_are_kept_until_they_are_given_up(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
     assert stoker(*DEPLOY, "--kms-key", KEY)[0] == 0
     assert stoker(*DEPLOY)[0] == 0
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and found.keys == (KEY,) and KEY in json.dumps(account.stacks[HOME])
     code, _, said = stoker(*DEPLOY, "--no-kms-key")
     assert code == 0 and f"given up: {KEY}\n" in said and KEY not in json.dumps(account.stacks[HOME])
@@ -92,7 +92,7 @@ def gce(account: str | None) -> Spec:
     ],
 )
 def test_nothing_is_said_of_what_it_may_pass(deployed: Deployed, spec: Spec) -> None:
-    assert passing.remark(deployed, spec) is None
+    assert pass_role.remark(deployed, spec) is None
 
 
 @pytest.mark.parametrize(
@@ -110,5 +110,5 @@ def test_nothing_is_said_of_what_it_may_pass(deployed: Deployed, spec: Spec) -> 
     ],
 )
 def test_what_it_may_not_pass_is_one_line_with_the_option(deployed: Deployed, spec: Spec, told: str) -> None:
-    said = passing.remark(deployed, spec)
+    said = pass_role.remark(deployed, spec)
     assert said is not None and told in said and "\n" not in said

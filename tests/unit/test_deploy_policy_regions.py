@@ -8,7 +8,7 @@ import pytest
 from deployed_account import DENIED, HOME, Account, Stoker, account, bucket, stoker
 
 from stoker.cli import policy as command
-from stoker.deploying import record
+from stoker.governor import deployment_record
 from stoker.policy import versions
 from stoker.testing.memory import MemoryStore
 
@@ -32,7 +32,7 @@ def test_the_policys_regions_send_their_events(account: Account, bucket: MemoryS
     versions.write(bucket, POLICY, "me", "")
     code, _, said = stoker(*DEPLOY, "--sagemaker")
     assert code == 0 and "events come from eu-west-1, too: the policy is about training jobs there\n" in said
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and found.elsewhere == ("eu-west-1",) and {*account.stacks} == {HOME, "eu-west-1"}
     code, _, said = stoker(*DEPLOY)
     assert code == 0 and "events come from" not in said, "once"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from deployed_account import DENIED, HOME, NOT_ENABLED, NOWHERE, Account, Stoker, account, bucket, stoker
 
-from stoker.deploying import record
-from stoker.deploying.record import Deployed
 from stoker.external_jobs.gpu_alarms import prefix
+from stoker.governor import deployment_record
+from stoker.governor.deployment_record import Deployed
 from stoker.model import keys
 from stoker.policy import versions
 from stoker.testing.memory import MemoryStore
@@ -44,7 +44,7 @@ def test_one_that_was_closed_later_can_be_given_up(account: Account, bucket: Mem
     code, _, said = stoker(*DEPLOY, "--no-events-from")
     assert code == 0 and "in eu-west-1: removed" in said
     assert "in me-south-1: perhaps still there" in said and "--forget me-south-1 leaves it as it is" in said
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and (found.elsewhere, found.leaving) == ((), ("me-south-1",))
 
     # It is tried again until it is open, or nobody wants to know.
@@ -52,7 +52,7 @@ def test_one_that_was_closed_later_can_be_given_up(account: Account, bucket: Mem
     account.closed.clear()
     assert "in me-south-1: removed" in stoker(*DEPLOY)[2]
     assert [*account.stacks] == [HOME]
-    left = record.find(bucket)
+    left = deployment_record.find(bucket)
     assert left is not None and left.leaving == ()
 
 
@@ -60,7 +60,7 @@ def test_a_region_is_forgotten_by_who_says_so(account: Account, bucket: MemorySt
     assert stoker(*DEPLOY, "--events-from", "eu-west-1", "--events-from", "me-south-1")[0] == 0
     account.closed["me-south-1"] = NOT_ENABLED
     assert stoker(*DEPLOY, "--forget", "me-south-1")[0] == 0
-    found = record.find(bucket)
+    found = deployment_record.find(bucket)
     assert found is not None and (found.elsewhere, found.leaving) == (("eu-west-1",), ())
     assert stoker(*REMOVE)[0] == 0
     assert stoker(*DEPLOY, "--forget", HOME)[::2] == (2, f"stoker: --forget {HOME}: the governor itself is there\n")
@@ -75,7 +75,7 @@ def test_removing_takes_what_it_can_and_names_the_rest(account: Account, bucket:
     told = said.splitlines()[-1]
     assert "perhaps a stack (" in told and " in me-south-1; remove it by hand, or try again" in told
     assert "`--forget me-south-1` leaves as it is what is there" in told and told.count("perhaps") == 1
-    assert record.find(bucket) is None and record.read(bucket, "aws") is not None
+    assert deployment_record.find(bucket) is None and deployment_record.read(bucket, "aws") is not None
     assert stoker(*REMOVE)[0] != 0, "it is on record until it is gone, or forgotten"
     assert stoker(*REMOVE, "--forget", "me-south-1")[0] == 0
     assert not list(bucket.list(keys.DEPLOYED))
@@ -105,11 +105,11 @@ def test_a_log_that_a_call_makes_again_goes_too(account: Account, stoker: Stoker
 def test_what_is_on_record_before_anything_is_made() -> None:
     """All that is to be, and all that may be there; only what was relied on still is."""
     wanted = Deployed("aws", "stoker-1", HOME, "stoker-1", "0" * 64, "me", elsewhere=("eu-west-1",))
-    assert record.begun(wanted, None) == replace(wanted, state="making")
+    assert deployment_record.begun(wanted, None) == replace(wanted, state="making")
     before = replace(wanted, elsewhere=("eu-west-1", "eu-north-1"), leaving=("ap-south-1",), notify=("sns:x",))
-    begun = record.begun(wanted, before)
+    begun = deployment_record.begun(wanted, before)
     assert begun == replace(wanted, leaving=("eu-north-1", "ap-south-1"), notify=("sns:x",), state="there")
     for state in ("making", "removing"):
-        assert record.begun(wanted, replace(before, state=state)).state == "making"
-    elsewhere = record.begun(replace(wanted, region="eu-north-1"), before)
+        assert deployment_record.begun(wanted, replace(before, state=state)).state == "making"
+    elsewhere = deployment_record.begun(replace(wanted, region="eu-north-1"), before)
     assert elsewhere.leaving == ("ap-south-1", HOME)

@@ -9,8 +9,8 @@ import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, refused, stoker
 
 from stoker.deploying import aws_status
-from stoker.governor.clock import record_pass
 from stoker.governor.serverless.aws import NAME as SIGN
+from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.testing.memory import MemoryStore
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from stoker.deploying import aws, forwarding, package, record
+from stoker.deploying import aws, forwarding, package
 from stoker.deploying.package import Package
 from stoker.deploying.template import template
+from stoker.governor import deployment_record
 from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.store.base import open_store
@@ -160,7 +161,7 @@ def test_two_stores_never_meet() -> None:
 def test_a_folder_has_no_governor_on_aws(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="s3://BUCKET/PREFIX"):
         aws.planned(open_store(tmp_path.as_uri()), NOTHING, "us-east-1")
-    assert record.find(open_store(tmp_path.as_uri())) is None
+    assert deployment_record.find(open_store(tmp_path.as_uri())) is None
 
 
 def test_endpoints_of_a_bucket_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ def test_the_function_of_google_names_what_it_needs() -> None:
     with zipfile.ZipFile(io.BytesIO(package.for_cloud_run().data)) as archive:
         names = archive.namelist()
         wanted = archive.read("requirements.txt").decode()
-    assert "main.py" in names and "stoker/governor/govern.py" in names
+    assert "main.py" in names and "stoker/governor/loop.py" in names
     assert not [name for name in names if name.startswith(("stoker/testing/", "stoker/cli/"))]
     assert [line.split("=")[0].split(">")[0] for line in wanted.splitlines()] == [
         "functions-framework",

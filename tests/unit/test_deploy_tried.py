@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 
-from stoker.deploying import aws, record
+from stoker.deploying import aws
+from stoker.governor import deployment_record
 from stoker.providers.ec2.client import Clients
 from stoker.testing.memory import MemoryStore
 
@@ -39,13 +40,13 @@ def test_an_update_that_breaks_it_is_not_relied_on(
     account: Account, bucket: MemoryStore, stoker: Stoker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stoker(*DEPLOY)[0] == 0
-    assert record.find(bucket) is not None
+    assert deployment_record.find(bucket) is not None
     monkeypatch.setattr(aws, "_TRY_S", 0.0)
     account.answers = broken
     code, _, said = stoker(*DEPLOY, "--sagemaker")
     assert code != 0 and "is deployed, and fails: ImportError: no module" in said
-    assert record.find(bucket) is None, "it worked before, and does not now"
-    there = record.read(bucket, "aws")
+    assert deployment_record.find(bucket) is None, "it worked before, and does not now"
+    there = deployment_record.read(bucket, "aws")
     assert there is not None and there.state == "making" and there.sagemaker
 
 
@@ -53,11 +54,11 @@ def test_what_passes_in_a_moment_is_tried_again(account: Account, bucket: Memory
     answers = [broken, account.answers]
     account.answers = lambda told: answers.pop(0)(told)
     assert stoker(*DEPLOY)[0] == 0
-    assert len(account.invoked) == 2 and record.find(bucket) is not None
+    assert len(account.invoked) == 2 and deployment_record.find(bucket) is not None
 
 
 def test_whoever_wakes_it_does_not_wait(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
     assert stoker(*DEPLOY)[0] == 0
     account.invoked.clear()
-    found = record.wake(bucket, ["x-bcdf"])
+    found = deployment_record.wake(bucket, ["x-bcdf"])
     assert found is not None and account.invoked == [("Event", {"stoker": {"jobs": ["x-bcdf"]}})]

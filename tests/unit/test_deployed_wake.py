@@ -13,13 +13,13 @@ from woken_world import submit
 from stoker import client
 from stoker.cli import attached, main
 from stoker.cli.printing import tell_problem
-from stoker.deploying import aws, passing, record
-from stoker.deploying.record import Deployed
-from stoker.governor import background
+from stoker.deploying import aws
+from stoker.governor import background, deployment_record, pass_role
 from stoker.governor.background import Governed, call_deployed, carry_on
-from stoker.governor.clock import record_pass
+from stoker.governor.deployment_record import Deployed
 from stoker.governor.serverless.aws import NAME as LAMBDA
 from stoker.governor.serverless.gcp import NAME as CLOUD_RUN
+from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.model.errors import AuthDenied
 from stoker.model.log_entries import Ended
@@ -54,7 +54,7 @@ def woken(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]
         found.append(jobs)
         record_pass(store, LAMBDA, 0, time.monotonic)
 
-    monkeypatch.setattr(record, "find", lambda _store: DEPLOYED)
+    monkeypatch.setattr(deployment_record, "find", lambda _store: DEPLOYED)
     monkeypatch.setattr(aws, "wake", call)
     return found
 
@@ -84,9 +84,9 @@ def test_where_others_govern_too_the_deployed_governor_is_called_and_not_waited_
     store: Store, tmp_path: Path, woken: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(store, tmp_path)
-    monkeypatch.setattr(record, "has_passed", lambda *_: pytest.fail("it is waited for"))
+    monkeypatch.setattr(deployment_record, "has_passed", lambda *_: pytest.fail("it is waited for"))
     assert call_deployed(store, [job]) == Governed(by="stoker-1 in us-east-1")
-    monkeypatch.setattr(record, "has_passed", lambda *_: False)
+    monkeypatch.setattr(deployment_record, "has_passed", lambda *_: False)
     assert "has done nothing" in str(call_deployed(store, [job], relied_on=True).problem)
 
 
@@ -120,7 +120,7 @@ def test_a_governor_that_is_called_and_does_nothing_is_told_and_replaced(
     job = submit(store, tmp_path)
     elsewhere(monkeypatch)
     monkeypatch.setattr(aws, "wake", lambda _deployed, _jobs: None)
-    monkeypatch.setattr(record, "ANSWERS_WITHIN_S", 0.1)
+    monkeypatch.setattr(deployment_record, "ANSWERS_WITHIN_S", 0.1)
     monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
     governed = carry_on(store, [job])
     assert governed.by is None and "stoker-1 in us-east-1 was called and has done nothing" in str(governed.problem)
@@ -134,7 +134,7 @@ def test_what_it_may_not_pass_is_told_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(passing, "remark", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}")
+    monkeypatch.setattr(pass_role, "remark", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}")
     elsewhere(monkeypatch)
     job = submit(store, tmp_path)
     name = job.rpartition("-")[0]
@@ -145,7 +145,7 @@ def test_what_it_may_not_pass_is_told_with_the_command(
 
 
 def test_passes_are_looked_for_where_they_are_written() -> None:
-    assert record.SIGNS == {"aws": LAMBDA, "gcp": CLOUD_RUN}
+    assert deployment_record.SIGNS == {"aws": LAMBDA, "gcp": CLOUD_RUN}
 
 
 def test_stopping_and_resuming_from_python_wake_it(
@@ -194,6 +194,6 @@ def test_a_record_that_makes_no_sense_is_no_governor() -> None:
     bucket = MemoryStore(clock=lambda: datetime.now(timezone.utc))
     for data in (b"", b"{", b"[]", b'{"cloud": "aws"}'):
         bucket.put(keys.deployed("aws"), data)
-        assert record.read(bucket, "aws") is None
-    record.write(bucket, DEPLOYED)
-    assert record.read(bucket, "aws") == DEPLOYED
+        assert deployment_record.read(bucket, "aws") is None
+    deployment_record.write(bucket, DEPLOYED)
+    assert deployment_record.read(bucket, "aws") == DEPLOYED

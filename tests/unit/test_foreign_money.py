@@ -10,8 +10,9 @@ from foreign_world import HOUR_S, REGION, World, events
 
 from stoker.external_jobs import index
 from stoker.external_jobs.clone_chain import Told
-from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.foreign.money import read_expenses
+from stoker.governor.budget_tracker import Bookkeeper
+from stoker.governor.cost_ledger import read_spent
+from stoker.governor.external_costs import read_expenses
 from stoker.governor.observe import Memory
 from stoker.model.errors import StoreDenied
 from stoker.model.observed import Known
@@ -19,7 +20,6 @@ from stoker.model.policy import House
 from stoker.policy.versions import current, house
 from stoker.providers.price_table import Price
 from stoker.reading.accounts import read_accounts
-from stoker.spent import read_spent
 from stoker.store.base import Store
 
 BUDGET = "- {name: money, budget: {dollars: 100, period: month, by: team}}"
@@ -129,7 +129,7 @@ def test_books_that_cannot_be_read_stop_nobody(monkeypatch: pytest.MonkeyPatch) 
         raise StoreDenied("no")
 
     world = World(BUDGET.replace("}}", "}, then: refuse}"))
-    monkeypatch.setattr("stoker.governor.bookkeeping.read_spent", denied)
+    monkeypatch.setattr("stoker.governor.budget_tracker.read_spent", denied)
     world.account.start(**SPOTLESS)
     world.wake()
     assert world.account.job().status == "InProgress"

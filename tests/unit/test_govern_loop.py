@@ -11,8 +11,8 @@ import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker.core.snapshot import Append, Plan, Terminate, Unmark
-from stoker.governor import govern
-from stoker.governor.govern import TICK_FAR_S, TICK_NEAR_S, Pass
+from stoker.governor import loop
+from stoker.governor.loop import TICK_FAR_S, TICK_NEAR_S, Pass
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched, Warned
@@ -36,8 +36,8 @@ def world() -> ScriptedWorld:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the loop slept for; the jitter is left out."""
     found: list[float] = []
-    monkeypatch.setattr(govern.time, "sleep", found.append)
-    monkeypatch.setattr(govern.random, "uniform", lambda low, high: (low + high) / 2)
+    monkeypatch.setattr(loop.time, "sleep", found.append)
+    monkeypatch.setattr(loop.random, "uniform", lambda low, high: (low + high) / 2)
     return found
 
 
@@ -65,7 +65,7 @@ def test_it_sleeps_until_a_deadline_or_the_tick(
 
 def test_the_tick_is_jittered_by_a_fifth(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(govern.time, "sleep", slept.append)
+    monkeypatch.setattr(loop.time, "sleep", slept.append)
     for _ in range(200):
         world.governor().sleep(None)
     assert min(slept) >= 0.8 * TICK_NEAR_S and max(slept) <= 1.2 * TICK_NEAR_S
@@ -185,8 +185,8 @@ def ended_world(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, error: Ex
         (None, 0.0, False),
         (StoreUnavailable("did not answer"), 0.0, True),
         (StoreUnavailable("did not answer"), 60.0, True),
-        (StoreUnavailable("did not answer"), govern.NOTED_WITHIN_S - 1, True),
-        (StoreUnavailable("did not answer"), govern.NOTED_WITHIN_S, False),
+        (StoreUnavailable("did not answer"), loop.NOTED_WITHIN_S - 1, True),
+        (StoreUnavailable("did not answer"), loop.NOTED_WITHIN_S, False),
         (StoreDenied("may not write there"), 0.0, False),
         (RuntimeError("a bug in telling"), 0.0, False),
     ],
@@ -211,7 +211,7 @@ def test_only_what_ended_lately_is_held_back_and_nothing_else_of_the_plan(
     monkeypatch.setattr(governor.teller, "note", away)
     late = replace(make_state(ENDED, job="old-aaaa"), job="old-aaaa")
     assert late.ended is not None
-    late = replace(late, ended=replace(late.ended, at=clock.now() - timedelta(seconds=govern.NOTED_WITHIN_S)))
+    late = replace(late, ended=replace(late.ended, at=clock.now() - timedelta(seconds=loop.NOTED_WITHIN_S)))
     new = make_state(ENDED, job="new-aaaa")
     assert new.ended is not None
     new = replace(new, ended=replace(new.ended, at=clock.now()))
@@ -239,7 +239,7 @@ def test_a_job_whose_money_cannot_be_written_down_stays_active(
     def refuse(*_: object) -> None:
         raise StoreDenied("may not write there")
 
-    monkeypatch.setattr(govern, "write_spent", refuse)
+    monkeypatch.setattr(loop, "write_spent", refuse)
     world.submit(A, Claimed(SPOT_A, 1), Launched(2, nodes(2)), ENDED)
     world.cloud.machines = {"i-2-0": replace(_running("i-2-0", 2), state="gone")}
     done = world.governor().run_pass()
@@ -300,7 +300,7 @@ def test_places_are_swept_at_once_and_then_now_and_then(world: ScriptedWorld) ->
     world.cloud.machines = {"i-2-0": _running("i-2-0", 2)}
     governor = world.governor()
     swept: list[int] = []
-    for seconds in (0.0, 30.0, govern.SWEEP_EVERY_S - 30.0, 1.0):
+    for seconds in (0.0, 30.0, loop.SWEEP_EVERY_S - 30.0, 1.0):
         world.cloud.now_s += seconds
         governor.run_pass()
         swept.append(len(world.cloud.called("list_leftovers")))
@@ -329,16 +329,16 @@ def test_a_pass_over_some_jobs_begins_the_accounts_of_all_and_reads_only_these(
 
 def test_markets_are_read_anew_now_and_then(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    reader = govern.MarketReader
+    reader = loop.MarketReader
 
     def reading(*args: Any) -> Any:
         made.append(args)
         return reader(*args)
 
-    monkeypatch.setattr(govern, "MarketReader", reading)
+    monkeypatch.setattr(loop, "MarketReader", reading)
     governor = world.governor()
     counts = []
-    for seconds in (0.0, 30.0, govern.MARKETS_FOR_S - 30.0):
+    for seconds in (0.0, 30.0, loop.MARKETS_FOR_S - 30.0):
         world.cloud.now_s += seconds
         governor.run_pass()
         counts.append(len(made))

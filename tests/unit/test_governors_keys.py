@@ -13,8 +13,8 @@ from typing import Any, Literal
 import foreign_world
 import pytest
 
-from stoker.governor.clock import read_clock
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
+from stoker.governor.store_clock import read_clock
 from stoker.model import keys
 from stoker.notifications.dispatcher import Teller
 from stoker.policy import versions

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.governor import background, guard
-from stoker.governor.guard import Guard, guarding, watch
+from stoker.governor import background, handover_guard
+from stoker.governor.handover_guard import Guard, guarding, watch
 from stoker.model.errors import StoreDenied, UserError
 
 URL = "file:///somewhere"
@@ -64,7 +64,7 @@ def open_files() -> list[str]:
 def spawned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Spawned]:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     found = Spawned()
-    monkeypatch.setattr(guard, "_spawn", found.spawn)
+    monkeypatch.setattr(handover_guard, "_spawn", found.spawn)
     yield found
     for reader in found.readers:
         if reader >= 0:
@@ -94,7 +94,7 @@ def test_released_jobs_are_nobodys_business(pipe: tuple[int, int]) -> None:
 
 
 def test_a_line_may_come_in_parts(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_READ_BYTES", 3)
+    monkeypatch.setattr(handover_guard, "_READ_BYTES", 3)
     reader, writer = pipe
     os.write(writer, b"job a-aaaa\njob b-bb")
     os.close(writer)
@@ -103,7 +103,7 @@ def test_a_line_may_come_in_parts(pipe: tuple[int, int], monkeypatch: pytest.Mon
 
 def selecting(monkeypatch: pytest.MonkeyPatch, waits: list[float | None], advance: Callable[[float], None]) -> None:
     """A `select` that records how long it would wait, and lets that time pass at once."""
-    real = guard.select.select
+    real = handover_guard.select.select
 
     def select(readers: list[int], _w: object, _x: object, wait_s: float | None) -> object:
         waits.append(wait_s)
@@ -112,7 +112,7 @@ def selecting(monkeypatch: pytest.MonkeyPatch, waits: list[float | None], advanc
             advance(wait_s)
         return ready if ready[0] or wait_s is not None else pytest.fail("it would wait for ever")
 
-    monkeypatch.setattr(guard.select, "select", select)
+    monkeypatch.setattr(handover_guard.select, "select", select)
 
 
 def test_a_process_that_passed_and_fell_silent_is_taken_over(
@@ -140,7 +140,7 @@ def test_a_governor_that_passes_every_quarter_of_a_minute_is_not_silent(
 
 def test_each_pass_begins_the_wait_anew(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     moments, waits = iter([0.0, 60.0, 60.0, 60.0]), list[float | None]()
-    monkeypatch.setattr(guard, "_READ_BYTES", len(b"pass\n"))
+    monkeypatch.setattr(handover_guard, "_READ_BYTES", len(b"pass\n"))
     selecting(monkeypatch, waits, lambda _: None)
     reader, writer = pipe
     os.write(writer, b"pass\npass\n")
@@ -176,11 +176,11 @@ def test_the_guard_closes_its_pipe_before_it_takes_over(pipe: tuple[int, int], m
         return watch(pipe)  # type: ignore[return-value]
 
     monkeypatch.setattr(background, "take_over", take_over)
-    monkeypatch.setattr(guard, "watch", watching)
-    monkeypatch.setattr(guard.sys, "argv", ["guard", str(reader), URL])
+    monkeypatch.setattr(handover_guard, "watch", watching)
+    monkeypatch.setattr(handover_guard.sys, "argv", ["guard", str(reader), URL])
     os.write(writer, b"job a-aaaa\n")
     os.close(writer)
-    guard.main()
+    handover_guard.main()
     assert taken == [(URL, ("a-aaaa",))]
     assert inheritable == [False], "the governor that it starts must not hold the pipe"
 
@@ -188,9 +188,9 @@ def test_the_guard_closes_its_pipe_before_it_takes_over(pipe: tuple[int, int], m
 def test_a_released_guard_takes_nothing_over(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = pipe
     monkeypatch.setattr(background, "take_over", lambda *_: pytest.fail("it was released"))
-    monkeypatch.setattr(guard.sys, "argv", ["guard", str(reader), URL])
+    monkeypatch.setattr(handover_guard.sys, "argv", ["guard", str(reader), URL])
     os.write(writer, b"job a-aaaa\nreleased\n")
-    guard.main()
+    handover_guard.main()
 
 
 # ── The guarded process ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +249,7 @@ def test_where_no_new_guard_can_be_started_nothing_is_written_anywhere(
         raise OSError("too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(guard.os, "pipe", fail)
+        patch.setattr(handover_guard.os, "pipe", fail)
         guarded.passed()
     assert guarded.problem == "too many open files"
     # The number of the closed end is another file's by now: the guard must not write there, nor close it.
@@ -289,7 +289,7 @@ def test_a_guard_that_cannot_be_started_is_a_problem_and_no_error(
     def fail(*_: object) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr(guard, "_spawn", fail)
+    monkeypatch.setattr(handover_guard, "_spawn", fail)
     guarded = Guard(URL)
     guarded.job("a-aaaa")
     assert guarded.problem == "no memory" and guarded.jobs == ["a-aaaa"]
@@ -325,12 +325,12 @@ def test_the_guard_runs_in_a_session_of_its_own_and_says_things_in_the_governors
 ) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     started: list[tuple[list[str], dict[str, object]]] = []
-    monkeypatch.setattr(guard.subprocess, "Popen", lambda line, **how: started.append((line, how)))
+    monkeypatch.setattr(handover_guard.subprocess, "Popen", lambda line, **how: started.append((line, how)))
     output = tmp_path / "home" / "governors" / "x.log"
     output.parent.mkdir(parents=True)
     output.write_bytes(b"before\n")
-    guard._spawn(URL, 7, output)
+    handover_guard._spawn(URL, 7, output)
     ((line, how),) = started
-    assert line[1:] == ["-m", "stoker.governor.guard", "7", URL]
+    assert line[1:] == ["-m", "stoker.governor.handover_guard", "7", URL]
     assert how["start_new_session"] is True and how["pass_fds"] == (7,) and how["cwd"] == output.parent
     assert output.read_bytes() == b"before\n", "what a governor said before is kept"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.clock import read_clock
+from stoker.governor.store_clock import read_clock
 from stoker.model.errors import StoreDenied
 from stoker.policy import versions
 from stoker.policy.reader import HouseReader

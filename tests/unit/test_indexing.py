@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker.governor import indexing
-from stoker.governor.indexing import REFRESH_FAR_S, REFRESH_NEAR_S, Indexer
+from stoker.governor import index_writer
+from stoker.governor.index_writer import REFRESH_FAR_S, REFRESH_NEAR_S, Indexer
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied
@@ -127,13 +127,13 @@ def test_facts_of_attempts_that_are_closed_are_read_and_those_at_hand_are_not(
     left = Exit(outcome="interrupted", why="notice", at=at(5), trained_s=33.0)
     desk.world.store.put(keys.exit_(node), codec.dumps(left))
     read: list[int] = []
-    real = indexing.node_facts.read_claim
+    real = index_writer.node_facts.read_claim
 
     def reading(store: object, job: str, claim: object) -> object:
         read.append(claim.number)  # type: ignore[attr-defined]
         return real(store, job, claim)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(indexing.node_facts, "read_claim", reading)
+    monkeypatch.setattr(index_writer.node_facts, "read_claim", reading)
     assert desk.update(make_facts(5, beat=make_beat(0, etag="e9")))
     assert read == [2]
     assert [attempt.claim for attempt in desk.record().summary.attempts] == [2, 5]
@@ -144,7 +144,7 @@ def test_a_log_that_moved_on_while_its_record_was_written_is_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = Desk()
-    write, turns = indexing.write_index, list[int]()
+    write, turns = index_writer.write_index, list[int]()
 
     def rival(store: object, record: IndexRecord, **named: object) -> None:
         turns.append(record.state.seq)
@@ -152,7 +152,7 @@ def test_a_log_that_moved_on_while_its_record_was_written_is_written_again(
             assert job_log.append(desk.world.store, A, 4, Record(job_log.new_token(), "b", "enough", StopAsked("jane")))
         write(store, record, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(indexing, "write_index", rival)
+    monkeypatch.setattr(index_writer, "write_index", rival)
     desk.update()
     assert turns == [3, 4] and desk.record().state.seq == 4
 
@@ -199,7 +199,7 @@ def test_jobs_that_are_over_are_dropped_and_a_store_that_refuses_ends_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise StoreDenied("may not write there")
 
-    monkeypatch.setattr(indexing, "write_index", refuse)
+    monkeypatch.setattr(index_writer, "write_index", refuse)
     desk.indexer.update_all([job], {}, at(0))
     with pytest.raises(StoreDenied):
         desk.indexer.update(job, "", at(0))

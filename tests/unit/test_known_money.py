@@ -16,7 +16,8 @@ from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Snapshot
 from stoker.core.summary import summarize
-from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.budget_tracker import Bookkeeper
+from stoker.governor.cost_ledger import Parsed, Spent, _key, keep_spent, read_spent, write_spent
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.log_entries import (
@@ -36,7 +37,6 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.policy.policy_file import parse_policy
 from stoker.reading.costs import report, whole_days
-from stoker.spent import Parsed, Spent, _key, keep_spent, read_spent, write_spent
 from stoker.store import job_log
 from stoker.store.job_index import IndexRecord, read_submission, write_index
 from stoker.testing.memory import MemoryStore

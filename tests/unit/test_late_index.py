@@ -12,8 +12,8 @@ from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, Launch, Plan
 from stoker.core.summary import summarize
 from stoker.governor.apply import Applier
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.loop import Governor
 from stoker.governor.observe import Memory, active_jobs
 from stoker.jobfile import Job
 from stoker.model import keys

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.core.governor_settings import DEFAULT
 from stoker.governor.apply import Applier, longest_life_s
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
 from stoker.governor.observe import Memory
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.model.policy import Exemption, House, Rule

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stoker.core.market import UNKNOWN, Tally
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor
-from stoker.governor.market import MarketReader, MarketWriter
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.loop import Governor
+from stoker.governor.market_records import MarketReader, MarketWriter
 from stoker.model import codec, keys
 from stoker.model.errors import NoCapacity, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState

@@ -20,7 +20,7 @@ DOCUMENTED = [
     ("core.market", "_PRIOR_HOURS", 10.0, "spot.md", "counts as much as ten hours of watching"),
     ("core.market", "_RECLAIM_COSTS_H", 0.5, "spot.md", "half an hour for each reclaim in a machine-hour"),
     ("core.market", "_DRY_COSTS_H", 3 / 60, "spot.md", "three minutes for the share of tries that found nothing"),
-    ("governor.market", "KEPT.days", 30, "spot.md", "after a month they are removed"),
+    ("governor.market_records", "KEPT.days", 30, "spot.md", "after a month they are removed"),
     ("notifications.outbox", "GIVE_UP.total_seconds()", 6 * 3600, "notifications.md", "After six hours it is given up."),
     ("notifications.outbox", "FRESH.total_seconds()", 3 * 3600, "notifications.md", "What is more than three hours old when"),
     ("notifications.outbox", "[each.total_seconds() for each in PAUSES]", [20, 120, 600, 3600], "notifications.md",
@@ -31,8 +31,8 @@ DOCUMENTED = [
     ("core.budget_reservations", "START_S", 600.0, "governance.md", "ten minutes for the start"),
     ("removing", "COLLECT_AFTER.days", 1, "bounds.md", "than a day"),
     ("removing", "UNUSED_FOR.days", 30, "how-it-works.md", "of what was unused for 30 days"),
-    ("governor.indexing", "_FAR_RECORDS_PER_S", 0.2, "costs.md", "refreshed every `jobs / 0.2` seconds"),
-    ("governor.indexing", "REFRESH_FAR_S", 60.0, "costs.md", "and at least a minute apart"),
+    ("governor.index_writer", "_FAR_RECORDS_PER_S", 0.2, "costs.md", "refreshed every `jobs / 0.2` seconds"),
+    ("governor.index_writer", "REFRESH_FAR_S", 60.0, "costs.md", "and at least a minute apart"),
 ]  # fmt: skip
 
 

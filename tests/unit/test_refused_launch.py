@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from stoker import Job, client
 from stoker.cli import cli
-from stoker.governor.govern import Governor
+from stoker.governor.loop import Governor
 from stoker.model import keys
 from stoker.model.errors import NoCapacity, QuotaExceeded, StoreDenied, Transient, UserError
 from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record

@@ -12,9 +12,9 @@ import pytest
 
 from stoker import Job, client
 from stoker.core.snapshot import Plan, Snapshot, Terminate
-from stoker.governor import govern
-from stoker.governor.clock import FRESH_S, Freshness, with_sleep
-from stoker.governor.govern import Governor
+from stoker.governor import loop
+from stoker.governor.loop import Governor
+from stoker.governor.store_clock import FRESH_S, Freshness, with_sleep
 from stoker.providers.local.provider import LocalProvider
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
@@ -67,7 +67,7 @@ def test_a_plan_that_outlasted_a_sleep_or_a_stop_is_dropped(
             happens(clocks, 8 * 3600)
         return Plan((Terminate("train-aaaa", f"machine-{len(decided)}", "local", "it fell silent"),))
 
-    monkeypatch.setattr(govern, "decide", decide)
+    monkeypatch.setattr(loop, "decide", decide)
     governor = Governor(store, monotonic=lambda: clocks.monotonic_s, with_sleep=lambda: clocks.with_sleep_s)
     done = governor.run_pass()
     assert ended == [] and done.actions == ()
@@ -79,7 +79,7 @@ def test_a_plan_that_outlasted_a_sleep_or_a_stop_is_dropped(
 def test_a_decision_is_as_of_the_time_when_the_observation_began(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped while it observes, a governor must not take everything that it saw for silent."""
     clocks, decided = Clocks(), []
-    observe = govern.observe
+    observe = loop.observe
 
     def slow(*arguments: object) -> object:
         clocks.run(3600)
@@ -89,8 +89,8 @@ def test_a_decision_is_as_of_the_time_when_the_observation_began(store: Store, m
         decided.append(now)
         return Plan()
 
-    monkeypatch.setattr(govern, "observe", slow)
-    monkeypatch.setattr(govern, "decide", decide)
+    monkeypatch.setattr(loop, "observe", slow)
+    monkeypatch.setattr(loop, "decide", decide)
     done = Governor(store, monotonic=lambda: clocks.monotonic_s, with_sleep=lambda: clocks.with_sleep_s).run_pass()
     assert done.at - decided[0] >= timedelta(seconds=3600)
 

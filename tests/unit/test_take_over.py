@@ -13,7 +13,7 @@ from test_background import Governed, held_lock, open_job
 from stoker.core.snapshot import Unmark
 from stoker.governor import background
 from stoker.governor.background import Governed as Result
-from stoker.governor.govern import Pass
+from stoker.governor.loop import Pass
 from stoker.model import keys
 from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Record, Submitted

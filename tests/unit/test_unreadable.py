@@ -13,7 +13,8 @@ import pytest
 from stoker import client
 from stoker.cli import main
 from stoker.core.summary import summarize
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.cost_ledger import read_spent
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.model import keys
@@ -21,7 +22,6 @@ from stoker.model.errors import Transient, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Instance, Offering
 from stoker.reindexing import reindex
-from stoker.spent import read_spent
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.job_index import IndexRecord

@@ -16,7 +16,7 @@ from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client
 from stoker.external_jobs import govern as foreign
-from stoker.governor.govern import Pass
+from stoker.governor.loop import Pass
 from stoker.governor.observe import active_jobs
 from stoker.governor.serverless import schedule
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken

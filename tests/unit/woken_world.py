@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker import Job, client
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
 from stoker.model import codec, keys
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat, NoticeFact

@@ -23,7 +23,7 @@ from stoker.model.errors import StokerError
 from stoker.store.base import Store
 
 if TYPE_CHECKING:
-    from stoker.governor.guard import Guard
+    from stoker.governor.handover_guard import Guard
 
 # After the end, machines are waited for this long: they leave by themselves.
 _RETIRE_S = 20.0
@@ -43,7 +43,7 @@ def follow_governing(
     `since` is the last decision before a resumption: what was told and printed until then is not told again. `guard` is
     the one that watches over this process already.
     """
-    from stoker.governor.guard import guarding
+    from stoker.governor.handover_guard import guarding
 
     if guard is not None:
         return _follow(store, job, guard, paid=paid, as_json=as_json, since=since)
@@ -99,7 +99,7 @@ def _leave_unheard(store: Store, job: str, error: OSError) -> int:
 @contextmanager
 def _governing(store: Store, guard: Guard) -> Iterator[None]:
     """A governor in a thread of its own. A daemon: a second Ctrl-C need not wait for it."""
-    from stoker.governor.govern import Governor
+    from stoker.governor.loop import Governor
     from stoker.store.base import open_store
 
     enough = threading.Event()

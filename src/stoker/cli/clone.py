@@ -18,7 +18,7 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
     from stoker.cli.planning import agree, show_plan
     from stoker.cli.printing import tell_problem
     from stoker.governor.background import carry_on
-    from stoker.governor.guard import guarding
+    from stoker.governor.handover_guard import guarding
     from stoker.sending import send
 
     store = opened_store()

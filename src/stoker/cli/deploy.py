@@ -81,8 +81,9 @@ def aws(
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
     from stoker.cli.printing import say
     from stoker.deploying import aws as deploying
-    from stoker.deploying import package, record, removing
-    from stoker.deploying.record import Deployed
+    from stoker.deploying import package, removing
+    from stoker.governor import deployment_record
+    from stoker.governor.deployment_record import Deployed
     from stoker.model.errors import UserError
     from stoker.notifications import check_channels
     from stoker.submitting import submitter
@@ -93,7 +94,7 @@ def aws(
     check_channels.check_granted(notify, "--notify", "AWS")
     _check_named(roles, keys)
     where = _region(store, region, offline=dry_run)
-    there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
+    there = None if dry_run and not store.near else deployment_record.read(store, deploying.CLOUD)
     if where in forget:
         raise UserError(f"--forget {where}: the governor itself is there")
     if remove:
@@ -104,7 +105,7 @@ def aws(
         _remove_from_aws(store, where, elsewhere, forget, yes=yes)
         return
     built = package.for_lambda(offline=dry_run)
-    before = record.forgetting(there or Deployed(deploying.CLOUD, "", where, "", "", ""), forget)
+    before = deployment_record.forgetting(there or Deployed(deploying.CLOUD, "", where, "", "", ""), forget)
     training = before.sagemaker if sagemaker is None else sagemaker
     regions = kept(elsewhere, before.elsewhere, give_up=no_elsewhere)
     if not dry_run:
@@ -158,9 +159,10 @@ def gcp(
     """Deploy the governor to Google Cloud: a Cloud Run function, a topic for its messages, and its clock."""
     from stoker.cli.printing import say
     from stoker.deploying import gcp as deploying
-    from stoker.deploying import package, record
+    from stoker.deploying import package
     from stoker.deploying import project as planning
-    from stoker.deploying.record import Deployed
+    from stoker.governor import deployment_record
+    from stoker.governor.deployment_record import Deployed
     from stoker.model.errors import UserError
     from stoker.notifications import check_channels
     from stoker.providers.gce import identity
@@ -169,7 +171,7 @@ def gcp(
 
     store = opened_store()
     check_channels.check_granted(notify, "--notify", "Google Cloud")
-    there = None if dry_run or not store.url.startswith("gs://") else record.read(store, planning.CLOUD)
+    there = None if dry_run or not store.url.startswith("gs://") else deployment_record.read(store, planning.CLOUD)
     whose = project or (there.project if there else None) or _project(offline=dry_run)
     where = _google_region(region or (there.region if there else None))
     built = package.for_cloud_run()

@@ -10,7 +10,7 @@ from stoker.cli.options import opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.core.snapshot import Action
-    from stoker.governor.govern import Pass
+    from stoker.governor.loop import Pass
     from stoker.model.errors import StokerError
 
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
     """Make one pass of the governor over every active job. Any number of governors at once is safe."""
     from stoker.cli.foreign import Others
-    from stoker.governor.govern import Governor
+    from stoker.governor.loop import Governor
 
     store = opened_store()
     governor, others = Governor(store), Others(store)

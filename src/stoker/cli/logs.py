@@ -138,7 +138,7 @@ def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | 
 
 def consoles(store: Store, state: JobState, nodes: Sequence[NodeLog]) -> Iterator[Line]:
     """The consoles of machines that are over and never wrote a word, where their provider keeps them."""
-    from stoker.governor.fleet import Fleet
+    from stoker.governor.connected_providers import Fleet
     from stoker.model.errors import StokerError
     from stoker.providers.base import Speaks
     from stoker.reading.logs import console_lines, unheard_of

@@ -50,7 +50,7 @@ def command(
     from stoker.cli.printing import print_json, say, table, whole
     from stoker.core.market import ordered
     from stoker.core.placement import acceptable
-    from stoker.governor.market import MarketReader
+    from stoker.governor.market_records import MarketReader
     from stoker.heeding import as_housed, cost_bound, house_of
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.model import keys

@@ -12,7 +12,7 @@ from stoker.cli.completing import complete_file
 from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
-    from stoker.deploying.record import Deployed
+    from stoker.governor.deployment_record import Deployed
     from stoker.model.policy import House
     from stoker.model.spec import Spec
     from stoker.policy.versions import Kept
@@ -164,16 +164,16 @@ def _tell_deployed(store: Store, house: House) -> None:
     """A governor that is deployed looks at everything anew, by the new rules. That it cannot be called is a word and no
     error: the policy is set."""
     from stoker.cli.printing import say, warn
-    from stoker.deploying import record
+    from stoker.governor import deployment_record
     from stoker.model.errors import StokerError
 
     try:
-        deployed = record.find(store)
+        deployed = deployment_record.find(store)
         if deployed is None:
             return
         for line in _unheard(deployed, house):
             warn(line)
-        record.wake(store, ())
+        deployment_record.wake(store, ())
     except StokerError as error:
         say(str(error))
 

@@ -100,7 +100,7 @@ class View:
 
 def _look(store: Store, recent: int | None, wanted: Filter) -> View:
     from stoker.cli.foreign import recent as recent_of_others
-    from stoker.governor.clock import last_pass
+    from stoker.governor.store_clock import last_pass
     from stoker.reading.jobs import ALL, list_jobs
 
     found = list_jobs(store, recent, wanted)

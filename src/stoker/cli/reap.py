@@ -11,7 +11,7 @@ from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.core.snapshot import Terminate
-    from stoker.governor.fleet import Fleet
+    from stoker.governor.connected_providers import Fleet
     from stoker.model.offerings import Instance
     from stoker.store.base import Store
 
@@ -28,7 +28,7 @@ def command(dry_run: bool, as_json: bool) -> None:
     and alarms of training jobs of others that are over."""
     from stoker.cli.printing import print_json, whole
     from stoker.external_jobs.govern import sweep as sweep_alarms
-    from stoker.governor.fleet import Fleet
+    from stoker.governor.connected_providers import Fleet
     from stoker.governor.leftovers import sweep
 
     store = opened_store()
@@ -70,8 +70,8 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Inst
     """The machines that nobody may keep, those that are too young to tell, and what could not be looked at. The clouds
     are listed before the logs."""
     from stoker.core import orphans
-    from stoker.governor.clock import governor_name, read_clock
     from stoker.governor.observe import Listing, Memory, observe
+    from stoker.governor.store_clock import governor_name, read_clock
     from stoker.model.observed import Known, Observed, Unknown
 
     listed: dict[tuple[str, str | None], Observed[tuple[Instance, ...]]] = {}

@@ -21,7 +21,7 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
     from stoker import client
     from stoker.cli.printing import say, tell_problem
     from stoker.governor.background import carry_on
-    from stoker.governor.guard import guarding
+    from stoker.governor.handover_guard import guarding
     from stoker.store.find_job import find_job
 
     store = opened_store()

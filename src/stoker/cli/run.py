@@ -75,7 +75,7 @@ def command(
     JOB.yaml is `stoker.yaml` in this folder by default; `stoker run -- python train.py` needs none. Ctrl-C once
     detaches: the job goes on.
     """
-    from stoker.governor.guard import guarding
+    from stoker.governor.handover_guard import guarding
 
     store = opened_store()
     assigned = (*sets, *(_param(text) for text in params))

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stoker.deploying import forwarding, monitoring, record, stacks
+from stoker.deploying import forwarding, monitoring, stacks
 from stoker.deploying.package import Package
-from stoker.deploying.record import Deployed
 from stoker.deploying.template import TIMEOUT_S, Plan, template, tick_name
+from stoker.governor import deployment_record
+from stoker.governor.deployment_record import Deployed
 from stoker.governor.serverless.aws import Rule
 from stoker.governor.serverless.schedule import Switch
 from stoker.model import keys
@@ -195,7 +196,7 @@ def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
 
 
 def _tick() -> str:
-    return json.dumps({"stoker": record.asked(())})
+    return json.dumps({"stoker": deployment_record.asked(())})
 
 
 def _stack(name: str, body: dict[str, Any], region: str) -> Request:
@@ -220,7 +221,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     _check_regions(clients, deployment)
     deployment = _with_room(clients, deployment, say)
     key = keys.deployed_package(package.digest)
-    before = record.read(store, CLOUD)
+    before = deployment_record.read(store, CLOUD)
     wanted = Deployed(
         cloud=CLOUD,
         name=deployment.name,
@@ -234,8 +235,8 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         identities=deployment.roles,
         keys=deployment.keys,
     )
-    begun = record.forgetting(record.begun(wanted, before), deployment.forgotten)
-    record.write(store, begun)
+    begun = deployment_record.forgetting(deployment_record.begun(wanted, before), deployment.forgotten)
+    deployment_record.write(store, begun)
     if store.head(key) is None:
         store.put(key, package.data)
         say(f"sent {key}")
@@ -252,9 +253,9 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         _try(clients, deployment)
     except ProviderError:
         # Nobody is to rely on it.
-        record.write(store, replace(begun, state="making"))
+        deployment_record.write(store, replace(begun, state="making"))
         raise
-    record.write(store, wanted)
+    deployment_record.write(store, wanted)
     store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
     return wanted
 
@@ -345,7 +346,7 @@ def _failure(told: bytes) -> str:
 def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
     """Call the function, without waiting for what it does."""
     client = Clients().get("lambda", deployed.region)
-    payload = json.dumps({"stoker": record.asked(jobs)}).encode()
+    payload = json.dumps({"stoker": deployment_record.asked(jobs)}).encode()
     calling(
         deployed.name,
         lambda: client.invoke(FunctionName=deployed.door, InvocationType="Event", Payload=payload),

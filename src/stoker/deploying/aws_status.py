@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.deploying import monitoring
-from stoker.deploying.record import Deployed
 from stoker.deploying.status import Check, State, checked, clock_text, net_text, waiting_text
 from stoker.deploying.template import net_name, tick_name
+from stoker.governor.deployment_record import Deployed
 from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling, mapped

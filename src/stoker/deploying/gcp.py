@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stoker.deploying import gcp_alerts, project, record
+from stoker.deploying import gcp_alerts, project
 from stoker.deploying.bindings import bind, policy_of, send, unbind
 from stoker.deploying.package import Package
 from stoker.deploying.project import ADDRESS, CLOUD, Bound, Made, Plan
-from stoker.deploying.record import Deployed
+from stoker.governor import deployment_record
+from stoker.governor.deployment_record import Deployed
 from stoker.governor.serverless.gcp import SchedulerJob
 from stoker.governor.serverless.schedule import Switch
 from stoker.model import keys
@@ -44,7 +45,7 @@ def deploy(
     made is in the record before it is. `forgotten` regions are not looked at any more. Raises ProviderError, and
     UserError where roles are missing, or the region does not answer."""
     api = Api()
-    before = record.read(store, CLOUD)
+    before = deployment_record.read(store, CLOUD)
     _check_project(plan, before)
     _check_roles(api, plan)
     _check_region(api, plan)
@@ -62,8 +63,8 @@ def deploy(
         identities=plan.accounts,
         alerts=plan.alerts,
     )
-    begun = record.forgetting(record.begun(wanted, before), forgotten)
-    record.write(store, begun)
+    begun = deployment_record.forgetting(deployment_record.begun(wanted, before), forgotten)
+    deployment_record.write(store, begun)
     if store.head(key) is None:
         store.put(key, package.data)
         say(f"sent {key}")
@@ -78,9 +79,9 @@ def deploy(
         _try(store, wanted)
     except ProviderError:
         # Nobody is to rely on it.
-        record.write(store, replace(begun, state="making"))
+        deployment_record.write(store, replace(begun, state="making"))
         raise
-    record.write(store, wanted)
+    deployment_record.write(store, wanted)
     store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
     return wanted
 
@@ -176,9 +177,9 @@ def _unbind_others(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
 
 def _try(store: Store, deployed: Deployed) -> None:
     """Have it tick once, by the way that all its messages take, and wait for its pass."""
-    before = record.last_pass(store, CLOUD)
-    _publish(deployed, record.asked(()))
-    if not record.has_passed(store, CLOUD, before, _TRY_S):
+    before = deployment_record.last_pass(store, CLOUD)
+    _publish(deployed, deployment_record.asked(()))
+    if not deployment_record.has_passed(store, CLOUD, before, _TRY_S):
         raise ProviderError(
             f"{deployed.name}: is deployed, and has done nothing for {_TRY_S:.0f} s after a message; the log of the "
             f"function in {deployed.region} tells why"
@@ -187,7 +188,7 @@ def _try(store: Store, deployed: Deployed) -> None:
 
 def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
     """A message to the topic, as agents send it."""
-    _publish(deployed, record.asked(jobs))
+    _publish(deployed, deployment_record.asked(jobs))
 
 
 def _publish(deployed: Deployed, told: dict[str, Any]) -> None:
@@ -199,12 +200,12 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
     """Take it away, and look whether anything is left. Idempotent: what has to be looked at is on record until nothing
     is left. `forgotten` regions are not looked at any more. Raises ProviderError naming what is left, or may be."""
     api = Api()
-    there = record.read(store, CLOUD)
+    there = deployment_record.read(store, CLOUD)
     _check_project(plan, there)
     if there is not None:
         # First, so that nobody relies on it any more.
-        there = replace(record.begun(replace(there, region=plan.region), there), state="removing")
-        record.write(store, there)
+        there = replace(deployment_record.begun(replace(there, region=plan.region), there), state="removing")
+        deployment_record.write(store, there)
         plan = replace(
             plan,
             notify=tuple(dict.fromkeys((*plan.notify, *there.notify))),

@@ -7,8 +7,8 @@ from functools import partial
 
 from stoker.deploying import gcp_alerts, project
 from stoker.deploying.gcp_plan import Plan
-from stoker.deploying.record import Deployed
 from stoker.deploying.status import Check, State, checked, clock_text, net_text, waiting_text
+from stoker.governor.deployment_record import Deployed
 from stoker.providers.gce.client import Api
 
 

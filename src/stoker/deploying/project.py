@@ -19,7 +19,7 @@ from stoker.deploying.gcp_plan import Bound as Bound
 from stoker.deploying.gcp_plan import Made as Made
 from stoker.deploying.gcp_plan import Plan as Plan
 from stoker.deploying.package import Package
-from stoker.deploying.record import asked
+from stoker.governor.deployment_record import asked
 from stoker.governor.serverless.gcp import CLOCK, STORE
 from stoker.model import keys
 from stoker.model.errors import UserError

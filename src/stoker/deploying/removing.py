@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.deploying import record, stacks
+from stoker.deploying import stacks
 from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
+from stoker.governor import deployment_record
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError
 from stoker.policy.reader import HouseReader
@@ -33,12 +34,12 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say, *, f
     """
     clients = Clients()
     name = keys.deployment(store.url)
-    there = record.read(store, CLOUD)
+    there = deployment_record.read(store, CLOUD)
     recorded = (*there.elsewhere, *there.leaving, there.region) if there is not None else ()
     others = tuple(dict.fromkeys(each for each in (*elsewhere, *recorded) if each != region and each not in forgotten))
     if there is not None:
         # First, so that nobody relies on it any more.
-        record.write(store, replace(there, state="removing", region=region, elsewhere=others, leaving=()))
+        deployment_record.write(store, replace(there, state="removing", region=region, elsewhere=others, leaving=()))
     removal = _Removal(clients, name, store.url, say)
     # Its own region last: that has the function, which makes alarms.
     for each in (*others, region):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol, cast
 
-from stoker.deploying import record
-from stoker.deploying.record import SIGNS, Deployed
-from stoker.governor.clock import governor_name, read_clock
+from stoker.governor import deployment_record
+from stoker.governor.deployment_record import SIGNS, Deployed
+from stoker.governor.store_clock import governor_name, read_clock
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError, UserError
 from stoker.store.base import Store
@@ -68,7 +68,7 @@ def look(store: Store) -> tuple[Health, ...]:
     """Every governor that is deployed for this store. Raises StoreError."""
     if store.near:
         return ()
-    found = [deployed for cloud in sorted(_CLOUDS) if (deployed := record.read(store, cloud)) is not None]
+    found = [deployed for cloud in sorted(_CLOUDS) if (deployed := deployment_record.read(store, cloud)) is not None]
     if not found:
         return ()
     now = read_clock(store, governor_name(), time.monotonic).now()

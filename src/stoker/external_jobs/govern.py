@@ -25,8 +25,8 @@ from stoker.external_jobs.index import Row
 from stoker.external_jobs.observe import NAME, ForeignObserver, job_of
 from stoker.external_jobs.ownership import is_own
 from stoker.external_jobs.snapshot import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
-from stoker.governor.clock import governor_name, read_clock
-from stoker.governor.foreign import money
+from stoker.governor import external_costs
+from stoker.governor.store_clock import governor_name, read_clock
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.model.observed import Unknown
@@ -255,7 +255,7 @@ class ForeignGovernor:
                 if not plan.actions:
                     row = index.row_of(sight, plan, house, now)
                     if sight.job.over:
-                        money.keep(self.store, row)
+                        external_costs.keep(self.store, row)
                     if isinstance(sight.tail, Unknown):
                         looked.problems[name] = f"its log cannot be read: {sight.tail.error}"
                     return _with_troubles(row, applier.troubles, looked)

@@ -19,7 +19,7 @@ from stoker.external_jobs.clone_request import begin, clone_name, lineage
 from stoker.external_jobs.gpu_alarms import Alarm
 from stoker.external_jobs.snapshot import Sight
 from stoker.external_jobs.training_job import TrainingJob
-from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.budget_tracker import Bookkeeper
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.errors import ProviderError
 from stoker.model.observed import Known, Observed, Unknown

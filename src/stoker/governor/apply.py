@@ -16,8 +16,8 @@ from stoker.core.hold import hold_of
 from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
 from stoker.governor import leftovers
-from stoker.governor.fleet import Fleet
-from stoker.governor.market import MarketWriter
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.market_records import MarketWriter
 from stoker.governor.observe import Memory
 from stoker.model import keys
 from stoker.model.errors import (

@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.core.place_capacity import UNDECIDED
-from stoker.governor.govern import Governor, Pass
+from stoker.governor.loop import Governor, Pass
 from stoker.governor.observe import is_idle
 from stoker.model.errors import STUMBLES, StokerError, StoreDenied
 from stoker.model.spec import Spec
@@ -150,17 +150,17 @@ def call_deployed(
 
     `relied_on`: nobody else will, so wait until it is seen to do something. `specs`: what the jobs ask for.
     """
-    from stoker.deploying import record
+    from stoker.governor import deployment_record
 
     try:
-        found = record.wake(store, jobs, within_s=record.ANSWERS_WITHIN_S if relied_on else None)
+        found = deployment_record.wake(store, jobs, within_s=deployment_record.ANSWERS_WITHIN_S if relied_on else None)
     except StokerError as error:
         return Governed(problem=str(error))
     if found is None:
         return Governed()
-    from stoker.deploying import passing
+    from stoker.governor import pass_role
 
-    remarks = (passing.remark(found, spec) for spec in specs)
+    remarks = (pass_role.remark(found, spec) for spec in specs)
     return Governed(by=f"{found.name} in {found.region}", remark=next(filter(None, remarks), None))
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from stoker.core.hold import hold_of
 from stoker.core.orphans import is_orphan, why_left
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
 from stoker.model.errors import STUMBLES, NotFound, ProviderError, StokerError, StoreError, Transient, in_words
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Leftover

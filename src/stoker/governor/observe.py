@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
-from stoker.governor.fleet import Fleet
-from stoker.governor.market import MarketReader
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.market_records import MarketReader
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, ProviderError, StokerError, in_words
 from stoker.model.job_state import Claim, JobState

@@ -9,9 +9,9 @@ from datetime import datetime
 from stoker.core.costs import Cost, span_s
 from stoker.core.daily_costs import Spell, Sums, midnight, spells
 from stoker.core.summary import AttemptSummary
+from stoker.governor.cost_ledger import Spent
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Waste
-from stoker.spent import Spent
 from stoker.store.job_index import IndexRecord
 
 # What stands for a tag that a job does not have, and for what is not kept of jobs that were removed.

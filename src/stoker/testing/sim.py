@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.loop import Governor
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState, fold

@@ -10,7 +10,7 @@ import logging
 import os
 
 from stoker.external_jobs.waker import Foreign
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
 from stoker.governor.serverless import events
 from stoker.governor.serverless.waker import Waker, tell
 from stoker.providers.ec2.client import Clients

@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-from stoker.governor.fleet import Fleet
+from stoker.governor.connected_providers import Fleet
 from stoker.governor.serverless import events
 from stoker.governor.serverless.waker import Waker, tell
 from stoker.model.errors import InvalidRequest

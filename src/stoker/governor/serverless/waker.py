@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker.external_jobs.waker import Foreign
-from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor, Pass
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.loop import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.schedule import NotOn, Schedule, Switch
 from stoker.model.errors import ProviderError, StokerError

@@ -13,12 +13,12 @@ from stoker.core.decide import decide
 from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.governor.apply import Applier
-from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
-from stoker.governor.fleet import Fleet
-from stoker.governor.indexing import Indexer
+from stoker.governor.budget_tracker import Bookkeeper
+from stoker.governor.connected_providers import Fleet
+from stoker.governor.cost_ledger import write_spent
+from stoker.governor.index_writer import Indexer
 from stoker.governor.leftovers import sweep
-from stoker.governor.market import MarketReader
+from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import (
     Memory,
     Observation,
@@ -27,6 +27,7 @@ from stoker.governor.observe import (
     list_clouds,
     observe,
 )
+from stoker.governor.store_clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
 from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
@@ -36,7 +37,6 @@ from stoker.notifications.outbox import MOST_WAITING
 from stoker.policy.reader import HouseReader
 from stoker.providers.base import Wakes
 from stoker.removing import clear_markers
-from stoker.spent import write_spent
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
 

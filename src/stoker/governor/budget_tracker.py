@@ -14,6 +14,7 @@ from stoker.core.budget_state import Books, Expense, Unread, close_books, concer
 from stoker.core.budgets import Held, Mark, Unheralded
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
+from stoker.governor.cost_ledger import Parsed, read_spent
 from stoker.governor.observe import Memory, active_jobs, for_each
 from stoker.model import codec, keys
 from stoker.model.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
@@ -24,7 +25,6 @@ from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import Spec, Submission
-from stoker.spent import Parsed, read_spent
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.job_index import read_index, read_submission
@@ -118,7 +118,7 @@ class Bookkeeper:
         return self._look(house, now)
 
     def _look(self, house: House, now: datetime) -> Observed[Books]:
-        from stoker.governor.foreign.money import read_expenses
+        from stoker.governor.external_costs import read_expenses
 
         began_s = time.monotonic()
         self._read_since = self._read_since or now

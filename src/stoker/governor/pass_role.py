@@ -6,7 +6,7 @@ themselves, others by an option.
 
 from __future__ import annotations
 
-from stoker.deploying.record import Deployed
+from stoker.governor.deployment_record import Deployed
 from stoker.model.spec import Spec
 from stoker.providers.ec2.request import DEFAULT_PROFILE
 from stoker.providers.gce import identity

@@ -10,8 +10,8 @@ from stoker.core.budget_state import Expense
 from stoker.core.daily_costs import Sum, Sums, days
 from stoker.external_jobs import index
 from stoker.external_jobs.index import Row
+from stoker.governor.cost_ledger import Spent, keep_spent
 from stoker.model.policy import House
-from stoker.spent import Spent, keep_spent
 from stoker.store.base import Store
 
 

@@ -1,6 +1,6 @@
 """A guard beside a process that governs: it hands the jobs over when that process goes without doing so itself.
 
-    python -m stoker.governor.guard PIPE STORE
+    python -m stoker.governor.handover_guard PIPE STORE
 
 A closed terminal, a lost connection or a SIGTERM can be handled by the process; SIGKILL, a crash or a stop (Ctrl-Z)
 cannot. The guard is a small process in a session of its own. It holds the reading end of a pipe whose writing end only
@@ -126,7 +126,7 @@ def _spawn(store_url: str, reader: int, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("ab") as said:
         subprocess.Popen(
-            [sys.executable, "-m", "stoker.governor.guard", str(reader), store_url],
+            [sys.executable, "-m", "stoker.governor.handover_guard", str(reader), store_url],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,

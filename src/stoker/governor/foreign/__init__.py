@@ -1,1 +1,0 @@
-"""Govern SageMaker's training jobs that others started: observe, decide, apply, as for every job."""
