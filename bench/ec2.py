@@ -44,7 +44,7 @@ def boot_overhead() -> dict[str, float]:
 
 def bundle() -> dict[str, float]:
     """What one node downloads to become one."""
-    from stoker.bundle import build, runs_here
+    from stoker.submit.agent_bundle import build, runs_here
 
     return {"agent_bundle_mb": build(runs_here()).size / 1e6}
 
@@ -74,7 +74,7 @@ def pass_calls() -> dict[str, float]:
         return make(self, operation, params)
 
     # Nothing boots here, so nothing is lost on a bucket that machines could not reach.
-    reached = mock.patch("stoker.submitting.unreachable", lambda _environ: ())
+    reached = mock.patch("stoker.submit.prepare.unreachable", lambda _environ: ())
     with sandbox() as place, moto_server("bench") as moto, mock.patch.dict(os.environ, moto.env), reached:
         os.environ["STOKER_HOME"] = str(place.home)
         place.script("train.py", lent.FIRST)

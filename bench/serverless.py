@@ -42,7 +42,7 @@ def warm_event() -> dict[str, float]:
     from stoker.testing.lambda_runtime import lambda_function
     from stoker.testing.servers import moto_server, s3_server
 
-    reached = mock.patch("stoker.submitting.unreachable", lambda _environ: ())
+    reached = mock.patch("stoker.submit.prepare.unreachable", lambda _environ: ())
     with sandbox() as place, s3_server() as s3, moto_server() as moto:
         environ = {**moto.env, "AWS_ENDPOINT_URL_S3": s3.endpoint}
         url = f"s3://{s3.new_bucket()}"

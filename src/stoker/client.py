@@ -24,14 +24,11 @@ from stoker.core.hold import hold_of
 from stoker.core.policy_rules import names_submitters
 from stoker.core.snapshot import Action, JobSnapshot
 from stoker.core.summary import Summary, summarize
-from stoker.gathering import taken_over
 from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.handover_guard import Guard, guarding
 from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
-from stoker.heeding import heed, heed_used, house_of
-from stoker.inputs import check_readable
 from stoker.jobfile import (
     Job,
     assignments,
@@ -58,14 +55,16 @@ from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.providers.console_links import Seat
 from stoker.reading.resuming import ResumePlan, plan_resume
 from stoker.removing import remove_job
-from stoker.sending import send
 from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import find_job
 from stoker.store.home import default_store_url
+from stoker.submit.check_inputs import check_readable
 from stoker.submit.identity import identified
 from stoker.submit.kept_folders import check_kept_folders
-from stoker.submitting import (
+from stoker.submit.local_environment import localise, store_environ
+from stoker.submit.policy_check import heed, heed_used, house_of
+from stoker.submit.prepare import (
     KnowsLimits,
     Prepared,
     architectures,
@@ -79,7 +78,8 @@ from stoker.submitting import (
     prepare,
     submitter,
 )
-from stoker.surroundings import localise, store_environ
+from stoker.submit.send import send
+from stoker.submit.wheel_targets import taken_over
 from stoker.unreadable import check_gone, keep_money
 
 # A job that has ended is waited for until its machines are gone too, but no longer than this.

@@ -15,7 +15,7 @@ from stoker.model.log_entries import Event, RemovalAsked
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import all_jobs
-from stoker.submit.generations import Shared, references
+from stoker.submit.shared_objects import Shared, references
 
 # Longer than a submission takes, as a rule. One that takes longer finds out, and sends what it needs again.
 COLLECT_AFTER = timedelta(days=1)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stoker.store.base import Store, open_store
+from stoker.submit.uploads import TellsOfBytes
 from stoker.testing.memory import MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
 from stoker.testing.store_contract import StoreContract
-from stoker.uploads import TellsOfBytes
 
 
 class Clock:

@@ -135,8 +135,8 @@ def test_wheels_are_gathered_at_submission_and_no_index_is_asked_later(
 
 
 def lock(code: Path, index: PackageIndex) -> None:
-    from stoker import wheels
     from stoker.model.spec import PackageIndex as Source
+    from stoker.submit import wheels
 
     (code / "pyproject.toml").write_text(
         '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["alpha"]\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ if isolated():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
         # Nothing boots here, so nothing is lost on a bucket that machines could not reach.
-        monkeypatch.setattr("stoker.submitting.unreachable", lambda _environ: ())
+        monkeypatch.setattr(importlib.import_module("stoker.submit.prepare"), "unreachable", lambda _environ: ())
 
     def submit(store: Store, folder: Path) -> str:
         resources = {"provider": "ec2", "machine": ["c7i.large"], "image": "debian/12", "spot": True, "disk": "40GB"}

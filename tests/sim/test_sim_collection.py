@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker import removing, sending
-from stoker.submit import generations
+from stoker import removing
+from stoker.submit import send, shared_objects
 from stoker.testing.sim_collection import simulate_collection
 
 SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "3000")) // 10
@@ -28,7 +28,7 @@ def test_no_job_loses_its_code() -> None:
 
 
 def marks_are_not_looked_for(patch: Patch) -> None:
-    patch.setattr(sending, "any_given_up", lambda store, named: False)
+    patch.setattr(send, "any_given_up", lambda store, named: False)
 
 
 def jobs_are_read_once(patch: Patch) -> None:
@@ -44,11 +44,11 @@ def jobs_are_read_once(patch: Patch) -> None:
 
 def names_are_used_again(patch: Patch) -> None:
     """As it was: what is gone is sent again under its old name, also after the job was written."""
-    patch.setattr(generations, "usable_name", lambda store, kind, digest: digest)
-    patch.setattr(sending, "any_given_up", lambda store, named: any(_is_gone(store, each) for each in named))
+    patch.setattr(shared_objects, "usable_name", lambda store, kind, digest: digest)
+    patch.setattr(send, "any_given_up", lambda store, named: any(_is_gone(store, each) for each in named))
 
 
-def _is_gone(store: Any, shared: generations.Shared) -> bool:
+def _is_gone(store: Any, shared: shared_objects.Shared) -> bool:
     return store.head(f"{shared.kind}{shared.name}.tar.gz") is None
 
 

@@ -10,9 +10,9 @@ import pytest
 from stoker import client
 from stoker.jobfile import Job
 from stoker.model.errors import UserError
-from stoker.pack import pack
 from stoker.store.base import open_store
 from stoker.store.home import default_store_url, make_home
+from stoker.submit.pack_code import pack
 
 
 @pytest.fixture(autouse=True)

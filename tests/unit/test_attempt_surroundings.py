@@ -31,7 +31,7 @@ from stoker.model import codec, keys
 from stoker.model.log_entries import Closed, StopAsked, Submitted, Waste
 from stoker.model.node_facts import CheckpointRef, Exit, ExitOutcome, KeptOutputs
 from stoker.model.spec import Checkpoints, Code, Retry, Spec, Submission
-from stoker.pack import pack
+from stoker.submit.pack_code import pack
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.heeding import heed_used
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import (
@@ -35,6 +34,7 @@ from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
+from stoker.submit.policy_check import heed_used
 from stoker.testing.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 HOUR = 3600.0

@@ -14,15 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker import bundle
-from stoker.bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
 from stoker.model import keys
 from stoker.model.spec import Resources, Spec
 from stoker.providers import registry
 from stoker.providers.boot.script import Boot, render
 from stoker.providers.image_info import newer_image
 from stoker.store.base import Store
-from stoker.submitting import pack_agents
+from stoker.submit import agent_bundle
+from stoker.submit.agent_bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
+from stoker.submit.prepare import pack_agents
 from stoker.testing.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         asked.append(command)
         return subprocess.CompletedProcess(command, 1, "", "WARNING: hm\nERROR: there is no index\n")
 
-    monkeypatch.setattr(bundle.subprocess, "run", run)
+    monkeypatch.setattr(agent_bundle.subprocess, "run", run)
     return asked
 
 
@@ -149,8 +149,8 @@ def _imported(tree: ast.AST) -> set[str]:
 
 
 def test_the_same_sources_give_the_same_bytes(home: Path) -> None:
-    files = bundle._stoker_files()
-    assert bundle._pack(files) == bundle._pack(dict(reversed(files.items())))
+    files = agent_bundle._stoker_files()
+    assert agent_bundle._pack(files) == agent_bundle._pack(dict(reversed(files.items())))
     first = build(HERE)
     packed = first.path.stat().st_ino
     second = build(HERE)
@@ -159,15 +159,15 @@ def test_the_same_sources_give_the_same_bytes(home: Path) -> None:
 
 
 def test_another_source_is_another_bundle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "obstore_files", lambda tag, offline: {})
+    monkeypatch.setattr(agent_bundle, "obstore_files", lambda tag, offline: {})
     before = build(HERE)
-    monkeypatch.setattr(bundle, "_MAIN", b"# changed")
+    monkeypatch.setattr(agent_bundle, "_MAIN", b"# changed")
     after = build(HERE)
     assert after.digest != before.digest and after.path != before.path
 
 
 def test_the_requirement_is_the_projects_own() -> None:
-    assert f'"{bundle.OBSTORE}",' in (ROOT / "pyproject.toml").read_text()
+    assert f'"{agent_bundle.OBSTORE}",' in (ROOT / "pyproject.toml").read_text()
 
 
 # ── Machines unlike this one ──────────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +207,7 @@ def test_the_newest_wheel_is_taken(no_pip: list[list[str]], tmp_path: Path) -> N
     wheels = tmp_path / "home/bundles/wheels"
     for version in ("0.9.3", "0.11.10", "0.11.9"):
         lay_wheel(wheels, f"obstore-{version}-cp310-cp310-manylinux_2_17_aarch64.whl")
-    found = bundle._find_wheel(wheels, "cp310-arm64")
+    found = agent_bundle._find_wheel(wheels, "cp310-arm64")
     assert found is not None and "0.11.10" in found.name
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: l
     assert len(no_pip) == 1
     command = " ".join(no_pip[0])
     assert "--python-version=3.10" in command and "--platform=manylinux_2_17_aarch64" in command
-    assert "--only-binary=:all: " in command and "--no-deps" in command and command.endswith(bundle.OBSTORE)
+    assert "--only-binary=:all: " in command and "--no-deps" in command and command.endswith(agent_bundle.OBSTORE)
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ def test_one_python_that_is_not_served_is_a_line_and_all_of_them_an_error(
 
         return one
 
-    monkeypatch.setattr(bundle, "build", none_but("cp311-x86_64", "cp310-arm64", "cp311-arm64"))
+    monkeypatch.setattr(agent_bundle, "build", none_but("cp311-x86_64", "cp310-arm64", "cp311-arm64"))
     built, told = build_all({"x86_64", "arm64"})
     assert [one.tag for one in built] == ["cp310-arm64", "cp311-arm64", "cp311-x86_64"]
     assert told == ("no cp310-x86_64",)
-    monkeypatch.setattr(bundle, "build", none_but())
+    monkeypatch.setattr(agent_bundle, "build", none_but())
     with pytest.raises(NotServed):
         build_all({"x86_64"})
     # A dry run can be told neither that it cannot be nor what it would be.
@@ -277,7 +277,7 @@ def test_a_line_names_the_image_that_the_provider_takes(
             return build(tag, offline=True)
         return Built(tag, "0" * 64, Path(), 1)
 
-    monkeypatch.setattr(bundle, "build", only_newer)
+    monkeypatch.setattr(agent_bundle, "build", only_newer)
     provider = SimpleNamespace(capabilities=registry.capabilities(name))
     spec = Spec(name="x", run="x", resources=Resources(provider=name))
     _, (line,) = pack_agents(provider, spec, (), offline=True)  # type: ignore[arg-type]

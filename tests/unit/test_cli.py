@@ -33,7 +33,7 @@ from stoker.reading.logs import Line
 from stoker.reindexing import reindex
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
-from stoker.submitting import Prepared
+from stoker.submit.prepare import Prepared
 
 Stoker = Callable[..., tuple[int, str, str]]
 SPOT = Offering(provider="p", machine="m", zone="z", spot=True, price=1.0, on_demand_price=4.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, sending
+from stoker import client
 from stoker.core.snapshot import Append
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
@@ -27,6 +27,7 @@ from stoker.removing import collect_bundles, collect_code, remove_job
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs
+from stoker.submit import send
 from stoker.testing.sim_data import at, make_beat, make_facts
 
 OFFER = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0)
@@ -142,7 +143,7 @@ def submission_of(store: Store, job: str) -> Submission:
 
 def test_an_id_that_is_taken_is_not_taken_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter("bbbb" + "bbbb" + "cccc")
-    monkeypatch.setattr(sending.secrets, "choice", lambda _letters: next(drawn))
+    monkeypatch.setattr(send.secrets, "choice", lambda _letters: next(drawn))
     assert submit(store) == "train-bbbb"
     assert submit(store) == "train-cccc"
 
@@ -290,12 +291,12 @@ def test_a_job_that_is_submitted_is_never_taken_back(store: Store) -> None:
 
 def test_ids_of_jobs_that_are_or_were_there_are_passed_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter("bbbb" + "cccc" + "dddd" + "ffff")
-    monkeypatch.setattr(sending.secrets, "choice", lambda _letters: next(drawn))
+    monkeypatch.setattr(send.secrets, "choice", lambda _letters: next(drawn))
     store.put(keys.removed("train-bbbb"), b"")
     store.put(keys.log_entry("train-cccc", 1), b"{}")
     store.put(keys.spec("train-dddd"), b"{}")
     assert submit(store) == "train-ffff"
-    monkeypatch.setattr(sending.secrets, "choice", lambda _letters: "b")
+    monkeypatch.setattr(send.secrets, "choice", lambda _letters: "b")
     with pytest.raises(StokerError, match="no free id for a job called train; give it another name"):
         submit(store)
 
@@ -326,11 +327,11 @@ def test_what_a_submission_records(store: Store) -> None:
 
 
 def test_a_store_that_may_not_be_written_is_named_before_the_plan(store: Store) -> None:
-    sending.check_writable(store)
+    send.check_writable(store)
     assert key_list(store) == []
     denied = Failing(store, lambda verb, _key: StoreDenied("not yours") if verb == "put" else None)
     with pytest.raises(UserError, match=r"^the store cannot be written: not yours; choose another with --store"):
-        sending.check_writable(denied)  # type: ignore[arg-type]
+        send.check_writable(denied)  # type: ignore[arg-type]
 
 
 def test_a_marker_that_vanished_meanwhile_is_put_back(store: Store) -> None:
@@ -408,7 +409,7 @@ def test_interrupt_needs_a_machine(store: Store) -> None:
 def test_a_store_in_the_home_does_not_open_the_home_to_others(tmp_path: Path, write: str) -> None:
     inside = open_store(str(tmp_path / "home" / "store"))
     if write == "check":
-        sending.check_writable(inside)
+        send.check_writable(inside)
     else:
         submit(inside)
     assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.bundle import NotServed
 from stoker.cli import main
 from stoker.deploying import package
 from stoker.model.errors import UserError
+from stoker.submit.agent_bundle import NotServed
 
 Stoker = Callable[..., tuple[int, str, str]]
 AWS = ("--store", "s3://bucket/p", "deploy", "aws", "--dry-run")

@@ -17,7 +17,7 @@ from stoker.providers.ec2 import client, request
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
 from stoker.store.base import open_store
-from stoker.submitting import prepare
+from stoker.submit.prepare import prepare
 
 
 class Odd:

@@ -18,7 +18,6 @@ from aws_services import Metadata, bucket_service, metadata_service
 from plain_store import wait_for
 from watching_machines import closed_afterwards
 
-from stoker import bundle
 from stoker.agent.node import Node
 from stoker.agent.notices import Notices
 from stoker.cloudapi.aws.imds import Imds, ImdsError
@@ -35,6 +34,7 @@ from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import list_checkpoints
 from stoker.store.node_facts import read_fact
+from stoker.submit import agent_bundle
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
 
@@ -304,7 +304,7 @@ def test_the_packed_agent_trains_saves_on_hints_and_leaves_on_a_reclaim(
     metadata: Metadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    with tarfile.open(bundle.build(bundle.runs_here()).path) as archive:
+    with tarfile.open(agent_bundle.build(agent_bundle.runs_here()).path) as archive:
         archive.extractall(tmp_path / "agent")
     (tmp_path / "train.py").write_text(SCRIPT)
     store = open_store(str(tmp_path / "store"))

@@ -409,7 +409,7 @@ class TestTheListing:
         assert "SOURCE" not in header
 
     def invoke(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-        from stoker import submitting
+        from stoker.submit import prepare
 
         class Cloud:
             def offerings(self, resources: Resources) -> tuple[Offering, ...]:
@@ -418,7 +418,7 @@ class TestTheListing:
             def why_none(self, resources: Resources) -> str:
                 return offers.why_none(resources)
 
-        monkeypatch.setattr(submitting, "connect", lambda *_args, **_more: Cloud())
+        monkeypatch.setattr(prepare, "connect", lambda *_args, **_more: Cloud())
         result = CliRunner().invoke(
             cli, ["offers", "--provider", "ec2", "--set", "resources.region=us-east-1", *arguments]
         )

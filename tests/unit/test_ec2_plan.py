@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from stoker import bundle
-from stoker.bundle import Built, NotServed
 from stoker.cli import main
 from stoker.cli.planning import old_prices
 from stoker.model.offerings import Offering
 from stoker.model.spec import Ec2Resources, Gpus, Limits, Resources, Spec
 from stoker.providers.ec2 import catalog, offers, places, prices
-from stoker.submitting import _spot_left_out
+from stoker.submit import agent_bundle
+from stoker.submit.agent_bundle import Built, NotServed
+from stoker.submit.prepare import _spot_left_out
 
 Plan = Callable[..., tuple[int, str, str]]
 
@@ -61,7 +61,7 @@ def served(monkeypatch: pytest.MonkeyPatch, *tags: str) -> None:
             raise NotServed(f"{tag} is not there")
         return Built(tag, "d" * 64, Path(), 1)
 
-    monkeypatch.setattr(bundle, "build", build)
+    monkeypatch.setattr(agent_bundle, "build", build)
 
 
 def offered(told: tuple[int, str, str]) -> dict[str, Any]:

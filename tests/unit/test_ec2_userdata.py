@@ -22,7 +22,6 @@ from pathlib import Path
 import pytest
 from aws_services import SECRET, TOKEN, Bucket, Metadata, bucket_service, metadata_service
 
-from stoker.bundle import runs_here
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.node_config import NodeConfig
@@ -31,6 +30,7 @@ from stoker.providers.boot.script import Boot
 from stoker.providers.ec2.bootstrap import Bucket as S3Bucket
 from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
 from stoker.providers.image_info import newer_image
+from stoker.submit.agent_bundle import runs_here
 
 TAG = runs_here()
 INSTANCE = "i-0123456789abcdef0"

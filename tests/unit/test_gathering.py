@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import sys
 from collections.abc import Iterable
@@ -11,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from stoker import Job
-from stoker.gathering import pack_wheels, taken_over
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Wheel
 from stoker.providers import registry
+from stoker.submit.wheel_targets import pack_wheels, taken_over
 
 
 def spec(provider: str, image: str | None = None, **environment: object) -> Spec:
@@ -118,7 +119,7 @@ def test_they_are_gathered_from_the_index_that_the_job_names(tmp_path: Path, mon
         asked.append(given)
         return "gathered"
 
-    monkeypatch.setattr("stoker.wheels.gather", gather)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.wheels"), "gather", gather)
     (tmp_path / "requirements.txt").write_text("numpy\n")
     wanted = spec("ec2", "debian/12", index={"url": "https://index/simple"})
     found, told = pack_wheels(wanted, registry.capabilities("ec2"), (offering("c7i.large"),), arches, tmp_path)

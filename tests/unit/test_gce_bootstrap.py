@@ -33,11 +33,11 @@ from google_services import (
     metadata_server,
 )
 
-from stoker.bundle import runs_here
 from stoker.model import codec, keys
 from stoker.model.node_config import NodeConfig
 from stoker.providers.boot import script
 from stoker.providers.boot.script import Boot
+from stoker.submit.agent_bundle import runs_here
 
 TAG = runs_here()
 INSTANCE = f"{ZONE}.{NUMBER}"

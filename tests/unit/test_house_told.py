@@ -27,7 +27,7 @@ from stoker.notifications.events import line, tell
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import Store, open_store
-from stoker.submitting import prepare
+from stoker.submit.prepare import prepare
 from stoker.testing.sim_data import (
     NO_WORK,
     ON_DEMAND,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.planning import left_out_text
-from stoker.pack import pack
 from stoker.submit import ignored_files
 from stoker.submit.ignored_files import Ignored
+from stoker.submit.pack_code import pack
 
 
 def put(path: Path, data: bytes = b"x") -> None:

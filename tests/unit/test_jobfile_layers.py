@@ -145,13 +145,16 @@ def test_the_template_takes_any_command(command: str) -> None:
 
 
 def test_importing_costs_no_yaml() -> None:
-    code = "import sys, stoker.jobfile, stoker.pack; print(sorted({'yaml', 'pathspec', 'click'} & set(sys.modules)))"
+    code = (
+        "import sys, stoker.jobfile, stoker.submit.pack_code; "
+        "print(sorted({'yaml', 'pathspec', 'click'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_the_agents_side_needs_neither_the_job_file_nor_yaml() -> None:
-    unwanted = "{'yaml', 'pathspec', 'click', 'stoker.jobfile', 'stoker.pack'}"
+    unwanted = "{'yaml', 'pathspec', 'click', 'stoker.jobfile', 'stoker.submit.pack_code'}"
     code = (
         f"import sys, stoker.model.command_line, stoker.agent.unpack_code; print(sorted({unwanted} & set(sys.modules)))"
     )

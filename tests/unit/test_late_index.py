@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -161,7 +162,7 @@ def test_an_id_is_never_used_again(store: Store, monkeypatch: pytest.MonkeyPatch
     end(store, job)
     client.remove(job, store)
     letters = iter([*job[-4:], *"zzzz"])
-    monkeypatch.setattr("stoker.sending.secrets.choice", lambda _: next(letters))
+    monkeypatch.setattr(importlib.import_module("stoker.submit.send").secrets, "choice", lambda _: next(letters))
     assert submit(store) == job[:-4] + "zzzz"
 
 

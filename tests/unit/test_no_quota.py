@@ -10,7 +10,6 @@ import pytest
 from botocore.exceptions import ClientError
 from google_project import BASE, PLACE, PROJECT, REGION, STORE, Google, connected, limit
 
-from stoker import submitting
 from stoker.model.errors import AuthDenied, QuotaExceeded, UserError
 from stoker.model.offerings import Offering
 from stoker.model.spec import Resources, Spec
@@ -20,6 +19,7 @@ from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.gce.errors import refused
 from stoker.providers.registry import Context
 from stoker.store.base import open_store
+from stoker.submit import prepare
 
 SPOT = Offering("gce", "a2-highgpu-1g", f"{REGION}-a", True, region=PLACE, cpus=12, gpu="A100-40GB", gpus=1)
 FULL = replace(SPOT, spot=False)
@@ -144,13 +144,13 @@ class Forbidding:
 def test_it_is_said_before_anything_is_written_and_a_dry_run_asks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
 ) -> None:
-    monkeypatch.setattr(submitting, "connect", lambda *_, **__: Forbidding())
+    monkeypatch.setattr(prepare, "connect", lambda *_, **__: Forbidding())
     (tmp_path / "code").mkdir()
     spec = Spec(name="job", run="true", nodes=2, resources=Resources())
     store = open_store(str(tmp_path / "store"))
     if offline:
-        submitting.prepare(spec, store, folder=tmp_path / "code", offline=True)
+        prepare.prepare(spec, store, folder=tmp_path / "code", offline=True)
         return
     with pytest.raises(UserError, match="none of these"):
-        submitting.prepare(spec, store, folder=tmp_path / "code")
+        prepare.prepare(spec, store, folder=tmp_path / "code")
     assert not (tmp_path / "store").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import os
 import shutil
 import socket
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker import pack as packing
 from stoker.agent.unpack_code import code_digest, unpack
 from stoker.model.errors import UserError
-from stoker.pack import Packed, pack
+from stoker.submit import pack_code as packing
+from stoker.submit.pack_code import Packed, pack
 
 
 def write(root: Path, **files: str) -> None:
@@ -405,18 +406,18 @@ def test_pipes_in_the_folder_hold_nothing_up(tmp_path: Path) -> None:
 def test_more_than_code_can_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("x")
-    monkeypatch.setattr("stoker.pack.MOST_FILES", 4)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.pack_code"), "MOST_FILES", 4)
     with pytest.raises(UserError, match=r"holds more than 4 files, at .*\.stokerignore"):
         pack(tmp_path)
-    monkeypatch.setattr("stoker.pack.MOST_FILES", 5)
-    monkeypatch.setattr("stoker.pack.MOST_BYTES", 5)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.pack_code"), "MOST_FILES", 5)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.pack_code"), "MOST_BYTES", 5)
     with pack(tmp_path) as packed:
         assert (packed.files, packed.unpacked_size) == (5, 5), "as much as it may be"
-    monkeypatch.setattr("stoker.pack.MOST_BYTES", 4)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.pack_code"), "MOST_BYTES", 4)
     with pytest.raises(UserError, match=r"holds more than 0 MB, at "):
         pack(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr("stoker.pack.MOST_FILES", 5)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.pack_code"), "MOST_FILES", 5)
     os.truncate(tmp_path / "0.txt", 11 * 1000**3)
     with pytest.raises(UserError, match=r"holds more than 10,000 MB"):
         pack(tmp_path)

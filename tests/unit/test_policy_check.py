@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import heeding
-from stoker.heeding import Forecast, bound_value, forecast, heed, heed_used
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched
 from stoker.model.offerings import Offering
@@ -19,6 +17,8 @@ from stoker.model.spec import Limits, Spec
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
+from stoker.submit import policy_check
+from stoker.submit.policy_check import Forecast, bound_value, forecast, heed, heed_used
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 
 # A job of one hour at $1 or $3 an hour, with ten minutes for the start and the time to save.
@@ -39,7 +39,7 @@ class Noon(datetime):
 
 @pytest.fixture(autouse=True)
 def _noon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heeding, "datetime", Noon)
+    monkeypatch.setattr(policy_check, "datetime", Noon)
 
 
 def house(*rules: str) -> House:
@@ -100,10 +100,10 @@ def test_a_refusal_names_all_rules_and_a_warning_is_told() -> None:
 
 
 def test_the_rules_of_a_store_are_those_that_were_written(tmp_path: Path) -> None:
-    assert heeding.house_of(None) == NO_RULES
+    assert policy_check.house_of(None) == NO_RULES
     store = open_store((tmp_path / "store").as_uri())
     versions.write(store, "rules: [{max_nodes: 4}]", "jane")
-    assert heeding.house_of(store).rules[0].max_nodes == 4
+    assert policy_check.house_of(store).rules[0].max_nodes == 4
 
 
 def test_bounds_are_noted_in_words() -> None:
@@ -156,7 +156,7 @@ def test_money_that_pays_for_no_machine_any_more_opens_no_job() -> None:
 
 def test_what_the_policy_says_of_cost_is_part_of_the_spec() -> None:
     rules = house("{max_cost: 5, then: stop}")
-    found = heeding.as_housed(rules, HOUR)
+    found = policy_check.as_housed(rules, HOUR)
     assert found.limits.max_cost == 5.0
     assert found.limits.max_runtime_s == 3600.0
-    assert "max-cost" in heeding.cost_bound(rules, HOUR) and "policy" in heeding.cost_bound(rules, HOUR)
+    assert "max-cost" in policy_check.cost_bound(rules, HOUR) and "policy" in policy_check.cost_bound(rules, HOUR)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from stoker.choosing import check_conda, choose_requirements
 from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec
+from stoker.submit.requirements_file import check_conda, choose_requirements
 
 WRONG = [
     "numpy=1.0",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import pythons
 from stoker.model.errors import UserError
-from stoker.pythons import find_python
+from stoker.submit import python_interpreter
+from stoker.submit.python_interpreter import find_python
 
 REAL = getattr(sys, "_base_executable", sys.executable)
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -59,7 +59,7 @@ def test_what_is_no_python_is_refused_with_what_it_said_first(programs: Path, sc
 
 
 def test_a_program_that_does_not_answer(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pythons, "_ASK_S", 0.2)
+    monkeypatch.setattr(python_interpreter, "_ASK_S", 0.2)
     path = write(programs / "tool", "exec /bin/sleep 60")
     assert refusal(str(path), programs).endswith(f"{path} does not answer within 0.2 s; give the path of one")
 

@@ -12,7 +12,7 @@ import pytest
 from stoker import client
 from stoker.jobfile import Job, gather, named_provider
 from stoker.model.errors import UserError
-from stoker.sending import check_writable, send
+from stoker.submit.send import check_writable, send
 
 CLI = Path(sys.executable).with_name("stoker")
 OTHER = {"gce": "s3://bucket/team", "ec2": "gs://bucket/team"}

@@ -16,10 +16,10 @@ from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserE
 from stoker.model.log_entries import Ended, Event, Record, ResumeAsked, Submitted
 from stoker.model.spec import Code, Input, Spec, Submission, Wheel
 from stoker.store import job_index, job_log
-from stoker.submit import generations
-from stoker.submit.generations import Shared, references
+from stoker.submit import shared_objects
+from stoker.submit.shared_objects import Shared, references
+from stoker.submit.uploads import collect as collect_uploads
 from stoker.testing.memory import Fault, MemoryStore
-from stoker.uploads import collect as collect_uploads
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -201,13 +201,13 @@ def test_the_next_generation_is_used_where_earlier_ones_were_given_up(world: Wor
         return b"data"
 
     def keep() -> str:
-        return generations.keep(store, keys.CODE, USED, keys.code, read)
+        return shared_objects.keep(store, keys.CODE, USED, keys.code, read)
 
     assert (keep(), keep(), len(sent)) == (USED, USED, 1), "what is there is not sent again"
     for name in (USED, f"{USED}-2"):
         store.create(keys.collected(keys.CODE, name), b"")
-        assert generations.any_given_up(store, [Shared(keys.CODE, f"{USED}-3"), Shared(keys.CODE, name)])
-    assert not generations.any_given_up(store, [Shared(keys.CODE, f"{USED}-3")])
+        assert shared_objects.any_given_up(store, [Shared(keys.CODE, f"{USED}-3"), Shared(keys.CODE, name)])
+    assert not shared_objects.any_given_up(store, [Shared(keys.CODE, f"{USED}-3")])
     assert keep() == f"{USED}-3" and len(sent) == 2
     assert world.keys(keys.CODE) == {keys.code(USED), keys.code(f"{USED}-3")}
 

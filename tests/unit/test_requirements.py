@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import requirements
-from stoker.choosing import Chosen, choose_requirements
 from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec
+from stoker.submit.requirements_file import Chosen, choose_requirements
 
 LOCK = """\
 [[package]]

@@ -334,7 +334,7 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
 
 def test_a_variable_is_looked_for_before_a_job_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.model.spec import Spec
-    from stoker.surroundings import _check_secrets, unmasked
+    from stoker.submit.local_environment import _check_secrets, unmasked
 
     spec = Spec(name="x", run="true", secrets={"A": "env:MINE", "B": "aws-sm:x"})
     with pytest.raises(UserError, match=r"^secrets.A: MINE is not set in your environment; export it first$"):

@@ -21,8 +21,8 @@ from stoker.model import keys
 from stoker.model.errors import CodecError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Code, Environment, PackageIndex, Spec, Submission
-from stoker.pack import pack
 from stoker.processes import TRAINING, make_group
+from stoker.submit.pack_code import pack
 
 
 class Told(Exception):

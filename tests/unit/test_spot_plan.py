@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from stoker.cli import main
-from stoker.heeding import heed
 from stoker.model import keys
 from stoker.model.policy import NO_RULES
 from stoker.model.spec import Gpus, Resources
 from stoker.policy import versions
 from stoker.providers.offerings import fewest_gpus
 from stoker.store.base import Store, open_store
+from stoker.submit.policy_check import heed
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec
 
 JOB = """

@@ -11,7 +11,6 @@ from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.placement import Chosen, Dry, Impossible, acceptable, place
 from stoker.core.snapshot import Append
-from stoker.heeding import as_housed, heed
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Warned
@@ -19,7 +18,8 @@ from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Spec, Spot
 from stoker.policy.policy_file import parse_policy
-from stoker.submitting import fitting_offerings
+from stoker.submit.policy_check import as_housed, heed
+from stoker.submit.prepare import fitting_offerings
 from stoker.testing.sim_data import (
     OFFERINGS,
     ON_DEMAND,

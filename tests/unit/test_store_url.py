@@ -11,7 +11,7 @@ import pytest
 
 from stoker.model.errors import UserError
 from stoker.store.base import can_be_key, open_store
-from stoker.surroundings import store_environ, unreachable
+from stoker.submit.local_environment import store_environ, unreachable
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker.inputs import localise_input
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Checkpoints, Environment, Input, Spec
 from stoker.store.base import Store, open_store
 from stoker.submit import system_folders
+from stoker.submit.check_inputs import localise_input
 from stoker.submit.kept_folders import check_kept_folders
 from stoker.submit.system_folders import check_code_folder, check_input_folder, made_up
 from stoker.testing.sim_data import CAPABILITIES, make_spec

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stoker import inputs, submitting, surroundings
 from stoker.agent.inputs import source
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.model.spec import Container, Environment, Input, Resources, Spec
 from stoker.providers import registry
 from stoker.store.base import open_store
-from stoker.surroundings import localise
+from stoker.submit import check_inputs, local_environment, prepare
+from stoker.submit.local_environment import localise
 
 
 @pytest.fixture
@@ -118,17 +118,17 @@ def test_a_bucket_that_this_computer_reads_is_asked(
     store = open_store(str(tmp_path / "store"))
     spec = reading("s3://bucket/x")
     # A dry run asks nobody.
-    with submitting.prepare(spec, store, folder=tmp_path / "code", offline=True):
+    with prepare.prepare(spec, store, folder=tmp_path / "code", offline=True):
         assert asked == []
     if problem is None:
-        with submitting.prepare(spec, store, folder=tmp_path / "code"):
+        with prepare.prepare(spec, store, folder=tmp_path / "code"):
             assert asked == ["s3://bucket/x"]
         return
     with pytest.raises(UserError) as refused:
-        submitting.prepare(spec, store, folder=tmp_path / "code")
+        prepare.prepare(spec, store, folder=tmp_path / "code")
     assert str(refused.value).startswith("inputs.data: ") and problem in str(refused.value)
     # What is only passed on is read by others.
-    inputs.check_readable(reading(Input("s3://bucket/x", mode="stream")))
+    check_inputs.check_readable(reading(Input("s3://bucket/x", mode="stream")))
 
 
 # ── Programs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -167,7 +167,7 @@ def test_a_daemon_that_is_busy_is_left_to_whoever_needs_it(
         raise subprocess.TimeoutExpired("docker", 1)
 
     write(programs / "docker", "exit 1")
-    monkeypatch.setattr(surroundings.subprocess, "run", busy)
+    monkeypatch.setattr(local_environment.subprocess, "run", busy)
     localise(contained(), registry.capabilities("local"), tmp_path, None)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from stoker import tools
 from stoker.agent.environment.uv import find_program
 from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.fetch_programs import fetch_program, tool_name
@@ -20,6 +19,7 @@ from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec, Submission
 from stoker.removing import collect_tools
 from stoker.store.base import Store, open_store
+from stoker.submit import node_programs
 
 # The architecture of this computer, and the other one.
 HERE = tool_name("uv").removeprefix("uv-")
@@ -42,10 +42,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: Path) -> None:
-    (tool,), missing = tools.build_all(tools.UV, [HERE])
+    (tool,), missing = node_programs.build_all(node_programs.UV, [HERE])
     assert (tool.name, missing) == (f"uv-{HERE}", ())
     for _ in range(2):
-        tools.send(store, tool)
+        node_programs.send(store, tool)
     assert [meta.key for meta in store.list(keys.TOOLS)] == [keys.tool(tool.digest)]
     program = find_program(store, {tool.name: tool.digest}, tmp_path / "shelf", copied=False)
     assert program.read_bytes() == Path(find_uv_bin()).read_bytes()
@@ -57,25 +57,25 @@ def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: 
 
 
 def test_py_spy_is_fetched_too_and_nobody_needs_it(store: Store, tmp_path: Path) -> None:
-    (tool,), missing = tools.build_all(tools.SPY, [HERE, ELSEWHERE])
+    (tool,), missing = node_programs.build_all(node_programs.SPY, [HERE, ELSEWHERE])
     assert (tool.name, missing) == (f"py-spy-{HERE}", ()), "what cannot be had is no reason to refuse"
-    tools.send(store, tool)
+    node_programs.send(store, tool)
     program = fetch_program(store, {tool.name: tool.digest}, "py-spy", tmp_path / "shelf")
     assert program is not None and program.read_bytes()[:4] == b"\x7fELF" and os.access(program, os.X_OK)
     assert fetch_program(store, {}, "py-spy", tmp_path / "shelf") is None
 
 
 def test_the_same_program_has_the_same_digest(home: Path) -> None:
-    (first,), _ = tools.build_all(tools.UV, [HERE])
+    (first,), _ = node_programs.build_all(node_programs.UV, [HERE])
     first.path.unlink()
-    (second,), _ = tools.build_all(tools.UV, [HERE])
+    (second,), _ = node_programs.build_all(node_programs.UV, [HERE])
     assert first == second
 
 
 def test_an_architecture_that_cannot_be_served(home: Path) -> None:
     with pytest.raises(UserError, match=f"environment.requirements: uv for {ELSEWHERE} machines cannot be had"):
-        tools.build_all(tools.UV, [ELSEWHERE])
-    built, missing = tools.build_all(tools.UV, [HERE, ELSEWHERE], offline=True)
+        node_programs.build_all(node_programs.UV, [ELSEWHERE])
+    built, missing = node_programs.build_all(node_programs.UV, [HERE, ELSEWHERE], offline=True)
     assert [tool.name for tool in built] == [f"uv-{HERE}"]
     assert missing == (
         f"environment.requirements: uv for {ELSEWHERE} machines is not here yet; the run itself fetches it",
@@ -143,7 +143,7 @@ def test_on_the_submitters_computer_it_is_the_installed_one(store: Store, tmp_pa
 
 @pytest.mark.parametrize(("named", "needed"), [(None, False), ("none", False), ("requirements.txt", True)])
 def test_a_job_without_packages_needs_none(named: str | None, needed: bool) -> None:
-    assert tools.needs_uv(Spec(name="j", run="true", environment=Environment(requirements=named))) is needed
+    assert node_programs.needs_uv(Spec(name="j", run="true", environment=Environment(requirements=named))) is needed
 
 
 def test_only_old_programs_that_no_job_fetches_are_collected(store: Store, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from stoker import sending, uploads
 from stoker.cli import run
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Input, Spec
 from stoker.providers import registry
-from stoker.surroundings import localise
+from stoker.submit import send, uploads
+from stoker.submit.local_environment import localise
 from stoker.testing.memory import MemoryStore
 
 
@@ -98,7 +98,7 @@ def test_how_much_has_gone_is_told(
     _, gathered = gather(store, data=str(data), other=str(tmp_path / "other"))
     prepared: Any = SimpleNamespace(uploads=gathered, packed=None)
     heard: list[tuple[int, int]] = []
-    told = sending._counting(prepared, lambda done, total: heard.append((done, total)))
+    told = send._counting(prepared, lambda done, total: heard.append((done, total)))
     for upload in gathered:
         uploads.send(store, upload, told)
     assert [total for _, total in heard] == [1003] * 3
@@ -156,7 +156,8 @@ def test_what_may_not_be_looked_into_is_named(data: Path, mode: int) -> None:
     data.parent.chmod(0o755)
     (data / "sub").chmod(mode)
     asked = (
-        "import os; from pathlib import Path; from stoker import uploads; from stoker.model.errors import UserError\n"
+        "import os; from pathlib import Path\n"
+        "from stoker.model.errors import UserError; from stoker.submit import uploads\n"
         "os.geteuid() == 0 and os.setuid(65534)\n"
         "try: print(uploads.measure('data', Path('data')))\n"
         "except UserError as error: print(error)\n"

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from stoker import wheels
 from stoker.agent.environment import requirements
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Spec, Submission
 from stoker.removing import COLLECT_AFTER, collect_wheels
+from stoker.submit import wheels
+from stoker.submit.wheels import Gathered, Target, gather, send
 from stoker.testing.memory import MemoryStore
 from stoker.testing.package_index import PackageIndex as Running
 from stoker.testing.package_index import make_wheel, package_index
-from stoker.wheels import Gathered, Target, gather, send
 
 PASSWORD = "hunter2/%#x y"
 X86 = Target("3.12", "x86_64")

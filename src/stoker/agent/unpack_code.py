@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 def code_digest(archive: Path) -> str:
-    """The sha256 of the tar inside the archive: what `stoker.pack` calls the digest. Raises CodecError."""
+    """The sha256 of the tar inside the archive: what `stoker.submit.pack_code` calls the digest. Raises CodecError."""
     found = hashlib.sha256()
     try:
         with gzip.open(archive) as stream:

@@ -19,7 +19,7 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
     from stoker.cli.printing import tell_problem
     from stoker.governor.background import carry_on
     from stoker.governor.handover_guard import guarding
-    from stoker.sending import send
+    from stoker.submit.send import send
 
     store = opened_store()
     with client.prepare_clone(job, store, sets) as prepared:

@@ -105,9 +105,9 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
     Of a budget for each value of a tag, those in which something was spent, or runs.
     """
     from stoker.core.budget_state import NO_VALUE, Standing, period_of
-    from stoker.heeding import books_of, house_of
     from stoker.model.errors import SpecError
     from stoker.model.observed import Known
+    from stoker.submit.policy_check import books_of, house_of
 
     try:
         house = house_of(store)

@@ -86,7 +86,7 @@ def aws(
     from stoker.governor.deployment_record import Deployed
     from stoker.model.errors import UserError
     from stoker.notifications import check_channels
-    from stoker.submitting import submitter
+    from stoker.submit.prepare import submitter
 
     store = opened_store()
     for flag, named in (("--region", region), *(("--events-from", each) for each in elsewhere)):
@@ -166,8 +166,8 @@ def gcp(
     from stoker.model.errors import UserError
     from stoker.notifications import check_channels
     from stoker.providers.gce import identity
-    from stoker.submitting import submitter
-    from stoker.surroundings import store_environ
+    from stoker.submit.local_environment import store_environ
+    from stoker.submit.prepare import submitter
 
     store = opened_store()
     check_channels.check_granted(notify, "--notify", "Google Cloud")

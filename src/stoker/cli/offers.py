@@ -51,12 +51,12 @@ def command(
     from stoker.core.market import ordered
     from stoker.core.placement import acceptable
     from stoker.governor.market_records import MarketReader
-    from stoker.heeding import as_housed, cost_bound, house_of
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.model import keys
     from stoker.model.errors import UserError
     from stoker.providers import registry
-    from stoker.submitting import ExplainsNone, connect
+    from stoker.submit.policy_check import as_housed, cost_bound, house_of
+    from stoker.submit.prepare import ExplainsNone, connect
 
     store = opened_store()
     # What is run does not matter here, so that a folder without a job file can be asked about as well.

@@ -16,11 +16,11 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.price_table import OLD_DAYS
-from stoker.submitting import Prepared
+from stoker.submit.prepare import Prepared
 
 if TYPE_CHECKING:
     from stoker.submit.ignored_files import Ignored
-    from stoker.uploads import Upload
+    from stoker.submit.uploads import Upload
 
 _MOST_OFFERINGS = 5
 # The worst case of machines that cost nothing.

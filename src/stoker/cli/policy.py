@@ -39,7 +39,7 @@ def set_(file: str, note: str) -> None:
     from stoker.notifications import check_channels
     from stoker.policy import versions
     from stoker.policy.policy_file import places_of_channels
-    from stoker.submitting import submitter
+    from stoker.submit.prepare import submitter
 
     text, source = _read(file)
     house, store = _parsed(text, source), opened_store()

@@ -11,14 +11,14 @@ from stoker.cli.printing import counted, whole
 from stoker.core import audit, policy_rules
 from stoker.core.placement import acceptable
 from stoker.core.policy_rules import Bounded, Finding, Subject
-from stoker.heeding import as_housed, bound_value, forecast
 from stoker.model import channel_address
 from stoker.model.policy import Exemption, House, Rule, Then
 from stoker.model.spec import Spec
 from stoker.notifications.events import in_scope
 from stoker.store.base import Store
 from stoker.submit.identity import identified
-from stoker.submitting import connect
+from stoker.submit.policy_check import as_housed, bound_value, forecast
+from stoker.submit.prepare import connect
 
 # What comes of a budget, in words.
 _COMES = {"refuse": "would be refused", "wait": "would wait", "warn": "warning"}

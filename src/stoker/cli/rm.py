@@ -30,7 +30,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
 
     Asks on a terminal; -y agrees. Without a terminal, jobs that are named are deleted, and --older-than needs -y.
     """
-    from stoker import client, uploads
+    from stoker import client
     from stoker.cli.printing import counted, say
     from stoker.model.errors import UserError
     from stoker.removing import (
@@ -43,6 +43,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         finish_removals,
     )
     from stoker.store.find_job import find_job
+    from stoker.submit import uploads
 
     if not jobs and older_s is None:
         raise UserError("name the jobs to delete, or give --older-than, such as --older-than 30d")

@@ -28,9 +28,9 @@ from stoker.cli.progress import progress_bar, working
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
-from stoker.sending import Progress, check_writable, send
 from stoker.store.base import Store
-from stoker.submitting import Prepared, check_reached, launch_requests, prepare
+from stoker.submit.prepare import Prepared, check_reached, launch_requests, prepare
+from stoker.submit.send import Progress, check_writable, send
 
 # A longer text is not printed as part of a request.
 _MOST_TEXT = 1000

@@ -27,7 +27,7 @@ from stoker.providers.ec2 import permissions
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
 from stoker.store.base import Store
-from stoker.surroundings import store_environ
+from stoker.submit.local_environment import store_environ
 
 CLOUD = "aws"
 # Lambda sets these itself, and refuses to be told.

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 
 import stoker
-from stoker.bundle import NotServed, obstore_files
 from stoker.model.errors import UserError
+from stoker.submit.agent_bundle import NotServed, obstore_files
 
 # Lambda's processors by the names that Python has for this computer's. Where this computer has neither, it gets the
 # one whose packages everybody has.

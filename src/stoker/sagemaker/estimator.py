@@ -19,7 +19,7 @@ from stoker.submit.system_folders import check_code_folder
 if TYPE_CHECKING:
     from stoker.jobfile import Layer
     from stoker.store.base import Store
-    from stoker.submitting import Prepared
+    from stoker.submit.prepare import Prepared
 
 _SOURCE = "the estimator"
 _OVERRIDES = "stoker={…}"
@@ -75,7 +75,7 @@ class EstimatorBase:
             self.told = (*told, *(f"{name}: not honoured: there is no such thing here" for name in more if more[name]))
             for line in (*self.told, *prepared.noted, *prepared.told):
                 print(f"[stoker] {line}", file=sys.stderr)
-            from stoker.sending import send
+            from stoker.submit.send import send
 
             job = TrainingJob(send(prepared, store), store.url)
         self.latest_training_job = job
@@ -130,7 +130,7 @@ class EstimatorBase:
     def _prepared(self, inputs: object, job_name: str | None) -> Iterator[tuple[Prepared, Store, tuple[str, ...]]]:
         from stoker.jobfile import layer_of, resolve
         from stoker.providers import registry
-        from stoker.submitting import prepare
+        from stoker.submit.prepare import prepare
 
         with self._open_store() as store, self._code() as code:
             provider = self._provider(store)

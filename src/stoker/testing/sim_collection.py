@@ -18,12 +18,12 @@ from typing import cast
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
-from stoker.pack import Packed
 from stoker.removing import collect_code, remove_job
-from stoker.sending import send
 from stoker.store import job_index, job_log
 from stoker.store.find_job import all_jobs
-from stoker.submitting import Prepared
+from stoker.submit.pack_code import Packed
+from stoker.submit.prepare import Prepared
+from stoker.submit.send import send
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_checks import Violation
 from stoker.testing.sim_data import CAPABILITIES, make_spec

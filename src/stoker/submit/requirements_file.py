@@ -11,7 +11,7 @@ from stoker.agent.environment import requirements
 from stoker.agent.environment.requirements import FIELD, NOTHING, USUAL
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
-from stoker.proofreading import check_packages, check_yaml
+from stoker.submit.validate_requirements import check_packages, check_yaml
 
 
 @dataclass(frozen=True)

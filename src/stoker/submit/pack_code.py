@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, cast
 
-from stoker.git import Revision, revision
 from stoker.model.errors import UserError
 from stoker.model.spec import Code
+from stoker.submit.git_revision import Revision, revision
 from stoker.submit.ignored_files import Ignored, weigh
 from stoker.submit.system_folders import check_code_folder, is_made_up
 

@@ -26,7 +26,7 @@ from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.store.base import Store
 from stoker.store.home import home, make_home
-from stoker.submit import generations
+from stoker.submit import shared_objects
 
 _WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}
 # What their wheels for Linux have been called, and may be: pip takes these names to the letter.
@@ -95,7 +95,7 @@ def build_all(
 
 def send(store: Store, tool: Tool) -> str:
     """Put it into the store, once, and answer its name there. Idempotent."""
-    return generations.keep(store, keys.TOOLS, tool.digest, keys.tool, tool.path.read_bytes)
+    return shared_objects.keep(store, keys.TOOLS, tool.digest, keys.tool, tool.path.read_bytes)
 
 
 def _kept(program: Program, arch: str) -> Path:

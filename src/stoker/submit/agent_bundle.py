@@ -34,7 +34,7 @@ from stoker.model.errors import UserError
 from stoker.providers.image_info import SERVED, Python, newer_image, version_text
 from stoker.store.base import Store
 from stoker.store.home import home, make_home
-from stoker.submit import generations
+from stoker.submit import shared_objects
 
 # As the project itself requires it.
 OBSTORE = "obstore>=0.11,<0.13"
@@ -136,7 +136,7 @@ def build(tag: str, *, offline: bool = False) -> Built:
 
 def send(store: Store, built: Built) -> str:
     """Put the archive into the store, once, and answer its name there. Idempotent."""
-    return generations.keep(store, keys.BUNDLES, built.digest, keys.bundle, built.path.read_bytes)
+    return shared_objects.keep(store, keys.BUNDLES, built.digest, keys.bundle, built.path.read_bytes)
 
 
 # ── What goes in ──────────────────────────────────────────────────────────────────────────────────────────────────────

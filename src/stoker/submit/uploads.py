@@ -20,7 +20,7 @@ from stoker.model.spec import Spec
 from stoker.removing import sweep
 from stoker.store.base import Meta, Sent, Store, can_be_key
 from stoker.store.parallel import run_all
-from stoker.submit.generations import Shared, input_name, is_given_up, usable_name
+from stoker.submit.shared_objects import Shared, input_name, is_given_up, usable_name
 
 _AT_ONCE = 16
 _HASHED_AT_ONCE = 4

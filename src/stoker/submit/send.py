@@ -17,9 +17,9 @@ from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.find_job import ID_ALPHABET, SUFFIX_LENGTH
 from stoker.store.home import home, make_home
-from stoker.submit import generations
-from stoker.submit.generations import any_given_up, references
-from stoker.submitting import Prepared, submitter
+from stoker.submit import shared_objects
+from stoker.submit.prepare import Prepared, submitter
+from stoker.submit.shared_objects import any_given_up, references
 
 # Called with what is done, and with all there is.
 Progress = Callable[[int, int], None]
@@ -161,21 +161,21 @@ def _put_shared(prepared: Prepared, store: Store, me: str, told: Callable[[int],
     spec, bundles, tools, wheels = prepared.spec, {}, {}, {}
     code = _put_code(prepared, store)
     if prepared.bundles:
-        from stoker import bundle
+        from stoker.submit import agent_bundle
 
-        bundles = {built.tag: bundle.send(store, built) for built in prepared.bundles}
+        bundles = {built.tag: agent_bundle.send(store, built) for built in prepared.bundles}
     if prepared.tools:
-        from stoker import tools as programs
+        from stoker.submit import node_programs as programs
 
         tools = {tool.name: programs.send(store, tool) for tool in prepared.tools}
     if prepared.uploads or any(wanted.source.startswith(store.url) for wanted in spec.inputs.values()):
-        from stoker import uploads
+        from stoker.submit import uploads
 
         stored = {upload.name: (upload, uploads.send(store, upload, told)) for upload in prepared.uploads}
         spec = uploads.named(spec, store.url, stored)
         uploads.check_there(store, spec)
     if prepared.wheels is not None:
-        from stoker import wheels as packages
+        from stoker.submit import wheels as packages
 
         wheels = packages.send(store, prepared.wheels)
     return Submission(
@@ -212,7 +212,7 @@ def _put_code(prepared: Prepared, store: Store) -> Code | None:
             raise UserError("its code is not in the store any more; submit it again from the folder")
         return found.data
 
-    name = generations.keep(store, keys.CODE, code.digest, keys.code, read)
+    name = shared_objects.keep(store, keys.CODE, code.digest, keys.code, read)
     return replace(code, generation=keys.generation_of(name))
 
 

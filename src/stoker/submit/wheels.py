@@ -29,7 +29,7 @@ from stoker.model.spec import PackageIndex, Wheel, wheels_target
 from stoker.store.base import Store
 from stoker.store.home import home, make_home
 from stoker.store.parallel import run_all
-from stoker.submit import generations
+from stoker.submit import shared_objects
 
 FIELD = "environment.wheels"
 # As uv names machines: the C library of every image that is younger than 2018.
@@ -126,9 +126,9 @@ def _send(store: Store, wheel: Wheel, path: Path | None) -> Wheel:
         return found.data
 
     if path is None:
-        name = generations.keep(store, keys.WHEELS, wheel.digest, keys.wheel, read)
+        name = shared_objects.keep(store, keys.WHEELS, wheel.digest, keys.wheel, read)
         return replace(wheel, generation=keys.generation_of(name))
-    name = generations.usable_name(store, keys.WHEELS, wheel.digest)
+    name = shared_objects.usable_name(store, keys.WHEELS, wheel.digest)
     generation = keys.generation_of(name)
     if store.head(keys.wheel(name)) is None:
         store.put_file(path, lambda digest: keys.wheel(keys.shared_name(digest, generation)))

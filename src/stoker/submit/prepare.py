@@ -13,14 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from stoker.choosing import check_conda, choose_requirements
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import MAX_COST, acceptable, that_pay
 from stoker.core.policy_rules import Bounded, names_submitters
-from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
-from stoker.heeding import as_housed, cost_bound, heed, house_of
-from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
 from stoker.model.errors import InvalidRequest, ProviderError, UserError
 from stoker.model.offerings import Capabilities, Offering
@@ -28,22 +24,33 @@ from stoker.model.path_patterns import entries_of, is_pattern
 from stoker.model.policy import House
 from stoker.model.spec import Code, Resources, Spec
 from stoker.notifications import check_channels
-from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.providers.image_info import CONTAINER_IMAGE, IMAGE, Python
 from stoker.store.base import Store
 from stoker.store.find_job import SUFFIX_LENGTH
 from stoker.store.home import home
+from stoker.submit.check_inputs import check_readable
 from stoker.submit.identity import identified
 from stoker.submit.kept_folders import check_kept_folders
-from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unmasked, unreachable
+from stoker.submit.local_environment import (
+    localise,
+    missing_script,
+    store_environ,
+    submitter_environ,
+    unmasked,
+    unreachable,
+)
+from stoker.submit.pack_code import Packed, pack
+from stoker.submit.policy_check import as_housed, cost_bound, heed, house_of
+from stoker.submit.requirements_file import check_conda, choose_requirements
+from stoker.submit.wheel_targets import pack_wheels
 
 if TYPE_CHECKING:
-    from stoker.bundle import Built
-    from stoker.tools import Tool
-    from stoker.uploads import Upload
-    from stoker.wheels import Gathered
+    from stoker.submit.agent_bundle import Built
+    from stoker.submit.node_programs import Tool
+    from stoker.submit.uploads import Upload
+    from stoker.submit.wheels import Gathered
 
 Say = Callable[[str], None]
 _HOUSE_NOT_ASKED = "a dry run asks no server, so the policy is not checked; `stoker policy test` checks it"
@@ -289,7 +296,7 @@ def gather_inputs(spec: Spec, provider: Provider, url: str, store: Store | None)
     """As `uploads.gather`, which most jobs need not import."""
     if provider.capabilities.here or all("://" in wanted.source for wanted in spec.inputs.values()):
         return spec, ()
-    from stoker import uploads
+    from stoker.submit import uploads
 
     return uploads.gather(spec, provider.capabilities, url, store)
 
@@ -304,7 +311,7 @@ def pack_agents(
     if not provider.capabilities.bundled:
         return (), ()
     # It needs the metadata of installed packages, which takes longer to import than most commands run.
-    from stoker.bundle import build_all
+    from stoker.submit.agent_bundle import build_all
 
     oldest = _oldest_python(spec, offerings)
     built, unserved = build_all(architectures(provider, offerings), offline=offline, oldest=oldest)
@@ -318,7 +325,7 @@ def pack_tools(
     provider: Provider, spec: Spec, offerings: tuple[Offering, ...], *, offline: bool = False
 ) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """The programs for these machines, where the job needs any, and a line for each that is not here yet."""
-    from stoker.tools import SPY, UV, build_all, needs_uv
+    from stoker.submit.node_programs import SPY, UV, build_all, needs_uv
 
     if not provider.capabilities.bundled:
         return (), ()

@@ -17,7 +17,7 @@ from stoker.providers import registry
 from stoker.providers.image_info import version_text
 
 if TYPE_CHECKING:
-    from stoker.wheels import Gathered, Target
+    from stoker.submit.wheels import Gathered, Target
 
 _FIELD = "environment.wheels"
 _VERSION = re.compile(r"3\.\d+(?:\.\d+)*")
@@ -43,7 +43,7 @@ def pack_wheels(
     targets = _targets(spec, capabilities, offerings, architectures)
     if offline:
         return None, (f"{_FIELD}: the run itself gathers them, for {', '.join(sorted(t.name for t in targets))}",)
-    from stoker.wheels import gather
+    from stoker.submit.wheels import gather
 
     assert spec.environment.requirements is not None
     found = gather(code, read(code, spec.environment.requirements), targets, spec.environment.index)
@@ -60,7 +60,7 @@ def taken_over(
     """Those of another job, for a clone of it. Raises UserError where its machines need others."""
     if spec.environment.wheels is None:
         return None
-    from stoker.wheels import Gathered
+    from stoker.submit.wheels import Gathered
 
     needed = sorted(target.name for target in _targets(spec, capabilities, offerings, architectures))
     if not set(needed) <= set(wheels):
@@ -74,7 +74,7 @@ def taken_over(
 def _targets(
     spec: Spec, capabilities: Capabilities, offerings: tuple[Offering, ...], architectures: Architectures
 ) -> set[Target]:
-    from stoker.wheels import Target
+    from stoker.submit.wheels import Target
 
     wanted = spec.environment.python or ""
     contained = spec.environment.container is not None

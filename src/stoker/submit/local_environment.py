@@ -16,17 +16,17 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker.inputs import localise_input
 from stoker.jobfile.provider_fields import set_fields
 from stoker.model import docker_flags, secret_refs
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Container, Spec
-from stoker.pythons import find_python
 from stoker.secrets.masked_output import can_mask
 from stoker.secrets.masker import SHORTEST_BYTES
 from stoker.store.base import Store
 from stoker.store.find_job import find_job
+from stoker.submit.check_inputs import localise_input
+from stoker.submit.python_interpreter import find_python
 
 # The submitter's active environment. Nothing here is secret.
 ENVIRON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
