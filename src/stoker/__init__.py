@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from stoker import client, train
     from stoker.client import clone, interrupt, remove, resume, stop, submit, wait
-    from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
     from stoker.jobfile.job import Job
     from stoker.model import errors
+    from stoker.read.api import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
 else:
     ModuleType = type(sys)
 
@@ -54,9 +54,7 @@ __all__ = [
 _LAZY = {
     "Job": "stoker.jobfile.job",
     **dict.fromkeys(("clone", "interrupt", "remove", "resume", "stop", "submit", "wait"), "stoker.client"),
-    **dict.fromkeys(
-        ("checkpoints", "compare", "jobs", "logs", "metrics", "pull", "pull_outputs"), "stoker.client_read"
-    ),
+    **dict.fromkeys(("checkpoints", "compare", "jobs", "logs", "metrics", "pull", "pull_outputs"), "stoker.read.api"),
 }
 _MODULES = {"client": "stoker.client", "errors": "stoker.model.errors", "train": "stoker.train"}
 

@@ -1,5 +1,5 @@
 """Stoker from Python, and what the command line is made of: submit, wait, stop, resume, clone, remove, interrupt; and
-(from `stoker.client_read`) jobs, logs, metrics, checkpoints, compare, pull, pull_outputs.
+(from `stoker.read.api`) jobs, logs, metrics, checkpoints, compare, pull, pull_outputs.
 
     job = stoker.submit(stoker.Job(run="python train.py"))
     summary = stoker.wait(job)
@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
 from stoker.core.hold import hold_of
 from stoker.core.policy_rules import names_submitters
 from stoker.core.snapshot import Action, JobSnapshot
@@ -53,7 +52,8 @@ from stoker.notifications import check_channels
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.providers.console_links import Seat
-from stoker.reading.resuming import ResumePlan, plan_resume
+from stoker.read.api import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
+from stoker.read.resume_plan import ResumePlan, plan_resume
 from stoker.removing import remove_job
 from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Store, open_store

@@ -28,8 +28,8 @@ from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Heartbeat
 from stoker.model.observed import Known
 from stoker.processes import Process
-from stoker.reading.logs import read_lines
-from stoker.reading.nodes import boots
+from stoker.read.logs import read_lines
+from stoker.read.node_chunks import boots
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints

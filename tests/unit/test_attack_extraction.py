@@ -27,7 +27,7 @@ from stoker.model import keys
 from stoker.model.errors import StokerError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.model.spec import Wheel
-from stoker.reading.outputs import OutputFile, pull_outputs
+from stoker.read.outputs import OutputFile, pull_outputs
 from stoker.store.base import Meta, Store
 from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import list_checkpoints, pull

@@ -25,7 +25,7 @@ from stoker.providers.base import LaunchOrder
 from stoker.providers.console_links import Seat
 from stoker.providers.ec2 import links, tags
 from stoker.providers.gce import names
-from stoker.reading.logs import Line, NodeLog, follow, read_lines, read_tail, unheard_of
+from stoker.read.logs import Line, NodeLog, follow, read_lines, read_tail, unheard_of
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Segment, encode_segment

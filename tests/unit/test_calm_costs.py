@@ -23,7 +23,7 @@ from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat
 from stoker.providers.ec2.capabilities import CAPABILITIES as EC2
 from stoker.providers.gce.capabilities import CAPABILITIES as GCE
 from stoker.providers.sagemaker.capabilities import CAPABILITIES as SAGEMAKER
-from stoker.reading.jobs import list_jobs
+from stoker.read.job_list import list_jobs
 from stoker.store import job_index, job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes

@@ -256,7 +256,7 @@ def test_a_job_whose_ranks_did_not_all_commit_starts_from_the_beginning(
     store: Store, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torn = checkpoint(2, 1, step=10, whole=False)
-    monkeypatch.setattr("stoker.reading.resuming.list_checkpoints", lambda *_: [torn])
+    monkeypatch.setattr("stoker.read.resume_plan.list_checkpoints", lambda *_: [torn])
     plan = client.prepare_resume(job, store)
     assert plan.told == ("it starts from the beginning: no checkpoint was committed by all ranks",)
     assert (plan.key, plan.title, plan.state.job) == (None, "", job)

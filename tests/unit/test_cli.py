@@ -28,8 +28,8 @@ from stoker.model.errors import AuthDenied, InvalidRequest, NoCredentials, Stoke
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Limits, Resources, Spec, Submission
-from stoker.reading.jobs import list_jobs
-from stoker.reading.logs import Line
+from stoker.read.job_list import list_jobs
+from stoker.read.logs import Line
 from stoker.reindexing import reindex
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store

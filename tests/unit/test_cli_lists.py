@@ -26,7 +26,7 @@ from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Offering
-from stoker.reading.jobs import Filter, list_jobs
+from stoker.read.job_list import Filter, list_jobs
 from stoker.reindexing import reindex
 from stoker.store import job_log
 from stoker.store.base import Store, open_store

@@ -19,8 +19,8 @@ from stoker.model.log_entries import Claimed, Ended, Launched
 from stoker.model.node_facts import KeptOutputs
 from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
-from stoker.reading.curves import ComparedJob
-from stoker.reading.metrics import Metrics
+from stoker.read.curves import ComparedJob
+from stoker.read.metrics import Metrics
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import JOB, at, make_beat, make_facts, make_spec, make_state, nodes
 

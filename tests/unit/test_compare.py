@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stoker.reading.compare import (
+from stoker.read.compare import (
     Curve,
     JobRow,
     _round_ticks,
@@ -16,7 +16,7 @@ from stoker.reading.compare import (
     final_and_best,
     lower_is_better,
 )
-from stoker.reading.metrics import Point, series_of
+from stoker.read.metrics import Point, series_of
 
 LOWER = ("loss", "val_loss", "trainLoss", "error_rate", "Perplexity", "wer", "eval/WER", "cer", "ppl", "val_err")
 

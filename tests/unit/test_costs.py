@@ -21,8 +21,8 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Re
 from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
 from stoker.policy import versions
-from stoker.reading.accounts import read_accounts
-from stoker.reading.costs import Row, Shares, report, shares_of
+from stoker.read.cost_records import read_accounts
+from stoker.read.costs import Row, Shares, report, shares_of
 from stoker.removing import remove_job
 from stoker.store import job_log
 from stoker.store.base import open_store

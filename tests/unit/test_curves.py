@@ -19,8 +19,8 @@ from stoker.model.errors import NoSuchJob, UserError
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.model.offerings import Offering
-from stoker.reading.curves import ComparedJob, choose_axis, drawing
-from stoker.reading.metrics import Metrics, Point, series_of
+from stoker.read.curves import ComparedJob, choose_axis, drawing
+from stoker.read.metrics import Metrics, Point, series_of
 from stoker.store import job_log, log_chunks
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import encode

@@ -8,7 +8,7 @@ from stoker.cli.following import Follower, Screen
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.offerings import Offering
-from stoker.reading.logs import Line
+from stoker.read.logs import Line
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Segment, encode_segment

@@ -19,7 +19,7 @@ from stoker.model.observed import Known
 from stoker.model.policy import House
 from stoker.policy.versions import current, house
 from stoker.providers.price_table import Price
-from stoker.reading.accounts import read_accounts
+from stoker.read.cost_records import read_accounts
 from stoker.store.base import Store
 
 BUDGET = "- {name: money, budget: {dollars: 100, period: month, by: team}}"

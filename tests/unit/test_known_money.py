@@ -36,7 +36,7 @@ from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.policy.policy_file import parse_policy
-from stoker.reading.costs import report, whole_days
+from stoker.read.costs import report, whole_days
 from stoker.store import job_log
 from stoker.store.job_index import IndexRecord, read_submission, write_index
 from stoker.testing.memory import MemoryStore

@@ -23,8 +23,8 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Ended, Event, Record, ResumeAsked
 from stoker.model.offerings import Instance
 from stoker.providers.base import Request
-from stoker.reading.accounts import read_accounts
-from stoker.reading.jobs import list_jobs
+from stoker.read.cost_records import read_accounts
+from stoker.read.job_list import list_jobs
 from stoker.reindexing import reindex
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store

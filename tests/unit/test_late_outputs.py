@@ -13,7 +13,7 @@ from stoker.agent.output_sync import OutputSync
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.spec import Spec, Submission
-from stoker.reading.outputs import list_outputs, pull_outputs
+from stoker.read.outputs import list_outputs, pull_outputs
 from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_A

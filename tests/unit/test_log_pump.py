@@ -19,7 +19,7 @@ from stoker.agent.logs import log_pump
 from stoker.agent.logs.file_tail import KEEP_BYTES, PUNCH_STEP_BYTES, FileTail
 from stoker.agent.logs.log_pump import LogPump, durable_offset, last_lines, say
 from stoker.model.errors import StoreUnavailable
-from stoker.reading.logs import read_lines
+from stoker.read.logs import read_lines
 from stoker.store.log_chunks import MAX_CHUNK_BYTES, SEAL_BYTES, last_chunk, parse_segments
 
 # ── The pump ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,9 +14,9 @@ from plain_store import PlainStore
 from stoker.agent.logs.log_pump import durable_offset
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
-from stoker.reading import cursor, nodes
-from stoker.reading.cursor import NodeCursor
-from stoker.reading.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
+from stoker.read import log_cursor, node_chunks
+from stoker.read.log_cursor import NodeCursor
+from stoker.read.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
 from stoker.store.log_chunks import (
     MAX_CHUNK_BYTES,
     SEAL_BYTES,
@@ -314,7 +314,7 @@ def test_tail_gives_up_on_lines_that_are_too_far_back(monkeypatch: pytest.Monkey
     for chunk in range(9):
         put_log(store, NODE, (chunk, b"x" * 30), chunk=chunk)
     size = len(store.objects[keys.log_chunk(folder(NODE), 8)])
-    monkeypatch.setattr(cursor, "_MAX_TAIL_BYTES", 2 * size)
+    monkeypatch.setattr(log_cursor, "_MAX_TAIL_BYTES", 2 * size)
     (line,) = read_tail(store, JOB, [NODE], 1)
     assert line.text == "x" * 90, "three chunks are more than two"
 
@@ -324,13 +324,13 @@ def test_tail_passes_over_a_chunk_that_no_agent_wrote(monkeypatch: pytest.Monkey
     put_log(store, NODE, (1, b"a\nb\n"))
     put_log(store, NODE, (2, b"c" * 500), chunk=1)
     put_log(store, NODE, (3, b"d\n"), chunk=2)
-    monkeypatch.setattr(cursor, "MAX_READ_BYTES", 200)
-    monkeypatch.setattr(nodes, "MAX_READ_BYTES", 200)
+    monkeypatch.setattr(log_cursor, "MAX_READ_BYTES", 200)
+    monkeypatch.setattr(node_chunks, "MAX_READ_BYTES", 200)
     assert [line.text for line in read_tail(store, JOB, [NODE], 3)] == ["b", UNREADABLE, "d"]
 
 
 def test_a_line_without_an_end_is_shown_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(log_cursor, "MAX_LINE_BYTES", 10)
     store = PlainStore()
     put_log(store, NODE, *((n, b"%d" % n * 6) for n in range(5)), (6, b"\nend\n"))
     assert [(line.text, line.end) for line in read_lines(store, JOB, [NODE])] == [

@@ -14,7 +14,7 @@ from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
-from stoker.reading.outputs import list_outputs, pull_outputs
+from stoker.read.outputs import list_outputs, pull_outputs
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.testing.sim_data import SPOT_A

@@ -16,8 +16,8 @@ from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
 from stoker.agent.metrics import BURST, LONG_RUN, MAX_NAMES, MetricsPump, Thinner, parse_report
 from stoker.model import keys
 from stoker.model.node_facts import GpuUsage, Usage
-from stoker.reading.metrics import Point, read_metrics, series_of
-from stoker.reading.nodes import NodeLog
+from stoker.read.metrics import Point, read_metrics, series_of
+from stoker.read.node_chunks import NodeLog
 from stoker.store.log_chunks import Mark, Sample, UsageSample, decode_lines, encode_line, last_chunk
 
 JOB = "job-1"

@@ -12,7 +12,7 @@ from checkpoint_world import JOB, Clock, memory_store, write
 from stoker.agent import output_sync
 from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
-from stoker.reading.outputs import highest
+from stoker.read.outputs import highest
 from stoker.store.base import Store, open_store
 from stoker.testing.memory import Fault
 

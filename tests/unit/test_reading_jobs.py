@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import client_read
 from stoker.core.summary import Summary, summarize
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched
 from stoker.model.node_facts import BlobRef, Heartbeat
 from stoker.model.spec import Submission
-from stoker.reading import accounts, jobs, nodes
-from stoker.reading.cursor import NodeCursor
-from stoker.reading.jobs import Filter, list_jobs
-from stoker.reading.logs import NodeLog
+from stoker.read import api, cost_records, job_list, node_chunks
+from stoker.read.job_list import Filter, list_jobs
+from stoker.read.log_cursor import NodeCursor
+from stoker.read.logs import NodeLog
 from stoker.store import job_index
 from stoker.store.base import Meta
 from stoker.store.job_index import IndexRecord, write_index
@@ -53,7 +52,7 @@ class Later(datetime):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> ScriptedWorld:
-    monkeypatch.setattr(jobs, "datetime", Later)
+    monkeypatch.setattr(job_list, "datetime", Later)
     return ScriptedWorld(near=False)
 
 
@@ -119,15 +118,15 @@ def test_heartbeats_are_read_only_where_a_record_is_old_and_the_store_far(
         world.store = MemoryStore(lambda: at(world.cloud.now_s), near=True)
     before = indexed(world, A, *RUNNING, **changes)
     beat(world, A, 3550, step=9)
-    monkeypatch.setattr(jobs.node_facts, "read_node", lambda *_: pytest.fail("it is fresh enough"))
+    monkeypatch.setattr(job_list.node_facts, "read_node", lambda *_: pytest.fail("it is fresh enough"))
     assert list_jobs(world.store).summaries == (before,)
 
 
 def test_of_many_running_jobs_no_heartbeats_are_read(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_MOST_HEARD", 1)
+    monkeypatch.setattr(job_list, "_MOST_HEARD", 1)
     for job in (A, B):
         indexed(world, job, *RUNNING, heard_at=at(100))
-    monkeypatch.setattr(jobs.node_facts, "read_node", lambda *_: pytest.fail("there are too many"))
+    monkeypatch.setattr(job_list.node_facts, "read_node", lambda *_: pytest.fail("there are too many"))
     assert len(list_jobs(world.store).summaries) == 2
 
 
@@ -151,7 +150,7 @@ def test_of_ended_jobs_as_many_are_read_as_are_wanted(
     found: list[int],
     reads: int,
 ) -> None:
-    monkeypatch.setattr(jobs, "_PORTION", 2)
+    monkeypatch.setattr(job_list, "_PORTION", 2)
     for n in range(10):
         world.cloud.now_s = float(n)
         tags = {"even": "1"} if n % 2 == 0 else {}
@@ -188,7 +187,7 @@ def test_a_store_that_does_not_answer_is_no_list(
         raise error
 
     world.submit(A)
-    monkeypatch.setattr(jobs.job_log, "read", fail)
+    monkeypatch.setattr(job_list.job_log, "read", fail)
     with pytest.raises(type(error)):
         list_jobs(world.store)
 
@@ -232,7 +231,7 @@ def test_a_part_that_no_job_can_fit_is_refused() -> None:
 
 def test_tags_are_told_once_each() -> None:
     told = [summary(tags={"team": "nlp"}), summary(tags={"team": "nlp", "a": "b"})]
-    assert jobs.tags_of(told) == ["a=b", "team=nlp"]
+    assert job_list.tags_of(told) == ["a=b", "team=nlp"]
 
 
 # ── Accounts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +248,7 @@ def test_accounts_are_of_jobs_that_may_have_cost_something_since(world: Scripted
         world.store.delete([keys.active(job, 1)])
 
     def found(since: datetime | None) -> list[str]:
-        return [record.state.job for record in accounts.read_accounts(world.store, at(2000), since).records]
+        return [record.state.job for record in cost_records.read_accounts(world.store, at(2000), since).records]
 
     assert found(None) == ["new-aaaa", "old-aaaa", "on-aaaa", "raw-aaaa"]
     assert found(at(1000)) == ["new-aaaa", "on-aaaa", "raw-aaaa"]
@@ -260,7 +259,7 @@ def test_accounts_name_what_makes_no_sense_and_leave_out_what_is_not_there(world
     world.submit(A)
     world.store.put(keys.spec(A), b"{}")
     world.store.put(keys.active(B, 1), b"")
-    found = accounts.read_accounts(world.store, at(0))
+    found = cost_records.read_accounts(world.store, at(0))
     assert (found.records, found.unread) == ((), (A,))
 
 
@@ -273,7 +272,7 @@ def test_accounts_of_a_store_that_does_not_answer_are_none(
     world.submit(A)
     monkeypatch.setattr(job_index, "read_index", away)
     with pytest.raises(StoreUnavailable):
-        accounts.read_accounts(world.store, at(0))
+        cost_records.read_accounts(world.store, at(0))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +287,7 @@ def test_accounts_of_a_store_that_does_not_answer_are_none(
 )
 def test_every_month_is_read_once(first: str, last: str, months: int) -> None:
     days = [datetime.fromisoformat(day).date() for day in (first, last)]
-    found = accounts._months(*days)
+    found = cost_records._months(*days)
     assert len(found) == len(set(found)) == months
 
 
@@ -305,40 +304,40 @@ def say(world: ScriptedWorld, text: bytes, chunk: int = 0) -> None:
 
 def test_following_from_python_ends_with_the_job(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     state = world.submit(A, *RUNNING)
-    watch = client_read._watching(world.store, A, None, None)
-    assert watch() == (client_read.node_logs(state, None, None), False)
+    watch = api._watching(world.store, A, None, None)
+    assert watch() == (api.node_logs(state, None, None), False)
     assert len(watch()[0]) == 1
     world.store.delete([meta.key for meta in world.store.list(keys.log_prefix(A))])
-    monkeypatch.setattr(client_read.job_log, "read", lambda *_: None)
+    monkeypatch.setattr(api.job_log, "read", lambda *_: None)
     assert watch() == ([], True), "it was removed meanwhile"
 
 
 def test_a_job_that_has_ended_is_not_watched_any_longer(world: ScriptedWorld) -> None:
     world.submit(A, *RUNNING, Ended("stopped", "asked", None))
-    assert client_read._watching(world.store, A, None, None)()[1] is True
-    assert client_read._watching(world.store, A, 3, None)()[0] == [], "of one node alone"
+    assert api._watching(world.store, A, None, None)()[1] is True
+    assert api._watching(world.store, A, 3, None)()[0] == [], "of one node alone"
 
 
 def test_logs_follow_only_where_that_is_asked_for(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.submit(A, *RUNNING)
     called: list[tuple[str, Any]] = []
-    monkeypatch.setattr(client_read, "follow", lambda *_, tail: called.append(("follow", tail)) or iter(()))
-    monkeypatch.setattr(client_read, "read_tail", lambda *given: called.append(("tail", given[3])) or [])
-    monkeypatch.setattr(client_read, "read_lines", lambda *_: called.append(("all", None)) or iter(()))
-    client_read.logs(A, store=world.store)
-    client_read.logs(A, tail=5, store=world.store)
-    client_read.logs(A, tail=0, store=world.store)
-    client_read.logs(A, tail=5, following=True, store=world.store)
+    monkeypatch.setattr(api, "follow", lambda *_, tail: called.append(("follow", tail)) or iter(()))
+    monkeypatch.setattr(api, "read_tail", lambda *given: called.append(("tail", given[3])) or [])
+    monkeypatch.setattr(api, "read_lines", lambda *_: called.append(("all", None)) or iter(()))
+    api.logs(A, store=world.store)
+    api.logs(A, tail=5, store=world.store)
+    api.logs(A, tail=0, store=world.store)
+    api.logs(A, tail=5, following=True, store=world.store)
     assert called == [("all", None), ("tail", 5), ("tail", 0), ("follow", 5)]
 
 
 def test_a_job_without_a_log_is_told_how_to_be_cleared(world: ScriptedWorld) -> None:
     with pytest.raises(UserError, match="`stoker rm never-aaaa` clears it away"):
-        client_read._state(world.store, "never-aaaa")
+        api._state(world.store, "never-aaaa")
 
 
 def test_a_single_text_is_one_and_not_its_letters() -> None:
-    assert client_read._words("abc") == ("abc",) and client_read._words(["a", "b"]) == ("a", "b")
+    assert api._words("abc") == ("abc",) and api._words(["a", "b"]) == ("a", "b")
 
 
 class Counting:
@@ -360,7 +359,7 @@ def test_what_a_machine_said_that_never_had_an_agent_is_told_once(world: Scripte
     world.store.put(keys.boot_output(FOLDER), b"no space left\n\nshutting down  \n")
     cursor = NodeCursor(world.store, A, NODE)  # type: ignore[arg-type]
     told = [line.text for line in cursor.lines()]
-    assert [text.removeprefix(nodes.BOOT) for text in told] == ["no space left", "shutting down"]
+    assert [text.removeprefix(node_chunks.BOOT) for text in told] == ["no space left", "shutting down"]
     assert list(cursor.lines()) == []
 
 
@@ -376,12 +375,12 @@ def test_a_machine_with_an_agent_is_asked_for_its_boot_once(world: ScriptedWorld
 
 
 def test_only_the_end_of_what_a_boot_said_is_read(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_MOST_BOOT_BYTES", 6)
-    assert nodes.boot_lines(world.store, FOLDER) is None
+    monkeypatch.setattr(node_chunks, "_MOST_BOOT_BYTES", 6)
+    assert node_chunks.boot_lines(world.store, FOLDER) is None
     world.cloud.now_s = 7.0
     world.store.put(keys.boot_output(FOLDER), b"first\nlast\n")
-    found = nodes.boot_lines(world.store, FOLDER)
-    assert found == (at(7).timestamp(), [f"{nodes.BOOT}last"])
+    found = node_chunks.boot_lines(world.store, FOLDER)
+    assert found == (at(7).timestamp(), [f"{node_chunks.BOOT}last"])
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -397,7 +396,7 @@ def test_chunks_come_in_order_and_those_that_are_gone_are_left_out(near: bool) -
     world.store.delete([rows[5][1].key])
     huge = replace(rows[7][1], size=MAX_READ_BYTES + 1)
     rows[7] = (7, huge)
-    found = list(nodes.fetch_chunks(world.store, rows))
+    found = list(node_chunks.fetch_chunks(world.store, rows))
     assert [chunk.n for chunk in found] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
     assert next(chunk for chunk in found if chunk.n == 7).data is None, "too large to be read"
     assert [len(chunk.data) for chunk in found if chunk.data is not None] == [1, 2, 3, 4, 5, 7, 9, 10, 11, 12]
@@ -409,11 +408,11 @@ def test_chunks_of_a_near_store_are_read_one_after_another(monkeypatch: pytest.M
     def fetch(*_: object) -> None:
         threads.add(threading.get_ident())
 
-    monkeypatch.setattr(nodes, "_fetch", fetch)
+    monkeypatch.setattr(node_chunks, "_fetch", fetch)
     for near, count, own in ((True, 5, True), (False, 2, True), (False, 3, False)):
         threads.clear()
         store = ScriptedWorld(near=near).store
-        assert list(nodes.fetch_chunks(store, [(number, None) for number in range(count)])) == []  # type: ignore[misc]
+        assert list(node_chunks.fetch_chunks(store, [(number, None) for number in range(count)])) == []  # type: ignore[misc]
         assert (threads == {threading.get_ident()}) is own
 
 
@@ -422,12 +421,12 @@ def test_a_chunk_that_grew_since_it_was_listed_is_read_under_its_new_name(world:
     (old,) = list(world.store.list(f"{FOLDER}/log/"))
     world.store.delete([old.key])
     say(world, b"one and two\n")
-    (chunk,) = nodes.fetch_chunks(world.store, [(0, old)])
+    (chunk,) = node_chunks.fetch_chunks(world.store, [(0, old)])
     assert chunk.data is not None and b"one and two" in chunk.data
 
 
 def test_pulled_files_are_in_a_folder_of_the_jobs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.reading.pulling import pull_folder
+    from stoker.read.pull_folder import pull_folder
 
     monkeypatch.chdir(tmp_path)
     with pull_folder(A, None) as target:

@@ -11,7 +11,7 @@ from bench.fabricate import active_objects, name_of
 
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
-from stoker.reading.jobs import list_jobs
+from stoker.read.job_list import list_jobs
 from stoker.reindexing import reindex
 from stoker.store import job_index
 from stoker.store.parallel import each_in_order

@@ -20,7 +20,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Re
 from stoker.model.node_facts import CheckpointRef, Heartbeat
 from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
-from stoker.reading.logs import Line
+from stoker.read.logs import Line
 from stoker.store import job_index, job_log
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import JOB, at, make_beat, make_spec, make_state, nodes

@@ -1,7 +1,7 @@
 """Write outputs so that no request that lands late brings an older version of a file back.
 
 The first version of a file is created under its plain name. Every later one gets a name that is never used again,
-`rewritten/<claim>/<boot>.<n>/<path>`, and the highest number counts for readers (`stoker.reading.outputs`); lower ones
+`rewritten/<claim>/<boot>.<n>/<path>`, and the highest number counts for readers (`stoker.read.outputs`); lower ones
 are deleted. A plain name may therefore hold anything that was ever written to it: it is kept up to date for people and
 tools that look into the bucket themselves, and decides nothing where a file was rewritten.
 """

@@ -14,8 +14,8 @@ from stoker.cli.completing import complete_metric
 from stoker.cli.options import jobs_argument, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.reading.compare import JobRow, Table
-    from stoker.reading.curves import Axis, ComparedJob, Comparison
+    from stoker.read.compare import JobRow, Table
+    from stoker.read.curves import Axis, ComparedJob, Comparison
 
 
 @click.command("compare")
@@ -48,7 +48,7 @@ def command(jobs: tuple[str, ...], metric: str | None, over: Axis | None, csv_fi
     from stoker import client
     from stoker.cli.printing import counted, say
     from stoker.model.errors import UserError
-    from stoker.reading.compare import comparison
+    from stoker.read.compare import comparison
 
     if as_json and csv_file is not None:
         raise UserError("--csv and --json: give one of them")
@@ -71,7 +71,7 @@ def command(jobs: tuple[str, ...], metric: str | None, over: Axis | None, csv_fi
 
 
 def _write_csv(found: Comparison, path: Path, metric: str | None) -> int:
-    from stoker.reading.curves import write_csv
+    from stoker.read.curves import write_csv
 
     if str(path) == "-":
         return write_csv(sys.stdout, found.points(metric))
@@ -109,7 +109,7 @@ def _series(job: ComparedJob, metric: str | None) -> dict[str, Any]:
 
 def _row(job: ComparedJob) -> JobRow:
     from stoker.cli.report import lasted_s
-    from stoker.reading.compare import JobRow, final_and_best
+    from stoker.read.compare import JobRow, final_and_best
 
     summary = job.summary
     final, best = final_and_best(job.metrics.series)
@@ -156,8 +156,8 @@ def _text(table: Table) -> str:
 
 
 def _picture(found: Comparison, metric: str, over: Axis | None) -> str:
-    from stoker.reading.compare import curve
-    from stoker.reading.curves import choose_axis, drawing
+    from stoker.read.compare import curve
+    from stoker.read.curves import choose_axis, drawing
 
     drawn = drawing(found.jobs, metric, choose_axis(found.jobs, metric, over))
     wide = min(100, shutil.get_terminal_size().columns)

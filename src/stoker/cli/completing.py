@@ -34,7 +34,7 @@ def complete_jobs_that(can: Callable[[Summary], bool]) -> Complete:
     """Only the jobs for which the command can do something now; each with its phase beside it."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from stoker.reading.jobs import list_jobs
+        from stoker.read.job_list import list_jobs
 
         def names() -> list[tuple[str, str]]:
             typed = _typed_jobs(ctx)
@@ -78,7 +78,7 @@ def complete_phase(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """`team=nlp` of the jobs that `ps` would list."""
-    from stoker.reading.jobs import list_jobs, tags_of
+    from stoker.read.job_list import list_jobs, tags_of
 
     return _offered(lambda: tags_of(list_jobs(_store(ctx), _RECENT).summaries), incomplete)
 
@@ -128,8 +128,8 @@ def complete_provider(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 def complete_grouping(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What `costs` can have rows for: its own kinds, and tags that jobs have."""
-    from stoker.reading.costs import KINDS
-    from stoker.reading.jobs import list_jobs
+    from stoker.read.costs import KINDS
+    from stoker.read.job_list import list_jobs
 
     def names() -> list[str]:
         tags = {name for summary in list_jobs(_store(ctx), _RECENT).summaries for name in summary.tags}

@@ -11,7 +11,7 @@ from stoker.cli.completing import complete_grouping
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.reading.costs import Amount, Report, Row
+    from stoker.read.costs import Amount, Report, Row
     from stoker.store.base import Store
 
 _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
@@ -42,8 +42,8 @@ def command(by: str, since: str, as_json: bool) -> None:
     attempt could go on from. Start-up: before and after the training. Waiting: until the attempt before it had left.
     """
     from stoker.cli.printing import counted, print_json, say, warn
-    from stoker.reading.accounts import read_accounts
-    from stoker.reading.costs import KINDS, NONE, report, whole_days
+    from stoker.read.cost_records import read_accounts
+    from stoker.read.costs import KINDS, NONE, report, whole_days
 
     now = datetime.now(timezone.utc)
     start = _since(since, now)
@@ -93,7 +93,7 @@ def command(by: str, since: str, as_json: bool) -> None:
 def _meant(by: str) -> str:
     from difflib import get_close_matches
 
-    from stoker.reading.costs import KINDS
+    from stoker.read.costs import KINDS
 
     close = get_close_matches(by, KINDS, n=1)
     return f"; did you mean {close[0]}?" if close else ""
@@ -174,7 +174,7 @@ def _since(text: str, now: datetime) -> datetime | None:
 
 
 def _names() -> tuple[str, ...]:
-    from stoker.reading.costs import AMOUNTS
+    from stoker.read.costs import AMOUNTS
 
     return AMOUNTS
 

@@ -18,8 +18,8 @@ from stoker.cli.terminal import harmless
 from stoker.cli.timeline import Teller
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Closed, Ended
-from stoker.reading.logs import Line, NodeLog, follow
-from stoker.reading.nodes import node_logs
+from stoker.read.logs import Line, NodeLog, follow
+from stoker.read.node_chunks import node_logs
 from stoker.store import job_log
 from stoker.store.base import Store
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from stoker.model.job_state import JobState
-    from stoker.reading.logs import Line, NodeLog
+    from stoker.read.logs import Line, NodeLog
     from stoker.store.base import Store
 
 
@@ -43,7 +43,7 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
     from stoker.cli.following import Follower, Screen
     from stoker.cli.printing import counted, say
     from stoker.model.errors import UserError
-    from stoker.reading.nodes import node_logs
+    from stoker.read.node_chunks import node_logs
     from stoker.store import job_index, job_log
     from stoker.store.find_job import find_job
 
@@ -123,7 +123,7 @@ def _say_no_machine(state: JobState) -> None:
 
 def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | None) -> Iterator[Line]:
     """What is there now, in order, with the consoles of machines of whom nothing else is left."""
-    from stoker.reading.logs import read_lines, read_tail
+    from stoker.read.logs import read_lines, read_tail
 
     if tail is not None:
         found = read_tail(store, state.job, nodes, tail)
@@ -141,7 +141,7 @@ def consoles(store: Store, state: JobState, nodes: Sequence[NodeLog]) -> Iterato
     from stoker.governor.connected_providers import Fleet
     from stoker.model.errors import StokerError
     from stoker.providers.base import Speaks
-    from stoker.reading.logs import console_lines, unheard_of
+    from stoker.read.logs import console_lines, unheard_of
 
     untrained = {claim.number: claim for claim in state.attempts if claim.closed and not claim.closed.trained_s}
     fleet = Fleet(store.url)

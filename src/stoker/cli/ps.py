@@ -13,7 +13,7 @@ from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.core.summary import Summary
-    from stoker.reading.jobs import Filter
+    from stoker.read.job_list import Filter
     from stoker.store.base import Store
 
 RECENT = 20
@@ -56,7 +56,7 @@ def command(
     as_json: bool,
 ) -> None:
     """List active jobs and the latest that ended, newest first."""
-    from stoker.reading.jobs import Filter
+    from stoker.read.job_list import Filter
 
     wanted = Filter(phases, names, tags)
     wanted.check()
@@ -101,7 +101,7 @@ class View:
 def _look(store: Store, recent: int | None, wanted: Filter) -> View:
     from stoker.cli.foreign import recent as recent_of_others
     from stoker.governor.store_clock import last_pass
-    from stoker.reading.jobs import ALL, list_jobs
+    from stoker.read.job_list import ALL, list_jobs
 
     found = list_jobs(store, recent, wanted)
     others = [each for each in recent_of_others(store, recent) if wanted.fits(each)]

@@ -35,7 +35,7 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
     attempts wrote is the last one's; `--attempt` gives those of one attempt.
     """
     from stoker.model.errors import UserError
-    from stoker.reading.pulling import pull_folder
+    from stoker.read.pull_folder import pull_folder
     from stoker.store.checkpoints import list_checkpoints
     from stoker.store.find_job import find_job
 
@@ -78,7 +78,7 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
 def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> None:
     from stoker.cli.printing import counted, legible, say, size
     from stoker.cli.progress import progress_bar
-    from stoker.reading.outputs import list_outputs, pull_outputs
+    from stoker.read.outputs import list_outputs, pull_outputs
 
     files = list_outputs(store, job, attempt)
     with progress_bar("pulling outputs") as progress:

@@ -68,8 +68,8 @@ class TrainingJob:
     def logs(self) -> None:
         """Print what all its nodes have printed so far."""
         from stoker.client import open_any
-        from stoker.reading.logs import read_lines
-        from stoker.reading.nodes import node_logs
+        from stoker.read.logs import read_lines
+        from stoker.read.node_chunks import node_logs
         from stoker.store import job_log
 
         store = open_any(self.store)

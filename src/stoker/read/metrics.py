@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.model.node_facts import Usage
-from stoker.reading.nodes import NodeLog, boots, fetch_chunks
+from stoker.read.node_chunks import NodeLog, boots, fetch_chunks
 from stoker.store.base import Store
 from stoker.store.log_chunks import MetricLine, Sample, UsageSample, decode_lines, list_chunks
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords
-from stoker.reading.curves import ComparedJob, Comparison
-from stoker.reading.jobs import Filter, list_jobs
-from stoker.reading.logs import Line, NodeLog, Watch, follow, read_lines, read_tail
-from stoker.reading.metrics import Metrics, read_metrics
-from stoker.reading.nodes import node_logs
-from stoker.reading.pulling import pull_folder
+from stoker.read.curves import ComparedJob, Comparison
+from stoker.read.job_list import Filter, list_jobs
+from stoker.read.logs import Line, NodeLog, Watch, follow, read_lines, read_tail
+from stoker.read.metrics import Metrics, read_metrics
+from stoker.read.node_chunks import node_logs
+from stoker.read.pull_folder import pull_folder
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.checkpoint_refs import reference
@@ -136,7 +136,7 @@ def pull_outputs(
     Those of all attempts are merged as the script would have found them on one disk: of a path that several wrote, the
     last one counts. `attempt` gives those of one attempt. Raises UserError where there are none.
     """
-    from stoker.reading import outputs
+    from stoker.read import outputs
 
     opened = _opened(store)
     found = find_job(opened, job)

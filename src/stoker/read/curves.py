@@ -13,8 +13,8 @@ from typing import Literal, TextIO, get_args
 
 from stoker.core.summary import Summary
 from stoker.model.errors import UserError
-from stoker.reading.compare import Curve
-from stoker.reading.metrics import Metrics, Point, Series
+from stoker.read.compare import Curve
+from stoker.read.metrics import Metrics, Point, Series
 
 Axis = Literal["step", "epoch", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stoker.reading.metrics import Series
+from stoker.read.metrics import Series
 
 # Lower is better for a metric whose name has one of these in it …
 _LOWER_PARTS = ("loss", "error", "perplexity")

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stoker.model.errors import StoreUnavailable
-from stoker.reading.cursor import UNREADABLE, Line, NodeCursor
-from stoker.reading.nodes import BOOT, NodeLog, boots, output_lines
+from stoker.read.log_cursor import UNREADABLE, Line, NodeCursor
+from stoker.read.node_chunks import BOOT, NodeLog, boots, output_lines
 from stoker.store.base import Store
 
 __all__ = [

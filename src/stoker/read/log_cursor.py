@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stoker.model import keys
 from stoker.model.errors import StoreError
-from stoker.reading.nodes import NodeLog, boot_lines, boots, fetch_chunks
+from stoker.read.node_chunks import NodeLog, boot_lines, boots, fetch_chunks
 from stoker.store.base import Meta, Store
 from stoker.store.log_chunks import MAX_READ_BYTES, SEAL_BYTES, find_chunk, list_chunks, parse_segments
 
