@@ -13,7 +13,7 @@ from bench.figures import Figure, Measurement
 from bench.sandbox import Sandbox, sandbox
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.loop import Governor
-from stoker.reindexing import reindex
+from stoker.maintenance.reindex import reindex
 from stoker.store.base import open_store
 from stoker.testing.memory import MemoryStore
 

@@ -39,6 +39,8 @@ from stoker.jobfile import (
     resolve,
     spec_layer,
 )
+from stoker.maintenance.corrupt_jobs import check_gone, keep_money
+from stoker.maintenance.delete import remove_job
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
@@ -54,7 +56,6 @@ from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.providers.console_links import Seat
 from stoker.read.api import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
 from stoker.read.resume_plan import ResumePlan, plan_resume
-from stoker.removing import remove_job
 from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import find_job
@@ -80,7 +81,6 @@ from stoker.submit.prepare import (
 )
 from stoker.submit.send import send
 from stoker.submit.wheel_targets import taken_over
-from stoker.unreadable import check_gone, keep_money
 
 # A job that has ended is waited for until its machines are gone too, but no longer than this.
 RETIRE_S = 20.0

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stoker import removing
 from stoker.core import decide, ended_jobs, gate, open_claims, orphans, retry
 from stoker.core.governor_settings import Policy
 from stoker.core.job_decision import Look
@@ -16,6 +15,7 @@ from stoker.core.place_capacity import Rooms
 from stoker.core.snapshot import JobSnapshot
 from stoker.governor import observe
 from stoker.governor.apply import Applier
+from stoker.maintenance import delete
 from stoker.model import keys
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Ended
@@ -191,7 +191,7 @@ def removed_jobs_are_read_like_others(patch: Patch) -> None:
 
 
 def a_removal_is_not_in_the_log(patch: Patch) -> None:
-    patch.setattr(removing, "_append_removal", lambda store, job, by: None)
+    patch.setattr(delete, "_append_removal", lambda store, job, by: None)
 
 
 MUTANTS: dict[Callable[[Patch], None], str] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import removing
+from stoker.maintenance import delete
 from stoker.submit import send, shared_objects
 from stoker.testing.sim_collection import simulate_collection
 
@@ -32,14 +32,14 @@ def marks_are_not_looked_for(patch: Patch) -> None:
 
 
 def jobs_are_read_once(patch: Patch) -> None:
-    read = removing._References.read
+    read = delete._References.read
 
     def once(self: Any, kind: str) -> set[str]:
         if not hasattr(self, "first"):
             self.first = read(self, kind)
         return set(self.first)
 
-    patch.setattr(removing._References, "read", once)
+    patch.setattr(delete._References, "read", once)
 
 
 def names_are_used_again(patch: Patch) -> None:

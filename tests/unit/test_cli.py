@@ -23,6 +23,7 @@ from stoker.cli.planning import agree, offering_rows, show_plan, worst_case
 from stoker.cli.printing import table
 from stoker.governor import background
 from stoker.jobfile import Job
+from stoker.maintenance.reindex import reindex
 from stoker.model import codec, keys
 from stoker.model.errors import AuthDenied, InvalidRequest, NoCredentials, StokerError, StoreDenied, UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
@@ -30,7 +31,6 @@ from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Limits, Resources, Spec, Submission
 from stoker.read.job_list import list_jobs
 from stoker.read.logs import Line
-from stoker.reindexing import reindex
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.submit.prepare import Prepared

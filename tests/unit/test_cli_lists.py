@@ -23,11 +23,11 @@ from stoker.cli import cli, main, ps
 from stoker.cli.printing import width
 from stoker.governor import background
 from stoker.jobfile import Job
+from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Offering
 from stoker.read.job_list import Filter, list_jobs
-from stoker.reindexing import reindex
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 

@@ -16,6 +16,7 @@ from stoker import client
 from stoker.core.snapshot import Append
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
+from stoker.maintenance.delete import collect_bundles, collect_code, remove_job
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, StopAsked, Submitted
@@ -23,7 +24,6 @@ from stoker.model.observed import Unknown
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
 from stoker.policy import versions
-from stoker.removing import collect_bundles, collect_code, remove_job
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs

@@ -16,6 +16,7 @@ from stoker.core.daily_costs import Sum, Sums
 from stoker.core.summary import summarize
 from stoker.governor.cost_ledger import Spent, read_spent, write_spent
 from stoker.jobfile import Job
+from stoker.maintenance.delete import remove_job
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Waste
 from stoker.model.offerings import Offering
@@ -23,7 +24,6 @@ from stoker.model.spec import Submission
 from stoker.policy import versions
 from stoker.read.cost_records import read_accounts
 from stoker.read.costs import Row, Shares, report, shares_of
-from stoker.removing import remove_job
 from stoker.store import job_log
 from stoker.store.base import open_store
 from stoker.store.job_index import IndexRecord, write_index

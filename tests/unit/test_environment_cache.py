@@ -21,9 +21,9 @@ import pytest
 from stoker.agent.environment import archive, store_cache
 from stoker.agent.environment.archive import Changed, Listing, fingerprint, take_listing, with_compiled
 from stoker.agent.environment.store_cache import Cache, Damaged, Keeping, Kept
+from stoker.maintenance.delete import UNUSED_FOR, collect_environments
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreUnavailable
-from stoker.removing import UNUSED_FOR, collect_environments
 from stoker.store.base import open_store
 from stoker.testing.memory import Fault, MemoryStore
 

@@ -12,11 +12,11 @@ import pytest
 from stoker import client
 from stoker.agent.fetch_code import fetch_code
 from stoker.jobfile import Job
+from stoker.maintenance.delete import collect_code
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
 from stoker.model.node_config import NodePaths
-from stoker.removing import collect_code
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs

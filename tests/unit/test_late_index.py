@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, removing
+from stoker import client
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, Launch, Plan
 from stoker.core.summary import summarize
@@ -17,6 +17,8 @@ from stoker.governor.connected_providers import Fleet
 from stoker.governor.loop import Governor
 from stoker.governor.observe import Memory, active_jobs
 from stoker.jobfile import Job
+from stoker.maintenance import delete
+from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
@@ -25,7 +27,6 @@ from stoker.model.offerings import Instance
 from stoker.providers.base import Request
 from stoker.read.cost_records import read_accounts
 from stoker.read.job_list import list_jobs
-from stoker.reindexing import reindex
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs, find_job
@@ -90,7 +91,7 @@ def test_a_record_that_lands_late_does_not_hide_the_end(store: Store) -> None:
     assert summary.phase == "failed" and kept is not None and kept.summary.phase == "failed"
     accounts = read_accounts(store, datetime.now(timezone.utc))
     assert [one.summary.phase for one in accounts.records] == ["failed"]
-    assert removing.ended_before(store, timedelta(seconds=-1)) == [job]
+    assert delete.ended_before(store, timedelta(seconds=-1)) == [job]
     reindex(store)
     assert list(below(store, keys.INDEX)) == [keys.index(job, 2)]
 
@@ -152,7 +153,7 @@ def test_what_landed_after_a_removal_goes_with_the_next(store: Store) -> None:
         end(store, job)
     client.remove(first, store)
     store.put(f"work/{first}/00000002/0/i.0/heartbeat", b"late")
-    assert removing.finish_removals(store) == [first]
+    assert delete.finish_removals(store) == [first]
     assert not below(store, f"work/{first}/")
     assert all_jobs(store) == [second]
 
@@ -214,7 +215,7 @@ def test_a_governor_that_was_stalled_over_the_removal_buys_nothing(store: Store)
     applied = applier.apply(plan)
     assert cloud.sold == [] and not applied.done
     assert job_log.read(store, job) is None and all_jobs(store) == [], "its entry is of no job"
-    assert removing.finish_removals(store) == [job] and below(store, keys.log_prefix(job)) == {}
+    assert delete.finish_removals(store) == [job] and below(store, keys.log_prefix(job)) == {}
 
 
 def test_a_claim_that_was_made_before_the_removal_is_not_launched(store: Store) -> None:
@@ -296,7 +297,7 @@ def test_a_job_that_is_resumed_just_before_its_removal_is_not_removed(store: Sto
     end(store, job)
     append(store, job, ResumeAsked(by="jane"))
     with pytest.raises(UserError, match="is active"):
-        removing.remove_job(store, job)
+        delete.remove_job(store, job)
     assert read(store, job).ended is None and not job_log.is_removed(store, job)
 
 

@@ -29,8 +29,8 @@ DOCUMENTED = [
     ("notifications.events", "MOST_LINES", 20, "notifications.md", "Beyond twenty lines"),
     ("notifications.outbox_store", "_LATE.total_seconds()", 600, "notifications.md", "when something has waited for ten minutes"),
     ("core.budget_reservations", "START_S", 600.0, "governance.md", "ten minutes for the start"),
-    ("removing", "COLLECT_AFTER.days", 1, "bounds.md", "than a day"),
-    ("removing", "UNUSED_FOR.days", 30, "how-it-works.md", "of what was unused for 30 days"),
+    ("maintenance.delete", "COLLECT_AFTER.days", 1, "bounds.md", "than a day"),
+    ("maintenance.delete", "UNUSED_FOR.days", 30, "how-it-works.md", "of what was unused for 30 days"),
     ("governor.index_writer", "_FAR_RECORDS_PER_S", 0.2, "costs.md", "refreshed every `jobs / 0.2` seconds"),
     ("governor.index_writer", "REFRESH_FAR_S", 60.0, "costs.md", "and at least a minute apart"),
 ]  # fmt: skip

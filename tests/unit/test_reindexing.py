@@ -12,10 +12,10 @@ from stoker import client
 from stoker.governor.cost_ledger import read_spent
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
+from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Offering
-from stoker.reindexing import reindex
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker import removing
 from stoker.core.summary import summarize
+from stoker.maintenance import delete
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Ended, Event, Record, ResumeAsked, Submitted
@@ -75,7 +75,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(removing, "datetime", Clock)
+    monkeypatch.setattr(delete, "datetime", Clock)
     return World()
 
 
@@ -89,10 +89,10 @@ def input_key(name: str) -> str:
 
 
 KINDS = {
-    "code": (removing.collect_code, keys.CODE, keys.code, {"code": Code(USED, 1, 1, None, None)}),
-    "bundles": (removing.collect_bundles, keys.BUNDLES, keys.bundle, {"bundles": {"tag": USED}}),
-    "tools": (removing.collect_tools, keys.TOOLS, keys.tool, {"tools": {"uv": USED}}),
-    "wheels": (removing.collect_wheels, keys.WHEELS, keys.wheel, {"wheels": {"t": (Wheel("n.whl", USED, 1),)}}),
+    "code": (delete.collect_code, keys.CODE, keys.code, {"code": Code(USED, 1, 1, None, None)}),
+    "bundles": (delete.collect_bundles, keys.BUNDLES, keys.bundle, {"bundles": {"tag": USED}}),
+    "tools": (delete.collect_tools, keys.TOOLS, keys.tool, {"tools": {"uv": USED}}),
+    "wheels": (delete.collect_wheels, keys.WHEELS, keys.wheel, {"wheels": {"t": (Wheel("n.whl", USED, 1),)}}),
     "inputs": (collect_uploads, keys.INPUTS, input_key, {}),
 }
 
@@ -115,10 +115,10 @@ def test_what_no_job_names_goes_after_a_day(world: World, kind: str) -> None:
 
 def test_a_name_that_is_given_up_goes_however_young_it_is(world: World) -> None:
     world.put(keys.code(YOUNG), MOMENT)
-    assert removing.collect_code(world.store) == 0
+    assert delete.collect_code(world.store) == 0
     world.store.create(keys.collected(keys.CODE, YOUNG), b"")
-    assert removing.collect_code(world.store) == 1 and world.keys(keys.CODE) == set()
-    assert removing.collect_code(world.store) == 0
+    assert delete.collect_code(world.store) == 1 and world.keys(keys.CODE) == set()
+    assert delete.collect_code(world.store) == 0
 
 
 def test_a_job_that_names_it_meanwhile_keeps_it(world: World) -> None:
@@ -127,7 +127,7 @@ def test_a_job_that_names_it_meanwhile_keeps_it(world: World) -> None:
     mark = keys.collected(keys.CODE, OLD)
     named = Code(OLD, 1, 1, None, None)
     world.meanwhile["create", mark] = lambda: world.submit("new-bbbb", code=named)
-    assert removing.collect_code(world.store) == 0
+    assert delete.collect_code(world.store) == 0
     assert world.keys(keys.CODE) == {keys.code(OLD)} and world.store.holds(mark)
 
 
@@ -136,19 +136,19 @@ def test_a_job_whose_spec_cannot_be_read_keeps_everything(world: World) -> None:
     world.submit("bad-bbbb")
     world.put(keys.spec("bad-bbbb"), DAY, b"{")
     with pytest.raises(StoreError, match=r"bad-bbbb/spec\.json: cannot be read .*; nothing is collected"):
-        removing.collect_code(world.store)
+        delete.collect_code(world.store)
     assert world.store.holds(keys.code(OLD))
     world.store.delete([keys.spec("bad-bbbb")])
-    assert removing.collect_code(world.store) == 1, "a job without a spec names nothing"
+    assert delete.collect_code(world.store) == 1, "a job without a spec names nothing"
 
 
 def test_much_is_deleted_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removing, "_BATCH", 2)
+    monkeypatch.setattr(delete, "_BATCH", 2)
     for n in range(5):
         world.put(f"{keys.input_files(OLD)}{n}", 2 * DAY)
     portions: list[int] = []
-    delete = world.store.delete
-    monkeypatch.setattr(world.store, "delete", lambda keys: portions.append(len(keys)) or delete(keys))
+    delete_keys = world.store.delete
+    monkeypatch.setattr(world.store, "delete", lambda keys: portions.append(len(keys)) or delete_keys(keys))
     assert collect_uploads(world.store) == 1
     assert portions == [2, 2, 1] and world.keys(keys.INPUTS) == set()
 
@@ -236,7 +236,7 @@ def test_an_environment_goes_a_month_after_its_last_use(world: World) -> None:
     environment(world, "used", 90 * DAY)
     world.put(keys.environment_used(keys.ENVIRONMENTS, "used"), 2 * DAY)
     world.calls.clear()
-    assert removing.collect_environments(world.store) == 1
+    assert delete.collect_environments(world.store) == 1
     assert [names(world, key) for key in ("old", "edge", "new", "used")] == [set()] + [
         {"manifest.json", "used", "a", "b", "l"}
     ] * 3
@@ -246,7 +246,7 @@ def test_an_environment_goes_a_month_after_its_last_use(world: World) -> None:
 
 def test_parts_that_no_manifest_names_go_after_a_day(world: World) -> None:
     environment(world, "e", 9 * DAY, stray=DAY + MOMENT, edge=DAY, young=MOMENT)
-    assert removing.collect_environments(world.store) == 0
+    assert delete.collect_environments(world.store) == 0
     assert names(world, "e") == {"manifest.json", "used", "a", "b", "l", "edge", "young"}
 
 
@@ -255,7 +255,7 @@ def test_a_manifest_that_cannot_be_read_keeps_its_parts(world: World, manifest: 
     environment(world, "e", 9 * DAY, stray=9 * DAY)
     world.put(keys.environment_manifest(keys.ENVIRONMENTS, "e"), 9 * DAY, manifest)
     before = names(world, "e")
-    assert removing.collect_environments(world.store) == 0 and names(world, "e") == before
+    assert delete.collect_environments(world.store) == 0 and names(world, "e") == before
 
 
 # ── Jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -267,12 +267,12 @@ def test_jobs_that_ended_long_ago_are_told_oldest_first(world: World) -> None:
     for job, days in (("new-bbbb", 1), ("old-bbbb", 9), ("edge-bbbb", 2), ("older-bbbb", 20)):
         world.indexed(job, ENDED, age=days * DAY)
     world.indexed("active-bbbb", age=99 * DAY)
-    assert removing.ended_before(world.store, 2 * DAY) == ["older-bbbb", "old-bbbb"]
-    assert removing.ended_before(world.store, 2 * DAY - MOMENT) == ["older-bbbb", "old-bbbb", "edge-bbbb"]
+    assert delete.ended_before(world.store, 2 * DAY) == ["older-bbbb", "old-bbbb"]
+    assert delete.ended_before(world.store, 2 * DAY - MOMENT) == ["older-bbbb", "old-bbbb", "edge-bbbb"]
     # The record says that it has ended, and the log that it goes on.
     resumed = Record(job_log.new_token(), "t", "t", ResumeAsked("jane"))
     assert job_log.append(world.store, "old-bbbb", 3, resumed)
-    assert removing.ended_before(world.store, 2 * DAY) == ["older-bbbb"]
+    assert delete.ended_before(world.store, 2 * DAY) == ["older-bbbb"]
 
 
 def test_a_job_goes_with_all_that_was_its_own(world: World) -> None:
@@ -281,7 +281,7 @@ def test_a_job_goes_with_all_that_was_its_own(world: World) -> None:
     world.put("work/job-bbbb/00000002/0/i.0/exit", DAY)
     world.put("work/job-cccc/00000002/0/i.0/exit", DAY)
     world.calls.clear()
-    removing.remove_job(world.store, "job-bbbb", "jane")
+    delete.remove_job(world.store, "job-bbbb", "jane")
     assert world.keys() == {keys.removed("job-bbbb"), "work/job-cccc/00000002/0/i.0/exit"}
     order = [key for operation, key in world.calls if operation in ("create", "delete")]
     assert order[:2] == [keys.log_entry("job-bbbb", 3), keys.removed("job-bbbb")], "said before anything goes"
@@ -292,7 +292,7 @@ def test_a_job_that_was_opened_again_is_not_removed(world: World) -> None:
     world.submit("job-bbbb", ENDED, ResumeAsked("jane"))
     before = world.keys()
     with pytest.raises(UserError, match=r"^job-bbbb is active: it was resumed meanwhile; `stoker stop job"):
-        removing.remove_job(world.store, "job-bbbb")
+        delete.remove_job(world.store, "job-bbbb")
     assert world.keys() == before
 
 
@@ -301,11 +301,11 @@ def test_a_job_whose_log_makes_no_sense_can_be_removed_and_one_that_is_not_told_
     for error in (StoreUnavailable("away"), StoreDenied("no")):
         world.store.faults = lambda operation, _key, error=error: Fault(error=error) if operation == "get" else None
         with pytest.raises(type(error)):
-            removing.remove_job(world.store, "job-bbbb")
+            delete.remove_job(world.store, "job-bbbb")
         assert not world.store.holds(keys.removed("job-bbbb"))
     world.store.faults = None
     world.put(keys.log_entry("job-bbbb", 2), DAY, b"junk")
-    removing.remove_job(world.store, "job-bbbb")
+    delete.remove_job(world.store, "job-bbbb")
     assert world.keys() == {keys.removed("job-bbbb")}
 
 
@@ -320,12 +320,12 @@ def test_a_job_whose_log_makes_no_sense_can_be_removed_and_one_that_is_not_told_
 )
 def test_what_lands_after_a_removal_is_found_wherever_it_is(world: World, left: str) -> None:
     world.submit("other-bbbb")
-    assert removing.finish_removals(world.store) == []
+    assert delete.finish_removals(world.store) == []
     world.put(keys.removed("job-bbbb"), DAY)
     world.put(left, DAY)
-    assert removing.finish_removals(world.store) == ["job-bbbb"]
+    assert delete.finish_removals(world.store) == ["job-bbbb"]
     assert not world.store.holds(left) and world.store.holds(keys.spec("other-bbbb"))
-    assert removing.finish_removals(world.store) == []
+    assert delete.finish_removals(world.store) == []
 
 
 def test_markers_of_removed_jobs_are_cleared_and_those_of_submissions_are_not(world: World) -> None:
@@ -334,6 +334,6 @@ def test_markers_of_removed_jobs_are_cleared_and_those_of_submissions_are_not(wo
     world.put(keys.removed("gone-bbbb"), DAY)
     away = keys.removed("hidden-bbbb")
     world.store.faults = lambda _operation, key: Fault() if key == away else None
-    problems = removing.clear_markers(world.store, ["gone-bbbb", "hidden-bbbb", "coming-bbbb"])
+    problems = delete.clear_markers(world.store, ["gone-bbbb", "hidden-bbbb", "coming-bbbb"])
     assert problems.keys() == {"hidden-bbbb"} and "injected fault" in problems["hidden-bbbb"]
     assert world.keys(keys.ACTIVE) == {keys.active("coming-bbbb", 1), keys.active("hidden-bbbb", 1)}

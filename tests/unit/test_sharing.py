@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 import pytest
 
 from stoker.agent.inputs import shard_list
+from stoker.maintenance.delete import remove_job
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
-from stoker.removing import remove_job
 from stoker.store.base import Meta
 from stoker.testing.memory import MemoryStore
 

@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 import pytest
 from bench.fabricate import active_objects, name_of
 
+from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
 from stoker.read.job_list import list_jobs
-from stoker.reindexing import reindex
 from stoker.store import job_index
 from stoker.store.parallel import each_in_order
 from stoker.testing.memory import Fault, MemoryStore

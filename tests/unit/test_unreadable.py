@@ -17,11 +17,11 @@ from stoker.governor.connected_providers import Fleet
 from stoker.governor.cost_ledger import read_spent
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
+from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.errors import Transient, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Instance, Offering
-from stoker.reindexing import reindex
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.job_index import IndexRecord

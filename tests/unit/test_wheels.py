@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import requirements
+from stoker.maintenance.delete import COLLECT_AFTER, collect_wheels
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Spec, Submission
-from stoker.removing import COLLECT_AFTER, collect_wheels
 from stoker.submit import wheels
 from stoker.submit.wheels import Gathered, Target, gather, send
 from stoker.testing.memory import MemoryStore

@@ -13,7 +13,7 @@ def command() -> None:
     """Rebuild the index and the markers of active jobs from the logs. Safe at any time."""
     from stoker.cli.printing import counted
     from stoker.cli.progress import progress_bar
-    from stoker.reindexing import reindex
+    from stoker.maintenance.reindex import reindex
 
     store = opened_store()
     with progress_bar("reading logs", of_bytes=False) as progress:

@@ -32,8 +32,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     """
     from stoker import client
     from stoker.cli.printing import counted, say
-    from stoker.model.errors import UserError
-    from stoker.removing import (
+    from stoker.maintenance.delete import (
         collect_bundles,
         collect_code,
         collect_environments,
@@ -42,6 +41,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         ended_before,
         finish_removals,
     )
+    from stoker.model.errors import UserError
     from stoker.store.find_job import find_job
     from stoker.submit import uploads
 

@@ -19,6 +19,7 @@ from stoker.governor import leftovers
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.market_records import MarketWriter
 from stoker.governor.observe import Memory
+from stoker.maintenance.delete import forget_removed
 from stoker.model import keys
 from stoker.model.errors import (
     STUMBLES,
@@ -37,7 +38,6 @@ from stoker.model.log_entries import AttemptOutcome, Claimed, Closed, Event, Lau
 from stoker.model.offerings import Instance, Offering
 from stoker.model.spec import Spec
 from stoker.providers.base import Checks, LaunchOrder
-from stoker.removing import forget_removed
 from stoker.store import job_log
 from stoker.store.base import Store
 

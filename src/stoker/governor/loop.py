@@ -28,6 +28,7 @@ from stoker.governor.observe import (
     observe,
 )
 from stoker.governor.store_clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
+from stoker.maintenance.delete import clear_markers
 from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
@@ -36,7 +37,6 @@ from stoker.notifications.events import Told, budget, leftover_name, orphan, orp
 from stoker.notifications.outbox import MOST_WAITING
 from stoker.policy.reader import HouseReader
 from stoker.providers.base import Wakes
-from stoker.removing import clear_markers
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
 

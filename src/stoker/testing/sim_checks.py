@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from stoker.core import market
 from stoker.core.hold import hold_of
+from stoker.maintenance.delete import finish_removals
 from stoker.model import keys
 from stoker.model.job_state import Claim
-from stoker.removing import finish_removals
 from stoker.store import job_log
 from stoker.store.find_job import all_jobs
 from stoker.store.job_index import job_of, list_index, read_summary

@@ -15,10 +15,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import cast
 
+from stoker.maintenance.delete import collect_code, remove_job
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
-from stoker.removing import collect_code, remove_job
 from stoker.store import job_index, job_log
 from stoker.store.find_job import all_jobs
 from stoker.submit.pack_code import Packed

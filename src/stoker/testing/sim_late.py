@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from stoker.maintenance.delete import remove_job
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
-from stoker.removing import remove_job
 from stoker.testing.memory import Fault, Landing
 from stoker.testing.sim_scenario import SimJob
 

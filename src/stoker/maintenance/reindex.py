@@ -12,10 +12,10 @@ from stoker.core.summary import summarize
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.cost_ledger import write_spent
 from stoker.governor.observe import active_jobs
+from stoker.maintenance.delete import finish_removals
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, ProviderError, StokerError, in_words
 from stoker.model.job_state import JobState
-from stoker.removing import finish_removals
 from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Store
 from stoker.store.find_job import all_jobs

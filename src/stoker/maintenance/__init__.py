@@ -1,0 +1,1 @@
+"""Delete jobs, rebuild the index, and handle jobs whose log is corrupt."""
