@@ -24,7 +24,7 @@ RULE = "tick"
 
 def package() -> dict[str, float]:
     """What Lambda is given to run, compressed."""
-    from stoker.deploying.package import for_lambda
+    from stoker.deploy.package import for_lambda
 
     return {"lambda_zip_mb": len(for_lambda().data) / 1e6}
 
@@ -33,8 +33,8 @@ def warm_event() -> dict[str, float]:
     """Under AWS's own emulator, from the call to the answer: a state change of a machine whose job trains, on an S3 and
     an EC2 of this computer; the median of calls that find the function warm. The first call is told as well."""
     from stoker.client import submit
-    from stoker.deploying.package import for_lambda
-    from stoker.deploying.template import HANDLER
+    from stoker.deploy.aws_template import HANDLER
+    from stoker.deploy.package import for_lambda
     from stoker.model import codec, keys
     from stoker.model.node_facts import Heartbeat
     from stoker.store import job_log

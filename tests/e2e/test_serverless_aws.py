@@ -32,8 +32,8 @@ def boto(service: str, region: str = REGION) -> Any:
 if isolated():
     from stoker import Job, client
     from stoker.cli import main
-    from stoker.deploying import aws, monitoring, package, removing, stacks, template
-    from stoker.deploying.template import HANDLER
+    from stoker.deploy import aws, aws_monitoring, aws_remove, aws_stacks, aws_template, package
+    from stoker.deploy.aws_template import HANDLER
     from stoker.external_jobs.gpu_alarms import prefix
     from stoker.governor import deployment_record
     from stoker.governor.background import Governed, call_deployed
@@ -200,21 +200,21 @@ if isolated():
         assert stoker("--store", bucket, "deploy", "aws", "--dry-run") == 0
         assert '"AWS::Lambda::Function"' in capsys.readouterr().out
         name, store = keys.deployment(bucket), open_store(bucket)
-        assert removing.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(keys.DEPLOYED))
+        assert aws_remove.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(keys.DEPLOYED))
 
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") == 0
         deployed = deployment_record.find(store)
         assert deployed is not None and (deployed.name, deployed.elsewhere) == (name, ("us-west-2",))
-        kinds = {each.split()[0] for each in removing.left_over(Clients(), name, bucket, REGION)}
+        kinds = {each.split()[0] for each in aws_remove.left_over(Clients(), name, bucket, REGION)}
         assert kinds == {"rule", "function", "topic", "log"} and len(roles()) == len(before) + 2
         assert boto("events").describe_rule(Name=f"{name}-tick")["State"] == "DISABLED"
         # It is watched, and the slow tick never rests.
         assert boto("events").describe_rule(Name=f"{name}-net")["State"] == "ENABLED"
-        queue = boto("sqs").get_queue_url(QueueName=monitoring.queue_name(name))["QueueUrl"]
-        assert queue.endswith(monitoring.queue_name(name))
+        queue = boto("sqs").get_queue_url(QueueName=aws_monitoring.queue_name(name))["QueueUrl"]
+        assert queue.endswith(aws_monitoring.queue_name(name))
         alarms = boto("cloudwatch").describe_alarms(AlarmNamePrefix=f"{name}-")["MetricAlarms"]
-        assert sorted(each["AlarmName"] for each in alarms) == sorted(monitoring.alarm_names(name))
-        watch = next(each for each in topics() if each.endswith(monitoring.topic_name(name)))
+        assert sorted(each["AlarmName"] for each in alarms) == sorted(aws_monitoring.alarm_names(name))
+        watch = next(each for each in topics() if each.endswith(aws_monitoring.topic_name(name)))
         assert all(watch in each["AlarmActions"] for each in alarms)
 
         # Again changes nothing, and a region is given up by who says so.
@@ -238,7 +238,7 @@ if isolated():
         put_alarm("stoker-made-this", topic)
         put_alarm("somebody-elses", topic.replace(name, "other"))
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
-        assert removing.left_over(Clients(), name, bucket, REGION) == [] and roles() == before
+        assert aws_remove.left_over(Clients(), name, bucket, REGION) == [] and roles() == before
         assert [each["AlarmName"] for each in boto("cloudwatch").describe_alarms()["MetricAlarms"]] == [
             "somebody-elses"
         ]
@@ -276,7 +276,7 @@ if isolated():
     def test_what_was_interrupted_is_still_known(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Deploying, and removing: another region's stack is found and removed by who knows nothing of it."""
         name, store, before = keys.deployment(bucket), open_store(bucket), roles()
-        settle = stacks.settle
+        settle = aws_stacks.settle
 
         def interrupt(*given: Any) -> Any:
             settle(*given)
@@ -287,15 +287,15 @@ if isolated():
             raise AuthDenied("cloudformation:DeleteStack is not allowed")
 
         with monkeypatch.context() as patch:
-            patch.setattr(stacks, "settle", interrupt)
+            patch.setattr(aws_stacks, "settle", interrupt)
             assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") != 0
         assert deployment_record.find(store) is None, "nobody relies on it yet"
         with monkeypatch.context() as patch:
-            patch.setattr(stacks, "remove", refuse)
+            patch.setattr(aws_stacks, "remove", refuse)
             assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") != 0
         assert deployment_record.find(store) is None
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
-        assert removing.left_over(Clients(), name, bucket, "us-west-2") == [] and roles() == before
+        assert aws_remove.left_over(Clients(), name, bucket, "us-west-2") == [] and roles() == before
         assert not list(store.list(keys.DEPLOYED))
 
     def test_alarms_go_wherever_it_made_them(bucket: str) -> None:
@@ -340,7 +340,7 @@ if isolated():
         monkeypatch.setattr(aws, "_TRY_S", 0.0)
         store = open_store(bucket)
         with monkeypatch.context() as patch:
-            patch.setattr(template, "HANDLER", "nowhere.handler")
+            patch.setattr(aws_template, "HANDLER", "nowhere.handler")
             assert stoker("--store", bucket, "deploy", "aws", "-y") != 0
         said = capsys.readouterr().err
         assert "is deployed, and fails" in said and "nowhere" in said
@@ -423,7 +423,7 @@ def handler(event, _context):
 
     def test_the_real_patterns_match_the_real_events(cloud: S3Server, bucket: str) -> None:
         """By a matcher that is not ours."""
-        from stoker.deploying.template import patterns
+        from stoker.deploy.aws_template import patterns
 
         for event in (*aws_events.EC2, aws_events.training()):
             found = [

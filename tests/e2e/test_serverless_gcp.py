@@ -28,11 +28,11 @@ PROJECT, REGION = "vision-1", "us-central1"
 if isolated():
     from stoker import Job, client
     from stoker.cli import main
-    from stoker.deploying import bindings, gcp, package, project
+    from stoker.deploy import gcp, gcp_resources, iam_bindings, package
+    from stoker.deploy.gcp_function import NAME
     from stoker.governor import deployment_record
     from stoker.governor.background import call_deployed
     from stoker.governor.loop import Governor
-    from stoker.governor.serverless.gcp import NAME
     from stoker.governor.store_clock import record_pass
     from stoker.model import keys
     from stoker.model.errors import UserError
@@ -54,7 +54,7 @@ if isolated():
                 monkeypatch.setenv(name, value)
             monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", PROJECT)
             monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
-            monkeypatch.setattr(bindings, "_PAUSE_S", 0.01)
+            monkeypatch.setattr(iam_bindings, "_PAUSE_S", 0.01)
             # As the function does when it is called.
             made.pushed = lambda: passed(gcs_url)
             yield made
@@ -65,8 +65,8 @@ if isolated():
         assert isinstance(left.value.code, int)
         return left.value.code
 
-    def plan_of(url: str) -> project.Plan:
-        return project.planned(url, PROJECT, REGION, "0" * 64, {})
+    def plan_of(url: str) -> gcp_resources.Plan:
+        return gcp_resources.planned(url, PROJECT, REGION, "0" * 64, {})
 
     def members(made: GoogleProject) -> set[str]:
         policies = made.policies.values()
@@ -129,9 +129,13 @@ if isolated():
     def test_every_request_is_one_that_google_knows(gcs_url: str) -> None:
         found_versions = {"cloudfunctions": "v2", "run": "v2"}
         plan = replace(plan_of(gcs_url), notify=("gcp-sm:chat",))
-        assert any("secrets/chat" in each.put.path for each in project.steps(plan) if isinstance(each, project.Bound))
-        for step in project.steps(plan):
-            asked = [step.make, step.change] if isinstance(step, project.Made) else [step.look]
+        assert any(
+            "secrets/chat" in each.put.path
+            for each in gcp_resources.steps(plan)
+            if isinstance(each, gcp_resources.Bound)
+        )
+        for step in gcp_resources.steps(plan):
+            asked = [step.make, step.change] if isinstance(step, gcp_resources.Made) else [step.look]
             for each in filter(None, asked):
                 path, _, query = each.path.partition("?")
                 told = dict(pair.split("=") for pair in query.split("&")) if query else {}

@@ -14,9 +14,9 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from stoker.cli import deploy as command
 from stoker.cli import main
-from stoker.deploying import aws, package, removing
-from stoker.deploying.package import Package
-from stoker.governor.serverless.aws import NAME
+from stoker.deploy import aws, aws_remove, package
+from stoker.deploy.aws_function import NAME
+from stoker.deploy.package import Package
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.testing.memory import MemoryStore
@@ -232,7 +232,7 @@ def account(bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Account:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_REGION", HOME)
     made = Account()
-    for module in (aws, removing):
+    for module in (aws, aws_remove):
         monkeypatch.setattr(module, "Clients", lambda: made)
     monkeypatch.setattr(command, "opened_store", lambda: bucket)
     monkeypatch.setattr(command, "_region", lambda _store, _named, *, offline: HOME)

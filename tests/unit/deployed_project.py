@@ -10,15 +10,15 @@ from google.auth.credentials import AnonymousCredentials
 
 from stoker.cli import deploy as command
 from stoker.cli import main
-from stoker.deploying import bindings, project
-from stoker.governor.serverless.gcp import NAME
+from stoker.deploy import gcp_resources, iam_bindings
+from stoker.deploy.gcp_function import NAME
 from stoker.governor.store_clock import record_pass
 from stoker.providers.gce import client
 from stoker.testing.google_functions import GoogleProject, google_project
 from stoker.testing.memory import MemoryStore
 
 URL, PROJECT, REGION = "gs://bucket/team", "vision-1", "us-central1"
-PLAN = project.planned(URL, PROJECT, REGION, "0" * 64, {})
+PLAN = gcp_resources.planned(URL, PROJECT, REGION, "0" * 64, {})
 Stoker = Callable[..., tuple[int, str, str]]
 
 
@@ -36,7 +36,7 @@ def google(bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Goo
         monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
         monkeypatch.setattr(client, "_find_credentials", lambda: (AnonymousCredentials(), PROJECT))
         monkeypatch.setattr(command, "opened_store", lambda: bucket)
-        monkeypatch.setattr(bindings, "_PAUSE_S", 0.01)
+        monkeypatch.setattr(iam_bindings, "_PAUSE_S", 0.01)
         # As the function does when it is called.
         made.pushed = lambda: record_pass(bucket, NAME, 0, lambda: 0.0)
         yield made

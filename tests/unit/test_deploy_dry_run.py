@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli import main
-from stoker.deploying import package
+from stoker.deploy import package
 from stoker.model.errors import UserError
 from stoker.submit.agent_bundle import NotServed
 

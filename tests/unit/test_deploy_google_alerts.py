@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stoker
 
-from stoker.deploying import gcp_alerts
+from stoker.deploy import gcp_alerts
 from stoker.governor import deployment_record
 from stoker.testing.google_functions import GoogleProject, Refused
 from stoker.testing.memory import MemoryStore

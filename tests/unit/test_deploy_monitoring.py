@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 
-from stoker.deploying import aws, monitoring
-from stoker.deploying.package import Package
-from stoker.deploying.template import template
+from stoker.deploy import aws, aws_monitoring
+from stoker.deploy.aws_template import template
+from stoker.deploy.package import Package
 from stoker.store.base import open_store
 
 __all__ = ["account", "bucket", "stoker"]
@@ -67,7 +67,7 @@ def test_a_slow_tick_never_rests(resources: dict[str, Any]) -> None:
     assert not switched["Fn::Sub"].endswith(net["Name"]), "nor can the function switch it off"
 
 
-@pytest.mark.parametrize(("unreserved", "reserved"), [(1000, monitoring.CONCURRENCY), (10, None), (104, None)])
+@pytest.mark.parametrize(("unreserved", "reserved"), [(1000, aws_monitoring.CONCURRENCY), (10, None), (104, None)])
 def test_concurrency_is_reserved_where_the_account_has_enough(
     unreserved: int, reserved: int | None, account: Account, stoker: Stoker
 ) -> None:

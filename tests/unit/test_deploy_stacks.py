@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from stoker.deploying import stacks
+from stoker.deploy import aws_stacks
 from stoker.model.errors import ProviderError
 from stoker.providers.base import Request
 
@@ -72,7 +72,7 @@ def test_a_stack_that_never_came_to_be_says_why() -> None:
         event(2, "CREATE_FAILED", "Role", "jane may not iam:CreateRole"),
     ]
     with pytest.raises(ProviderError, match="Role: jane may not iam:CreateRole"):
-        stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
+        aws_stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
 
 
 def test_the_reason_is_of_this_time() -> None:
@@ -80,22 +80,22 @@ def test_the_reason_is_of_this_time() -> None:
     cloud = CloudFormation("UPDATE_COMPLETE", "UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_COMPLETE", events=old)
     cloud.news = [event(3, "UPDATE_FAILED", "Function", "the zip is not there")]
     with pytest.raises(ProviderError, match="Function: the zip is not there"):
-        stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
+        aws_stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", ["UPDATE_ROLLBACK_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS"])
 def test_what_no_update_leads_out_of_names_what_does(status: str) -> None:
     cloud = CloudFormation(status, "DELETE_IN_PROGRESS", "DELETE_COMPLETE")
     with pytest.raises(ProviderError, match="--remove"):
-        stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
-    assert stacks.remove(cloud, "stoker-1", "us-east-1") is True  # type: ignore[arg-type]
+        aws_stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
+    assert aws_stacks.remove(cloud, "stoker-1", "us-east-1") is True  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"])
 def test_a_stack_that_never_came_to_be_is_removed_and_made_anew(status: str) -> None:
     """No update leads out of that."""
     cloud = CloudFormation(status, "DELETE_COMPLETE", "CREATE_IN_PROGRESS", "CREATE_COMPLETE")
-    assert stacks.settle(cloud, REQUEST) == "made"  # type: ignore[arg-type]
+    assert aws_stacks.settle(cloud, REQUEST) == "made"  # type: ignore[arg-type]
     assert cloud.asked == ["delete_stack", "create_stack"]
 
 
@@ -103,4 +103,4 @@ def test_a_removal_that_fails_says_why() -> None:
     cloud = CloudFormation("CREATE_COMPLETE", "DELETE_IN_PROGRESS", "DELETE_FAILED")
     cloud.news = [event(1, "DELETE_FAILED", "Alarms", "jane may not sns:DeleteTopic")]
     with pytest.raises(ProviderError, match="Alarms: jane may not sns:DeleteTopic; see to"):
-        stacks.remove(cloud, "stoker-1", "us-east-1")  # type: ignore[arg-type]
+        aws_stacks.remove(cloud, "stoker-1", "us-east-1")  # type: ignore[arg-type]

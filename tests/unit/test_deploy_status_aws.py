@@ -8,8 +8,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, refused, stoker
 
-from stoker.deploying import aws_status
-from stoker.governor.serverless.aws import NAME as SIGN
+from stoker.deploy import aws_status
+from stoker.deploy.aws_function import NAME as SIGN
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.testing.memory import MemoryStore

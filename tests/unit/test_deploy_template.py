@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stoker.deploying import aws, forwarding, package
-from stoker.deploying.package import Package
-from stoker.deploying.template import template
+from stoker.deploy import aws, package, region_events
+from stoker.deploy.aws_template import template
+from stoker.deploy.package import Package
 from stoker.governor import deployment_record
 from stoker.model.errors import UserError
 from stoker.providers import registry
@@ -43,7 +43,7 @@ def templates() -> dict[str, dict[str, Any]]:
     return {
         "deploy-aws": template(plan),
         "deploy-aws-sagemaker": template(replace(plan, training=True)),
-        "deploy-aws-elsewhere": forwarding.template(plan.name, plan.store, "us-east-1"),
+        "deploy-aws-elsewhere": region_events.template(plan.name, plan.store, "us-east-1"),
     }
 
 
@@ -192,7 +192,7 @@ def test_the_package_runs_by_itself(tmp_path: Path) -> None:
         (beside / name).symlink_to(Path(boto3.__file__).parents[1] / name)
     code = (
         "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]];"
-        "import stoker.governor.serverless.aws, obstore, apprise, yaml, requests;"
+        "import stoker.deploy.aws_function, obstore, apprise, yaml, requests;"
         "import stoker.providers.ec2.provider, stoker.providers.ec2.request, stoker.providers.registry as r;"
         "[r.connect(n, r.Context('s3://b')) for n in ('ec2', 'local')];"
         "print([m.__file__ for m in (stoker, obstore, apprise, yaml, requests)])"

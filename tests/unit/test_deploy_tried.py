@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 
-from stoker.deploying import aws
+from stoker.deploy import aws
 from stoker.governor import deployment_record
 from stoker.providers.ec2.client import Clients
 from stoker.testing.memory import MemoryStore

@@ -13,12 +13,12 @@ from woken_world import submit
 from stoker import client
 from stoker.cli import attached, main
 from stoker.cli.printing import tell_problem
-from stoker.deploying import aws
+from stoker.deploy import aws
+from stoker.deploy.aws_function import NAME as LAMBDA
+from stoker.deploy.gcp_function import NAME as CLOUD_RUN
 from stoker.governor import background, deployment_record, pass_role
 from stoker.governor.background import Governed, call_deployed, carry_on
 from stoker.governor.deployment_record import Deployed
-from stoker.governor.serverless.aws import NAME as LAMBDA
-from stoker.governor.serverless.gcp import NAME as CLOUD_RUN
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.model.errors import AuthDenied

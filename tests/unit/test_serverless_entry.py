@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.governor.serverless import aws, gcp
+from stoker.deploy import aws_function, gcp_function
 from stoker.governor.serverless.waker import Done, Waker
 from stoker.model.errors import InvalidRequest, Transient
 
@@ -25,8 +25,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("STOKER_RULE", "stoker-tick")
     monkeypatch.setenv("STOKER_CLOCK", CLOCK)
     monkeypatch.setenv("STOKER_ALARM_TOPIC", "arn:topic")
-    monkeypatch.setattr(aws, "_kept", None)
-    monkeypatch.setattr(gcp, "_kept", None)
+    monkeypatch.setattr(aws_function, "_kept", None)
+    monkeypatch.setattr(gcp_function, "_kept", None)
     loggers = (logging.getLogger(), logging.getLogger("stoker"))
     levels = [each.level for each in loggers]
     yield
@@ -72,7 +72,7 @@ class Events:
 
 def test_the_rule_is_switched_on_and_off() -> None:
     bridge = Events()
-    rule = aws.Rule("stoker-tick", "eu-west-1", bridge)  # type: ignore[arg-type]
+    rule = aws_function.Rule("stoker-tick", "eu-west-1", bridge)  # type: ignore[arg-type]
     rule.on()
     rule.off()
     assert bridge.called == [("enable", "stoker-tick"), ("disable", "stoker-tick")]
@@ -80,12 +80,12 @@ def test_the_rule_is_switched_on_and_off() -> None:
 
 
 def test_lambda_answers_in_short_and_keeps_its_governor(handled: list[tuple[Waker, Any]]) -> None:
-    assert aws.handler({"source": "stoker.tick"}, None) == ANSWER
-    assert aws.handler({"source": "stoker.tick"}, None) == ANSWER
+    assert aws_function.handler({"source": "stoker.tick"}, None) == ANSWER
+    assert aws_function.handler({"source": "stoker.tick"}, None) == ANSWER
     (first, event), (second, _) = handled
     assert first is second, "a warm call makes nothing anew"
-    assert event == aws.events.of_aws({"source": "stoker.tick"})
-    assert first.governor.name == aws.NAME and first.store.url == first.governor.fleet.store_url
+    assert event == aws_function.events.of_aws({"source": "stoker.tick"})
+    assert first.governor.name == aws_function.NAME and first.store.url == first.governor.fleet.store_url
     assert logging.getLogger("stoker").level == logging.INFO and logging.getLogger().level == logging.WARNING
 
 
@@ -113,7 +113,7 @@ class Scheduler:
 
 def test_the_scheduler_job_is_resumed_and_paused() -> None:
     api = Scheduler("ENABLED")
-    job = gcp.SchedulerJob(CLOCK, api)  # type: ignore[arg-type]
+    job = gcp_function.SchedulerJob(CLOCK, api)  # type: ignore[arg-type]
     job.on()
     job.off()
     assert api.sent == [
@@ -129,7 +129,7 @@ def test_the_scheduler_job_is_resumed_and_paused() -> None:
 )
 def test_a_refusal_counts_only_where_the_job_is_not_so_already(verb: str, state: str, raises: bool) -> None:
     api = Scheduler(state, InvalidRequest("it is so already"))
-    switch = getattr(gcp.SchedulerJob(CLOCK, api), verb)  # type: ignore[arg-type]
+    switch = getattr(gcp_function.SchedulerJob(CLOCK, api), verb)  # type: ignore[arg-type]
     if raises:
         with pytest.raises(InvalidRequest):
             switch()
@@ -141,7 +141,7 @@ def test_a_refusal_counts_only_where_the_job_is_not_so_already(verb: str, state:
 def test_any_other_error_of_the_scheduler_is_passed_on() -> None:
     api = Scheduler("ENABLED", Transient("no answer"))
     with pytest.raises(Transient):
-        gcp.SchedulerJob(CLOCK, api).on()  # type: ignore[arg-type]
+        gcp_function.SchedulerJob(CLOCK, api).on()  # type: ignore[arg-type]
     assert api.asked == []
 
 
@@ -157,17 +157,17 @@ class Request:
 
 
 def test_a_push_is_answered_in_json(handled: list[tuple[Waker, Any]]) -> None:
-    text, status, headers = gcp.wake(Request())
+    text, status, headers = gcp_function.wake(Request())
     assert (json.loads(text), status, headers) == (ANSWER, 200, {"Content-Type": "application/json"})
     ((waker, event),) = handled
-    assert event == gcp.events.of_message(MESSAGE)
-    assert waker.governor.name == gcp.NAME and waker.store.url == waker.governor.fleet.store_url
+    assert event == gcp_function.events.of_message(MESSAGE)
+    assert waker.governor.name == gcp_function.NAME and waker.store.url == waker.governor.fleet.store_url
     assert logging.getLogger("stoker").level == logging.INFO
 
 
 def test_a_cloud_event_is_handled_by_the_same_governor(handled: list[tuple[Waker, Any]]) -> None:
-    gcp.wake(Request())
-    gcp.on_event(type("Event", (), {"data": MESSAGE})())
+    gcp_function.wake(Request())
+    gcp_function.on_event(type("Event", (), {"data": MESSAGE})())
     assert handled[0][0] is handled[1][0] and handled[0][1] == handled[1][1]
 
 
@@ -184,7 +184,7 @@ def test_one_governor_is_for_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatc
         return Done()
 
     monkeypatch.setattr(Waker, "handle", handle)
-    threads = [threading.Thread(target=gcp.wake, args=(Request(),)) for _ in range(3)]
+    threads = [threading.Thread(target=gcp_function.wake, args=(Request(),)) for _ in range(3)]
     for each in threads:
         each.start()
     for each in threads:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.deploying.template import alarm_pattern, patterns
+from stoker.deploy.aws_template import alarm_pattern, patterns
 from stoker.external_jobs.aws_account import ForeignAccount
 from stoker.external_jobs.gpu_alarms import WantedAlarm
 from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix

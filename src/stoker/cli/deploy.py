@@ -80,8 +80,8 @@ def aws(
 ) -> None:
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
     from stoker.cli.printing import say
-    from stoker.deploying import aws as deploying
-    from stoker.deploying import package, removing
+    from stoker.deploy import aws as deploying
+    from stoker.deploy import aws_remove, package
     from stoker.governor import deployment_record
     from stoker.governor.deployment_record import Deployed
     from stoker.model.errors import UserError
@@ -99,7 +99,7 @@ def aws(
         raise UserError(f"--forget {where}: the governor itself is there")
     if remove:
         if dry_run:
-            print_requests(list(removing.requests(store.url, where, elsewhere)), as_json=as_json)
+            print_requests(list(aws_remove.requests(store.url, where, elsewhere)), as_json=as_json)
             tell_unasked(remove=True)
             return
         _remove_from_aws(store, where, elsewhere, forget, yes=yes)
@@ -158,9 +158,9 @@ def gcp(
 ) -> None:
     """Deploy the governor to Google Cloud: a Cloud Run function, a topic for its messages, and its clock."""
     from stoker.cli.printing import say
-    from stoker.deploying import gcp as deploying
-    from stoker.deploying import package
-    from stoker.deploying import project as planning
+    from stoker.deploy import gcp as deploying
+    from stoker.deploy import gcp_resources as planning
+    from stoker.deploy import package
     from stoker.governor import deployment_record
     from stoker.governor.deployment_record import Deployed
     from stoker.model.errors import UserError
@@ -231,12 +231,12 @@ def _heard(
 
 def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], forget: tuple[str, ...], *, yes: bool) -> None:
     from stoker.cli.printing import say
-    from stoker.deploying import removing
+    from stoker.deploy import aws_remove
     from stoker.model import keys
 
     name = keys.deployment(store.url)
     agree(f"Remove {name} from {where}?", yes=yes)
-    if not removing.remove(store, where, others, say, forgotten=forget):
+    if not aws_remove.remove(store, where, others, say, forgotten=forget):
         say(f"there is no stack {name} in {where}; nothing to remove")
         return
     say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
@@ -287,7 +287,7 @@ def status(as_json: bool) -> int:
     The exit code is 0 where all is well, and 1 where something is not.
     """
     from stoker.cli.printing import duration, legible, print_json, table, whole
-    from stoker.deploying import status as looking
+    from stoker.deploy import status as looking
     from stoker.model.errors import UserError
 
     found = looking.look(opened_store())

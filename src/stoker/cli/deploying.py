@@ -11,7 +11,7 @@ import click
 from stoker.cli.options import json_option, store_option, yes_option
 
 if TYPE_CHECKING:
-    from stoker.deploying.package import Package
+    from stoker.deploy.package import Package
     from stoker.model.policy import House
     from stoker.store.base import Store
 
@@ -129,7 +129,7 @@ def tell_unasked(*, remove: bool) -> None:
 def print_steps(steps: Any, change: str, *, as_json: bool) -> None:
     """Every request in order. Bindings are added to a policy that is read before, or removed from it: what else is in
     it stays, so only they are shown."""
-    from stoker.deploying.project import Bound, Made
+    from stoker.deploy.gcp_resources import Bound, Made
     from stoker.providers.base import HttpRequest
 
     shown = []

@@ -17,7 +17,7 @@ from stoker.model.errors import CodecError, StokerError, UserError
 from stoker.store.base import Store
 
 # By cloud, what wakes a governor there, and how it signs its passes.
-_CLOUDS = {"aws": "stoker.deploying.aws", "gcp": "stoker.deploying.gcp"}
+_CLOUDS = {"aws": "stoker.deploy.aws", "gcp": "stoker.deploy.gcp"}
 SIGNS = {"aws": "aws-lambda", "gcp": "cloud-run"}
 # Between the call and its pass: a cold start takes seconds.
 ANSWERS_WITHIN_S = 15.0

@@ -3,8 +3,8 @@
     events.py     what woke it, from whatever a cloud sends: pure
     waker.py      the same governor as everywhere, on one job for an event and on all for a tick
     schedule.py   the tick, switched on by the first active job and off by the last
-    aws.py        Lambda's entry point
-    gcp.py        the entry points of a Cloud Run function
+
+The entry points of Lambda and Cloud Run are in `stoker.deploy`.
 
 An event is a reason to look, and nothing in it is believed. So one that comes twice, late, out of order or for what is
 long gone is harmless; one that nobody understands is logged and dropped.

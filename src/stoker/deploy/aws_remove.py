@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.deploying import stacks
+from stoker.deploy import aws_stacks
 from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
 from stoker.governor import deployment_record
 from stoker.model import keys
@@ -102,8 +102,8 @@ class _Removal:
 
     def take_stack(self, region: str) -> None:
         try:
-            self._roles += stacks.roles(self._clients, self._name, region)
-            if stacks.remove(self._clients, self._name, region):
+            self._roles += aws_stacks.roles(self._clients, self._name, region)
+            if aws_stacks.remove(self._clients, self._name, region):
                 self.found = True
                 self._say(f"stack {self._name} in {region}: removed")
         except ProviderError as error:

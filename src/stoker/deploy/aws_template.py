@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.deploying import monitoring
+from stoker.deploy import aws_monitoring
+from stoker.deploy.aws_function import RULE, STORE, TOPIC
 from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
 from stoker.governor.serverless import events
-from stoker.governor.serverless.aws import RULE, STORE, TOPIC
 
 RUNTIME = "python3.13"
-HANDLER = "stoker.governor.serverless.aws.handler"
+HANDLER = "stoker.deploy.aws_function.handler"
 # A share of a processor comes with it: the whole of one at 1769 MB, so more than half of one here.
 _MEMORY_MB = 1024
 # A pass over a thousand jobs takes seconds; one over many more has to fit in.
@@ -47,7 +47,7 @@ class Plan:
     # Also training jobs of SageMaker that others started.
     training: bool = False
     # Calls at once; None: as many as the account has left.
-    concurrency: int | None = monitoring.CONCURRENCY
+    concurrency: int | None = aws_monitoring.CONCURRENCY
     # ARNs of topics that are told when the governor itself is in trouble.
     topics: tuple[str, ...] = ()
 
@@ -111,7 +111,7 @@ def template(plan: Plan) -> dict[str, Any]:
         "Properties": {
             "Name": net_name(plan.name),
             "Description": f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it"[:512],
-            "ScheduleExpression": monitoring.NET,
+            "ScheduleExpression": aws_monitoring.NET,
             "State": "ENABLED",
             "Targets": [_target()],
         },
@@ -128,7 +128,7 @@ def template(plan: Plan) -> dict[str, Any]:
             **rules,
             **calls,
             **_alarms(plan),
-            **monitoring.resources(plan.name, plan.store, plan.topics),
+            **aws_monitoring.resources(plan.name, plan.store, plan.topics),
         },
         "Outputs": {
             "Function": {"Value": {"Ref": "Function"}},
@@ -185,7 +185,7 @@ def _role(plan: Plan) -> dict[str, Any]:
             # By its name: the rule itself names the function, which needs this role.
             "Resource": {"Fn::Sub": f"{_RULES}/{tick_name(plan.name)}"},
         },
-        monitoring.may_keep(),
+        aws_monitoring.may_keep(),
     ]
     return {
         "Type": "AWS::IAM::Role",
@@ -286,7 +286,7 @@ def _retries() -> dict[str, Any]:
             "Qualifier": "$LATEST",
             "MaximumEventAgeInSeconds": _EVENT_AGE_S,
             "MaximumRetryAttempts": _RETRIES,
-            "DestinationConfig": {"OnFailure": {"Destination": monitoring.dead_letters()}},
+            "DestinationConfig": {"OnFailure": {"Destination": aws_monitoring.dead_letters()}},
         },
     }
 
@@ -312,7 +312,7 @@ def _alarms(plan: Plan) -> dict[str, Any]:
                 "TopicArn": {"Ref": "Alarms"},
                 "Protocol": "lambda",
                 "Endpoint": {"Fn::GetAtt": ["Function", "Arn"]},
-                "RedrivePolicy": {"deadLetterTargetArn": monitoring.dead_letters()},
+                "RedrivePolicy": {"deadLetterTargetArn": aws_monitoring.dead_letters()},
             },
         },
         "AlarmsCall": {
@@ -343,7 +343,7 @@ def _target() -> dict[str, Any]:
     return {
         "Id": "governor",
         "Arn": {"Fn::GetAtt": ["Function", "Arn"]},
-        "DeadLetterConfig": {"Arn": monitoring.dead_letters()},
+        "DeadLetterConfig": {"Arn": aws_monitoring.dead_letters()},
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.deploying.template import alarm_pattern, patterns
+from stoker.deploy.aws_template import alarm_pattern, patterns
 
 
 def template(name: str, store: str, home: str) -> dict[str, Any]:

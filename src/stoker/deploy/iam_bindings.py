@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from stoker.deploying.project import Bound
+from stoker.deploy.gcp_resources import Bound
 from stoker.model.errors import InvalidRequest, NotFound, Transient
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.client import Api, Service

@@ -5,16 +5,18 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
-from stoker.deploying import gcp_alerts, project
-from stoker.deploying.gcp_plan import Plan
-from stoker.deploying.status import Check, State, checked, clock_text, net_text, waiting_text
+from stoker.deploy import gcp_alerts, gcp_resources
+from stoker.deploy.gcp_plan import Plan
+from stoker.deploy.status import Check, State, checked, clock_text, net_text, waiting_text
 from stoker.governor.deployment_record import Deployed
 from stoker.providers.gce.client import Api
 
 
 def look(deployed: Deployed, store_url: str) -> tuple[Check, ...]:
-    """As of `stoker.deploying.status.Cloud`."""
-    plan = project.planned(store_url, deployed.project, deployed.region, deployed.digest, {}, alerts=deployed.alerts)
+    """As of `stoker.deploy.status.Cloud`."""
+    plan = gcp_resources.planned(
+        store_url, deployed.project, deployed.region, deployed.digest, {}, alerts=deployed.alerts
+    )
     api = Api()
     return (
         checked("function", partial(_function, api, plan)),

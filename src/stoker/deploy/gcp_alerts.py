@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.deploying.gcp_plan import Plan
+from stoker.deploy.gcp_plan import Plan
 from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.client import Api

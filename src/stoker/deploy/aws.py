@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stoker.deploying import forwarding, monitoring, stacks
-from stoker.deploying.package import Package
-from stoker.deploying.template import TIMEOUT_S, Plan, template, tick_name
+from stoker.deploy import aws_monitoring, aws_stacks, region_events
+from stoker.deploy.aws_function import Rule
+from stoker.deploy.aws_template import TIMEOUT_S, Plan, template, tick_name
+from stoker.deploy.package import Package
 from stoker.governor import deployment_record
 from stoker.governor.deployment_record import Deployed
-from stoker.governor.serverless.aws import Rule
 from stoker.governor.serverless.schedule import Switch
 from stoker.model import keys
 from stoker.model.errors import ProviderError, UserError
@@ -187,7 +187,7 @@ def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
     yield Request("s3", "PutObject", {"Bucket": plan.bucket, "Key": plan.key, "Body": package.described}, region)
     yield _stack(plan.name, template(plan), region)
     for other in deployment.elsewhere:
-        yield _stack(plan.name, forwarding.template(plan.name, plan.store, region), other)
+        yield _stack(plan.name, region_events.template(plan.name, plan.store, region), other)
     for operation in ("DisableRule", "EnableRule"):
         yield Request("events", operation, {"Name": tick_name(plan.name)}, region)
     tried = {"FunctionName": plan.name, "InvocationType": "RequestResponse", "Payload": _tick()}
@@ -242,13 +242,14 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         say(f"sent {key}")
     for each in requests(deployment, package):
         if each.service == "cloudformation":
-            say(f"stack {each.params['StackName']} in {each.region}: {stacks.settle(clients, each)}")
+            say(f"stack {each.params['StackName']} in {each.region}: {aws_stacks.settle(clients, each)}")
     wanted = replace(wanted, leaving=_give_up(clients, deployment.name, begun.leaving, say))
     # The stack may have switched it off, and jobs may be waiting since before there was a governor.
     switch = Switch(store, Rule(tick_name(deployment.name), deployment.region, clients))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
-    say(f"{len(monitoring.alarm_names(deployment.name))} alarms watch it: {monitoring.topic_name(deployment.name)}")
+    alarms = aws_monitoring.alarm_names(deployment.name)
+    say(f"{len(alarms)} alarms watch it: {aws_monitoring.topic_name(deployment.name)}")
     try:
         _try(clients, deployment)
     except ProviderError:
@@ -270,9 +271,10 @@ def _with_room(clients: Clients, deployment: Deployment, say: Say) -> Deployment
         say(f"no concurrency is reserved: how much the account has is not known ({error})")
         return replace(deployment, plan=replace(deployment.plan, concurrency=None))
     # What this function has already is not among what is left.
-    if left >= monitoring.UNRESERVED + monitoring.CONCURRENCY or _has_reserved(clients, deployment):
+    if left >= aws_monitoring.UNRESERVED + aws_monitoring.CONCURRENCY or _has_reserved(clients, deployment):
         return deployment
-    say(f"no concurrency is reserved: the account has {left} calls at once, and AWS keeps {monitoring.UNRESERVED} back")
+    kept = aws_monitoring.UNRESERVED
+    say(f"no concurrency is reserved: the account has {left} calls at once, and AWS keeps {kept} back")
     return replace(deployment, plan=replace(deployment.plan, concurrency=None))
 
 
@@ -280,17 +282,17 @@ def _has_reserved(clients: Clients, deployment: Deployment) -> bool:
     try:
         client = clients.get("lambda", deployment.region)
         found = calling(deployment.name, lambda: client.get_function_concurrency(FunctionName=deployment.name))
-        return bool(found.get("ReservedConcurrentExecutions") == monitoring.CONCURRENCY)
+        return bool(found.get("ReservedConcurrentExecutions") == aws_monitoring.CONCURRENCY)
     except ProviderError:
         return False
 
 
 def _check_regions(clients: Clients, deployment: Deployment) -> None:
     """Before anything is made or on record: one region that is closed would stop it halfway."""
-    stacks.look(clients, deployment.name, deployment.region)
+    aws_stacks.look(clients, deployment.name, deployment.region)
     for each in deployment.elsewhere:
         try:
-            stacks.look(clients, deployment.name, each)
+            aws_stacks.look(clients, deployment.name, each)
         except ProviderError as error:
             raise UserError(
                 f"--events-from {each}: CloudFormation does not answer there, and nothing was changed ({error}); "
@@ -304,7 +306,7 @@ def _give_up(clients: Clients, name: str, regions: tuple[str, ...], say: Say) ->
     left = []
     for each in regions:
         try:
-            if stacks.remove(clients, name, each):
+            if aws_stacks.remove(clients, name, each):
                 say(f"stack {name} in {each}: removed")
         except ProviderError as error:
             left.append(each)

@@ -22,7 +22,7 @@ from stoker.store.base import Store
 
 # The slow tick comes every 15 minutes, and a call may take 5.
 ALIVE_S = 20 * 60
-_CLOUDS = {"aws": "stoker.deploying.aws_status", "gcp": "stoker.deploying.gcp_status"}
+_CLOUDS = {"aws": "stoker.deploy.aws_status", "gcp": "stoker.deploy.gcp_status"}
 
 State = Literal["good", "bad", "unknown"]
 

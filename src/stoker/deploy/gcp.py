@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stoker.deploying import gcp_alerts, project
-from stoker.deploying.bindings import bind, policy_of, send, unbind
-from stoker.deploying.package import Package
-from stoker.deploying.project import ADDRESS, CLOUD, Bound, Made, Plan
+from stoker.deploy import gcp_alerts, gcp_resources
+from stoker.deploy.gcp_function import SchedulerJob
+from stoker.deploy.gcp_resources import ADDRESS, CLOUD, Bound, Made, Plan
+from stoker.deploy.iam_bindings import bind, policy_of, send, unbind
+from stoker.deploy.package import Package
 from stoker.governor import deployment_record
 from stoker.governor.deployment_record import Deployed
-from stoker.governor.serverless.gcp import SchedulerJob
 from stoker.governor.serverless.schedule import Switch
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
@@ -97,7 +97,7 @@ def _check_project(plan: Plan, there: Deployed | None) -> None:
 
 def _make(api: Api, plan: Plan, say: Say) -> None:
     address = ""
-    for step in project.steps(plan):
+    for step in gcp_resources.steps(plan):
         if isinstance(step, Made):
             say(f"{step.what}: {_settle(api, step, address)}")
             if step.what == "function":
@@ -112,7 +112,7 @@ def _bind_agent(api: Api, plan: Plan, step: Bound, say: Say) -> None:
     """Let Pub/Sub keep what it cannot deliver. Where it may not, only that is lost: the slow clock finds every job."""
     try:
         number = api.get(f"/v1/projects/{plan.project}", service="cloudresourcemanager")["projectNumber"]
-        bindings = json.loads(json.dumps(step.bindings).replace(json.dumps(project.NUMBER)[1:-1], str(number)))
+        bindings = json.loads(json.dumps(step.bindings).replace(json.dumps(gcp_resources.NUMBER)[1:-1], str(number)))
         say(f"{step.what}: {bind(api, replace(step, bindings=tuple(bindings)))}")
     except (ProviderError, KeyError, TypeError) as error:
         say(f"{step.what}: what cannot be delivered is not kept ({error})")
@@ -121,7 +121,7 @@ def _bind_agent(api: Api, plan: Plan, step: Bound, say: Say) -> None:
 def _check_region(api: Api, plan: Plan) -> None:
     """Before anything is made or on record. A place that is not there is no `not found` to Google: it says that one may
     not look there."""
-    for made in project.regional(plan):
+    for made in gcp_resources.regional(plan):
         try:
             _is(api, made)
         except (AuthDenied, InvalidRequest) as error:
@@ -149,7 +149,7 @@ def _give_up(api: Api, plan: Plan, regions: tuple[str, ...], say: Say) -> tuple[
     does without them, so that they are no reason to fail."""
     left = []
     for region in regions:
-        for made in project.regional(replace(plan, region=region)):
+        for made in gcp_resources.regional(replace(plan, region=region)):
             try:
                 say(f"{made.what} in {region}: {_take_away(api, made)}")
             except ProviderError as error:
@@ -168,7 +168,7 @@ def _unbind_others(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
         notify=tuple(each for each in begun.notify if each not in plan.notify),
         accounts=tuple(each for each in begun.identities if each not in kept),
     )
-    for bound in project.on_others(gone):
+    for bound in gcp_resources.on_others(gone):
         try:
             say(f"{bound.what}: {unbind(api, bound)}")
         except ProviderError as error:
@@ -214,7 +214,7 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
     recorded = (*there.elsewhere, *there.leaving) if there is not None else ()
     regions = tuple(each for each in dict.fromkeys((*recorded, plan.region)) if each not in forgotten)
     left = []
-    for each in project.removals(plan, regions):
+    for each in gcp_resources.removals(plan, regions):
         what = each.what if isinstance(each, Bound) else each.path
         try:
             say(f"{what}: {unbind(api, each) if isinstance(each, Bound) else _removed(api, each)}")
@@ -273,9 +273,9 @@ def _is(api: Api, made: Made) -> bool:
 
 def left_over(api: Api, plan: Plan, regions: tuple[str, ...] | None = None) -> list[str]:
     """What of a deployment is still there, as Google itself tells it; by default in the plan's own region."""
-    things = project.things(plan, (plan.region,) if regions is None else regions)
+    things = gcp_resources.things(plan, (plan.region,) if regions is None else regions)
     found = [f"{made.what} at {made.at}" for made in things if _is(api, made)]
-    for step in project.steps(plan):
+    for step in gcp_resources.steps(plan):
         if isinstance(step, Bound) and not step.own:
             try:
                 policy = policy_of(api, step)
@@ -293,7 +293,7 @@ def _check_roles(api: Api, plan: Plan) -> None:
     grants = registry.iam("gce").grants(plan.store, notify=plan.notify).grants
     needed = {name: role for each in grants if each.name == "governor" for name, role in each.policy["roles"].items()}
     start = f"projects/{plan.project}/roles/"
-    bound = [each for step in project.steps(plan) if isinstance(step, Bound) for each in step.bindings]
+    bound = [each for step in gcp_resources.steps(plan) if isinstance(step, Bound) for each in step.bindings]
     for role in sorted({str(each["role"]) for each in bound if str(each["role"]).startswith(start)}):
         try:
             there = api.get(f"/v1/{role}", service="iam")

@@ -1,4 +1,4 @@
-"""Lambda's entry point: `stoker.governor.serverless.aws.handler`.
+"""Lambda's entry point: `stoker.deploy.aws_function.handler`.
 
 Everything that a call needs is made by the first one and kept, so a warm call makes its requests and no more. What is
 imported here is imported by a cold start, before any event is looked at.

@@ -29,7 +29,7 @@ _USUAL = "x86_64"
 _PYTHON = "cp311"
 
 # Of this package, what no governor imports.
-_NOT_GOVERNING = ("testing/", "web/", "cli/", "sagemaker/", "deploying/")
+_NOT_GOVERNING = ("testing/", "web/", "cli/", "sagemaker/")
 _NOTIFYING = (
     "apprise",
     "requests",
@@ -51,7 +51,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 _MAIN = b'''"""The governor of a Stoker store, as a Cloud Run function."""
 
-from stoker.governor.serverless.gcp import on_event, wake
+from stoker.deploy.gcp_function import on_event, wake
 
 __all__ = ["on_event", "wake"]
 '''

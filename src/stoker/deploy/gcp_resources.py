@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.deploying import gcp_alerts
-from stoker.deploying.gcp_plan import Bound as Bound
-from stoker.deploying.gcp_plan import Made as Made
-from stoker.deploying.gcp_plan import Plan as Plan
-from stoker.deploying.package import Package
+from stoker.deploy import gcp_alerts
+from stoker.deploy.gcp_function import CLOCK, STORE
+from stoker.deploy.gcp_plan import Bound as Bound
+from stoker.deploy.gcp_plan import Made as Made
+from stoker.deploy.gcp_plan import Plan as Plan
+from stoker.deploy.package import Package
 from stoker.governor.deployment_record import asked
-from stoker.governor.serverless.gcp import CLOCK, STORE
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.providers import registry

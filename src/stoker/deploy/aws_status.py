@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.deploying import monitoring
-from stoker.deploying.status import Check, State, checked, clock_text, net_text, waiting_text
-from stoker.deploying.template import net_name, tick_name
+from stoker.deploy import aws_monitoring
+from stoker.deploy.aws_template import net_name, tick_name
+from stoker.deploy.status import Check, State, checked, clock_text, net_text, waiting_text
 from stoker.governor.deployment_record import Deployed
 from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.ec2.client import Clients
@@ -18,7 +18,7 @@ _GONE = ("ResourceNotFoundException", "AWS.SimpleQueueService.NonExistentQueue",
 
 
 def look(deployed: Deployed, store_url: str) -> tuple[Check, ...]:
-    """As of `stoker.deploying.status.Cloud`."""
+    """As of `stoker.deploy.status.Cloud`."""
     del store_url
     parts = _Parts(Clients(), deployed.name, deployed.region)
     return (
@@ -48,14 +48,14 @@ class _Parts:
         return bool(self._ask("events", lambda client: client.describe_rule(Name=name)).get("State") == "ENABLED")
 
     def undelivered(self) -> tuple[State, str]:
-        queue = monitoring.queue_name(self._name)
+        queue = aws_monitoring.queue_name(self._name)
         url = self._ask("sqs", lambda client: client.get_queue_url(QueueName=queue))["QueueUrl"]
         wanted = ["ApproximateNumberOfMessages"]
         told = self._ask("sqs", lambda client: client.get_queue_attributes(QueueUrl=url, AttributeNames=wanted))
         return waiting_text(int(told["Attributes"][wanted[0]]), f"the queue {queue}")
 
     def alarms(self) -> tuple[State, str]:
-        names = monitoring.alarm_names(self._name)
+        names = aws_monitoring.alarm_names(self._name)
         told = self._ask("cloudwatch", lambda client: client.describe_alarms(AlarmNames=list(names)))
         states = {each["AlarmName"]: each["StateValue"] for each in told["MetricAlarms"]}
         missing = [name for name in names if name not in states]
