@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stoker.sagemaker.arguments import BadArgument, accept
 from stoker.sagemaker.training_job import TrainingJob
-from stoker.sagemaker.translating import Fit, Translated, translate, wanted_provider
+from stoker.sagemaker.translate import Fit, Translated, translate, wanted_provider
 from stoker.submit.system_folders import check_code_folder
 
 if TYPE_CHECKING:
