@@ -90,7 +90,7 @@ def _first_line_s(place: Sandbox, store: str, resources: dict[str, Any]) -> floa
 
 
 def _printed(store: Any, job: str) -> str:
-    from stoker.cli.following import node_logs
+    from stoker.cli.follow_view import node_logs
     from stoker.read.logs import read_lines
     from stoker.store import job_log
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker import Job, client
-from stoker.cli.following import node_logs
+from stoker.cli.follow_view import node_logs
 from stoker.core.summary import Summary
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.observe import active_jobs

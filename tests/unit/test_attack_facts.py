@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from stoker import client
 from stoker.cli import cli
-from stoker.cli.printing import duration, legible
-from stoker.cli.terminal import guard, harmless
+from stoker.cli.format import duration, legible
+from stoker.cli.safe_terminal import guard, harmless
 from stoker.core.attempt_evidence import case_of
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT

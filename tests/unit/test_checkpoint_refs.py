@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from stoker import client
 from stoker.agent.checkpoints.restore import RestoreError, find_candidates
 from stoker.cli import cli
-from stoker.cli.completing import complete_checkpoint
+from stoker.cli.completers import complete_checkpoint
 from stoker.cli.resume import command as resume_command
 from stoker.core import retry
 from stoker.core.governor_settings import DEFAULT

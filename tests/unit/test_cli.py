@@ -18,9 +18,9 @@ import pytest
 
 from stoker import client
 from stoker.cli import COMMANDS, cli, main, run
-from stoker.cli.following import Follower, Screen, node_logs
-from stoker.cli.planning import agree, offering_rows, show_plan, worst_case
-from stoker.cli.printing import table
+from stoker.cli.follow_view import Follower, Screen, node_logs
+from stoker.cli.format import table
+from stoker.cli.plan_view import agree, offering_rows, show_plan, worst_case
 from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.maintenance.reindex import reindex
@@ -364,7 +364,7 @@ def test_what_a_person_can_put_right_is_their_mistake_until_the_job_is_there(
         patched.setattr("stoker.cli.run.prepare", refuse)
         assert stoker("run", "--", "python", "train.py") == (2, "", "stoker: it is not allowed\n")
     monkeypatch.setattr("stoker.governor.loop.Governor.watch", lambda _self, until, on_error: None)
-    monkeypatch.setattr("stoker.cli.following.Follower.run", refuse)
+    monkeypatch.setattr("stoker.cli.follow_view.Follower.run", refuse)
     code, _, err = stoker("run", "--", "python", "train.py")
     (job,) = client.active_jobs(store)
     assert code == 3 and f"stoker: it is not allowed; {job} was submitted" in err
@@ -395,7 +395,7 @@ def test_a_command_is_for_exec_and_options_are_for_ssh(
 def test_ctrl_c_detaches_and_says_how_to_come_back(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from stoker.cli import following
+    from stoker.cli import follow_view
 
     carried: list[str] = []
     monkeypatch.setattr(background, "carry_on", lambda _store, jobs: carried.extend(jobs) or background.Governed())
@@ -403,7 +403,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     def interrupted(_self: object, _tail: int | None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(following.Follower, "run", interrupted)
+    monkeypatch.setattr(follow_view.Follower, "run", interrupted)
     monkeypatch.setattr("stoker.governor.loop.Governor.watch", lambda _self, until, on_error: None)
     job = submit(store)
     assert run.follow_governing(store, job, paid=False) == 0

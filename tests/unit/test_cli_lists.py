@@ -20,7 +20,7 @@ import pytest
 
 from stoker import client
 from stoker.cli import cli, main, ps
-from stoker.cli.printing import width
+from stoker.cli.format import width
 from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.maintenance.reindex import reindex

@@ -10,8 +10,8 @@ import pytest
 
 from stoker.cli import ps
 from stoker.cli.compare import _row
-from stoker.cli.printing import as_of
-from stoker.cli.report import job_text
+from stoker.cli.format import as_of
+from stoker.cli.job_report import job_text
 from stoker.cli.status_line import status_of
 from stoker.core.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
 from stoker.model import codec, keys

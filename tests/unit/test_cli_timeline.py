@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from stoker.cli.printing import clock
-from stoker.cli.report import cost_text, job_text
+from stoker.cli.format import clock
+from stoker.cli.job_report import cost_text, job_text
 from stoker.cli.timeline import attempt_line, describe, handover_line, news, outcome_text, timeline
 from stoker.core.summary import AttemptSummary, NodeSummary, Summary, summarize
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Submitted

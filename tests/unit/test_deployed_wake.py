@@ -11,8 +11,8 @@ import pytest
 from woken_world import submit
 
 from stoker import client
-from stoker.cli import attached, main
-from stoker.cli.printing import tell_problem
+from stoker.cli import follow_and_govern, main
+from stoker.cli.format import tell_problem
 from stoker.deploy import aws
 from stoker.deploy.aws_function import NAME as LAMBDA
 from stoker.deploy.gcp_function import NAME as CLOUD_RUN
@@ -181,7 +181,7 @@ def test_commands_tell_that_it_could_not_be_woken(
 
     monkeypatch.setattr(aws, "wake", refuse)
     monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
-    monkeypatch.setattr(attached, "follow_governing", lambda *_, **__: 0)
+    monkeypatch.setattr(follow_and_govern, "follow_governing", lambda *_, **__: 0)
     with pytest.raises(SystemExit) as left:
         main(["--store", store.url, words[0], job, *words[1:]])
     assert left.value.code == 0

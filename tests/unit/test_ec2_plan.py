@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.cli import main
-from stoker.cli.planning import old_prices
+from stoker.cli.plan_view import old_prices
 from stoker.model.offerings import Offering
 from stoker.model.spec import Ec2Resources, Gpus, Limits, Resources, Spec
 from stoker.providers.ec2 import catalog, offers, places, prices

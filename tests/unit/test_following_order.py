@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.cli.following import Follower, Screen
+from stoker.cli.follow_view import Follower, Screen
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.offerings import Offering

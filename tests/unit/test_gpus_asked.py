@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from stoker.cli.planning import worst_case
+from stoker.cli.plan_view import worst_case
 from stoker.core.placement import acceptable
 from stoker.model.errors import Transient
 from stoker.model.offerings import Offering

@@ -15,7 +15,7 @@ from plain_store import wait_for
 from stoker import client
 from stoker.agent import hold as staying
 from stoker.cli import main
-from stoker.cli.report import held_text, job_text
+from stoker.cli.job_report import held_text, job_text
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT

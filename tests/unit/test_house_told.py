@@ -11,7 +11,7 @@ import pytest
 
 from stoker import client
 from stoker.cli import main
-from stoker.cli.report import job_text
+from stoker.cli.job_report import job_text
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, Policy
 from stoker.core.placement import that_pay

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.planning import left_out_text
+from stoker.cli.plan_view import left_out_text
 from stoker.submit import ignored_files
 from stoker.submit.ignored_files import Ignored
 from stoker.submit.pack_code import pack

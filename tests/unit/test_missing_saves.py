@@ -16,8 +16,8 @@ from stoker.agent.checkpoints.sync import SyncStatus
 from stoker.agent.health import missing_saves
 from stoker.agent.health.missing_saves import MissingSaves, find_saves
 from stoker.agent.output_files import Baseline
+from stoker.cli.job_report import job_text
 from stoker.cli.ps import note
-from stoker.cli.report import job_text
 from stoker.cli.timeline import handover_line, news
 from stoker.core.attempt_evidence import Case
 from stoker.core.decide import decide_job

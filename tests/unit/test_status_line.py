@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import following
-from stoker.cli.following import Follower, Screen
+from stoker.cli import follow_view
+from stoker.cli.follow_view import Follower, Screen
 from stoker.cli.status_line import Part, Status, beat_parts, dry_parts, status_of
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import next_try
@@ -115,7 +115,7 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
     store = Far(lambda: NOW)
     seen: list[str] = []
     clock_s = [1000.0]
-    monkeypatch.setattr("stoker.cli.following.time.monotonic", lambda: clock_s[0])
+    monkeypatch.setattr("stoker.cli.follow_view.time.monotonic", lambda: clock_s[0])
 
     def append(event: Event) -> None:
         state = job_log.read(store, JOB)
@@ -142,7 +142,7 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
         append(Closed(claim=2, outcome="succeeded", rule="finished"))
         append(Ended(outcome="succeeded", rule="finished"))
 
-    monkeypatch.setattr(following, "follow", follow)
+    monkeypatch.setattr(follow_view, "follow", follow)
     screen = Screen(StringIO(), prefix=False, live=False)
     monkeypatch.setattr(screen, "status", seen.append)
     Follower(store, JOB, screen, events=False).run(sleep=lambda _: None)

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     colour = False if os.environ.get("NO_COLOR") else None
     given = None if arguments is None else list(arguments)
     if any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
-        from stoker.cli.terminal import guard
+        from stoker.cli.safe_terminal import guard
 
         sys.stdout, sys.stderr = guard(sys.stdout), guard(sys.stderr)
     try:
@@ -145,7 +145,7 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    from stoker.cli.printing import legible
+    from stoker.cli.format import legible
     from stoker.model.errors import StokerError
 
     text = legible(" ".join(str(error).split()))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completing import complete_provider
+from stoker.cli.completers import complete_provider
 from stoker.cli.options import json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def command(provider: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     For a job such as the settings, the job file in this folder and --set describe. Makes no machine and ends none.
     Exits with 0 only when nothing failed; what could not be told (!) is no failure.
     """
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.format import print_json, whole
     from stoker.providers import registry
 
     store = opened_store()
@@ -126,7 +126,7 @@ def _joined(alike: list[Finding]) -> Finding:
 
 
 def _print(finding: Finding) -> None:
-    from stoker.cli.printing import legible
+    from stoker.cli.format import legible
 
     sign, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("!", "yellow")}[finding.ok]
     click.echo(f"{click.style(sign, fg=colour)} {finding.name}: {legible(' '.join(finding.detail.split()))}")
@@ -165,7 +165,7 @@ def check_groups() -> Finding:
 
 
 def check_disk() -> Finding:
-    from stoker.cli.printing import size
+    from stoker.cli.format import size
     from stoker.providers.base import Finding
     from stoker.store.home import home
 

@@ -23,7 +23,7 @@ def command(job: str, as_json: bool) -> None:
     REF names one of them, where names repeat: `stoker pull JOB --checkpoint REF` fetches it, `stoker resume JOB
     --checkpoint REF` goes on from it, and so does another job with `resume_from: JOB:REF`.
     """
-    from stoker.cli.printing import print_json, table
+    from stoker.cli.format import print_json, table
     from stoker.core import retry
     from stoker.core.governor_settings import DEFAULT
     from stoker.store import job_log
@@ -66,7 +66,7 @@ def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -
 
 
 def _row(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> list[str]:
-    from stoker.cli.printing import ago, size
+    from stoker.cli.format import ago, size
     from stoker.store.checkpoint_refs import attempt_of, reference
     from stoker.store.checkpoints import is_poisoned
 

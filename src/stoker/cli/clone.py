@@ -15,8 +15,8 @@ from stoker.cli.options import job_argument, opened_store, set_option, store_opt
 def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
     """Start a new job with the same code and spec, but for what --set changes. Prints its id."""
     from stoker import client
-    from stoker.cli.planning import agree, show_plan
-    from stoker.cli.printing import tell_problem
+    from stoker.cli.format import tell_problem
+    from stoker.cli.plan_view import agree, show_plan
     from stoker.governor.background import carry_on
     from stoker.governor.handover_guard import guarding
     from stoker.submit.send import send

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.completing import complete_metric
+from stoker.cli.completers import complete_metric
 from stoker.cli.options import jobs_argument, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def command(jobs: tuple[str, ...], metric: str | None, over: Axis | None, csv_fi
     A name means all jobs that have it, and a pattern such as 'gpt*' all that fit.
     """
     from stoker import client
-    from stoker.cli.printing import counted, say
+    from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
     from stoker.read.compare import comparison
 
@@ -79,7 +79,7 @@ def _write_csv(found: Comparison, path: Path, metric: str | None) -> int:
 
 
 def _print_json(found: Comparison, metric: str | None) -> None:
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.format import print_json, whole
 
     print_json(
         [{"id": job.id, **whole(_row(job)), "name": job.name, "series": _series(job, metric)} for job in found.jobs]
@@ -108,7 +108,7 @@ def _series(job: ComparedJob, metric: str | None) -> dict[str, Any]:
 
 
 def _row(job: ComparedJob) -> JobRow:
-    from stoker.cli.report import lasted_s
+    from stoker.cli.job_report import lasted_s
     from stoker.read.compare import JobRow, final_and_best
 
     summary = job.summary
@@ -143,7 +143,7 @@ def _chosen(found: Comparison, metric: str | None) -> str | None:
 
 
 def _text(table: Table) -> str:
-    from stoker.cli.printing import table as text_table
+    from stoker.cli.format import table as text_table
 
     rows = []
     for line in table.lines:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.completing import complete_grouping
+from stoker.cli.completers import complete_grouping
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def command(by: str, since: str, as_json: bool) -> None:
     Idle: all accelerators did nothing during the training. Lost: trained after the last checkpoint that the next
     attempt could go on from. Start-up: before and after the training. Waiting: until the attempt before it had left.
     """
-    from stoker.cli.printing import counted, print_json, say, warn
+    from stoker.cli.format import counted, print_json, say, warn
     from stoker.read.cost_records import read_accounts
     from stoker.read.costs import KINDS, NONE, report, whole_days
 
@@ -143,7 +143,7 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
 
 def _budget_line(told: dict[str, Any]) -> str:
     """`budget each-team, team=vision: $11.58 of $20.00 (58%), $5.00 reserved, $3.42 left, until 2026-11-17`."""
-    from stoker.cli.printing import dollars, legible
+    from stoker.cli.format import dollars, legible
 
     whose = ""
     if told["by"] is not None:
@@ -192,7 +192,7 @@ def _told(row: Row) -> dict[str, Any]:
 
 
 def _table(found: Report, by: str) -> str:
-    from stoker.cli.printing import legible, table
+    from stoker.cli.format import legible, table
 
     rows = [[legible(row.name), *_cells(row)] for row in found.rows]
     rows.append([click.style(cell, bold=True) for cell in ("total", *_cells(found.total))])
@@ -207,7 +207,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _dollars(amount: Amount) -> str:
-    from stoker.cli.printing import dollars
+    from stoker.cli.format import dollars
 
     if amount.known is None:
         return "–"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.deploying import (
+from stoker.cli.deploy_options import (
     agree,
     channels,
     common_options,
@@ -79,7 +79,7 @@ def aws(
     as_json: bool,
 ) -> None:
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
-    from stoker.cli.printing import say
+    from stoker.cli.format import say
     from stoker.deploy import aws as deploying
     from stoker.deploy import aws_remove, package
     from stoker.governor import deployment_record
@@ -157,7 +157,7 @@ def gcp(
     as_json: bool,
 ) -> None:
     """Deploy the governor to Google Cloud: a Cloud Run function, a topic for its messages, and its clock."""
-    from stoker.cli.printing import say
+    from stoker.cli.format import say
     from stoker.deploy import gcp as deploying
     from stoker.deploy import gcp_resources as planning
     from stoker.deploy import package
@@ -211,7 +211,7 @@ def _heard(
 ) -> tuple[str, ...]:
     """These regions, and those whose training jobs the policy is about: without their events nobody would look at them.
     Says so, and warns where it is not to be."""
-    from stoker.cli.printing import say
+    from stoker.cli.format import say
 
     governed = house_of(store).sagemaker
     if governed is None:
@@ -230,7 +230,7 @@ def _heard(
 
 
 def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], forget: tuple[str, ...], *, yes: bool) -> None:
-    from stoker.cli.printing import say
+    from stoker.cli.format import say
     from stoker.deploy import aws_remove
     from stoker.model import keys
 
@@ -286,7 +286,7 @@ def status(as_json: bool) -> int:
 
     The exit code is 0 where all is well, and 1 where something is not.
     """
-    from stoker.cli.printing import duration, legible, print_json, table, whole
+    from stoker.cli.format import duration, legible, print_json, table, whole
     from stoker.deploy import status as looking
     from stoker.model.errors import UserError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.completing import can_be_visited, complete_jobs_that
+from stoker.cli.completers import can_be_visited, complete_jobs_that
 from stoker.cli.options import TrailingCommand, job_argument_of, store_option, trailing
-from stoker.cli.visiting import visit_options
+from stoker.cli.ssh_options import visit_options
 
 
 @click.command("exec", cls=TrailingCommand)
@@ -18,7 +18,7 @@ def command(job: str, node: int, user: str | None, identity: str | None, via: st
 
     Exits with the command's own status. `stoker exec JOB -- bash` is a shell there, where there is a terminal.
     """
-    from stoker.cli.visiting import has_terminal, visit
+    from stoker.cli.ssh_options import has_terminal, visit
     from stoker.model.errors import UserError
     from stoker.providers.base import Visit
 

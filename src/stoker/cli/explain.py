@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def command(job: str, as_json: bool) -> None:
     """Tell every decision about a job and its reason, then what it waits for now."""
     from stoker import client
-    from stoker.cli.foreign import tell_family
-    from stoker.cli.printing import clock, legible, print_json, table
+    from stoker.cli.external_jobs import tell_family
+    from stoker.cli.format import clock, legible, print_json, table
     from stoker.cli.timeline import describe
     from stoker.model import codec
     from stoker.model.errors import UserError

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @store_option
 def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
     """Make one pass of the governor over every active job. Any number of governors at once is safe."""
-    from stoker.cli.foreign import Others
+    from stoker.cli.external_jobs import Others
     from stoker.governor.loop import Governor
 
     store = opened_store()
@@ -46,7 +46,7 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
 
 
 def _print_pass(done: Pass) -> None:
-    from stoker.cli.printing import counted
+    from stoker.cli.format import counted
 
     _print(done.actions, done.waiting, done.problems)
     click.echo(f"{counted(done.active, 'active job')}, {counted(len(done.actions), 'action')}")
@@ -57,7 +57,7 @@ def _print_changes(done: Pass) -> None:
 
 
 def _print(actions: tuple[Action, ...], waiting: dict[str, str], problems: dict[str, str]) -> None:
-    from stoker.cli.printing import legible
+    from stoker.cli.format import legible
     from stoker.cli.timeline import describe
     from stoker.core.snapshot import Append
 

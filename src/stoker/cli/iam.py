@@ -6,7 +6,7 @@ import json
 
 import click
 
-from stoker.cli.completing import complete_provider
+from stoker.cli.completers import complete_provider
 from stoker.cli.options import json_option, store_option
 
 # Ends the script; nothing in a policy looks like it.
@@ -56,7 +56,7 @@ def command(
 
     As a shell script that makes it so, and says what that cannot separate. Printing asks nobody, and changes nothing.
     """
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.format import print_json, whole
     from stoker.model.errors import UserError
     from stoker.notifications import check_channels
     from stoker.providers import registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.completing import complete_jobs_that, complete_node, has_machine
+from stoker.cli.completers import complete_jobs_that, complete_node, has_machine
 from stoker.cli.options import DURATION, job_argument_of, opened_store, store_option
 
 
@@ -28,7 +28,7 @@ def command(job: str, node: int, grace_s: float) -> None:
     that is not allowed, and for machines that are not spot, the machine is ended at once. It says which.
     """
     from stoker import client
-    from stoker.cli.printing import duration, legible, say, tell_problem
+    from stoker.cli.format import duration, legible, say, tell_problem
     from stoker.governor.background import carry_on
     from stoker.store.find_job import find_job
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
-from stoker.cli.completing import complete_attempt, complete_node
+from stoker.cli.completers import complete_attempt, complete_node
 from stoker.cli.options import job_argument, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
 
     Lines that begin with [boot] are of a machine that could not start an agent: what its boot said, or its console.
     """
-    from stoker.cli.following import Follower, Screen
-    from stoker.cli.printing import counted, say
+    from stoker.cli.follow_view import Follower, Screen
+    from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
     from stoker.read.node_chunks import node_logs
     from stoker.store import job_index, job_log
@@ -84,7 +84,7 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
 
 
 def _print_evidence(store: Store, state: JobState, rank: int | None, attempt: int | None) -> int:
-    from stoker.cli.printing import legible, say
+    from stoker.cli.format import legible, say
     from stoker.model import keys
 
     shown = 0
@@ -111,7 +111,7 @@ def _print_evidence(store: Store, state: JobState, rank: int | None, attempt: in
 
 def _say_no_machine(state: JobState) -> None:
     """A job that never had a machine has no log: what there is to read is why."""
-    from stoker.cli.printing import legible, say
+    from stoker.cli.format import legible, say
 
     if state.attempts:
         return

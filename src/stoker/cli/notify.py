@@ -53,7 +53,7 @@ def command(addresses: tuple[str, ...]) -> int:
 
 
 def _problem(errand: object, until_s: float) -> str:
-    from stoker.cli.printing import legible, one_line
+    from stoker.cli.format import legible, one_line
     from stoker.notifications.background_call import Errand
 
     assert isinstance(errand, Errand)

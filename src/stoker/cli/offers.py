@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completing import complete_provider
+from stoker.cli.completers import complete_provider
 from stoker.cli.options import json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(
     """
     from datetime import datetime, timezone
 
-    from stoker.cli.printing import print_json, say, table, whole
+    from stoker.cli.format import print_json, say, table, whole
     from stoker.core.market import ordered
     from stoker.core.placement import acceptable
     from stoker.governor.market_records import MarketReader
@@ -124,7 +124,7 @@ def listing(
 
     `tallies` by the offering's key: what jobs saw of it lately, a column where they saw anything.
     """
-    from stoker.cli.printing import price_source
+    from stoker.cli.format import price_source
 
     groups: dict[tuple[str, bool, str], list[Offering]] = {}
     for offering in found:
@@ -150,7 +150,7 @@ def _lately(tally: Tally | None) -> str:
 
 
 def _row(offering: Offering, others: int) -> list[str]:
-    from stoker.cli.printing import size
+    from stoker.cli.format import size
     from stoker.cli.timeline import rate
 
     zone = offering.zone or "any"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from stoker.cli.completing import complete_checkpoint, complete_field, complete_job
+from stoker.cli.completers import complete_checkpoint, complete_field, complete_job
 from stoker.model.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
-    from stoker.cli.completing import Complete
+    from stoker.cli.completers import Complete
     from stoker.store.base import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,7 +81,7 @@ def _knowing_others(command: F) -> F:
         try:
             return command(*arguments, **named)
         except NoSuchJob as error:
-            from stoker.cli.foreign import whose
+            from stoker.cli.external_jobs import whose
 
             told = whose(opened_store(), error.text, str(click.get_current_context().info_name))
             if told is None:

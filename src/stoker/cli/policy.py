@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completing import complete_file
+from stoker.cli.completers import complete_file
 from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def command(ctx: click.Context) -> None:
 @store_option
 def set_(file: str, note: str) -> None:
     """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""
-    from stoker.cli.printing import counted, say
+    from stoker.cli.format import counted, say
     from stoker.notifications import check_channels
     from stoker.policy import versions
     from stoker.policy.policy_file import places_of_channels
@@ -63,7 +63,7 @@ def set_(file: str, note: str) -> None:
 @store_option
 def show(version: int | None, as_json: bool) -> None:
     """Print the policy as it was written."""
-    from stoker.cli.printing import print_json, say, warn
+    from stoker.cli.format import print_json, say, warn
     from stoker.model.errors import SpecError
     from stoker.policy import versions
 
@@ -87,7 +87,7 @@ def show(version: int | None, as_json: bool) -> None:
 @store_option
 def history(as_json: bool) -> None:
     """List the versions of the policy: when, by whom, and what for."""
-    from stoker.cli.printing import clock, legible, print_json, say, table
+    from stoker.cli.format import clock, legible, print_json, say, table
     from stoker.policy import versions
 
     found = versions.history(opened_store())
@@ -120,8 +120,8 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
 
     No cloud is asked: machines are those of the tables that come with Stoker.
     """
+    from stoker.cli.format import print_json, say
     from stoker.cli.policy_verdict import verdict
-    from stoker.cli.printing import print_json, say
 
     store = opened_store()
     if policy is not None:
@@ -163,7 +163,7 @@ def _unknown_providers(house: House) -> list[str]:
 def _tell_deployed(store: Store, house: House) -> None:
     """A governor that is deployed looks at everything anew, by the new rules. That it cannot be called is a word and no
     error: the policy is set."""
-    from stoker.cli.printing import say, warn
+    from stoker.cli.format import say, warn
     from stoker.governor import deployment_record
     from stoker.model.errors import StokerError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.cli.printing import counted, whole
+from stoker.cli.format import counted, whole
 from stoker.core import audit, policy_rules
 from stoker.core.placement import acceptable
 from stoker.core.policy_rules import Bounded, Finding, Subject

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.completing import complete_provider
+from stoker.cli.completers import complete_provider
 from stoker.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
 
     Raises what was wrong, in one line, where nobody could be asked.
     """
-    from stoker.cli.printing import counted, say, warn
+    from stoker.cli.format import counted, say, warn
     from stoker.model.errors import NotInstalled, StokerError, UserError
 
     failed: dict[str, StokerError] = {}
@@ -93,7 +93,7 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
 
 
 def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: bool) -> None:
-    from stoker.cli.printing import print_json, say
+    from stoker.cli.format import print_json, say
     from stoker.model.errors import UserError
 
     for region in regions:
@@ -136,8 +136,8 @@ def _told(provider: str, found: RegionPrices) -> dict[str, Any]:
 
 
 def _print(provider: str, region: str, found: RegionPrices, names: list[str]) -> None:
-    from stoker.cli.printing import counted, dollars
-    from stoker.cli.printing import table as columns
+    from stoker.cli.format import counted, dollars
+    from stoker.cli.format import table as columns
 
     click.echo(f"{click.style(region, bold=True)}  {provider}, {found.date.isoformat()}")
     click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")
@@ -150,7 +150,7 @@ def _print(provider: str, region: str, found: RegionPrices, names: list[str]) ->
 
 def _print_ages(shown: Sequence[tuple[str, RegionPrices]]) -> None:
     """How old the oldest of each provider are, where that is old: once, however many regions were shown."""
-    from stoker.cli.printing import counted
+    from stoker.cli.format import counted
     from stoker.providers.price_table import OLD_DAYS
 
     today = datetime.now(timezone.utc).date()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completing import complete_name, complete_phase, complete_tag
+from stoker.cli.completers import complete_name, complete_phase, complete_tag
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class View:
 
 
 def _look(store: Store, recent: int | None, wanted: Filter) -> View:
-    from stoker.cli.foreign import recent as recent_of_others
+    from stoker.cli.external_jobs import recent as recent_of_others
     from stoker.governor.store_clock import last_pass
     from stoker.read.job_list import ALL, list_jobs
 
@@ -112,13 +112,13 @@ def _look(store: Store, recent: int | None, wanted: Filter) -> View:
 def _json(view: View, indent: int | None = 2) -> str:
     import json
 
-    from stoker.cli.printing import whole
+    from stoker.cli.format import whole
 
     return json.dumps([whole(summary) for summary in view.shown], indent=indent, ensure_ascii=False)
 
 
 def _warn_unread(view: View) -> None:
-    from stoker.cli.printing import warn
+    from stoker.cli.format import warn
 
     for job, why in sorted(view.unread.items()):
         warn(f"{job} cannot be read: {why}; `stoker rm {job}` removes it, once it has no machines")
@@ -165,7 +165,7 @@ def _drawn(lines: list[str]) -> str:
 
 
 def _cropped(line: str, wide: int) -> str:
-    from stoker.cli.printing import width
+    from stoker.cli.format import width
 
     if width(line) <= wide:
         return line
@@ -177,7 +177,7 @@ def _cropped(line: str, wide: int) -> str:
 
 
 def _governor_lines(passed: datetime | None, active: int, watched: int) -> list[str]:
-    from stoker.cli.printing import ago, counted
+    from stoker.cli.format import ago, counted
 
     now = datetime.now(timezone.utc)
     told = "no governor has looked yet" if passed is None else f"a governor last looked {ago(passed, now)}"
@@ -196,7 +196,7 @@ def _is_long_ago(passed: datetime | None) -> bool:
 
 def _channel_lines(store: Store, *, governed: bool) -> list[str]:
     """What nobody can be told, since no message would tell that."""
-    from stoker.cli.printing import legible
+    from stoker.cli.format import legible
     from stoker.model.errors import StoreError
     from stoker.notifications.outbox_store import troubles
 
@@ -220,7 +220,7 @@ _DOING = {
 
 def note(summary: Summary, active: set[str], now: datetime) -> str:
     """Why it is where it is; first of all, that its machine is still paid for."""
-    from stoker.cli.printing import as_of, clock, dollars
+    from stoker.cli.format import as_of, clock, dollars
 
     held = summary.held
     # The record of a job is not written again when a hold is over: its marker, and the time, tell that.
@@ -236,7 +236,7 @@ def _cut(text: str, most: int) -> str:
     """One line that a terminal has room for; all of it where a program or a file reads it."""
     import sys
 
-    from stoker.cli.printing import one_line
+    from stoker.cli.format import one_line
 
     return one_line(text, most if sys.stdout.isatty() else len(text))
 
@@ -255,7 +255,7 @@ def _doing(summary: Summary) -> str:
 
 
 def _table(summaries: list[Summary], active: set[str]) -> str:
-    from stoker.cli.printing import ago, dollars, duration, legible, phase, table
+    from stoker.cli.format import ago, dollars, duration, legible, phase, table
 
     now = datetime.now(timezone.utc)
     rows = [

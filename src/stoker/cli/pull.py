@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completing import complete_attempt
+from stoker.cli.completers import complete_attempt
 from stoker.cli.options import checkpoint_option, job_argument, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
 
 
 def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str | None, target: Path) -> None:
-    from stoker.cli.printing import counted, say, size
+    from stoker.cli.format import counted, say, size
     from stoker.cli.progress import progress_bar
     from stoker.model.errors import UserError
     from stoker.store import job_log
@@ -76,7 +76,7 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
 
 
 def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> None:
-    from stoker.cli.printing import counted, legible, say, size
+    from stoker.cli.format import counted, legible, say, size
     from stoker.cli.progress import progress_bar
     from stoker.read.outputs import list_outputs, pull_outputs
 

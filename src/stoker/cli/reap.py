@@ -26,7 +26,7 @@ _MOST_S = 30.0
 def command(dry_run: bool, as_json: bool) -> None:
     """End what carries this store's tag and no live claim of any job owns: machines, disks, placement groups;
     and alarms of training jobs of others that are over."""
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.format import print_json, whole
     from stoker.external_jobs.govern import sweep as sweep_alarms
     from stoker.governor.connected_providers import Fleet
     from stoker.governor.leftovers import sweep

@@ -11,7 +11,7 @@ from stoker.cli.options import opened_store, store_option
 @store_option
 def command() -> None:
     """Rebuild the index and the markers of active jobs from the logs. Safe at any time."""
-    from stoker.cli.printing import counted
+    from stoker.cli.format import counted
     from stoker.cli.progress import progress_bar
     from stoker.maintenance.reindex import reindex
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.completing import complete_jobs_that, is_resumable
+from stoker.cli.completers import complete_jobs_that, is_resumable
 from stoker.cli.options import checkpoint_option, job_argument_of, opened_store, store_option
 
 
@@ -19,7 +19,7 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
     A checkpoint that attempts failed on is passed over unless --checkpoint names it.
     """
     from stoker import client
-    from stoker.cli.printing import say, tell_problem
+    from stoker.cli.format import say, tell_problem
     from stoker.governor.background import carry_on
     from stoker.governor.handover_guard import guarding
     from stoker.store.find_job import find_job
@@ -33,7 +33,7 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
         for text in plan.told:
             say(text)
         if following:
-            from stoker.cli.attached import follow_governing
+            from stoker.cli.follow_and_govern import follow_governing
             from stoker.governor.background import call_deployed
             from stoker.providers import registry
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
-from stoker.cli.completing import complete_jobs_that, has_ended
+from stoker.cli.completers import complete_jobs_that, has_ended
 from stoker.cli.options import DURATION, jobs_argument, opened_store, store_option, yes_option
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     Asks on a terminal; -y agrees. Without a terminal, jobs that are named are deleted, and --older-than needs -y.
     """
     from stoker import client
-    from stoker.cli.printing import counted, say
+    from stoker.cli.format import counted, say
     from stoker.maintenance.delete import (
         collect_bundles,
         collect_code,
@@ -77,7 +77,7 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
 
     A person who sends away what this command says is still at a terminal, but cannot see the question.
     """
-    from stoker.cli.printing import counted, say
+    from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
 
     if not jobs or yes:
@@ -101,7 +101,7 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
 
 def _contents(store: Store, job: str) -> str:
     """`2 checkpoints and 14 files of outputs, 1.2 GB; logs and metrics`, as far as it was counted."""
-    from stoker.cli.printing import counted, size
+    from stoker.cli.format import counted, size
     from stoker.model import keys
 
     work = f"{keys.WORK}{job}/"

@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from stoker.cli.attached import follow_governing, leave_detached
-from stoker.cli.completing import complete_file, complete_provider
+from stoker.cli.completers import complete_file, complete_provider
+from stoker.cli.follow_and_govern import follow_governing, leave_detached
+from stoker.cli.format import print_json, say, size, tell_problem, whole
 from stoker.cli.options import (
     TrailingCommand,
     json_option,
@@ -22,8 +23,7 @@ from stoker.cli.options import (
     trailing,
     yes_option,
 )
-from stoker.cli.planning import agree, show_plan
-from stoker.cli.printing import print_json, say, size, tell_problem, whole
+from stoker.cli.plan_view import agree, show_plan
 from stoker.cli.progress import progress_bar, working
 from stoker.model import keys
 from stoker.model.errors import UserError

@@ -17,9 +17,9 @@ def command(job: str, as_json: bool) -> None:
     Tells the last checkpoint in the store, its age, and what a reclaim now would lose.
     """
     from stoker import client
-    from stoker.cli.foreign import tell_family
-    from stoker.cli.printing import print_json, whole
-    from stoker.cli.report import job_text, last_words
+    from stoker.cli.external_jobs import tell_family
+    from stoker.cli.format import print_json, whole
+    from stoker.cli.job_report import job_text, last_words
     from stoker.model.errors import UserError
 
     store = opened_store()

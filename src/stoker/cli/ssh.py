@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import click
 
-from stoker.cli.completing import can_be_visited, complete_jobs_that
+from stoker.cli.completers import can_be_visited, complete_jobs_that
 from stoker.cli.options import TrailingCommand, job_argument_of, store_option, trailing
-from stoker.cli.visiting import visit_options
+from stoker.cli.ssh_options import visit_options
 
 # ssh's options that take a value: the next word, or the rest of theirs.
 _WITH_VALUE = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
@@ -32,7 +32,7 @@ def command(
     With a key of yours or one that is lent, straight or through SSM or IAP, whichever is open. What follows `--` goes
     to ssh itself, such as `-N`.
     """
-    from stoker.cli.visiting import has_terminal, visit
+    from stoker.cli.ssh_options import has_terminal, visit
     from stoker.model.errors import UserError
     from stoker.providers.base import Visit
 

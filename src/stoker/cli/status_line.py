@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import MappingProxyType
 
-from stoker.cli.printing import ago, as_of, dollars, duration, legible, number, one_line, width
+from stoker.cli.format import ago, as_of, dollars, duration, legible, number, one_line, width
 from stoker.core.costs import job_cost
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import next_try

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.completing import complete_jobs_that, is_stoppable
+from stoker.cli.completers import complete_jobs_that, is_stoppable
 from stoker.cli.options import jobs_argument, opened_store, store_option
 
 
@@ -15,7 +15,7 @@ from stoker.cli.options import jobs_argument, opened_store, store_option
 def command(jobs: tuple[str, ...], waiting: bool) -> None:
     """Let jobs save, then end them. Of a job that has failed, give back a machine that is held."""
     from stoker import client
-    from stoker.cli.printing import legible, say, tell_problem
+    from stoker.cli.format import legible, say, tell_problem
     from stoker.cli.timeline import outcome_text
     from stoker.governor.background import carry_on
     from stoker.store import job_log

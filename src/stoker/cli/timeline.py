@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from stoker.cli.printing import dollars, duration, one_line, zone_text
+from stoker.cli.format import dollars, duration, one_line, zone_text
 from stoker.core.saved_work import cause_of_end, checkpoint_title, nothing_saved, with_step
 from stoker.core.summary import AttemptSummary, Summary
 from stoker.model.job_state import JobState

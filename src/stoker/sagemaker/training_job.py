@@ -41,7 +41,7 @@ class TrainingJob:
         from stoker import client
 
         if _wants(logs) and threading.current_thread() is threading.main_thread():
-            from stoker.cli.attached import follow_governing
+            from stoker.cli.follow_and_govern import follow_governing
 
             follow_governing(client.open_any(self.store), self.name, paid=self._is_paid())
         else:

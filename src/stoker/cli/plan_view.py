@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
-from stoker.cli.printing import counted, dollars, duration, say, size, table, warn, zone_text
+from stoker.cli.format import counted, dollars, duration, say, size, table, warn, zone_text
 from stoker.core.policy_rules import Bounded
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from stoker.cli.terminal import ESCAPE
+from stoker.cli.safe_terminal import ESCAPE
 
 if TYPE_CHECKING:
     from stoker.governor.background import Governed

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import click
 
-from stoker.cli.printing import (
+from stoker.cli.format import (
     ago,
     as_of,
     clock,

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from stoker.cli import EXIT_CLOUD
-from stoker.cli.printing import give_up_lost_streams, print_json, say, tell_problem, warn, whole
-from stoker.cli.report import show_end
+from stoker.cli.format import give_up_lost_streams, print_json, say, tell_problem, warn, whole
+from stoker.cli.job_report import show_end
 from stoker.model import keys
 from stoker.model.errors import StokerError
 from stoker.store.base import Store
@@ -53,7 +53,7 @@ def follow_governing(
 
 
 def _follow(store: Store, job: str, guard: Guard, *, paid: bool, as_json: bool, since: int) -> int:
-    from stoker.cli.following import Follower, Screen
+    from stoker.cli.follow_view import Follower, Screen
 
     if guard.problem is not None:
         warn(f"if this command is killed, {job} has no governor ({guard.problem}); run `stoker govern --watch` then")

@@ -62,7 +62,7 @@ def kept(named: tuple[str, ...], before: tuple[str, ...], *, give_up: bool) -> t
 
 
 def tell_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
-    from stoker.cli.printing import say
+    from stoker.cli.format import say
     from stoker.model import channel_address
 
     for each in before:
@@ -98,7 +98,7 @@ def house_of(store: Store) -> House:
 
 
 def agree(question: str, *, yes: bool) -> None:
-    from stoker.cli.printing import say
+    from stoker.cli.format import say
     from stoker.model.errors import UserError
 
     if yes:
@@ -112,7 +112,7 @@ def agree(question: str, *, yes: bool) -> None:
 
 def tell_unasked(*, remove: bool) -> None:
     """What a dry run cannot know, since it asks nobody: not even the store."""
-    from stoker.cli.printing import say
+    from stoker.cli.format import say
 
     if remove:
         say(
@@ -146,7 +146,7 @@ def print_requests(requests: list[Any], *, as_json: bool) -> None:
     """Every request, in order; a template as the tree it is."""
     import json
 
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.format import print_json, whole
 
     told = [whole(each) for each in requests]
     for each in told:
@@ -165,7 +165,7 @@ def print_requests(requests: list[Any], *, as_json: bool) -> None:
 
 
 def tell_deployed(deployed: Any, *, as_json: bool) -> None:
-    from stoker.cli.printing import print_json, say, whole
+    from stoker.cli.format import print_json, say, whole
 
     if as_json:
         print_json(whole(deployed))

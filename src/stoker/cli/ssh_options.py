@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stoker.cli.completing import complete_file, complete_node
+from stoker.cli.completers import complete_file, complete_node
 
 if TYPE_CHECKING:
     from stoker.providers.base import Visit, Way
@@ -48,8 +48,8 @@ def visit_options(command: F) -> F:
 def visit(job: str, node: int, wanted: Visit) -> int:
     """Go there, and answer the exit status of what ran."""
     from stoker import client
+    from stoker.cli.format import say
     from stoker.cli.options import opened_store
-    from stoker.cli.printing import say
 
     store = opened_store()
     found = client.find_node(job, store, node, held=True)

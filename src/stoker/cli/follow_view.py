@@ -12,9 +12,9 @@ from typing import TextIO
 
 import click
 
-from stoker.cli.printing import legible
+from stoker.cli.format import legible
+from stoker.cli.safe_terminal import harmless
 from stoker.cli.status_line import Status, status_of
-from stoker.cli.terminal import harmless
 from stoker.cli.timeline import Teller
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Closed, Ended

@@ -28,7 +28,7 @@ def recent(store: Store, most: int | None) -> list[Summary]:
 
 def tell_family(store: Store, name: str, as_json: bool) -> bool:
     """Print what was done about the training job of that name, and about its clones. False: nobody knows of one."""
-    from stoker.cli.printing import clock, legible, phase, print_json, table
+    from stoker.cli.format import clock, legible, phase, print_json, table
     from stoker.external_jobs import chain_log, index
     from stoker.model import codec
     from stoker.store.base import can_be_key
@@ -136,7 +136,7 @@ class Others:
 
     def look(self) -> None:
         """If it is time. What goes wrong is told, and ends nothing."""
-        from stoker.cli.printing import legible
+        from stoker.cli.format import legible
         from stoker.external_jobs.govern import ForeignGovernor
         from stoker.model.errors import StokerError
 
@@ -159,7 +159,7 @@ class Others:
 
 
 def _print(looked: Looked) -> None:
-    from stoker.cli.printing import legible
+    from stoker.cli.format import legible
 
     for line in looked.done:
         click.echo(legible(line))
