@@ -7,7 +7,7 @@ from statistics import median
 
 from bench.figures import Figure, Measurement
 from bench.sandbox import BIN, Sandbox, lines, sandbox
-from stoker.testing.engines import IMAGE, docker, why_no_docker
+from tests.support.engines import IMAGE, docker, why_no_docker
 
 REPEATS = 7
 

@@ -1,6 +1,6 @@
 """EC2: what becoming a node costs a machine, and what a job costs in calls.
 
-On an EC2 that boots what it is asked to boot (`stoker.testing.ec2`), and for many jobs at once on moto alone, which
+On an EC2 that boots what it is asked to boot (`tests.support.ec2`), and for many jobs at once on moto alone, which
 answers as EC2 does and boots nothing.
 """
 
@@ -23,7 +23,7 @@ SIZED = RESOURCES | {"disk": "20GB"}
 
 def boot_overhead() -> dict[str, float]:
     """What an agent adds to the boot of a machine."""
-    from stoker.testing.ec2 import IMAGES, ec2_cloud
+    from tests.support.ec2 import IMAGES, ec2_cloud
 
     ami = next(image.ami for image in IMAGES if image.tree.suite == "bookworm")
 
@@ -51,7 +51,7 @@ def bundle() -> dict[str, float]:
 
 def calls_per_job() -> dict[str, float]:
     """A job of one node, without a fault: calls to EC2 and its kin."""
-    from stoker.testing.ec2 import ec2_cloud
+    from tests.support.ec2 import ec2_cloud
 
     with ec2_cloud() as cloud:
         return {"ec2_calls_per_job": lent.calls_per_job(cloud, "s3", RESOURCES)}
@@ -64,7 +64,7 @@ def pass_calls() -> dict[str, float]:
     from stoker.client import submit
     from stoker.governor.loop import Governor
     from stoker.store.base import open_store
-    from stoker.testing.servers import moto_server
+    from tests.support.servers import moto_server
 
     called: list[str] = []
     make = BaseClient._make_api_call  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from bench.sandbox import Sandbox, sandbox
 from stoker.agent.environment.archive import take_listing
 from stoker.agent.environment.store_cache import Cache
 from stoker.store.base import open_store
-from stoker.testing.package_index import PackageIndex, Wheel, package_index
+from tests.support.package_index import PackageIndex, Wheel, package_index
 
 WHEELS = Path(__file__).parent / "out" / "wheels"
 PACKAGES = Path(__file__).parent / "packages.txt"

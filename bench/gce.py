@@ -1,6 +1,6 @@
 """Compute Engine: what becoming a node costs a machine, what a job costs in calls, and what the client costs to start.
 
-On a Compute Engine that boots what it is asked to boot (`stoker.testing.gce`).
+On a Compute Engine that boots what it is asked to boot (`tests.support.gce`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ print(time.perf_counter() - began_s)
 
 def boot_overhead() -> dict[str, float]:
     """What an agent adds to the boot of a machine."""
-    from stoker.testing.gce import PROJECT, REGION, gce_cloud
+    from tests.support.gce import PROJECT, REGION, gce_cloud
 
     zone = f"{REGION}-a"
 
@@ -60,7 +60,7 @@ def boot_overhead() -> dict[str, float]:
 
 def calls_per_job() -> dict[str, float]:
     """A job of one node, without a fault: calls to Compute Engine and its kin."""
-    from stoker.testing.gce import gce_cloud
+    from tests.support.gce import gce_cloud
 
     with gce_cloud() as cloud:
         return {"gce_calls_per_job": lent.calls_per_job(cloud, "gs", RESOURCES)}
@@ -70,7 +70,7 @@ def import_time() -> dict[str, float]:
     """A new process until its provider could send a request; the best of several."""
     import os
 
-    from stoker.testing.gcs import gcs_server
+    from tests.support.gcs import gcs_server
 
     with gcs_server() as server:
         env = {**os.environ, **server.env}

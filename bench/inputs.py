@@ -20,7 +20,7 @@ from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.store.base import open_store
 from stoker.store.parallel import run_all
-from stoker.testing.servers import s3_server
+from tests.support.servers import s3_server
 
 FILES = 5_000
 FILE_BYTES = 4_096

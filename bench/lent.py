@@ -1,6 +1,6 @@
 """What becoming a node costs a cloud's machine, and what a job costs in calls: the same for every cloud.
 
-On clouds that boot what they are asked to boot (`stoker.testing`).
+On clouds that boot what they are asked to boot (`tests.support`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from stoker.governor.connected_providers import Fleet
 from stoker.governor.loop import Governor
 from stoker.maintenance.reindex import reindex
 from stoker.store.base import open_store
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 REPEATS = 5
 MEMORY_BYTES = 300_000_000

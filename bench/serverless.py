@@ -39,8 +39,8 @@ def warm_event() -> dict[str, float]:
     from stoker.model.node_facts import Heartbeat
     from stoker.store import job_log
     from stoker.store.base import open_store
-    from stoker.testing.lambda_runtime import lambda_function
-    from stoker.testing.servers import moto_server, s3_server
+    from tests.support.lambda_runtime import lambda_function
+    from tests.support.servers import moto_server, s3_server
 
     reached = mock.patch("stoker.submit.prepare.unreachable", lambda _environ: ())
     with sandbox() as place, s3_server() as s3, moto_server() as moto:
@@ -75,7 +75,7 @@ def thousand() -> dict[str, float]:
     from stoker.governor.loop import Governor
     from stoker.store.base import open_store
     from stoker.store.parallel import run_all
-    from stoker.testing.servers import s3_server
+    from tests.support.servers import s3_server
 
     jobs = [name_of(n) for n in range(JOBS)]
     with s3_server() as s3, mock.patch.dict(os.environ, s3.env):

@@ -8,7 +8,7 @@ from bench.figures import Figure, Measurement
 from bench.sandbox import sandbox, wait_for
 from stoker.store import job_log
 from stoker.store.base import open_store
-from stoker.testing.playback import AT_WORK, play
+from tests.support.playback import AT_WORK, play
 
 LIMIT_S = 120.0
 _HANGS = """

@@ -8,6 +8,6 @@ if [ "$(id -u)" != 0 ]; then
 elif ! command -v mmdebstrap >/dev/null || ! command -v systemd-nspawn >/dev/null; then
     echo "no test machines: mmdebstrap and systemd-container are missing" >&2
 else
-    "$python" -c "from stoker.testing.machines.images import main; main()" || echo "no test machines: their images could not be built" >&2
-    "$python" -c "from stoker.testing.engines.docker import main; main()" || echo "no test containers: their image could not be built" >&2
+    "$python" -c "from tests.support.machines.images import main; main()" || echo "no test machines: their images could not be built" >&2
+    "$python" -c "from tests.support.engines.docker import main; main()" || echo "no test containers: their image could not be built" >&2
 fi

@@ -22,11 +22,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Before anything imports it: its asserts then say what was compared.
 pytest.register_assert_rewrite("stoker.testing.store_contract")
 
-from stoker.testing.ec2 import Ec2Cloud, ec2_cloud  # noqa: E402
-from stoker.testing.gce import GceCloud, gce_cloud  # noqa: E402
-from stoker.testing.gcs import GcsServer, gcs_server  # noqa: E402
-from stoker.testing.sagemaker import SageMakerCloud, sagemaker_cloud  # noqa: E402
-from stoker.testing.servers import S3Server, s3_server  # noqa: E402
+from tests.support.ec2 import Ec2Cloud, ec2_cloud  # noqa: E402
+from tests.support.gce import GceCloud, gce_cloud  # noqa: E402
+from tests.support.gcs import GcsServer, gcs_server  # noqa: E402
+from tests.support.sagemaker import SageMakerCloud, sagemaker_cloud  # noqa: E402
+from tests.support.servers import S3Server, s3_server  # noqa: E402
 
 
 @pytest.fixture(scope="session")

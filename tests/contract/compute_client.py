@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stoker.testing.gce import PROJECT, GceCloud, MachineHandle, gce_cloud, node_account
-from stoker.testing.servers import isolated
+from tests.support.gce import PROJECT, GceCloud, MachineHandle, gce_cloud, node_account
+from tests.support.servers import isolated
 
 ZONE = "us-central1-a"
 ALL = "https://www.googleapis.com/auth/cloud-platform"

@@ -14,8 +14,8 @@ from stoker.model import codec, keys
 from stoker.model.log_entries import Record, Submitted, Warned
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.testing.gcs import GcsServer
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gcs import GcsServer
+from tests.support.servers import isolated, pytest_isolated
 
 WRITERS = 16
 APPENDS = 25

@@ -12,9 +12,9 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Ec2Resources, Resources, Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Leaves, Provider
-from stoker.testing.ec2 import Ec2Cloud, why_no_machines
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.ec2 import Ec2Cloud, why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

@@ -21,8 +21,8 @@ from stoker.governor.loop import Governor
 from stoker.model.errors import StokerError
 from stoker.providers.ec2 import iam
 from stoker.store.base import open_store
-from stoker.testing.ec2 import Ec2Cloud, ec2_cloud, why_no_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.ec2 import Ec2Cloud, ec2_cloud, why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from stoker.testing.ec2 import IMAGES, PROFILE, Ec2Cloud, ec2_cloud, why_no_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.ec2 import IMAGES, PROFILE, Ec2Cloud, ec2_cloud, why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 BULLSEYE, BOOKWORM, TRIXIE = IMAGES[:3]
 UP = "the user data has run"
@@ -419,7 +419,7 @@ def test_images_by_name_and_alias(cloud: Ec2Cloud, ec2: Any) -> None:
 DIES = """
 import os, signal
 import boto3
-from stoker.testing.ec2 import IMAGES, ec2_cloud
+from tests.support.ec2 import IMAGES, ec2_cloud
 with ec2_cloud() as cloud:
     os.environ.update(cloud.env)
     asked = {"ImageId": IMAGES[1].ami, "InstanceType": "m5.large", "MinCount": 1, "MaxCount": 1}

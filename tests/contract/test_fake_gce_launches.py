@@ -10,8 +10,8 @@ import compute_client
 import pytest
 from compute_client import HERE, HOME, SPOT, ZONE, Client, one, several
 
-from stoker.testing.gce import GceCloud, why_no_gce
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gce import GceCloud, why_no_gce
+from tests.support.servers import isolated, pytest_isolated
 
 # Fixtures that all tests of this Compute Engine share.
 shared, cloud, gce = compute_client.shared, compute_client.cloud, compute_client.gce

@@ -9,8 +9,8 @@ import compute_client
 import pytest
 from compute_client import BYE, HERE, HOME, SPOT, UP, ZONE, Client, metadata, one, properties, several, told
 
-from stoker.testing.gce import PROJECT, GceCloud, node_account, why_no_gce
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gce import PROJECT, GceCloud, node_account, why_no_gce
+from tests.support.servers import isolated, pytest_isolated
 
 # Fixtures that all tests of this Compute Engine share.
 shared, cloud, gce = compute_client.shared, compute_client.cloud, compute_client.gce

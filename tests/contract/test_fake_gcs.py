@@ -16,9 +16,9 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from stoker.testing.gcs import GcsServer
-from stoker.testing.machines.store_door import StoreDoor
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gcs import GcsServer
+from tests.support.machines.store_door import StoreDoor
+from tests.support.servers import isolated, pytest_isolated
 
 PART = 5 << 20
 

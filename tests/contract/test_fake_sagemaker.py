@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stoker.testing.sagemaker import ACCOUNT, DETAIL_TYPE, REGION, SageMakerCloud, sagemaker_cloud, why_no_hosts
-from stoker.testing.sagemaker.shapes import check_answer
-from stoker.testing.servers import S3Server, isolated, pytest_isolated
+from tests.support.sagemaker import ACCOUNT, DETAIL_TYPE, REGION, SageMakerCloud, sagemaker_cloud, why_no_hosts
+from tests.support.sagemaker.shapes import check_answer
+from tests.support.servers import S3Server, isolated, pytest_isolated
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/trainer"

@@ -13,9 +13,9 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest, LaunchOrder, Leaves, Provider, Rehearses, TellsWhyGone
-from stoker.testing.gce import PROJECT, REGION, Fault, GceCloud, why_no_gce
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gce import PROJECT, REGION, Fault, GceCloud, why_no_gce
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_gce() is not None:
     pytest.skip(str(why_no_gce()), allow_module_level=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stoker.testing.gce import GceCloud, gce_cloud, why_no_gce
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gce import GceCloud, gce_cloud, why_no_gce
+from tests.support.servers import isolated, pytest_isolated
 
 ZONE = "us-central1-a"
 IMAGE = ("--image-family=debian-12", "--image-project=debian-cloud")

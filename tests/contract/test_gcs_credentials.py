@@ -19,8 +19,8 @@ import pytest
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.store import bucket
 from stoker.store.base import open_store
-from stoker.testing.gcs import DEAD_ADDRESS, GcsServer
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gcs import DEAD_ADDRESS, GcsServer
+from tests.support.servers import isolated, pytest_isolated
 
 TOKEN_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
 

@@ -15,8 +15,8 @@ import pytest
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import bucket
 from stoker.store.base import FileChanged, Store, open_store
-from stoker.testing.gcs import GcsServer
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gcs import GcsServer
+from tests.support.servers import isolated, pytest_isolated
 
 CALLS: dict[str, Callable[[Store], object]] = {
     "get": lambda store: store.get("k"),

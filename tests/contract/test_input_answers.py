@@ -21,7 +21,7 @@ from stoker.agent.inputs import cache
 from stoker.agent.inputs.service import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.servers import isolated, pytest_isolated
 
 BUCKET = "bucket"
 

@@ -13,7 +13,7 @@ from stoker.agent.inputs import source
 from stoker.model import keys
 from stoker.model.spec import Input
 from stoker.store.base import open_store
-from stoker.testing.servers import S3Server, isolated, pytest_isolated
+from tests.support.servers import S3Server, isolated, pytest_isolated
 
 RESTS = "the nodes share out what the first of them found: leave that as it is, and submit again"
 

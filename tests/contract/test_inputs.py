@@ -19,9 +19,9 @@ from stoker.agent.inputs import cache, download, service, source
 from stoker.agent.inputs.service import Inputs
 from stoker.model.spec import Input
 from stoker.store.base import Meta, open_store
-from stoker.testing.gcs import GcsServer
-from stoker.testing.machines.store_door import StoreDoor
-from stoker.testing.servers import S3Server, isolated, pytest_isolated
+from tests.support.gcs import GcsServer
+from tests.support.machines.store_door import StoreDoor
+from tests.support.servers import S3Server, isolated, pytest_isolated
 
 
 class Left(Exception):

@@ -19,10 +19,10 @@ from stoker.agent.logs.log_pump import say
 from stoker.agent.runtime import Host
 from stoker.model.spec import PackageIndex
 from stoker.processes import TRAINING, make_group
-from stoker.testing.deb_repository import Deb, deb_repository, make_deb
-from stoker.testing.machines import why_no_machines
-from stoker.testing.machines.images import BOOKWORM
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.deb_repository import Deb, deb_repository, make_deb
+from tests.support.machines import why_no_machines
+from tests.support.machines.images import BOOKWORM
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

@@ -22,7 +22,7 @@ from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.processes.unmounting import mounted_below, unmount_below
 from stoker.store.base import open_store
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.servers import isolated, pytest_isolated
 
 if not os.access("/dev/fuse", os.R_OK | os.W_OK):
     pytest.skip("/dev/fuse cannot be used here", allow_module_level=True)

@@ -20,7 +20,7 @@ import pytest
 from stoker.model.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import bucket
 from stoker.store.base import FileChanged, Store, open_store
-from stoker.testing.servers import S3Server, isolated, pytest_isolated
+from tests.support.servers import S3Server, isolated, pytest_isolated
 
 CALLS: dict[str, Callable[[Store], object]] = {
     "get": lambda store: store.get("k"),

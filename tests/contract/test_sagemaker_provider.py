@@ -15,8 +15,8 @@ from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Provider, TellsWhyGone
 from stoker.providers.sagemaker import names
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
-from stoker.testing.sagemaker import ACCOUNT, NO_CAPACITY, REGION, SageMakerCloud
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.sagemaker import ACCOUNT, NO_CAPACITY, REGION, SageMakerCloud
+from tests.support.servers import isolated, pytest_isolated
 
 MACHINE = "ml.g5.xlarge"
 OFFERING = Offering("sagemaker", MACHINE, "", False, REGION, 1.4, 1.4, "test", 4, 16 << 30, "A10G", 1)

@@ -9,9 +9,9 @@ import pytest
 
 from stoker.store.base import Store, open_store
 from stoker.submit.uploads import TellsOfBytes
-from stoker.testing.memory import MemoryStore
-from stoker.testing.servers import isolated, pytest_isolated
+from stoker.testing.memory_store import MemoryStore
 from stoker.testing.store_contract import StoreContract
+from tests.support.servers import isolated, pytest_isolated
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""A world whose machines are a cloud's, and really boot (`stoker.testing`). A thread of the test governs it.
+"""A world whose machines are a cloud's, and really boot (`tests.support`). A thread of the test governs it.
 
 `CloudWorld` is what tests of every cloud use; each cloud says how it does what they ask for.
 """
@@ -20,7 +20,7 @@ from stoker.core.summary import Summary
 from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
 from stoker.model.errors import StokerError
-from stoker.testing.machines.harness import Handle
+from tests.support.machines.harness import Handle
 
 # Boots, on two busy cores with other tests' boots beside them.
 BOOT_S = 240.0

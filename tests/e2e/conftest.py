@@ -15,11 +15,11 @@ from gce_world import GceWorld
 from harness import World, until
 from sagemaker_world import SageMakerWorld
 
-from stoker.testing.ec2 import Ec2Cloud
-from stoker.testing.engines import Docker, docker
-from stoker.testing.gce import GceCloud
-from stoker.testing.sagemaker import sagemaker_cloud
-from stoker.testing.servers import S3Server
+from tests.support.ec2 import Ec2Cloud
+from tests.support.engines import Docker, docker
+from tests.support.gce import GceCloud
+from tests.support.sagemaker import sagemaker_cloud
+from tests.support.servers import S3Server
 
 # A background governor looks once more before it leaves; a supervisor tidies up after its agent.
 _LEAVE_S = 60.0

@@ -1,4 +1,4 @@
-"""A world on EC2 (`stoker.testing.ec2`)."""
+"""A world on EC2 (`tests.support.ec2`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from cloud_world import CloudWorld
 
 from stoker.providers.ec2.provider import Ec2Provider
-from stoker.testing.ec2 import Ec2Cloud
+from tests.support.ec2 import Ec2Cloud
 
 _CODES = {"quota": "VcpuLimitExceeded", "permission": "UnauthorizedOperation"}
 

@@ -1,4 +1,4 @@
-"""A world on Compute Engine (`stoker.testing.gce`)."""
+"""A world on Compute Engine (`tests.support.gce`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from cloud_world import CloudWorld
 
 from stoker.providers.gce.provider import GceProvider
-from stoker.testing.gce import PROJECT, GceCloud
+from tests.support.gce import PROJECT, GceCloud
 
 _LAUNCHES = ("instances.insert", "regionInstances.bulkInsert")
 

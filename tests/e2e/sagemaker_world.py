@@ -1,4 +1,4 @@
-"""A world on SageMaker (`stoker.testing.sagemaker`), whose training jobs really run."""
+"""A world on SageMaker (`tests.support.sagemaker`), whose training jobs really run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cloud_world import CloudWorld
 from harness import World
 
 from stoker.providers.sagemaker.provider import SageMakerProvider
-from stoker.testing.sagemaker import ACCOUNT, SageMakerCloud
+from tests.support.sagemaker import ACCOUNT, SageMakerCloud
 
 _ENDED = ("Completed", "Failed", "Stopped")
 

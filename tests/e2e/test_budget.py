@@ -10,7 +10,7 @@ from harness import World, until
 
 from stoker.model import keys
 from stoker.model.log_entries import Waste
-from stoker.testing.webhooks import webhook
+from tests.support.webhooks import webhook
 
 FULL = "rules:\n- {name: money, budget: {dollars: 1, period: month}}\n"
 

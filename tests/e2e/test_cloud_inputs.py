@@ -10,8 +10,8 @@ from cloud_world import CloudWorld
 from test_inputs_of_jobs import FILES, READER, fill, found
 
 from stoker import client
-from stoker.testing.machines import why_no_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.machines import why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

@@ -16,8 +16,8 @@ from harness import chain, fields, until
 from stoker import client
 from stoker.governor import apply
 from stoker.governor.loop import Governor
-from stoker.testing.machines import why_no_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.machines import why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

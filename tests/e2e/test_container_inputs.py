@@ -11,8 +11,8 @@ from test_containers import contained
 from test_inputs_of_jobs import FILES, READER, fill, found
 
 from stoker.processes.unmounting import mounted_below
-from stoker.testing.engines import Docker, why_no_docker
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.engines import Docker, why_no_docker
+from tests.support.servers import isolated, pytest_isolated
 
 pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
 

@@ -9,9 +9,9 @@ import pytest
 from harness import World
 from test_secrets_nowhere import found_in
 
-from stoker.testing.deb_repository import deb_repository, make_deb
-from stoker.testing.engines import IMAGE, Docker, why_no_docker
-from stoker.testing.package_index import make_wheel, package_index
+from tests.support.deb_repository import deb_repository, make_deb
+from tests.support.engines import IMAGE, Docker, why_no_docker
+from tests.support.package_index import make_wheel, package_index
 
 pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
 

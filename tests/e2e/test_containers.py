@@ -13,8 +13,8 @@ import pytest
 from harness import World, chain, until
 
 from stoker.model.errors import UserError
-from stoker.testing.engines import IMAGE, Docker, why_no_docker
-from stoker.testing.package_index import make_wheel
+from tests.support.engines import IMAGE, Docker, why_no_docker
+from tests.support.package_index import make_wheel
 
 pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
 

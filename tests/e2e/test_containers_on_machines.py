@@ -13,8 +13,8 @@ from harness import chain, fields
 
 from stoker import client
 from stoker.model import keys
-from stoker.testing.engines import IMAGE, why_no_docker_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.engines import IMAGE, why_no_docker_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_docker_machines() is not None:
     pytest.skip(str(why_no_docker_machines()), allow_module_level=True)

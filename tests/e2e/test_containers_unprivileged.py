@@ -15,7 +15,7 @@ import pytest
 from harness import World, chain, until
 
 import stoker
-from stoker.testing.engines import IMAGE, Docker, docker, why_no_docker
+from tests.support.engines import IMAGE, Docker, docker, why_no_docker
 
 # Nobody of this number is known to this machine, or to the image.
 UID = 42424

@@ -11,8 +11,8 @@ from ec2_world import Ec2World
 from harness import chain, fields
 
 from stoker.model.errors import UserError
-from stoker.testing.ec2 import why_no_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.ec2 import why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

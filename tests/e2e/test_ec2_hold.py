@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ec2_world import Ec2World
 
-from stoker.testing.ec2 import why_no_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.ec2 import why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

@@ -19,8 +19,8 @@ from stoker.external_jobs.aws_account import LOG_GROUP, NAMESPACE, ForeignAccoun
 from stoker.external_jobs.govern import ForeignGovernor
 from stoker.policy import versions
 from stoker.store.base import Store, open_store
-from stoker.testing.sagemaker import REGION, SageMakerCloud, sagemaker_cloud
-from stoker.testing.servers import S3Server, s3_server
+from tests.support.sagemaker import REGION, SageMakerCloud, sagemaker_cloud
+from tests.support.servers import S3Server, s3_server
 
 RULES = """
 rules:

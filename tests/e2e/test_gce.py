@@ -8,8 +8,8 @@ import pytest
 from gce_world import GceWorld
 from harness import chain, fields
 
-from stoker.testing.gce import PROJECT, why_no_gce
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gce import PROJECT, why_no_gce
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_gce() is not None:
     pytest.skip(str(why_no_gce()), allow_module_level=True)

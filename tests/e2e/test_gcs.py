@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from harness import World, chain, fields
 
-from stoker.testing.gcs import GcsServer
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.gcs import GcsServer
+from tests.support.servers import isolated, pytest_isolated
 
 if isolated():
 

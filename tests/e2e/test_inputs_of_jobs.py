@@ -20,8 +20,8 @@ from stoker.model.errors import UserError
 from stoker.processes import Process
 from stoker.processes.unmounting import mounted_below
 from stoker.store.base import open_store
-from stoker.testing.machines.store_door import StoreDoor
-from stoker.testing.servers import S3Server, isolated, pytest_isolated
+from tests.support.machines.store_door import StoreDoor
+from tests.support.servers import S3Server, isolated, pytest_isolated
 
 # Says what it finds: every file with what is in it, by the variable that names the input.
 READER = """

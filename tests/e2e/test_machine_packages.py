@@ -7,10 +7,10 @@ import pytest
 from cloud_world import CloudWorld
 from ec2_world import Ec2World
 
-from stoker.testing.deb_repository import deb_repository, make_deb
-from stoker.testing.machines import why_no_machines
-from stoker.testing.package_index import make_wheel, package_index
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.deb_repository import deb_repository, make_deb
+from tests.support.machines import why_no_machines
+from tests.support.package_index import make_wheel, package_index
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

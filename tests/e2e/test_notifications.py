@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from harness import World, until
 
-from stoker.testing.webhooks import Hook, webhook
+from tests.support.webhooks import Hook, webhook
 
 
 @pytest.fixture

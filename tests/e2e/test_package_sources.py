@@ -14,7 +14,7 @@ from test_secrets_nowhere import arguments, found_in
 
 from stoker import client
 from stoker.model.errors import UserError
-from stoker.testing.package_index import PackageIndex, make_wheel, package_index
+from tests.support.package_index import PackageIndex, make_wheel, package_index
 
 PASSWORD = "hunter2/Zm9v+bar='x\" &9"
 WHEELS = (

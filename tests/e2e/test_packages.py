@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from harness import World, fields
 
-from stoker.testing.package_index import PackageIndex, make_wheel, package_index
+from tests.support.package_index import PackageIndex, make_wheel, package_index
 
 TRAIN = """\
 import sys

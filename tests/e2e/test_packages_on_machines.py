@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from cloud_world import CloudWorld
 
-from stoker.testing.machines import why_no_machines
-from stoker.testing.package_index import PackageIndex, make_wheel, package_index
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.machines import why_no_machines
+from tests.support.package_index import PackageIndex, make_wheel, package_index
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

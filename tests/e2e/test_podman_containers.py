@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness import World, chain, until
 
-from stoker.testing.engines import IMAGE, Podman, podman, why_no_podman
+from tests.support.engines import IMAGE, Podman, podman, why_no_podman
 
 pytestmark = pytest.mark.skipif(why_no_podman() is not None, reason=why_no_podman() or "")
 

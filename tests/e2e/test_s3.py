@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import World, chain, fields, until
 
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.servers import isolated, pytest_isolated
 
 if isolated():
 

@@ -10,7 +10,7 @@ import pytest
 from harness import World, fields
 
 from stoker.sagemaker import Estimator
-from stoker.testing.engines import IMAGE, Docker, why_no_docker
+from tests.support.engines import IMAGE, Docker, why_no_docker
 
 pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
 

@@ -12,8 +12,8 @@ from harness import chain, fields
 from sagemaker_world import SageMakerWorld
 
 from stoker import client
-from stoker.testing.sagemaker import why_no_hosts
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.sagemaker import why_no_hosts
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_hosts() is not None:
     pytest.skip(str(why_no_hosts()), allow_module_level=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from harness import until
 
-from stoker.testing.servers import S3Server, isolated, moto_server, pytest_isolated, s3_server
+from tests.support.servers import S3Server, isolated, moto_server, pytest_isolated, s3_server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import aws_events
@@ -43,7 +43,7 @@ if isolated():
     from stoker.policy import versions
     from stoker.providers.ec2.client import Clients
     from stoker.store.base import Store, open_store
-    from stoker.testing.lambda_runtime import LambdaFunction, emulator, lambda_function
+    from tests.support.lambda_runtime import LambdaFunction, emulator, lambda_function
 
     @pytest.fixture(scope="module")
     def zipped() -> package.Package:

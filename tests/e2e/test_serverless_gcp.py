@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from stoker.testing.servers import free_port, isolated, pytest_isolated
+from tests.support.servers import free_port, isolated, pytest_isolated
 
 PROJECT, REGION = "vision-1", "us-central1"
 
@@ -41,8 +41,8 @@ if isolated():
     from stoker.providers.gce.machine import GceMachine
     from stoker.store import job_log
     from stoker.store.base import open_store
-    from stoker.testing.gce.discovery import api
-    from stoker.testing.google_functions import GoogleProject, Refused, google_project
+    from tests.support.gce.discovery import api
+    from tests.support.google_functions import GoogleProject, Refused, google_project
 
     def passed(url: str) -> None:
         record_pass(open_store(url), NAME, 0, time.monotonic)

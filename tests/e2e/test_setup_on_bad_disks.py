@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import World
 
-from stoker.testing.package_index import make_wheel, package_index
+from tests.support.package_index import make_wheel, package_index
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from cloud_world import CloudWorld
 from harness import fields
 from test_standstill import HANGS, rules
 
-from stoker.testing.machines import why_no_machines
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.machines import why_no_machines
+from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)

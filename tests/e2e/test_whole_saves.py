@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from training_world import TrainingWorld, content
 
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 # `slow` writes in pieces, so that a test can hit the middle of it. Every program saves once, quickly, and says so;
 # then it begins to save slowly, and says that, too.

@@ -13,7 +13,7 @@ from stoker.model.log_entries import Entry, Event, Launched, NodeRef
 from stoker.model.node_facts import Exit, NodeFacts
 from stoker.model.observed import Known, Stamped
 from stoker.model.offerings import Instance
-from stoker.testing.sim_data import OFFERINGS, instance_id
+from tests.support.sim_data import OFFERINGS, instance_id
 
 
 def revealed(job: JobSnapshot) -> JobSnapshot:

@@ -31,7 +31,7 @@ from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, N
 from stoker.model.observed import Known, Stamped, Unknown
 from stoker.model.offerings import Instance
 from stoker.model.spec import Limits
-from stoker.testing.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, instance_id, make_spec
+from tests.support.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, instance_id, make_spec
 
 # Long after everything that happened in the snapshots, or in the middle of it.
 MOMENTS = st.sampled_from([0.0, 30.0, 200.0, 400.0, 1000.0, 5000.0, 100_000.0])

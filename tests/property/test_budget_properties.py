@@ -24,7 +24,7 @@ from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import CAPABILITIES, EPOCH, make_snapshot, make_spec, make_state
+from tests.support.sim_data import CAPABILITIES, EPOCH, make_snapshot, make_spec, make_state
 
 MONEY = settings(
     max_examples=150,

@@ -31,7 +31,7 @@ from checkpoint_world import (
 
 from stoker.agent.checkpoints import prune
 from stoker.store.base import Store, open_store
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 KEEP = 2
 NAMES = ("a", "b", "last", "sub/c", "sub/d")

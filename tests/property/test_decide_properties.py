@@ -23,7 +23,7 @@ from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Suspected
 from stoker.model.node_facts import Exit
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance
-from stoker.testing.sim_data import at
+from tests.support.sim_data import at
 
 settings.register_profile(
     "stoker",

@@ -26,8 +26,8 @@ from stoker.external_jobs.govern import ForeignGovernor
 from stoker.external_jobs.notifications import Whose
 from stoker.model.errors import StoreUnavailable, Transient
 from stoker.policy import versions
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sagemaker.jobs import ENDED
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sagemaker.jobs import ENDED
 
 NAMES = ("a", "b")
 TIMES = 2

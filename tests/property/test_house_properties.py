@@ -25,7 +25,7 @@ from stoker.model.observed import Known, Stamped
 from stoker.model.policy import Rule
 from stoker.model.usage_series import pack
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     ON_DEMAND,
     SPOT_A,
     make_beat,

@@ -21,7 +21,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launc
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Spec
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import EPOCH, ON_DEMAND, make_spec, nodes
+from tests.support.sim_data import EPOCH, ON_DEMAND, make_spec, nodes
 
 DOLLARS = 5.0
 HOUSE = parse_policy(f"rules: [{{name: money, budget: {{dollars: {DOLLARS}, period: month}}}}]".encode(), "p.yaml")

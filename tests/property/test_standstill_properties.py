@@ -15,7 +15,7 @@ from stoker.model.log_entries import Claimed, Launched
 from stoker.model.node_facts import Activity
 from stoker.model.policy import Rule
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_state, nodes
+from tests.support.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
 # A recording of a day is long: these are few, and cover orders of magnitude evenly.
 FEW = settings(max_examples=40, deadline=None)

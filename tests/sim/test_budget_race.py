@@ -30,12 +30,12 @@ from stoker.policy import versions
 from stoker.providers.base import Request
 from stoker.store import job_log
 from stoker.store.base import Store
-from stoker.testing.memory import Fault
-from stoker.testing.sim import Caller, World
-from stoker.testing.sim_checks import SLACK_S
-from stoker.testing.sim_cloud import SimProvider
-from stoker.testing.sim_data import at, make_spec
-from stoker.testing.sim_scenario import RATES, Scenario, SimJob, make_scenario
+from stoker.testing.memory_store import Fault
+from tests.support.sim import Caller, World
+from tests.support.sim_checks import SLACK_S
+from tests.support.sim_cloud import SimProvider
+from tests.support.sim_data import at, make_spec
+from tests.support.sim_scenario import RATES, Scenario, SimJob, make_scenario
 
 DOLLARS = 0.5
 # What saving costs is set aside of it: two nodes at $3 an hour, for a minute and a half, are 15 cents.

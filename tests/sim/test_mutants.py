@@ -21,8 +21,8 @@ from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Ended
 from stoker.model.observed import Known
 from stoker.store import job_index, job_log, node_facts
-from stoker.testing import sim
-from stoker.testing.sim_cloud import SimProvider
+from tests.support import sim
+from tests.support.sim_cloud import SimProvider
 
 # Most mutants are noticed within a few dozen seeds.
 MOST_SEEDS = 3000

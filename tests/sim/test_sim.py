@@ -1,6 +1,6 @@
 """Thousands of seeds against the real governor. A seed that fails prints its trace and replays by its number:
 
-python -m stoker.testing.sim SEED
+python -m tests.support.sim SEED
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from stoker.testing.sim import Result, simulate
+from tests.support.sim import Result, simulate
 
 SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "3000"))
 # Batches, so that xdist can share them out and a failure does not hide the others for long.
@@ -29,7 +29,7 @@ def told(result: Result) -> str:
         [
             f"seed {result.seed}: {result.violation}",
             *result.trace,
-            f"replay it: python -m stoker.testing.sim {result.seed}",
+            f"replay it: python -m tests.support.sim {result.seed}",
         ]
     )
 

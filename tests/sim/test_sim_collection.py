@@ -10,7 +10,7 @@ import pytest
 
 from stoker.maintenance import delete
 from stoker.submit import send, shared_objects
-from stoker.testing.sim_collection import simulate_collection
+from tests.support.sim_collection import simulate_collection
 
 SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "3000")) // 10
 Patch = pytest.MonkeyPatch

@@ -27,7 +27,7 @@ from stoker.model.node_facts import Manifest
 from stoker.store.checkpoint_manifests import Trust, encode
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.store.log_chunks import ChunkWriter, Segment, encode_segment
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 SEEDS = int(os.environ.get("STOKER_SIM_STORAGE_SEEDS", "60"))
 EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)

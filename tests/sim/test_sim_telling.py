@@ -19,9 +19,9 @@ from stoker.notifications.events import Letter, tell
 from stoker.notifications.outbox import SENDING
 from stoker.policy import versions
 from stoker.store import job_log
-from stoker.testing.sim import Caller, World
-from stoker.testing.sim_data import at
-from stoker.testing.sim_scenario import make_scenario
+from tests.support.sim import Caller, World
+from tests.support.sim_data import at
+from tests.support.sim_scenario import make_scenario
 
 SEEDS, BATCHES = 160, 8
 

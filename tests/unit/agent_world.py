@@ -25,7 +25,7 @@ from stoker.model.spec import Spec, Submission
 from stoker.store import job_log
 from stoker.store.log_chunks import parse_segments
 from stoker.store.node_facts import read_fact
-from stoker.testing.memory import Faults, MemoryStore
+from stoker.testing.memory_store import Faults, MemoryStore
 
 JOB = "job-0a1b"
 OFFERING = Offering("gce", "n2-standard-2", "us-central1-a", spot=True)

@@ -18,7 +18,7 @@ from stoker.model import keys
 from stoker.processes import OpenFile, Writing
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 JOB = "job-1"
 

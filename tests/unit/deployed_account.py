@@ -19,7 +19,7 @@ from stoker.deploy.aws_function import NAME
 from stoker.deploy.package import Package
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 URL = "s3://bucket/team"
 HOME = "us-east-1"

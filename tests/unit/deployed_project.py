@@ -14,8 +14,8 @@ from stoker.deploy import gcp_resources, iam_bindings
 from stoker.deploy.gcp_function import NAME
 from stoker.governor.store_clock import record_pass
 from stoker.providers.gce import client
-from stoker.testing.google_functions import GoogleProject, google_project
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
+from tests.support.google_functions import GoogleProject, google_project
 
 URL, PROJECT, REGION = "gs://bucket/team", "vision-1", "us-central1"
 PLAN = gcp_resources.planned(URL, PROJECT, REGION, "0" * 64, {})

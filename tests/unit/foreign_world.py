@@ -16,11 +16,11 @@ from stoker.external_jobs.gpu_alarms import Alarm, Host, Readings, WantedAlarm
 from stoker.model.errors import InvalidRequest, Transient
 from stoker.policy import versions
 from stoker.store.base import Store
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sagemaker import Clock
-from stoker.testing.sagemaker.account import Account
-from stoker.testing.sagemaker.faults import Failure
-from stoker.testing.sagemaker.jobs import Job
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sagemaker import Clock
+from tests.support.sagemaker.account import Account
+from tests.support.sagemaker.faults import Failure
+from tests.support.sagemaker.jobs import Job
 
 REGION = "us-east-1"
 START = datetime(2026, 11, 2, 9, 0, tzinfo=timezone.utc)

@@ -12,8 +12,8 @@ from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import refused
 from stoker.providers.gce.provider import GceProvider
 from stoker.providers.registry import Context
-from stoker.testing.gce.discovery import api as discovered
-from stoker.testing.gce.discovery import check_request
+from tests.support.gce.discovery import api as discovered
+from tests.support.gce.discovery import check_request
 
 PROJECT, REGION, ZONE = "vision-1", "us-central1", "us-central1-a"
 STORE = "gs://my-bucket/team"

@@ -23,7 +23,7 @@ from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Code, Environment, Spec, Submission
 from stoker.processes import TRAINING, make_group
 from stoker.store.base import open_store
-from stoker.testing.package_index import PackageIndex, make_wheel, package_index
+from tests.support.package_index import PackageIndex, make_wheel, package_index
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from stoker.model.node_facts import CheckpointRef, Heartbeat
 from stoker.model.spec import Limits
 from stoker.policy.policy_file import parse_policy
 from stoker.store import node_facts
-from stoker.testing.memory import MemoryStore
-from stoker.testing.playback import RECORDED
-from stoker.testing.sim_data import JOB, SPOT_A, at, make_snapshot, make_spec
+from stoker.testing.memory_store import MemoryStore
+from tests.support.playback import RECORDED
+from tests.support.sim_data import JOB, SPOT_A, at, make_snapshot, make_spec
 
 HOUR_S = 3600
 # Imports and the first use of the GPU are over by then.

@@ -18,8 +18,8 @@ from stoker.model.spec import Resources, Spec, Submission
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
 from stoker.store import job_log
 from stoker.store.job_index import read_submission
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import CAPABILITIES, OFFERINGS, at, make_spec
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import CAPABILITIES, OFFERINGS, at, make_spec
 
 
 @dataclass

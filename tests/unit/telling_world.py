@@ -12,8 +12,8 @@ from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.job_index import read_submission
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import at
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import at
 
 ONE = parse_policy(b"notify: ['json://one']", "p")
 

@@ -25,7 +25,7 @@ from stoker.model.node_facts import Heartbeat
 from stoker.processes import NODE, TRAINING
 from stoker.processes.container_sweep import Record, container_name, write_record
 from stoker.store.node_facts import MAX_BOOTS
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 JOB = "job-0a1b"
 CONFIG = NodeConfig("memory://", "test", JOB, 3, 1, 2, "z.1")

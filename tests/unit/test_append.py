@@ -11,8 +11,8 @@ from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, Opaque, Record, StopAsked, Submitted, Warned
 from stoker.store import job_log
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import EPOCH, JOB
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import EPOCH, JOB
 
 SUBMITTED = Submitted(spec_digest="d", submitter="jane")
 

@@ -17,7 +17,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Re
 from stoker.model.offerings import Leftover, Offering
 from stoker.model.spec import Submission
 from stoker.store import job_log
-from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
+from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
 
 A = "a-aaaa"
 DAY_S = 86_400.0

@@ -32,7 +32,7 @@ from stoker.store.base import Meta, Store
 from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import list_checkpoints, pull
 from stoker.store.safe_extraction import Extraction, Obstructed
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 LINK = stat.S_IFLNK | 0o777
 KEYS = "authorized_keys"

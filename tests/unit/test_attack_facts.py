@@ -32,8 +32,8 @@ from stoker.model.spec import Submission
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Sample, decode_lines, encode_line
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_spec
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import CAPABILITIES, SPOT_A, at, make_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 INSTANCE = "machine-1"

@@ -31,7 +31,7 @@ from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.testing.sim_data import SPOT_A
+from tests.support.sim_data import SPOT_A
 
 T = TypeVar("T")
 

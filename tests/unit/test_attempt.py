@@ -32,7 +32,7 @@ from stoker.model.node_facts import Exit, Manifest, NoticeFact
 from stoker.model.spec import Checkpoints, Limits, Retry
 from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import list_checkpoints
-from stoker.testing.memory import Fault
+from stoker.testing.memory_store import Fault
 
 # Goes on until it is told to leave, then saves.
 SAVES_WHEN_ASKED = """

@@ -13,8 +13,8 @@ from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.model.node_facts import Exit
 from stoker.model.observed import Known, Stamped
 from stoker.store.node_facts import BOOT_FAILED, boot_exit, read_node
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import SPOT_A, make_facts, make_snapshot, make_state, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import SPOT_A, make_facts, make_snapshot, make_state, nodes
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 SAID = f"cloud-init runs\n+ looking for Python\n{BOOT_FAILED}Python 3.9.2 is too old; choose an image with 3.10\n"

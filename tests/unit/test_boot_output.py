@@ -30,8 +30,8 @@ from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Segment, encode_segment
 from stoker.store.node_facts import BOOT_FAILED
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import at, make_spec, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import at, make_spec, nodes
 
 JOB = "sim-0001"
 FIRST = NodeLog(attempt=1, claim=2, rank=0, instance="i-2-0")

@@ -35,7 +35,7 @@ from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.submit.policy_check import heed_used
-from stoker.testing.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
+from tests.support.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 HOUR = 3600.0
 # Three dollars an hour.

@@ -26,8 +26,8 @@ from stoker.model.policy import House
 from stoker.model.spec import Limits, Submission
 from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, nodes
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, nodes
 
 HOUR = 3600.0
 TEAM = replace(make_spec(limits=Limits(max_cost=2.0)), tags={"team": "a"})

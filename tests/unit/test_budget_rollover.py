@@ -8,7 +8,7 @@ import pytest
 from test_reservations import FIVE, HOUR, House, policy, spec
 
 from stoker.core.budget_state import close_books
-from stoker.testing.sim_data import ON_DEMAND
+from tests.support.sim_data import ON_DEMAND
 
 # Ten minutes before midnight, in UTC.
 LATE_S = 24 * HOUR - 600

@@ -21,7 +21,7 @@ from stoker.model.policy import Budget
 from stoker.model.spec import Limits, Spec
 from stoker.notifications.events import budget, line, title
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     EPOCH,
     ON_DEMAND,
     at,

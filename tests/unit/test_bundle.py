@@ -23,7 +23,7 @@ from stoker.store.base import Store
 from stoker.submit import agent_bundle
 from stoker.submit.agent_bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
 from stoker.submit.prepare import pack_agents
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 HERE = runs_here()

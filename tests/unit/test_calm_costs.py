@@ -25,8 +25,8 @@ from stoker.providers.gce.capabilities import CAPABILITIES as GCE
 from stoker.providers.sagemaker.capabilities import CAPABILITIES as SAGEMAKER
 from stoker.read.job_list import list_jobs
 from stoker.store import job_index, job_log
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
 T0 = datetime(2026, 1, 1, tzinfo=timezone.utc)
 RUNNING = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))

@@ -28,7 +28,7 @@ from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoint_refs import candidates, matching, reference, resolve, words
 from stoker.store.checkpoints import Checkpoint, Manifest, Place
-from stoker.testing.sim_data import SPOT_A, make_state, nodes
+from tests.support.sim_data import SPOT_A, make_state, nodes
 
 
 def checkpoint(claim: int, ordinal: int, name: str = "ckpt", step: int | None = None, whole: bool = True) -> Checkpoint:

@@ -18,7 +18,7 @@ from stoker.notifications.outbox import Outbox, begun, failed, noted
 from stoker.notifications.outbox_store import Mailbox
 from stoker.policy import versions
 from stoker.store.base import Store, open_store
-from stoker.testing.webhooks import webhook
+from tests.support.webhooks import webhook
 
 
 @pytest.fixture

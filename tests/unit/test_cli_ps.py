@@ -21,8 +21,8 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
 from stoker.read.curves import ComparedJob
 from stoker.read.metrics import Metrics
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import JOB, at, make_beat, make_facts, make_spec, make_state, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import JOB, at, make_beat, make_facts, make_spec, make_state, nodes
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
 SUMMARY = Summary("job-1", "job", "queued", NOW, NOW, "jane", "gce", 1)

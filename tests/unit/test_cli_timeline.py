@@ -13,7 +13,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Su
 from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.offerings import Offering
 from stoker.model.spec import Code, Submission
-from stoker.testing.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
+from tests.support.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
 
 START = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
 

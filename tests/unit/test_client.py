@@ -28,7 +28,7 @@ from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs
 from stoker.submit import send
-from stoker.testing.sim_data import at, make_beat, make_facts
+from tests.support.sim_data import at, make_beat, make_facts
 
 OFFER = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0)
 

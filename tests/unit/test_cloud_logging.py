@@ -27,7 +27,7 @@ from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.model.node_config import NodeConfig
 from stoker.model.spec import Logs
 from stoker.providers.gce import request
-from stoker.testing.sim_data import SPOT_A, make_spec, make_state, nodes
+from tests.support.sim_data import SPOT_A, make_spec, make_state, nodes
 
 PATIENCE_S = 60.0
 NOW = 1_800_000_000.0

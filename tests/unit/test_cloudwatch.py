@@ -40,9 +40,9 @@ from stoker.model.node_config import NodeConfig
 from stoker.model.spec import Logs
 from stoker.providers.ec2 import request
 from stoker.store.log_chunks import last_chunk
-from stoker.testing.memory import MemoryStore
-from stoker.testing.servers import isolated, pytest_isolated
-from stoker.testing.sim_data import SPOT_A, at, make_spec, make_state, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.servers import isolated, pytest_isolated
+from tests.support.sim_data import SPOT_A, at, make_spec, make_state, nodes
 
 PATIENCE_S = 60.0
 GROUP = "/stoker/jobs"

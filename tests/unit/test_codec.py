@@ -16,8 +16,8 @@ from stoker.model.node_facts import Exit, Heartbeat, NoticeFact
 from stoker.model.observed import Known
 from stoker.store import node_facts
 from stoker.store.job_index import IndexRecord
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import EPOCH, SPOT_A, at, make_exit, make_state, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import EPOCH, SPOT_A, at, make_exit, make_state, nodes
 
 NOTICE = {"hard": True, "source": "x", "at": "2026-01-01T00:00:00Z", "grace_s": 120}
 

@@ -18,7 +18,7 @@ from stoker.agent.checkpoints.folder_snapshot import File, Signature, scan
 from stoker.agent.checkpoints.save_copies import KeptFile
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import Sent
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 memory, world = checkpoint_world.memory, checkpoint_world.world
 

@@ -23,7 +23,7 @@ from stoker.model.node_facts import Activity, CheckpointRef
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance
 from stoker.model.spec import Limits, Retry
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     CAPABILITIES,
     SPOT_A,
     at,

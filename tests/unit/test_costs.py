@@ -27,8 +27,8 @@ from stoker.read.costs import Row, Shares, report, shares_of
 from stoker.store import job_log
 from stoker.store.base import open_store
 from stoker.store.job_index import IndexRecord, write_index
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_beat, make_facts, make_spec, make_state, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_beat, make_facts, make_spec, make_state, nodes
 
 HOUR = 3600.0
 

@@ -15,7 +15,7 @@ from stoker.model.node_facts import Exit
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance, Leftover
 from stoker.model.spec import Limits
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     CAPABILITIES,
     SPOT_A,
     SPOT_B,

@@ -28,7 +28,7 @@ from stoker.model.node_facts import Activity, CheckpointRef, Exit
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     CAPABILITIES,
     ON_DEMAND,
     SPOT_A,

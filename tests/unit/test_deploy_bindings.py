@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
 
-from stoker.testing.google_functions import GoogleProject
+from tests.support.google_functions import GoogleProject
 
 __all__ = ["bucket", "google", "stoker"]
 

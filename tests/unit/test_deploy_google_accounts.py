@@ -8,8 +8,8 @@ from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
 
 from stoker.governor import deployment_record
 from stoker.model import keys
-from stoker.testing.google_functions import GoogleProject, Refused
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
+from tests.support.google_functions import GoogleProject, Refused
 
 __all__ = ["bucket", "google", "stoker"]
 

@@ -10,8 +10,8 @@ from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stok
 
 from stoker.deploy import gcp_alerts
 from stoker.governor import deployment_record
-from stoker.testing.google_functions import GoogleProject, Refused
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
+from tests.support.google_functions import GoogleProject, Refused
 
 __all__ = ["bucket", "google", "stoker"]
 

@@ -9,8 +9,8 @@ from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stok
 from stoker.governor import deployment_record
 from stoker.governor.deployment_record import Deployed
 from stoker.model import keys
-from stoker.testing.google_functions import GoogleProject
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
+from tests.support.google_functions import GoogleProject
 
 __all__ = ["bucket", "google", "stoker"]
 

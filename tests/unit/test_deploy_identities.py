@@ -10,7 +10,7 @@ from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 from stoker.governor import deployment_record, pass_role
 from stoker.governor.deployment_record import Deployed
 from stoker.model.spec import Ec2Resources, GceResources, Resources, SagemakerResources, Spec
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 

@@ -10,7 +10,7 @@ from deployed_account import DENIED, HOME, Account, Stoker, account, bucket, sto
 from stoker.cli import policy as command
 from stoker.governor import deployment_record
 from stoker.policy import versions
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 

@@ -12,7 +12,7 @@ from stoker.governor import deployment_record
 from stoker.governor.deployment_record import Deployed
 from stoker.model import keys
 from stoker.policy import versions
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 

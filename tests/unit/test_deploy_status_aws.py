@@ -12,7 +12,7 @@ from stoker.deploy import aws_status
 from stoker.deploy.aws_function import NAME as SIGN
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 

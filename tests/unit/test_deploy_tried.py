@@ -8,7 +8,7 @@ from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 from stoker.deploy import aws
 from stoker.governor import deployment_record
 from stoker.providers.ec2.client import Clients
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 

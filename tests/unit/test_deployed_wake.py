@@ -27,7 +27,7 @@ from stoker.providers import registry
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 DEPLOYED = Deployed("aws", "stoker-1", "us-east-1", door="stoker-1", digest="0" * 64, by="jane@desk")
 

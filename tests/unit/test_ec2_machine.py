@@ -35,8 +35,8 @@ from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import list_checkpoints
 from stoker.store.node_facts import read_fact
 from stoker.submit import agent_bundle
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.servers import isolated, pytest_isolated
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.servers import isolated, pytest_isolated
 
 SPOT = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"

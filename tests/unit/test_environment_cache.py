@@ -25,7 +25,7 @@ from stoker.maintenance.delete import UNUSED_FOR, collect_environments
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreUnavailable
 from stoker.store.base import open_store
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 HERE = "linux-x86_64 glibc-2.36 cpython-311"
 NOW = datetime.now(timezone.utc)

@@ -18,7 +18,7 @@ from stoker.model.node_facts import Trend
 from stoker.model.policy import Metric
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
-from stoker.testing.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_state, nodes
+from tests.support.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_state, nodes
 
 RUNNING = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
 

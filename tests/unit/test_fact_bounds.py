@@ -11,7 +11,7 @@ from stoker.model.log_entries import Waste
 from stoker.model.node_facts import CheckpointRef, Exit, FailureCause, Heartbeat, KeptOutputs, LeftOutput, SaveTimes
 from stoker.store import node_facts
 from stoker.store.node_facts import bounded
-from stoker.testing.sim_data import at, hard_notice, make_exit
+from tests.support.sim_data import at, hard_notice, make_exit
 
 CENTURY_S = node_facts._LONGEST_SPAN_S
 REF = CheckpointRef("00000002/000001-a", "a", 7)

@@ -20,9 +20,9 @@ from stoker.notifications.outbox import GIVE_UP
 from stoker.notifications.outbox_store import troubles
 from stoker.notifications.senders import NotHere, NotSent, PartlySent, address_of, open_sender
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.memory import Fault
-from stoker.testing.sim_data import at, make_spec
-from stoker.testing.webhooks import webhook
+from stoker.testing.memory_store import Fault
+from tests.support.sim_data import at, make_spec
+from tests.support.webhooks import webhook
 
 
 @pytest.mark.parametrize("how", ["hangs", "500", "closes", "redirects", "nobody"])

@@ -12,7 +12,7 @@ from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete
 from stoker.agent.logs.log_pump import last_lines
 from stoker.core.failure_patterns import diagnose
 from stoker.model.log_entries import Waste
-from stoker.testing.sim_data import make_exit
+from tests.support.sim_data import make_exit
 
 LOGS = Path(__file__).with_name("failure_logs.txt")
 

@@ -11,7 +11,7 @@ from stoker.core.failure_patterns import EXCUSES, PATTERNS, diagnose
 from stoker.external_jobs.failure_diagnosis import diagnose as diagnose_external
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import FailureCause
-from stoker.testing.sim_data import make_exit
+from tests.support.sim_data import make_exit
 
 
 def blame(*lines: str) -> tuple[str, str] | None:

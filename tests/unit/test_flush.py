@@ -21,7 +21,7 @@ from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.log_chunks import parse_segments
 from stoker.store.node_facts import read_fact
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 JOB, CLAIM, RANK, MACHINE = "job-0a1b", 2, 0, "m-1"
 OFFERING = Offering("local", "here", "here", False)

@@ -26,7 +26,7 @@ from stoker.model.observed import Known
 from stoker.model.spec import Checkpoints
 from stoker.store.checkpoint_manifests import trust_of
 from stoker.store.node_facts import read_fact
-from stoker.testing.memory import Fault
+from stoker.testing.memory_store import Fault
 
 SINCE = datetime(2026, 1, 1, tzinfo=timezone.utc)
 SAVED = CheckpointRef(f"{2:08d}/000001-step-9", "step-9", step=9)

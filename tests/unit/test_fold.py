@@ -20,7 +20,7 @@ from stoker.model.log_entries import (
     Suspected,
     Warned,
 )
-from stoker.testing.sim_data import JOB, SPOT_A, at, entries, make_state, nodes
+from tests.support.sim_data import JOB, SPOT_A, at, entries, make_state, nodes
 
 SUBMITTED = Submitted(spec_digest="d", submitter="jane", code_digest="c")
 CLAIM = Claimed(offering=SPOT_A, nodes=1)

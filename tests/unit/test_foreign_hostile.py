@@ -24,7 +24,7 @@ from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Tr
 from stoker.policy.reader import HouseReader
 from stoker.providers.sagemaker import names
 from stoker.store.base import open_store
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 INTERNAL = "InternalServerError: We encountered an internal error. Please try again."
 

@@ -9,7 +9,7 @@ from stoker.external_jobs import chain_log, index, notifications
 from stoker.external_jobs.clone_chain import Cloned, GaveUp
 from stoker.external_jobs.notifications import Whose
 from stoker.model.errors import QuotaExceeded, Transient
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 
 def failed(world: World) -> None:

@@ -17,7 +17,7 @@ from stoker.model import keys
 from stoker.model.policy import House
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")

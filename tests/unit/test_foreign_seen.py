@@ -16,7 +16,7 @@ from stoker.external_jobs.gpu_alarms import Figures, Host, Readings
 from stoker.external_jobs.training_job import TrainingJob, read
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 

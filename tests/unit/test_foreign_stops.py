@@ -14,7 +14,7 @@ from stoker.external_jobs.govern import ForeignGovernor
 from stoker.external_jobs.notifications import Whose
 from stoker.model import keys
 from stoker.model.errors import Transient
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 
 def silent(operation: str) -> bool:

@@ -22,7 +22,7 @@ from stoker.model import codec, keys
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
 from stoker.store.base import Store
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 
 class Told(Exception):

@@ -8,7 +8,7 @@ from stoker.core.gate import Go, Leave, Wait, may_train, should_leave
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Launched, StopAsked
 from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy
-from stoker.testing.sim_data import SPOT_A, make_exit, make_state, nodes
+from tests.support.sim_data import SPOT_A, make_exit, make_state, nodes
 
 CLAIM = Claimed(offering=SPOT_A, nodes=1)
 PAIR = Claimed(offering=SPOT_A, nodes=2)

@@ -18,7 +18,7 @@ from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Visit
 from stoker.providers.gce import access
 from stoker.providers.gce.errors import refused
-from stoker.testing.gce.discovery import check_request
+from tests.support.gce.discovery import check_request
 
 PROJECT, ZONE, NUMBER = "vision-1", "us-central1-a", "4242424242424242424"
 PATH = f"/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances/{NUMBER}"

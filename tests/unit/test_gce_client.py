@@ -26,7 +26,7 @@ from stoker.model.errors import (
 from stoker.providers.gce import operations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyThere, InUse, failed, refusal, refused
-from stoker.testing.servers import isolated, pytest_isolated
+from tests.support.servers import isolated, pytest_isolated
 
 OPERATION = "/compute/v1/projects/p/zones/z/operations/op"
 

@@ -252,7 +252,7 @@ class TestLive:
         assert api.asked == []
 
     def test_the_filter_is_one_that_google_takes(self) -> None:
-        discovery = pytest.importorskip("stoker.testing.gce.discovery")
+        discovery = pytest.importorskip("tests.support.gce.discovery")
         api = Lists({})
         offers.live(api, asked(gpus=Gpus("T4", 1)), PLACE)  # type: ignore[arg-type]
         for path, params in api.asked:

@@ -16,7 +16,7 @@ from stoker.providers.gce import catalog, places, settings
 from stoker.providers.gce.client import Api
 from stoker.submit import agent_bundle
 from stoker.submit.agent_bundle import Built
-from stoker.testing.gcs.tokens import make_account
+from tests.support.gcs.tokens import make_account
 
 Plan = Callable[..., tuple[int, str, str]]
 

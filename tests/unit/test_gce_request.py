@@ -104,7 +104,7 @@ class TestTheRequest:
     @pytest.mark.parametrize("name", ORDERS)
     def test_google_would_understand_it(self, name: str) -> None:
         pytest.importorskip("googleapiclient")
-        from stoker.testing.gce.discovery import check_request
+        from tests.support.gce.discovery import check_request
 
         for each in request.build(ORDERS[name]):
             assert check_request(each.method, each.path, body=each.body) == []

@@ -222,7 +222,7 @@ class TestTheCatalog:
         assert set(prices.tables()["us-central1"].prices) == set(catalog.table()) - shared
 
     def test_requests_and_answers_are_as_google_describes_them(self) -> None:
-        discovery = pytest.importorskip("stoker.testing.gce.discovery")
+        discovery = pytest.importorskip("tests.support.gce.discovery")
         billing = refresh([*N1, *T4, *A2, *A3, *B200])
         ((path, params, service),) = billing.asked
         assert discovery.check_request("GET", path, params, service=service) == []

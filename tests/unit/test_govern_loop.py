@@ -22,7 +22,7 @@ from stoker.notifications.dispatcher import SINGLE_S, WATCH_S
 from stoker.notifications.events import Told
 from stoker.store import job_log
 from stoker.store.job_index import read_summary
-from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_beat, make_snapshot, make_spec, make_state, nodes
+from tests.support.sim_data import CAPABILITIES, SPOT_A, at, make_beat, make_snapshot, make_spec, make_state, nodes
 
 A = "a-aaaa"
 

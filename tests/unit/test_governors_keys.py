@@ -20,9 +20,9 @@ from stoker.notifications.dispatcher import Teller
 from stoker.policy import versions
 from stoker.providers.ec2 import iam as amazon
 from stoker.providers.gce import iam as google
-from stoker.testing.memory import Fault, Faults, MemoryStore
-from stoker.testing.sim import Caller, World
-from stoker.testing.sim_scenario import make_scenario
+from stoker.testing.memory_store import Fault, Faults, MemoryStore
+from tests.support.sim import Caller, World
+from tests.support.sim_scenario import make_scenario
 
 SEEDS = 12
 Change = tuple[Literal["write", "remove"], str]

@@ -16,7 +16,7 @@ from stoker.model.node_facts import Activity, CheckpointRef
 from stoker.model.spec import Limits
 from stoker.model.usage_series import pack
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
+from tests.support.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 GPU = replace(SPOT_A, gpus=1)
 RUNNING = (Claimed(offering=GPU, nodes=1), Launched(2, nodes(2)))

@@ -16,8 +16,8 @@ from stoker.agent.heartbeat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_cal
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected
 from stoker.model.node_facts import Ack, Activity, CheckpointRef, Heartbeat, Rendezvous
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import SPOT_A, at, make_state, nodes
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import SPOT_A, at, make_state, nodes
 
 T0 = at(0.0)
 NODE = "work/job-1/2/0/boot"

@@ -20,7 +20,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Re
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     ON_DEMAND,
     at,
     make_beat,

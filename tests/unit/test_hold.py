@@ -46,7 +46,7 @@ from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     SPOT_A,
     at,
     make_beat,

@@ -12,7 +12,7 @@ from stoker.model.node_facts import Activity, CheckpointRef, NodeFacts
 from stoker.model.observed import Known
 from stoker.model.spec import Limits
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     NO_WORK,
     ON_DEMAND,
     SPOT_A,

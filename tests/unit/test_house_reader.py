@@ -16,7 +16,7 @@ from stoker.model.errors import StoreDenied
 from stoker.policy import versions
 from stoker.policy.reader import HouseReader
 from stoker.store.base import Meta
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 
 def _now() -> datetime:

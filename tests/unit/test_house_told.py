@@ -28,7 +28,7 @@ from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import Store, open_store
 from stoker.submit.prepare import prepare
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     NO_WORK,
     ON_DEMAND,
     SPOT_A,

@@ -19,7 +19,7 @@ from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import Manifest
 from stoker.store.checkpoint_manifests import decode, encode
 from stoker.store.checkpoints import RestoreError, list_checkpoints
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Re
 from stoker.model.node_facts import Exit, NodeFacts
 from stoker.store import job_log
 from stoker.store.job_index import IndexRecord, read_index, read_submission
-from stoker.testing.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_spec, nodes
+from tests.support.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_spec, nodes
 
 A = "a-aaaa"
 RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes(2)))

@@ -13,7 +13,7 @@ from installing_machine import Bench
 from uv import find_uv_bin
 
 from stoker.agent.environment.uv import Change, read_changes
-from stoker.testing.package_index import make_wheel
+from tests.support.package_index import make_wheel
 
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench

@@ -14,7 +14,7 @@ from stoker.agent.environment import cpu_level, local_cache, store_cache
 from stoker.agent.environment.archive import take_listing
 from stoker.agent.fetch_code import SetupFailed
 from stoker.store.base import open_store
-from stoker.testing.package_index import make_wheel
+from tests.support.package_index import make_wheel
 
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench

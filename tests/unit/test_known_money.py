@@ -39,8 +39,8 @@ from stoker.policy.policy_file import parse_policy
 from stoker.read.costs import report, whole_days
 from stoker.store import job_log
 from stoker.store.job_index import IndexRecord, read_submission, write_index
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import (
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import (
     EPOCH,
     ON_DEMAND,
     SPOT_A,

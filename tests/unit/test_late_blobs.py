@@ -27,7 +27,7 @@ from stoker.store import checkpoint_manifests, job_log
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import CheckpointTooLarge, decode, encode, read_trust, trust_of
 from stoker.store.checkpoints import find_checkpoint, list_checkpoints
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 OFFERING = Offering("sim", "m", "zone-a", spot=True)
 memory, store = checkpoint_world.memory, checkpoint_world.store

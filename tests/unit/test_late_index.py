@@ -31,7 +31,7 @@ from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs, find_job
 from stoker.store.job_index import IndexRecord
-from stoker.testing.sim_data import CAPABILITIES, SPOT_A
+from tests.support.sim_data import CAPABILITIES, SPOT_A
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, 
 from stoker.model.spec import Spec, Submission
 from stoker.read.outputs import list_outputs, pull_outputs
 from stoker.store import job_log
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import SPOT_A
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import SPOT_A
 
 CLAIM = 2
 

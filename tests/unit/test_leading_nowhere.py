@@ -15,7 +15,7 @@ from stoker.model.node_facts import Activity, CheckpointRef, Exit, Heartbeat
 from stoker.model.observed import Stamped
 from stoker.model.usage_series import pack
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import NO_WORK, ON_DEMAND, at, make_exit, make_facts, make_snapshot, make_state, nodes
+from tests.support.sim_data import NO_WORK, ON_DEMAND, at, make_exit, make_facts, make_snapshot, make_state, nodes
 
 STALLED = Activity(1000.0, work=NO_WORK, utilization=(pack(60.0, [[0.0] * 20]),), devices=1)
 OFFERING = replace(ON_DEMAND, gpus=1)

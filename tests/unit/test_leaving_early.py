@@ -30,7 +30,7 @@ from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import list_checkpoints
 from stoker.store.node_facts import read_fact
 from stoker.store.parallel import run_watched
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 JOB = "job-0a1b"
 LIMIT_S = 60.0

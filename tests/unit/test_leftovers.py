@@ -15,7 +15,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
 from stoker.model.offerings import Leftover
 from stoker.model.spec import Retry
 from stoker.store import job_log
-from stoker.testing.sim_data import SPOT_A, make_spec, nodes
+from tests.support.sim_data import SPOT_A, make_spec, nodes
 
 PLACE = ("sim", "r1")
 NOW = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

@@ -29,7 +29,7 @@ from stoker.notifications.outbox import (
     tidied,
 )
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import at
+from tests.support.sim_data import at
 
 SECOND = timedelta(seconds=1)
 

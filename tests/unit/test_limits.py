@@ -10,7 +10,7 @@ from stoker.core.snapshot import JobSnapshot
 from stoker.model.log_entries import Claimed, Closed, Event, Launched
 from stoker.model.policy import NO_RULES
 from stoker.model.spec import Limits
-from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
+from tests.support.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 # Claimed at 10, launched at 20.
 RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes(2)))

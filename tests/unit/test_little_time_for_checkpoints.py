@@ -15,7 +15,7 @@ from stoker.agent.checkpoints.commit_strategies import first_to_go
 from stoker.agent.output_sync import OutputSync
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Sent
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 LIMIT_S = 60.0
 KB = 1000

@@ -28,7 +28,7 @@ from stoker.model.node_facts import Exit
 from stoker.model.observed import Known
 from stoker.store.base import Store
 from stoker.store.node_facts import read_fact
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 LIMIT_S = 60.0
 

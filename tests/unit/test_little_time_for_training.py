@@ -18,7 +18,7 @@ from plain_store import wait_for
 from stoker.agent.runtime import Command, Host
 from stoker.agent.supervise import Ending, Training, reserve
 from stoker.processes import TRAINING, make_group
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 LIMIT_S = 60.0
 

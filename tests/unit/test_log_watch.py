@@ -17,7 +17,7 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import StopAsked
 from stoker.store import job_log
 from stoker.store.base import Store
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture

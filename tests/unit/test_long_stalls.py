@@ -7,7 +7,7 @@ from long_recordings import HOUR_S, LongJob
 
 from stoker.model.log_entries import Draining
 from stoker.model.spec import Limits
-from stoker.testing.playback import AT_WORK, HUNG
+from tests.support.playback import AT_WORK, HUNG
 
 # What a window, a heartbeat, a look of the governor's and the evidence may add.
 LATE_S = 300

@@ -14,8 +14,8 @@ from stoker.governor.observe import Memory
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.model.policy import Exemption, House, Rule
 from stoker.model.spec import Limits, Retry
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state, nodes
 
 
 def life_s(*before: Event, until: date) -> float | None:

@@ -24,8 +24,8 @@ from stoker.policy import versions
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta
 from stoker.store.job_index import IndexRecord, read_index, read_summary, write_index
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import JOB, at, make_spec, make_state
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import JOB, at, make_spec, make_state
 
 OPENED = Submitted(spec_digest="d", submitter="jane")
 

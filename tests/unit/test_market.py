@@ -25,7 +25,7 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import can_be_key
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     OFFERINGS,
     ON_DEMAND,
     SPOT_A,

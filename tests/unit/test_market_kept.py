@@ -24,8 +24,8 @@ from stoker.policy.policy_file import parse_policy
 from stoker.policy.versions import write
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
 from stoker.store import job_log
-from stoker.testing.memory import Fault, Faults, MemoryStore
-from stoker.testing.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, make_spec, make_state, nodes
+from stoker.testing.memory_store import Fault, Faults, MemoryStore
+from tests.support.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, make_spec, make_state, nodes
 
 
 @dataclass

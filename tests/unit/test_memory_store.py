@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreUnavailable
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 

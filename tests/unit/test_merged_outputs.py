@@ -17,7 +17,7 @@ from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, R
 from stoker.read.outputs import list_outputs, pull_outputs
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.testing.sim_data import SPOT_A
+from tests.support.sim_data import SPOT_A
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launc
 from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.path_patterns import PathFilter, entries_of
 from stoker.model.spec import Submission
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     JOB,
     ON_DEMAND,
     SPOT_A,
@@ -149,7 +149,7 @@ def test_a_title_has_the_step_unless_its_name_tells_it() -> None:
 
 def line(save: SaveTimes | None, beat: dict[str, Any] | None = None, **left: Any) -> str:
     """The line below an attempt that was reclaimed, from the facts of its node."""
-    from stoker.testing.sim_data import hard_notice
+    from tests.support.sim_data import hard_notice
 
     exit_ = make_exit("interrupted", "notice", step=412, started=True, at_s=21.0, save=save, **left)
     facts = {2: (make_facts(2, beat=make_beat(15.0, **beat or {}), notice=hard_notice(20.0), left=exit_),)}

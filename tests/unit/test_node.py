@@ -25,7 +25,7 @@ from stoker.model.node_config import NodePaths
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known
 from stoker.store.node_facts import read_fact
-from stoker.testing.memory import Fault
+from stoker.testing.memory_store import Fault
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

@@ -32,7 +32,7 @@ from stoker.model.spec import Resources, Submission
 from stoker.providers.base import Gone
 from stoker.store import job_log, node_facts
 from stoker.store.job_index import IndexRecord, write_index
-from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, at, make_beat, make_spec, nodes
+from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, at, make_beat, make_spec, nodes
 
 A, B = "a-aaaa", "b-bbbb"
 SIM = ("sim", None)

@@ -24,8 +24,8 @@ from stoker.notifications.outbox import Outbox, Sending
 from stoker.notifications.outbox_store import Mailbox, trouble, troubles
 from stoker.notifications.senders import NotHere, NotSent
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.memory import Fault
-from stoker.testing.sim_data import at, make_spec
+from stoker.testing.memory_store import Fault
+from tests.support.sim_data import at, make_spec
 
 FAILURES = parse_policy(b"notify: [{to: 'json://one', events: [failed]}]", "p")
 

@@ -14,7 +14,16 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Launched, ResumeAsk
 from stoker.model.observed import Known
 from stoker.model.offerings import Instance, InstanceState, Leftover
 from stoker.model.spec import Retry
-from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_instance, make_snapshot, make_spec, make_state, nodes
+from tests.support.sim_data import (
+    CAPABILITIES,
+    SPOT_A,
+    at,
+    make_instance,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
 
 YOUNG_S = CAPABILITIES.newborn_s
 NOW_S = 10_000.0

@@ -16,7 +16,7 @@ from stoker.governor.serverless.schedule import Switch
 from stoker.governor.serverless.waker import Waker
 from stoker.model.errors import AuthDenied, ProviderError, StoreUnavailable, Throttled
 from stoker.policy import versions
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 WAKE = TrainingWake("bert", REGION)
 

@@ -27,7 +27,7 @@ from stoker.notifications.outbox import (
     sendable_at,
     tidied,
 )
-from stoker.testing.sim_data import at
+from tests.support.sim_data import at
 
 EMPTY = Outbox(to="https://hook.example/key", name="hook")
 

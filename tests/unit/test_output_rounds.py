@@ -19,7 +19,7 @@ from stoker.agent.output_files import OutputFiles, Source
 from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
 from stoker.store.base import FileChanged
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 PREFIX = keys.outputs(JOB, 1)
 LIMIT_S = 60.0

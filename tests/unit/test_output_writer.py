@@ -11,7 +11,7 @@ from stoker.agent.output_versions import OutputWriter
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Store
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 PLAIN = keys.outputs(JOB, 1)
 VERSIONS = keys.output_versions(JOB, 1)

@@ -14,7 +14,7 @@ from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
 from stoker.read.outputs import highest
 from stoker.store.base import Store, open_store
-from stoker.testing.memory import Fault
+from stoker.testing.memory_store import Fault
 
 LIMIT_S = 60.0
 PREFIX = keys.outputs(JOB, 1)

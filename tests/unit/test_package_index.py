@@ -13,7 +13,7 @@ from stoker.agent.fetch_code import SetupFailed
 from stoker.model import keys
 from stoker.model.package_sources import private_variables
 from stoker.model.spec import Container, Environment, PackageIndex, Wheel, wheels_target
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 URL = "https://packages.example/simple/"
 

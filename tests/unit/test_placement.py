@@ -10,7 +10,7 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked, StopAsked
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Spec
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     OFFERINGS,
     ON_DEMAND,
     SPOT_A,

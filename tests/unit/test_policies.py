@@ -11,7 +11,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreUnavailable, UserError
 from stoker.policy import versions
 from stoker.policy.reader import HouseReader
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 ONE, TWO = "rules: [{max_nodes: 1}]\n", "rules: [{max_nodes: 2}]\n"
 

@@ -19,7 +19,7 @@ from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from stoker.submit import policy_check
 from stoker.submit.policy_check import Forecast, bound_value, forecast, heed, heed_used
-from stoker.testing.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
+from tests.support.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 
 # A job of one hour at $1 or $3 an hour, with ten minutes for the start and the time to save.
 HOUR = make_spec(limits=Limits(max_runtime_s=3600.0))

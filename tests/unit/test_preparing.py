@@ -26,7 +26,7 @@ from stoker.agent.node import Node
 from stoker.model import keys
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.processes import Stat, process_table
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 PARENT = """
 import subprocess, sys

@@ -17,7 +17,7 @@ from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import list_checkpoints
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 memory = checkpoint_world.memory
 

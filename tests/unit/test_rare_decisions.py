@@ -36,7 +36,7 @@ from stoker.model.policy import Diagnosis
 from stoker.notifications.events import MOST_LINES, Told, compose, leftover_name, line
 from stoker.notifications.outbox import PAUSES, SENDING, Outbox, begun, delivered, failed, unopened
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     SPOT_A,
     SPOT_B,
     at,

@@ -26,9 +26,9 @@ from stoker.store import job_index
 from stoker.store.base import Meta
 from stoker.store.job_index import IndexRecord, write_index
 from stoker.store.log_chunks import MAX_READ_BYTES, Segment, encode_segment
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import SPOT_A, at, make_spec
-from stoker.testing.sim_data import nodes as nodes_of
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import SPOT_A, at, make_spec
+from tests.support.sim_data import nodes as nodes_of
 
 A, B = "a-aaaa", "b-bbbb"
 RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes_of(2)))

@@ -19,7 +19,7 @@ from stoker.store import job_index, job_log
 from stoker.submit import shared_objects
 from stoker.submit.shared_objects import Shared, references
 from stoker.submit.uploads import collect as collect_uploads
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)

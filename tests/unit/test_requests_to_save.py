@@ -19,7 +19,7 @@ from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.checkpoints.write_history import Mark
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Sent
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Spec
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, make_state, nodes
+from tests.support.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, make_state, nodes
 
 HOUR = 3600.0
 TODAY = EPOCH.date()

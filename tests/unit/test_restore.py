@@ -32,7 +32,7 @@ from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import EVERYTHING, encode
 from stoker.store.checkpoints import choose, list_checkpoints, parse_key, pull, safe_link, safe_path
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture(params=["memory", "folder"])

@@ -15,7 +15,7 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Waste
 from stoker.model.node_facts import Activity, CheckpointRef, Exit, FailureCause, Heartbeat, Trend
 from stoker.model.observed import Unknown
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     SPOT_A,
     at,
     make_beat,

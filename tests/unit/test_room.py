@@ -23,7 +23,7 @@ from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
 from stoker.store import job_log
 from stoker.store.base import open_store
-from stoker.testing.sim_data import at, make_snapshot, make_spec
+from tests.support.sim_data import at, make_snapshot, make_spec
 
 HERE = Offering("sim", "m1", "a", spot=False, price=0.0, on_demand_price=0.0, most_nodes=1)
 TWO = replace(HERE, most_nodes=2)

@@ -24,7 +24,7 @@ from stoker.model.node_config import NodeConfig
 from stoker.providers.base import Contained, Remade
 from stoker.providers.sagemaker.bootstrap import who
 from stoker.providers.sagemaker.machine import ASKED, GRACE_S, SageMakerMachine
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 TAG = f"cp3{min(sys.version_info[1], 11)}-{ {'aarch64': 'arm64'}.get(platform.machine(), platform.machine()) }"
 CONFIG = NodeConfig("s3://b/p", "sagemaker", "gpt-7f3k", 4, 1, 2, "stoker-0-gpt-7f3k-4x2.algo-2")

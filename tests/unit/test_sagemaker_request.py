@@ -95,8 +95,8 @@ def test_the_requests_are_the_golden_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_the_model_of_the_service_takes_them(name: str) -> None:
-    shapes = pytest.importorskip("stoker.testing.sagemaker.shapes")
-    from stoker.testing.sagemaker.asking import refusal
+    shapes = pytest.importorskip("tests.support.sagemaker.shapes")
+    from tests.support.sagemaker.asking import refusal
 
     asked = params(ORDERS[name]) | {"RoleArn": "arn:aws:iam::123456789012:role/trainer"}
     assert shapes.check("CreateTrainingJob", asked) == []

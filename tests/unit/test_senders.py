@@ -24,9 +24,9 @@ from stoker.notifications.events import Told, compose
 from stoker.notifications.json_body import body
 from stoker.notifications.senders import NotHere, NotSent, PartlySent, open_sender
 from stoker.notifications.sns_sender import _message
-from stoker.testing.servers import moto_server, s3_server
-from stoker.testing.sim_data import at
-from stoker.testing.webhooks import webhook
+from tests.support.servers import moto_server, s3_server
+from tests.support.sim_data import at
+from tests.support.webhooks import webhook
 
 EVENT = Told("failed", "gpt-7f3k", at(0), "exit code 1 – “NaN”", seq=9, name="gpt", tags={"team": "nlp"}, cost=1.5)
 LETTER = compose("m-1", "s3://b/p", (EVENT,))

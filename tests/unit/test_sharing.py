@@ -13,7 +13,7 @@ from stoker.maintenance.delete import remove_job
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
 from stoker.store.base import Meta
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 URL = "s3://bucket/data"
 KEY = keys.shared_files("job-1", "data")

@@ -15,7 +15,7 @@ from stoker.model.errors import StoreDenied
 from stoker.read.job_list import list_jobs
 from stoker.store import job_index
 from stoker.store.parallel import each_in_order
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 WORKERS = 8
 # Reads that are made at the same time, at least.

@@ -14,7 +14,7 @@ from stoker.agent.checkpoints.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.checkpoints.folder_snapshot import Signature, copy_stable, hold, scan, signature_of
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture

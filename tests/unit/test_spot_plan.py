@@ -17,7 +17,7 @@ from stoker.policy import versions
 from stoker.providers.offerings import fewest_gpus
 from stoker.store.base import Store, open_store
 from stoker.submit.policy_check import heed
-from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec
+from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec
 
 JOB = """
 run: python train.py

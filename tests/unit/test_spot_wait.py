@@ -20,7 +20,7 @@ from stoker.model.spec import Limits, Spec, Spot
 from stoker.policy.policy_file import parse_policy
 from stoker.submit.policy_check import as_housed, heed
 from stoker.submit.prepare import fitting_offerings
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     OFFERINGS,
     ON_DEMAND,
     SPOT_A,

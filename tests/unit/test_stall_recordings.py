@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.testing.playback import AT_WORK, HUNG, RECORDED, RULE, play
+from tests.support.playback import AT_WORK, HUNG, RECORDED, RULE, play
 
 
 @pytest.mark.parametrize("name", sorted(AT_WORK))

@@ -18,7 +18,7 @@ from stoker.model.policy import Stall, Utilization
 from stoker.model.spec import Gpus, Limits, Resources
 from stoker.model.usage_series import pack
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import (
+from tests.support.sim_data import (
     AT_WORK,
     NO_WORK,
     ON_DEMAND,

@@ -22,8 +22,8 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
 from stoker.read.logs import Line
 from stoker.store import job_index, job_log
-from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import JOB, at, make_beat, make_spec, make_state, nodes
+from stoker.testing.memory_store import MemoryStore
+from tests.support.sim_data import JOB, at, make_beat, make_spec, make_state, nodes
 
 NOW = datetime(2026, 11, 16, tzinfo=timezone.utc)
 BEAT = Heartbeat(

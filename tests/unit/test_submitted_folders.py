@@ -18,7 +18,7 @@ from stoker.submit import system_folders
 from stoker.submit.check_inputs import localise_input
 from stoker.submit.kept_folders import check_kept_folders
 from stoker.submit.system_folders import check_code_folder, check_input_folder, made_up
-from stoker.testing.sim_data import CAPABILITIES, make_spec
+from tests.support.sim_data import CAPABILITIES, make_spec
 
 HERE = replace(CAPABILITIES, here=True)
 

@@ -31,7 +31,7 @@ from stoker.agent.checkpoints.write_history import STREAM_S
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import Sent, Store
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 LIMIT_S = 60.0
 

@@ -23,7 +23,7 @@ from stoker.agent.checkpoints.folder_snapshot import IGNORED
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Store
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

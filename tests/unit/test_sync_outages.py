@@ -21,7 +21,7 @@ from checkpoint_world import (
 
 from stoker.model import keys
 from stoker.store.base import Store
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 # Fixtures that all tests of checkpoints share.
 store, memory, world = checkpoint_world.store, checkpoint_world.memory, checkpoint_world.world

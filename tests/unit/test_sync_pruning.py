@@ -23,7 +23,7 @@ from stoker.model import keys
 from stoker.model.errors import StoreDenied
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 # Fixtures that all tests of checkpoints share.
 store, memory = checkpoint_world.store, checkpoint_world.memory

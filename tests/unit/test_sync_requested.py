@@ -20,7 +20,7 @@ from test_sync import Meddling
 from stoker.agent.checkpoints.commit_requests import CommitRequest
 from stoker.agent.checkpoints.commit_strategies import pick
 from stoker.store.base import Sent, Store
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 # Fixtures that all tests of checkpoints share.
 store, memory, world = checkpoint_world.store, checkpoint_world.memory, checkpoint_world.world

@@ -14,7 +14,7 @@ from checkpoint_world import World, age, checkpoints, manifest_keys, memory_stor
 from test_sync import LIMIT_S
 
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.memory_store import Fault, MemoryStore
 
 
 @pytest.fixture

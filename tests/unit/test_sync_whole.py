@@ -15,7 +15,7 @@ from checkpoint_world import JOB, World, age, checkpoints, restored_content, wri
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 LIMIT_S = 60.0
 DIED = TrainingEnd("died")

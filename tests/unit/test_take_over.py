@@ -142,7 +142,7 @@ def test_only_what_can_be_read_tells_where_a_job_runs(store: Store) -> None:
 
 
 def test_a_provider_that_is_not_installed_may_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.testing.sim_data import make_spec
+    from tests.support.sim_data import make_spec
 
     def unknown(_: str) -> None:
         raise SpecError("there is no provider called sim")

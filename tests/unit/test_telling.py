@@ -23,7 +23,7 @@ from stoker.model.log_entries import (
 from stoker.model.policy import Channel, House
 from stoker.notifications.events import MOST_LINES, Told, compose, line, orphan, orphans, shortened, tell, wants
 from stoker.policy.policy_file import parse_policy
-from stoker.testing.sim_data import JOB, ON_DEMAND, SPOT_A, SPOT_B, at, entries, make_spec, make_state, nodes
+from tests.support.sim_data import JOB, ON_DEMAND, SPOT_A, SPOT_B, at, entries, make_spec, make_state, nodes
 
 HOUSE = parse_policy(
     b"rules:\n- {stall: {}}\n- {max_cost: 5, audit: true}\n- {name: slow, min_gpu_utilization: {value: 80%}}\n", "p"

@@ -19,8 +19,8 @@ from stoker.notifications.dispatcher import News, Send, Teller
 from stoker.notifications.events import Letter
 from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import SPOT_B, at, make_spec
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import SPOT_B, at, make_spec
 
 
 def test_without_a_channel_there_is_a_look_at_what_others_left_and_no_more() -> None:

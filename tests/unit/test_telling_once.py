@@ -30,9 +30,9 @@ from stoker.notifications.outbox_store import troubles
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
-from stoker.testing.memory import Fault
-from stoker.testing.sim_data import SPOT_A, at, make_spec
-from stoker.testing.webhooks import webhook
+from stoker.testing.memory_store import Fault
+from tests.support.sim_data import SPOT_A, at, make_spec
+from tests.support.webhooks import webhook
 
 
 @pytest.mark.parametrize("place", ["folder", "s3"])

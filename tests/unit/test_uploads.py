@@ -21,7 +21,7 @@ from stoker.model.spec import Input, Spec
 from stoker.providers import registry
 from stoker.submit import send, uploads
 from stoker.submit.local_environment import localise
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 
 class Clock:

@@ -32,7 +32,7 @@ from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.testing.webhooks import webhook
+from tests.support.webhooks import webhook
 
 
 class World:

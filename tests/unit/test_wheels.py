@@ -16,9 +16,9 @@ from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Spec, Submission
 from stoker.submit import wheels
 from stoker.submit.wheels import Gathered, Target, gather, send
-from stoker.testing.memory import MemoryStore
-from stoker.testing.package_index import PackageIndex as Running
-from stoker.testing.package_index import make_wheel, package_index
+from stoker.testing.memory_store import MemoryStore
+from tests.support.package_index import PackageIndex as Running
+from tests.support.package_index import make_wheel, package_index
 
 PASSWORD = "hunter2/%#x y"
 X86 = Target("3.12", "x86_64")

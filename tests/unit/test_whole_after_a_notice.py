@@ -20,7 +20,7 @@ from stoker.agent.checkpoints.whole_units import TrainingEnd, UnitJudge
 from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, Mark, WriteHistory
 from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, Writing
-from stoker.testing.memory import MemoryStore
+from stoker.testing.memory_store import MemoryStore
 
 memory = checkpoint_world.memory
 

@@ -11,7 +11,7 @@ from stoker.model.observed import Known
 from stoker.providers.base import Gone
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
-from stoker.testing.sim_data import make_beat, make_facts
+from tests.support.sim_data import make_beat, make_facts
 
 
 class Described:

@@ -22,8 +22,8 @@ from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Warned
 from stoker.model.node_config import NodeConfig, NodePaths
-from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import make_state
+from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.sim_data import make_state
 
 SECRET = "hunter2-hunter2"
 CHILD = """

@@ -7,7 +7,7 @@ from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, R
 from stoker.model.spec import Spec, Submission
 from stoker.store import job_log
 from stoker.store.base import Store
-from stoker.testing.sim_data import SPOT_A
+from tests.support.sim_data import SPOT_A
 
 
 def submit(store: Store, job: str, spec: Spec) -> None:

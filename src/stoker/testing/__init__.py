@@ -1,1 +1,1 @@
-"""Importable contract suites and fakes, for Stoker and for whoever extends it."""
+"""Contract suites of stores and providers, and a store in memory, to inherit and to test against."""
