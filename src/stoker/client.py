@@ -22,7 +22,7 @@ from pathlib import Path
 from stoker.core.hold import hold_of
 from stoker.core.policy_rules import names_submitters
 from stoker.core.snapshot import Action, JobSnapshot
-from stoker.core.summary import Summary, summarize
+from stoker.core.summary import Summary
 from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.handover_guard import Guard, guarding
@@ -46,27 +46,23 @@ from stoker.model.errors import NotFound, ProviderError, StoreDenied, StoreError
 from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords
 from stoker.model.log_entries import Event, Outcome, ResumeAsked, StopAsked
-from stoker.model.node_facts import NodeFacts
-from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.notifications import check_channels
 from stoker.providers import registry
-from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
-from stoker.providers.console_links import Seat
+from stoker.providers.base import Interrupts, KnowsLimits, Provider, Reachable, Visit, Way
 from stoker.read.api import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
+from stoker.read.job_status import half_removed, look, summary
 from stoker.read.resume_plan import ResumePlan, plan_resume
-from stoker.store import job_index, job_log, node_facts
-from stoker.store.base import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_any
 from stoker.store.find_job import find_job
-from stoker.store.home import default_store_url
 from stoker.submit.check_inputs import check_readable
 from stoker.submit.identity import identified
 from stoker.submit.kept_folders import check_kept_folders
 from stoker.submit.local_environment import localise, store_environ
 from stoker.submit.policy_check import heed, heed_used, house_of
 from stoker.submit.prepare import (
-    KnowsLimits,
     Prepared,
     architectures,
     check_reached,
@@ -87,14 +83,6 @@ RETIRE_S = 20.0
 DEFAULT_GRACE_S = 30.0
 
 AnyJob = Job | Spec | str | os.PathLike[str]
-
-
-@checks_keywords
-def open_any(store: str | Store | None = None) -> Store:
-    """The store that is meant. Raises UserError for a URL that cannot be one."""
-    if store is None or isinstance(store, str):
-        return open_store(store or default_store_url())
-    return store
 
 
 # ── Submitting ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,62 +227,6 @@ def _wait(opened: Store, found: str, timeout: float | None, guard: Guard) -> Sum
                 raise TimeoutError(f"{found} has not ended within {timeout:g} s")
             wake_in_s = left_s if wake_in_s is None else min(wake_in_s, left_s)
         governor.sleep(wake_in_s)
-
-
-@checks_keywords
-def summary(job: str, store: str | Store | None = None) -> Summary:
-    """The job as it is now, from its log and the facts of its nodes. Raises UserError when there is no such job."""
-    return look(job, open_any(store)).summary
-
-
-@checks_keywords
-def look(job: str, store: Store) -> job_index.IndexRecord:
-    """The job as it is now: its state, and in short. Raises UserError when there is no such job."""
-    found = find_job(store, job)
-    record = job_index.read_index(store, found)
-    state = job_log.read(store, found, record.state if record is not None else None)
-    if state is None or store.head(keys.log_entry(found, 1)) is None:
-        raise _half_removed(found)
-    submission = job_index.read_submission(store, state)
-    told = {claim.number: node_facts.read_claim(store, found, claim) for claim in state.attempts}
-    waiting = record.summary.reason if record is not None and state.ended is None else ""
-    short = summarize(state, submission, told, _now(told), waiting)
-    return job_index.IndexRecord(state=state, summary=_linked(short, state, submission.spec, store.url))
-
-
-def _linked(short: Summary, state: JobState, spec: Spec, store: str) -> Summary:
-    """With the names of its machines, and the addresses where people find them and their logs in a browser."""
-    attempts = []
-    for attempt in short.attempts:
-        links, claim = registry.links(attempt.provider), state.claim(attempt.claim)
-        if links is None or claim is None:
-            attempts.append(attempt)
-            continue
-        region = claim.offering.region
-        nodes = tuple(
-            replace(
-                node,
-                name=links.name(Seat(store, short.id, claim.number, attempt.n, claim.nodes, node.rank)),
-                link=links.machine(node.instance, region),
-                log_link=links.log(spec.logs, short.id, attempt.n, node.rank, region),
-                logs_query=links.own_logs(node.instance, region),
-                logs_link=links.own_logs_link(node.instance, region),
-            )
-            for node in attempt.nodes
-        )
-        attempts.append(replace(attempt, nodes=nodes))
-    return replace(short, attempts=tuple(attempts))
-
-
-def _now(told: dict[int, tuple[NodeFacts, ...]]) -> datetime:
-    """The store's time, as near as it can be had without writing: ours, but never before the newest fact."""
-    beats = [
-        node.heartbeat.value.modified
-        for nodes in told.values()
-        for node in nodes
-        if isinstance(node.heartbeat, Known) and node.heartbeat.value is not None
-    ]
-    return max([datetime.now(timezone.utc), *beats])
 
 
 # ── Steering ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -571,12 +503,8 @@ def _state(store: Store, job: str) -> JobState:
 
 def _present(job: str, state: JobState | None) -> JobState:
     if state is None:
-        raise _half_removed(job)
+        raise half_removed(job)
     return state
-
-
-def _half_removed(job: str) -> UserError:
-    return UserError(f"{job} was not submitted, or is half removed; `stoker rm {job}` clears it away")
 
 
 __all__ = [

@@ -16,9 +16,9 @@ from xml.sax.saxutils import escape
 import pytest
 from input_machine import Machine, tree
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.inputs import cache
 from stoker.agent.inputs.service import Inputs
+from stoker.model.errors import SetupFailed
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from tests.support.servers import isolated, pytest_isolated

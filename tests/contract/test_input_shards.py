@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 from input_machine import Machine, tree
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.inputs import source
 from stoker.model import keys
+from stoker.model.errors import SetupFailed
 from stoker.model.spec import Input
 from stoker.store.base import open_store
 from tests.support.servers import S3Server, isolated, pytest_isolated

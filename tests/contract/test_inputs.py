@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 from input_machine import Machine, tree
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.inputs import cache, download, service, source
 from stoker.agent.inputs.service import Inputs
+from stoker.model.errors import SetupFailed
 from stoker.model.spec import Input
 from stoker.store.base import Meta, open_store
 from tests.support.gcs import GcsServer

@@ -14,9 +14,9 @@ import pytest
 
 from stoker.agent.environment import apt
 from stoker.agent.environment.steps import Steps
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.logs.log_pump import say
 from stoker.agent.runtime import Host
+from stoker.model.errors import SetupFailed
 from stoker.model.spec import PackageIndex
 from stoker.processes import TRAINING, make_group
 from tests.support.deb_repository import Deb, deb_repository, make_deb

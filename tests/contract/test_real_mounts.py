@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.inputs import mount
 from stoker.agent.inputs.service import Inputs
+from stoker.model.errors import SetupFailed
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.processes.unmounting import mounted_below, unmount_below

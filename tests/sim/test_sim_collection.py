@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stoker.maintenance import delete
 from stoker.submit import send, shared_objects
 from tests.support.sim_collection import simulate_collection
 
@@ -32,14 +31,14 @@ def marks_are_not_looked_for(patch: Patch) -> None:
 
 
 def jobs_are_read_once(patch: Patch) -> None:
-    read = delete._References.read
+    read = shared_objects._References.read
 
     def once(self: Any, kind: str) -> set[str]:
         if not hasattr(self, "first"):
             self.first = read(self, kind)
         return set(self.first)
 
-    patch.setattr(delete._References, "read", once)
+    patch.setattr(shared_objects._References, "read", once)
 
 
 def names_are_used_again(patch: Patch) -> None:

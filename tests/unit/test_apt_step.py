@@ -9,7 +9,7 @@ import pytest
 
 from stoker.agent.environment import apt
 from stoker.agent.environment.steps import Step
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 from stoker.model.spec import PackageIndex
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -19,12 +19,11 @@ from checkpoint_world import JOB, content, memory_store
 from stoker.agent.checkpoints.restore import restore_newest
 from stoker.agent.checkpoints.resume_from import FromJob, import_checkpoint
 from stoker.agent.environment.index import PackedWheels
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.fetch_programs import fetch_program, tool_name
 from stoker.agent.inputs.cache import Kept
 from stoker.agent.inputs.download import Fetch
 from stoker.model import keys
-from stoker.model.errors import StokerError
+from stoker.model.errors import SetupFailed, StokerError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.model.spec import Wheel
 from stoker.read.outputs import OutputFile, pull_outputs

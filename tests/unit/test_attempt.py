@@ -23,9 +23,9 @@ from stoker.agent import attempt as life_module
 from stoker.agent.attempt import Life
 from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
 from stoker.agent.checkpoints.folder_snapshot import scan
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.setup import Readying
 from stoker.model import keys
+from stoker.model.errors import SetupFailed
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Closed, Draining, StopAsked
 from stoker.model.node_facts import Exit, Manifest, NoticeFact

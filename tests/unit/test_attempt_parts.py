@@ -21,14 +21,13 @@ from stoker.agent.checkpoints.restore import Restored
 from stoker.agent.checkpoints.sync import SyncStatus
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.exit_report import Trained, make_exit
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.metrics import Progress
 from stoker.agent.output_files import Baseline
 from stoker.agent.peers import PeerLeft
 from stoker.agent.rendezvous import Agreement
 from stoker.agent.shutdown_budget import Closing
 from stoker.agent.supervise import Ended, Ending
-from stoker.model.errors import StoreUnavailable
+from stoker.model.errors import SetupFailed, StoreUnavailable
 from stoker.model.log_entries import Closed
 from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat, NoticeFact, SaveTimes, Trend, Usage
 from stoker.model.spec import Checkpoints, Environment, Spec, Submission

@@ -18,8 +18,8 @@ from stoker.agent.environment.index import PackedWheels, PrivateIndex
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python, find, is_plain, put_first
 from stoker.agent.environment.steps import Answer
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command
+from stoker.model.errors import SetupFailed
 from stoker.model.spec import Container, Environment, PackageIndex, Spec, Submission, Wheel
 
 BASE = Python(

@@ -12,12 +12,12 @@ from foreign_world import REGION, World
 
 from stoker.cli import main
 from stoker.cli.run import _abridged
-from stoker.external_jobs import index
-from stoker.external_jobs.index import Row
 from stoker.model import codec, keys
 from stoker.policy import versions
 from stoker.providers import registry
+from stoker.store import external_job_index
 from stoker.store.base import Store, open_store
+from stoker.store.external_job_index import Row
 
 Stoker = Callable[..., tuple[int, str, str]]
 TOPIC = "sns:arn:aws:sns:us-east-1:111122223333:t"
@@ -174,7 +174,9 @@ def test_who_names_a_training_job_of_others_is_told_what_helps(
     assert "there is no job 'bert'" in stoker(*words, "bert")[2]
     versions.write(store, f"sagemaker: {{regions: [{REGION}]}}", "jane")
     now = datetime.now(timezone.utc)
-    index.write(store, REGION, {"bert": Row("bert", REGION, "bert", "InProgress", "Training", now, now)}, now)
+    external_job_index.write(
+        store, REGION, {"bert": Row("bert", REGION, "bert", "InProgress", "Training", now, now)}, now
+    )
     code, _, said = stoker(*words, "bert")
     assert code == 2 and said.startswith("stoker: bert is a training job of others, on SageMaker in us-east-1")
     assert helps in said

@@ -24,6 +24,7 @@ from stoker.model.observed import Unknown
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
 from stoker.policy import versions
+from stoker.read import job_status
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs
@@ -523,10 +524,10 @@ def test_the_time_is_never_before_the_newest_word_of_a_node() -> None:
     """A computer whose clock is late would tell of spans that have not begun."""
     far_s = 1e9
     beats = (make_facts(2, beat=make_beat(far_s)), make_facts(2, 1, beat=make_beat(far_s + 5)), make_facts(2, 2))
-    assert client._now({2: beats, 5: ()}) == at(far_s + 5)
+    assert job_status._now({2: beats, 5: ()}) == at(far_s + 5)
     before = datetime.now(timezone.utc)
     old = replace(make_facts(2), heartbeat=Unknown("nobody answered"))
-    assert before <= client._now({2: (old, make_facts(2, beat=make_beat(0.0)))}) <= datetime.now(timezone.utc)
+    assert before <= job_status._now({2: (old, make_facts(2, beat=make_beat(0.0)))}) <= datetime.now(timezone.utc)
 
 
 def test_what_a_job_waits_for_is_told_until_it_has_ended(store: Store) -> None:

@@ -12,7 +12,7 @@ import pytest
 from installing_machine import Bench
 
 from stoker.agent.environment.conda import Conda, Made, is_here
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 from stoker.model.spec import Environment, PackageIndex
 
 # Notes its variables and arguments, and makes a prefix: with a Python where the file asks for one.

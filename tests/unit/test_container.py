@@ -22,9 +22,9 @@ from stoker.agent.container import container as container_module
 from stoker.agent.container import host_devices
 from stoker.agent.container.container import Container, ContainerRun
 from stoker.agent.container.host_devices import Surroundings, look
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command, Mount, View
 from stoker.model import codec, keys
+from stoker.model.errors import SetupFailed
 from stoker.model.node_facts import ImageFact
 from stoker.model.spec import Container as ContainerSpec
 from stoker.model.spec import Environment, Gpus, Resources, Spec, Submission

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.agent.container.engine import Answer, Engine
 from stoker.agent.container.field_errors import complaint
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 
 
 @pytest.fixture

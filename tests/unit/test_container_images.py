@@ -20,7 +20,7 @@ from stoker.agent.container.engine import Engine
 from stoker.agent.container.images import Images, pull_arguments
 from stoker.agent.container.pipes import ENTER, Door
 from stoker.agent.container.registry_login import Login
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 from stoker.model.node_facts import ImageFact
 from stoker.processes.container_sweep import Record, container_name, read_record, record_of, sweep, write_record
 

@@ -9,8 +9,8 @@ import pytest
 from stoker.agent.container import symlinks
 from stoker.agent.container.create_command import Blueprint, places
 from stoker.agent.container.symlinks import Leads
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Mount
+from stoker.model.errors import SetupFailed
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from stoker.external_jobs import index
 from stoker.external_jobs.clone_chain import Stopping
 from stoker.external_jobs.gpu_alarms import Host, WantedAlarm
 from stoker.model.errors import AuthDenied
+from stoker.store import external_job_index
 
 
 def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:
@@ -353,7 +354,7 @@ def test_a_tick_removes_alarms_of_a_job_that_is_listed_nowhere() -> None:
     # Somebody's late reply; and lists have forgotten the job for long.
     world.account.rings = left
     world.account.clock.move(48 * HOUR_S)
-    index.write(world.store, REGION, {}, world.account.clock.now())
+    external_job_index.write(world.store, REGION, {}, world.account.clock.now())
     world.governor.tick()
     assert world.account.rings == {}
 

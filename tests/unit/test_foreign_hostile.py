@@ -17,6 +17,7 @@ from stoker.external_jobs.aws_account import ForeignAccount
 from stoker.external_jobs.clone_chain import Cloned, FamilyEntry, FamilyEvent, FamilyRecord, GaveUp, Told
 from stoker.external_jobs.failure_diagnosis import diagnose
 from stoker.external_jobs.notifications import Whose
+from stoker.external_jobs.waker import Foreign
 from stoker.governor.serverless.events import Tick
 from stoker.governor.serverless.waker import Waker
 from stoker.model import keys
@@ -210,7 +211,8 @@ def test_what_stoker_itself_started_is_governed_as_a_job(tmp_path: Path, monkeyp
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     store = open_store((tmp_path / "store").as_uri())
     job = woken_world.submit(store, tmp_path)
-    Waker(store, woken_world.Clock(), name="test", fleet=woken_world.fleet(store, woken_world.Cloud())).handle([Tick()])
+    fleet = woken_world.fleet(store, woken_world.Cloud())
+    Waker(store, woken_world.Clock(), name="test", foreign=Foreign(store, "test"), fleet=fleet).handle([Tick()])
     (claim,) = woken_world.state_of(store, job).claims
     world = World("- tags: {team: [vision]}", store=store)
     ours = names.training_job(store.url, job, claim.number, 2)

@@ -81,7 +81,7 @@ def test_those_that_ring_all_the_time_leave_their_turn_to_others(monkeypatch: py
 def test_all_that_is_listed_yet_is_known_and_not_asked_about_again(
     monkeypatch: pytest.MonkeyPatch, ago_s: float
 ) -> None:
-    monkeypatch.setattr("stoker.external_jobs.index._MOST_ENDED", 5)
+    monkeypatch.setattr("stoker.store.external_job_index._MOST_ENDED", 5)
     world = World()
     for number in range(12):
         world.account.start(f"sweep-{number}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from foreign_world import CAPACITY, HOUR_S, INTERNAL, REGION, WASTE, World, kinds
 
-from stoker.external_jobs import govern, index
-from stoker.external_jobs.govern import Looked
+from stoker.external_jobs import govern
 from stoker.external_jobs.gpu_alarms import Alarm
+from stoker.governor.serverless.external_jobs import Looked
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
+from stoker.store import external_job_index
 
 UNREADABLE = b'{"text": "rules: [{no_such: 1}]", "author": "newer"}'
 
@@ -87,7 +88,7 @@ def test_a_plan_tells_of_jobs_that_ended_lately_and_does_nothing() -> None:
     world.account.clock.move(HOUR_S)
     planned = world.governor.plan()
     assert any(line.startswith("bert: ") for line in planned.done) and planned.problems == {}
-    assert world.clones == [] and kinds(world) == [] and index.read(world.store, REGION).rows == {}
+    assert world.clones == [] and kinds(world) == [] and external_job_index.read(world.store, REGION).rows == {}
     assert not any(operation == "CreateTrainingJob" for operation, _ in world.account.calls)
 
 
@@ -140,5 +141,5 @@ def test_an_alarm_about_what_can_be_no_job_hides_no_other(monkeypatch: pytest.Mo
     world.account.rings[odd] = Alarm(odd, "-odd/algo-1", ringing=True)
     monkeypatch.setattr(govern.random, "shuffle", lambda names: names.sort())
     world.governor.tick()
-    assert index.read(world.store, REGION).rows.keys() == {"bert"}
+    assert external_job_index.read(world.store, REGION).rows.keys() == {"bert"}
     assert {name for operation, name in world.account.calls if operation == "DescribeTrainingJob"} == {"bert"}

@@ -8,7 +8,6 @@ from datetime import date
 import pytest
 from foreign_world import HOUR_S, REGION, World, events
 
-from stoker.external_jobs import index
 from stoker.external_jobs.clone_chain import Told
 from stoker.governor.budget_tracker import Bookkeeper
 from stoker.governor.cost_ledger import read_spent
@@ -20,6 +19,7 @@ from stoker.model.policy import House
 from stoker.policy.versions import current, house
 from stoker.providers.price_table import Price
 from stoker.read.cost_records import read_accounts
+from stoker.store import external_job_index
 from stoker.store.base import Store
 
 BUDGET = "- {name: money, budget: {dollars: 100, period: month, by: team}}"
@@ -64,7 +64,7 @@ def test_what_has_left_the_list_still_counts() -> None:
     world.account.start(training_s=HOUR_S, **SPOTLESS)
     world.account.jobs.enter(world.account.job(), "Completed")
     world.wake()
-    index.write(world.store, REGION, {}, world.account.clock.now())
+    external_job_index.write(world.store, REGION, {}, world.account.clock.now())
     assert read_expenses(world.store, rules_of(world)) == [] and spent(world) == (20.0, ())
 
 
@@ -151,7 +151,7 @@ def test_what_stoker_itself_started_is_counted_as_a_job() -> None:
     world = World(BUDGET)
     world.account.start(training_s=HOUR_S, **SPOTLESS)
     world.wake()
-    rows = index.read(world.store, REGION).rows
+    rows = external_job_index.read(world.store, REGION).rows
     ours = {name: replace(row, own=True) for name, row in rows.items()}
-    index.write(world.store, REGION, ours, world.account.clock.now())
+    external_job_index.write(world.store, REGION, ours, world.account.clock.now())
     assert read_expenses(world.store, rules_of(world)) == []

@@ -11,12 +11,15 @@ from stoker.external_jobs import chain_log, index
 from stoker.external_jobs.aws_account import Listed
 from stoker.external_jobs.clone_chain import FamilyRecord, Stopping
 from stoker.external_jobs.dispatcher import ForeignTeller
-from stoker.external_jobs.govern import Looked, _with_troubles
-from stoker.external_jobs.index import ForeignIndex, Row, is_due
+from stoker.external_jobs.govern import _with_troubles
+from stoker.external_jobs.index import is_due
+from stoker.governor.serverless.external_jobs import Looked
 from stoker.model import keys
 from stoker.model.policy import House
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
+from stoker.store import external_job_index
+from stoker.store.external_job_index import ForeignIndex, Row
 from stoker.testing.memory_store import MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
@@ -60,8 +63,8 @@ def test_only_regions_that_are_governed_are_told_of_and_not_our_own_jobs() -> No
     store = MemoryStore(lambda: NOW)
     versions.write(store, "sagemaker: {regions: [us-east-1]}", "jane")
     rows = {"bert": ROW, "mine": replace(ROW, name="mine", own=True)}
-    index.write(store, "us-east-1", rows, NOW)
-    index.write(store, "eu-west-1", {"old": replace(ROW, name="old")}, NOW)
+    external_job_index.write(store, "us-east-1", rows, NOW)
+    external_job_index.write(store, "eu-west-1", {"old": replace(ROW, name="old")}, NOW)
     assert [each.id for each in index.summaries(store)] == ["bert"]
     versions.write(store, "rules: []", "jane")
     assert index.summaries(store) == []
@@ -69,9 +72,9 @@ def test_only_regions_that_are_governed_are_told_of_and_not_our_own_jobs() -> No
 
 def test_an_index_that_cannot_be_read_is_empty() -> None:
     store = MemoryStore(lambda: NOW)
-    assert index.read(store, "us-east-1") == ForeignIndex()
+    assert external_job_index.read(store, "us-east-1") == ForeignIndex()
     store.put(keys.foreign_index("us-east-1"), b"[]")
-    assert index.read(store, "us-east-1") == ForeignIndex()
+    assert external_job_index.read(store, "us-east-1") == ForeignIndex()
 
 
 def test_those_that_ended_long_ago_are_forgotten_beyond_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,24 +88,24 @@ def test_those_that_ended_long_ago_are_forgotten_beyond_the_newest(monkeypatch: 
     old = replace(ROW, name="runs", created_at=NOW - timedelta(days=9), modified_at=None)
     rows = [ended("newest", 30), ended("listed", 31), ended("gone", 40), old]
     late = [ended("a", 1), ended("b", 25), ended("c", 25.1)]
-    index.write(store, "r", {row.name: row for row in rows}, NOW)
-    assert index.read(store, "r").rows.keys() == {"newest", "runs"}
-    index.write(store, "r", {row.name: row for row in late}, NOW)
-    assert index.read(store, "r").rows.keys() == {"a", "b"}, "what is listed yet is kept, however many"
+    external_job_index.write(store, "r", {row.name: row for row in rows}, NOW)
+    assert external_job_index.read(store, "r").rows.keys() == {"newest", "runs"}
+    external_job_index.write(store, "r", {row.name: row for row in late}, NOW)
+    assert external_job_index.read(store, "r").rows.keys() == {"a", "b"}, "what is listed yet is kept, however many"
 
 
 def test_a_few_that_ended_days_ago_are_still_listed() -> None:
     store, moment = MemoryStore(lambda: NOW), NOW - timedelta(days=3)
     old = [replace(ROW, name=f"j{n}", created_at=moment, modified_at=moment, ended_at=moment) for n in range(100)]
-    index.write(store, "r", {row.name: row for row in old}, NOW)
-    assert len(index.read(store, "r").rows) == 100
+    external_job_index.write(store, "r", {row.name: row for row in old}, NOW)
+    assert len(external_job_index.read(store, "r").rows) == 100
 
 
 def test_a_row_changed_when_anything_of_it_did() -> None:
     earlier, later = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
-    assert index._changed_at(replace(ROW, created_at=earlier, modified_at=NOW)) == NOW
-    assert index._changed_at(replace(ROW, created_at=earlier, modified_at=None)) == earlier
-    assert index._changed_at(replace(ROW, ended_at=later)) == later
+    assert external_job_index._changed_at(replace(ROW, created_at=earlier, modified_at=NOW)) == NOW
+    assert external_job_index._changed_at(replace(ROW, created_at=earlier, modified_at=None)) == earlier
+    assert external_job_index._changed_at(replace(ROW, ended_at=later)) == later
 
 
 @pytest.mark.parametrize(

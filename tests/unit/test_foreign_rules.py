@@ -15,10 +15,10 @@ from foreign_world import (
     told,
 )
 
-from stoker.external_jobs import index
 from stoker.external_jobs.clone_chain import GaveUp, Over, Seen, Stopping, Told
 from stoker.model import keys
 from stoker.providers.price_table import Price
+from stoker.store import external_job_index
 
 
 def test_nothing_is_governed_that_the_house_did_not_ask_for() -> None:
@@ -119,7 +119,7 @@ def test_the_most_dollars(monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     world.wake("spot")
     over = events(world, "spot")[-1]
     assert isinstance(over, Over) and over.cost is not None and over.cost > 0
-    assert index.read(world.store, REGION).rows["spot"].cost == over.cost
+    assert external_job_index.read(world.store, REGION).rows["spot"].cost == over.cost
 
 
 def test_a_price_that_nobody_knows_reaches_no_bound() -> None:
@@ -201,6 +201,6 @@ def test_a_rule_that_time_can_break_is_looked_at_sooner(
     world.account.start(training_s=HOUR_S)
     world.wake()
     world.governor.tick()
-    due = index.read(world.store, REGION).rows["bert"].look_at
+    due = external_job_index.read(world.store, REGION).rows["bert"].look_at
     assert due is not None
     assert due - world.account.clock.now() == timedelta(minutes=minutes)

@@ -14,13 +14,12 @@ import pytest
 from plain_bucket import URL, PlainBucket
 from plain_store import PlainStore
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.inputs import cache, service
 from stoker.agent.inputs.cache import Kept
 from stoker.agent.inputs.mount import NotMountable
 from stoker.agent.inputs.service import Inputs
 from stoker.agent.inputs.source import Listing
-from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
+from stoker.model.errors import NoCredentials, SetupFailed, StoreDenied, StoreUnavailable
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.store.base import Meta

@@ -12,7 +12,7 @@ from installing_machine import Bench
 
 from stoker.agent.environment import cpu_level, local_cache, store_cache
 from stoker.agent.environment.archive import take_listing
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 from stoker.store.base import open_store
 from tests.support.package_index import make_wheel
 

@@ -10,7 +10,7 @@ import installing_machine
 import pytest
 from installing_machine import Bench
 
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench

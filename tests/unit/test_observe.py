@@ -15,7 +15,6 @@ from stoker.governor.observe import (
     Memory,
     Observation,
     active_jobs,
-    for_each,
     is_idle,
     known_places,
     list_clouds,
@@ -32,6 +31,7 @@ from stoker.model.spec import Resources, Submission
 from stoker.providers.base import Gone
 from stoker.store import job_log, node_facts
 from stoker.store.job_index import IndexRecord, write_index
+from stoker.store.parallel import for_each
 from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, at, make_beat, make_spec, nodes
 
 A, B = "a-aaaa", "b-bbbb"

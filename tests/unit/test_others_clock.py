@@ -9,9 +9,9 @@ import pytest
 from foreign_world import HOUSE, REGION, START, World
 from woken_world import Clock
 
-from stoker.external_jobs.govern import Looked
 from stoker.external_jobs.waker import Foreign
 from stoker.governor.serverless.events import Tick, TrainingWake
+from stoker.governor.serverless.external_jobs import Looked
 from stoker.governor.serverless.schedule import Switch
 from stoker.governor.serverless.waker import Waker
 from stoker.model.errors import AuthDenied, ProviderError, StoreUnavailable, Throttled

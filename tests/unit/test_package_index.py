@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment.index import PackedWheels, PrivateIndex, choose_wheels
-from stoker.agent.fetch_code import SetupFailed
 from stoker.model import keys
+from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import private_variables
 from stoker.model.spec import Container, Environment, PackageIndex, Wheel, wheels_target
 from stoker.testing.memory_store import MemoryStore

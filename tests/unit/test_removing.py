@@ -15,7 +15,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Ended, Event, Record, ResumeAsked, Submitted
 from stoker.model.spec import Code, Input, Spec, Submission, Wheel
-from stoker.store import job_index, job_log
+from stoker.store import job_index, job_log, removed_jobs
 from stoker.submit import shared_objects
 from stoker.submit.shared_objects import Shared, references
 from stoker.submit.uploads import collect as collect_uploads
@@ -334,6 +334,6 @@ def test_markers_of_removed_jobs_are_cleared_and_those_of_submissions_are_not(wo
     world.put(keys.removed("gone-bbbb"), DAY)
     away = keys.removed("hidden-bbbb")
     world.store.faults = lambda _operation, key: Fault() if key == away else None
-    problems = delete.clear_markers(world.store, ["gone-bbbb", "hidden-bbbb", "coming-bbbb"])
+    problems = removed_jobs.clear_markers(world.store, ["gone-bbbb", "hidden-bbbb", "coming-bbbb"])
     assert problems.keys() == {"hidden-bbbb"} and "injected fault" in problems["hidden-bbbb"]
     assert world.keys(keys.ACTIVE) == {keys.active("coming-bbbb", 1), keys.active("hidden-bbbb", 1)}

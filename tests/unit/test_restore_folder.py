@@ -12,8 +12,8 @@ from checkpoint_world import JOB, World, content, manifest_keys, memory_store, w
 from stoker.agent.checkpoints.folder_replacement import OWN, hold_folder
 from stoker.agent.checkpoints.restore_folder import RestoreFolder, take_baseline
 from stoker.agent.confinement import Confinement
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.output_files import Baseline
+from stoker.model.errors import SetupFailed
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Checkpoints, Spec
 from stoker.store.base import Store

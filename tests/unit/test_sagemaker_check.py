@@ -13,10 +13,9 @@ from botocore.exceptions import ClientError
 
 from stoker.model.errors import UserError
 from stoker.model.spec import Limits, Resources, SagemakerResources, Spec
-from stoker.providers.base import Finding
+from stoker.providers.base import Finding, KnowsLimits
 from stoker.providers.registry import Context
 from stoker.providers.sagemaker.provider import SageMakerProvider
-from stoker.submit.prepare import KnowsLimits
 
 SPEC = Spec(name="x", run="true", nodes=2, resources=Resources(provider="sagemaker", machine=("ml.g5.xlarge",)))
 

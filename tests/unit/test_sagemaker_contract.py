@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from stoker.agent import job_folders, sagemaker_scripts
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command, Host, Mount
 from stoker.agent.sagemaker_scripts import Machine
 from stoker.agent.training_environment import Place
 from stoker.jobfile.job import Job
 from stoker.model.command_line import command_argv
-from stoker.model.errors import SpecError
+from stoker.model.errors import SetupFailed, SpecError
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Checkpoints, Container, Environment, Input, Resources, Spec, Submission
 from stoker.processes import TRAINING, NotMounted, make_group

@@ -17,10 +17,9 @@ import google_services
 import pytest
 from secret_services import GoogleVault, Vault, google_vault_service, vault_service
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.cloudapi.google import secrets as google
 from stoker.model import secret_refs
-from stoker.model.errors import UserError
+from stoker.model.errors import SetupFailed, UserError
 from stoker.model.secret_refs import Reference
 from stoker.secrets import fetch_secrets
 from stoker.secrets.fetch_secrets import fetch, fetch_all

@@ -13,12 +13,11 @@ from agent_world import JOB, AgentWorld
 from stoker.agent import fetch_code, setup
 from stoker.agent.environment.conda import Conda, Program
 from stoker.agent.environment.steps import Answer
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.rendezvous import Agreement
 from stoker.agent.runtime import Command, Host
 from stoker.agent.setup import Ready, Readying
 from stoker.model import keys
-from stoker.model.errors import CodecError
+from stoker.model.errors import CodecError, SetupFailed
 from stoker.model.job_state import JobState
 from stoker.model.spec import Code, Environment, PackageIndex, Spec, Submission
 from stoker.processes import TRAINING, make_group

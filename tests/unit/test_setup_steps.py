@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment.steps import SLOW_S, Step, Steps, nothing_to_undo
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.logs.log_pump import say
 from stoker.agent.runtime import Command, Host
+from stoker.model.errors import SetupFailed
 from stoker.processes import TRAINING, make_group
 
 

@@ -12,11 +12,10 @@ import pytest
 from uv import find_uv_bin
 
 from stoker.agent.environment.uv import find_program
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.fetch_programs import fetch_program, tool_name
 from stoker.maintenance.delete import collect_tools
 from stoker.model import codec, keys
-from stoker.model.errors import UserError
+from stoker.model.errors import SetupFailed, UserError
 from stoker.model.spec import Environment, Spec, Submission
 from stoker.store.base import Store, open_store
 from stoker.submit import node_programs

@@ -16,8 +16,8 @@ from stoker.agent.environment.requirements import Requirements
 from stoker.agent.environment.steps import Answer, Step
 from stoker.agent.environment.uv import Change
 from stoker.agent.environment.venv import Plan, Uv, Venv
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command
+from stoker.model.errors import SetupFailed
 
 BASE = Python(
     path="/opt/bin/python",

@@ -16,9 +16,10 @@ from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client
 from stoker.external_jobs import govern as foreign
+from stoker.external_jobs.waker import Foreign
 from stoker.governor.loop import Pass
 from stoker.governor.observe import active_jobs
-from stoker.governor.serverless import schedule
+from stoker.governor.serverless import external_jobs, schedule
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.schedule import NotOn, Switch
 from stoker.governor.serverless.waker import Done, Waker, tell
@@ -49,7 +50,8 @@ class World:
     def fresh(self) -> Waker:
         """Another function that knows nothing yet, as a cold start is."""
         fleet = woken_world.fleet(self.store, self.cloud)
-        return Waker(self.store, self.clock, name="test", fleet=fleet, sleep=self.slept.append)
+        others = Foreign(self.store, "test")
+        return Waker(self.store, self.clock, name="test", foreign=others, fleet=fleet, sleep=self.slept.append)
 
     def training(self) -> tuple[str, str]:
         """A job that trains, and its machine."""
@@ -221,9 +223,9 @@ def test_what_is_nothing_asks_nobody(world: World, monkeypatch: pytest.MonkeyPat
 def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[tuple[str, str]] = []
 
-    def wake(_self: object, region: str, name: str) -> foreign.Looked:
+    def wake(_self: object, region: str, name: str) -> external_jobs.Looked:
         woken.append((region, name))
-        return foreign.Looked(done=["stopped it"])
+        return external_jobs.Looked(done=["stopped it"])
 
     monkeypatch.setattr(foreign.ForeignGovernor, "wake", wake)
     done = world.waker.handle([TrainingWake("theirs", "us-east-1"), TrainingWake("theirs", "us-east-1")])
@@ -249,10 +251,10 @@ def test_whose_a_training_job_is_stands_in_its_name() -> None:
 
 
 def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: foreign.Looked(active=1))
+    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: external_jobs.Looked(active=1))
     world.waker.handle([Tick()])
     assert world.clock.told == ["on"]
-    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: foreign.Looked())
+    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: external_jobs.Looked())
     world.waker.handle([Tick()])
     assert world.clock.told == ["on", "off"]
 
@@ -260,14 +262,14 @@ def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch
 @pytest.mark.parametrize(
     ("looked", "on"),
     [
-        (foreign.Looked(), False),
-        (foreign.Looked(active=1), True),
-        (foreign.Looked(unknown=True), True),
-        (foreign.Looked(untold=True), True),
+        (external_jobs.Looked(), False),
+        (external_jobs.Looked(active=1), True),
+        (external_jobs.Looked(unknown=True), True),
+        (external_jobs.Looked(untold=True), True),
     ],
 )
 def test_what_is_left_of_other_peoples_training_jobs_keeps_the_clock_on(
-    world: World, monkeypatch: pytest.MonkeyPatch, looked: foreign.Looked, on: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, looked: external_jobs.Looked, on: bool
 ) -> None:
     monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: looked)
     monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: looked)
@@ -281,7 +283,7 @@ def test_what_is_left_of_other_peoples_training_jobs_keeps_the_clock_on(
 def test_what_went_wrong_with_other_peoples_training_jobs_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = foreign.Looked(done=["stopped it"], problems={"theirs": "no answer"})
+    looked = external_jobs.Looked(done=["stopped it"], problems={"theirs": "no answer"})
     monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: looked)
     monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: looked)
     for woken in (TrainingWake("theirs", "us-east-1"), Tick()):

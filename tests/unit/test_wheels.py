@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import requirements
-from stoker.maintenance.delete import COLLECT_AFTER, collect_wheels
+from stoker.maintenance.delete import collect_wheels
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Spec, Submission
 from stoker.submit import wheels
+from stoker.submit.shared_objects import COLLECT_AFTER
 from stoker.submit.wheels import Gathered, Target, gather, send
 from stoker.testing.memory_store import MemoryStore
 from tests.support.package_index import PackageIndex as Running

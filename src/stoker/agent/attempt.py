@@ -19,7 +19,6 @@ from stoker.agent.checkpoints.resume_from import import_checkpoint, parse_source
 from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, Trained, complete, judge, make_exit
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.fetch_programs import fetch_program
 from stoker.agent.health.activity import ActivityRecorder, Sight, count_others
 from stoker.agent.health.missing_saves import MissingSaves
@@ -49,7 +48,7 @@ from stoker.core.governor_settings import DEFAULT as POLICY
 from stoker.core.saved_work import attempts_of, checkpoint_title, nothing_saved, with_step
 from stoker.model.command_line import command_argv
 from stoker.model.durations import span_text
-from stoker.model.errors import StoreError, StoreUnavailable, UserError
+from stoker.model.errors import SetupFailed, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import AgentPhase, Exit, ExitOutcome, ExitWhy, Heartbeat, Usage

@@ -10,20 +10,11 @@ from pathlib import Path
 from stoker.agent.unpack_code import unpack
 from stoker.core.retry import ROOM
 from stoker.model import keys
-from stoker.model.errors import StokerError
+from stoker.model.errors import SetupFailed
 from stoker.model.job_state import JobState
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Submission
 from stoker.store.base import Store
-
-
-class SetupFailed(StokerError):
-    """Something before the training failed for good. `user`: it was the user's set-up, not ours."""
-
-    def __init__(self, reason: str, *, user: bool, code: int | None = None) -> None:
-        super().__init__(reason)
-        self.user = user
-        self.code = code
 
 
 def by_the_machine(error: OSError) -> SetupFailed:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, cast
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.model import keys
+from stoker.model.errors import SetupFailed
 from stoker.store.base import Store
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from stoker.agent import job_folders
 from stoker.agent.confinement import open_plain, opened_folder
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command, Enclosure, Mount
 from stoker.agent.training_environment import Place
 from stoker.model import hyperparameters
+from stoker.model.errors import SetupFailed
 from stoker.model.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Input, Spec, Submission

@@ -10,7 +10,8 @@ import click
 if TYPE_CHECKING:
     from stoker.core.summary import Summary
     from stoker.external_jobs.clone_chain import FamilyEvent
-    from stoker.external_jobs.govern import ForeignGovernor, Looked
+    from stoker.external_jobs.govern import ForeignGovernor
+    from stoker.governor.serverless.external_jobs import Looked
     from stoker.store.base import Store
 
 # Events wake the deployed governor at once; who watches from a desk looks this often.
@@ -29,8 +30,9 @@ def recent(store: Store, most: int | None) -> list[Summary]:
 def tell_family(store: Store, name: str, as_json: bool) -> bool:
     """Print what was done about the training job of that name, and about its clones. False: nobody knows of one."""
     from stoker.cli.format import clock, legible, phase, print_json, table
-    from stoker.external_jobs import chain_log, index
+    from stoker.external_jobs import chain_log
     from stoker.model import codec
+    from stoker.store import external_job_index
     from stoker.store.base import can_be_key
 
     found = chain_log.find(store, name) if can_be_key(name) and "/" not in name else []
@@ -39,7 +41,7 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
     documents = []
     for region, origin in found:
         entries = list(chain_log.entries(store, region, origin))
-        rows = index.read(store, region).rows
+        rows = external_job_index.read(store, region).rows
         members = [row for row in rows.values() if row.origin == origin]
         if as_json:
             decisions = [

@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import Any
 
+from stoker.external_jobs.waker import Foreign
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.serverless import events
 from stoker.governor.serverless.waker import Waker, tell
@@ -75,5 +76,6 @@ def _waker() -> Waker:
         logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(levelname)s %(message)s")
         logging.getLogger("stoker").setLevel(logging.INFO)
         store = open_store(os.environ[STORE])
-        _kept = Waker(store, SchedulerJob(os.environ[CLOCK]), name=NAME, fleet=Fleet(store.url))
+        others = Foreign(store, NAME)
+        _kept = Waker(store, SchedulerJob(os.environ[CLOCK]), name=NAME, fleet=Fleet(store.url), foreign=others)
     return _kept

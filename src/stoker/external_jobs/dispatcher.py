@@ -7,13 +7,13 @@ from datetime import datetime
 
 from stoker.external_jobs import chain_log
 from stoker.external_jobs import notifications as foreign_news
-from stoker.external_jobs.index import Row
 from stoker.external_jobs.notifications import Whose
 from stoker.model.errors import StokerError, StoreError
 from stoker.model.policy import House
 from stoker.notifications.dispatcher import Teller
 from stoker.notifications.events import Told
 from stoker.store.base import Store
+from stoker.store.external_job_index import Row
 
 
 class ForeignTeller:

@@ -21,11 +21,11 @@ from stoker.external_jobs.aws_account import ForeignAccount
 from stoker.external_jobs.clone_decision import may_be_resumed
 from stoker.external_jobs.dispatcher import ForeignTeller
 from stoker.external_jobs.gpu_alarms import Alarm
-from stoker.external_jobs.index import Row
 from stoker.external_jobs.observe import NAME, ForeignObserver, job_of
 from stoker.external_jobs.ownership import is_own
 from stoker.external_jobs.snapshot import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
 from stoker.governor import external_costs
+from stoker.governor.serverless.external_jobs import Looked
 from stoker.governor.store_clock import governor_name, read_clock
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
@@ -34,29 +34,15 @@ from stoker.model.policy import House
 from stoker.notifications.dispatcher import Teller
 from stoker.policy.reader import HouseReader
 from stoker.providers.ec2.client import Clients
+from stoker.store import external_job_index
 from stoker.store.base import Store
+from stoker.store.external_job_index import Row
 from stoker.store.job_log import new_token
 
 # Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
 MOST_ROUNDS = 8
 # Regions with more than can be looked at in this time, all together, are gone through in several ticks.
 _TICK_S = 60.0
-
-
-@dataclass
-class Looked:
-    """What was done, a line each, and what could not be looked at, by the training job or the region."""
-
-    done: list[str] = field(default_factory=list)
-    problems: dict[str, str] = field(default_factory=dict)
-    # Training jobs that have to be looked at again, as far as they were listed.
-    active: int = 0
-    # Nobody could tell how many these are: no reason to rest.
-    unknown: bool = False
-    # Training jobs that are no more.
-    gone: set[str] = field(default_factory=set)
-    # People are to be told something yet.
-    untold: bool = False
 
 
 @dataclass
@@ -129,13 +115,13 @@ class ForeignGovernor:
         if name in looked.gone:
             self._drop(region, name, clock())
         if row is not None:
-            rows = index.read(self.store, region).rows
+            rows = external_job_index.read(self.store, region).rows
             gathered = self._teller.gather(house, row, rows.get(name))
             looked.problems |= self._teller.send(house, clock)
             looked.untold = self._teller.untold or not gathered
             # Until it is noted what is to be told of it, it stays as it was: the next look tells.
             if gathered and self._teller.noted:
-                index.write(self.store, region, {**rows, name: row}, clock())
+                external_job_index.write(self.store, region, {**rows, name: row}, clock())
         return looked
 
     def tick(self) -> Looked:
@@ -160,7 +146,8 @@ class ForeignGovernor:
             try:
                 account = self._at(region)
                 for name in {
-                    each.name for each in (*account.in_progress(), *account.changed_since(now - index.ENDED_FOR))
+                    each.name
+                    for each in (*account.in_progress(), *account.changed_since(now - external_job_index.ENDED_FOR))
                 }:
                     found = account.describe(name)
                     if found is not None and not is_own(self.store, found):
@@ -199,7 +186,7 @@ class ForeignGovernor:
         try:
             account = self._at(region)
             running = account.in_progress()
-            ended = account.changed_since(now - index.ENDED_FOR)
+            ended = account.changed_since(now - external_job_index.ENDED_FOR)
             alarms = account.alarms(self.start)
         except StokerError as error:
             # A list that failed proves nothing. Who may not see any will not see some in a minute.
@@ -207,7 +194,7 @@ class ForeignGovernor:
             looked.unknown |= not isinstance(error, (AuthDenied, NotInstalled))
             return
         listed = {each.name: each for each in (*ended, *running)}
-        rows = dict(index.read(self.store, region).rows)
+        rows = dict(external_job_index.read(self.store, region).rows)
         ringing = {job_of(alarm) for alarm in alarms if alarm.ringing}
         due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, house, now)]
         # What is listed nowhere may be over for long, or gone: its alarms and its row are not.
@@ -232,7 +219,7 @@ class ForeignGovernor:
         looked.untold = looked.untold or self._teller.untold
         # Until it is noted what is to be told of them, they stay as they were: the next tick tells.
         if (changed or gone) and self._teller.noted:
-            index.write(self.store, region, rows, now)
+            external_job_index.write(self.store, region, rows, now)
         unsettled = {name for name, row in rows.items() if not row.settled}
         looked.active += len(unsettled | {name for name in listed if name not in rows})
 
@@ -282,9 +269,9 @@ class ForeignGovernor:
         return plan
 
     def _drop(self, region: str, name: str, now: datetime) -> None:
-        rows = index.read(self.store, region).rows
+        rows = external_job_index.read(self.store, region).rows
         if name in rows:
-            index.write(self.store, region, {kept: row for kept, row in rows.items() if kept != name}, now)
+            external_job_index.write(self.store, region, {kept: row for kept, row in rows.items() if kept != name}, now)
 
     def _forget(self, account: ForeignAccount, name: str, looked: Looked) -> None:
         looked.gone.add(name)

@@ -10,7 +10,7 @@ from functools import partial
 
 from stoker.core.budget_state import Books, concerned
 from stoker.core.policy_rules import Subject
-from stoker.external_jobs import chain_log, decide, index, training_job
+from stoker.external_jobs import chain_log, decide, training_job
 from stoker.external_jobs import gpu_alarms as alarming
 from stoker.external_jobs.apply import ForeignApplier
 from stoker.external_jobs.aws_account import Described, ForeignAccount, gpus_of, price_of
@@ -25,6 +25,7 @@ from stoker.model.errors import ProviderError
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import House, Rule
 from stoker.policy.history import Past
+from stoker.store import external_job_index
 from stoker.store.base import Store
 
 # What SageMaker takes for the name of a training job.
@@ -117,7 +118,7 @@ class ForeignObserver:
         return _known(lambda: next(self._with_its_checkpoints(account, sight), ""))
 
     def _with_its_checkpoints(self, account: ForeignAccount, sight: Sight) -> Iterator[str]:
-        job, family, rows = sight.job, sight.family, index.read(self._store, account.region).rows
+        job, family, rows = sight.job, sight.family, external_job_index.read(self._store, account.region).rows
         for name in (each.name for each in account.in_progress()):
             row = rows.get(name)
             if name == clone_name(job.name, job.created_at):

@@ -8,7 +8,8 @@ from stoker.governor.serverless.events import TrainingWake
 from stoker.store.base import Store
 
 if TYPE_CHECKING:
-    from stoker.external_jobs.govern import ForeignGovernor, Looked
+    from stoker.external_jobs.govern import ForeignGovernor
+    from stoker.governor.serverless.external_jobs import Looked
 
 
 class Foreign:

@@ -19,7 +19,6 @@ from stoker.governor import leftovers
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.market_records import MarketWriter
 from stoker.governor.observe import Memory
-from stoker.maintenance.delete import forget_removed
 from stoker.model import keys
 from stoker.model.errors import (
     STUMBLES,
@@ -40,6 +39,7 @@ from stoker.model.spec import Spec
 from stoker.providers.base import Checks, LaunchOrder
 from stoker.store import job_log
 from stoker.store.base import Store
+from stoker.store.removed_jobs import forget_removed
 
 
 @dataclass

@@ -15,7 +15,7 @@ from stoker.core.budgets import Held, Mark, Unheralded
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.cost_ledger import Parsed, read_spent
-from stoker.governor.observe import Memory, active_jobs, for_each
+from stoker.governor.observe import Memory, active_jobs
 from stoker.model import codec, keys
 from stoker.model.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
 from stoker.model.job_state import JobState
@@ -28,6 +28,7 @@ from stoker.model.spec import Spec, Submission
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.job_index import read_index, read_submission
+from stoker.store.parallel import for_each
 
 # In a pass that is not about a job, what was read of it so lately will do.
 FRESH_S = 60.0

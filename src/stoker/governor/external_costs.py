@@ -8,17 +8,17 @@ from datetime import date, timedelta
 
 from stoker.core.budget_state import Expense
 from stoker.core.daily_costs import Sum, Sums, days
-from stoker.external_jobs import index
-from stoker.external_jobs.index import Row
 from stoker.governor.cost_ledger import Spent, keep_spent
 from stoker.model.policy import House
+from stoker.store import external_job_index
 from stoker.store.base import Store
+from stoker.store.external_job_index import Row
 
 
 def read_expenses(store: Store, house: House) -> list[Expense]:
     """Of all that the lists of the governed regions hold. Raises StoreError when the store does not answer."""
     regions = house.sagemaker.regions if house.sagemaker is not None else ()
-    rows = [row for region in regions for row in index.read(store, region).rows.values() if not row.own]
+    rows = [row for region in regions for row in external_job_index.read(store, region).rows.values() if not row.own]
     return [
         Expense(_id(row), row.tags, day, sums.counted.known, sums.counted.whole)
         for row in rows

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.summary import node_of, phase_of, summarize
-from stoker.governor.observe import Memory, for_each
+from stoker.governor.observe import Memory
 from stoker.model.errors import STUMBLES, StoreError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import NodeFacts
@@ -20,6 +20,7 @@ from stoker.model.observed import Known
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord, read_submission, write_index
+from stoker.store.parallel import for_each
 
 # While a job trains, its step and metrics in the record are at most so old. A folder costs nothing.
 REFRESH_NEAR_S = 5.0

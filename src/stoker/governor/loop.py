@@ -28,7 +28,6 @@ from stoker.governor.observe import (
     observe,
 )
 from stoker.governor.store_clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
-from stoker.maintenance.delete import clear_markers
 from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
@@ -39,6 +38,7 @@ from stoker.policy.reader import HouseReader
 from stoker.providers.base import Wakes
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
+from stoker.store.removed_jobs import clear_markers
 
 # Looks at one job in one pass before the rest is left to the next: a claim, its launch, its close and the next claim
 # fit in easily, and a bug that never comes to rest cannot spin.

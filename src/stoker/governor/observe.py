@@ -7,11 +7,9 @@ against, and the facts of what is gone are complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TypeVar
 
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
@@ -28,15 +26,10 @@ from stoker.providers.base import Provider, Speaks, TellsWhyGone
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord, read_index, read_submission
-
-S = TypeVar("S")
-T = TypeVar("T")
+from stoker.store.parallel import for_each
 
 # Where a provider's machines are listed: one list per provider and region, shared by all jobs of a pass.
 Place = tuple[str, str | None]
-
-# Reads of one pass that are under way at once, for stores where each takes a while.
-_READERS = 32
 
 
 @dataclass
@@ -338,11 +331,3 @@ def _offerings(fleet: Fleet, submission: Submission) -> Observed[tuple[Offering,
         return Known(fleet.offerings(submission.spec.resources))
     except ProviderError as error:
         return Unknown(str(error))
-
-
-def for_each(look: Callable[[S], T], things: list[S], *, near: bool) -> list[T]:
-    """Look at every one, many at once where the store is far away."""
-    if near or len(things) < 2:
-        return [look(thing) for thing in things]
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(look, things))

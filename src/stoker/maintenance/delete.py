@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
 from stoker.model import keys
-from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError, in_words
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, RemovalAsked
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta, Store
-from stoker.store.find_job import all_jobs
-from stoker.submit.shared_objects import Shared, references
+from stoker.store.removed_jobs import delete_below, forget_removed
+from stoker.submit.shared_objects import COLLECT_AFTER, sweep
 
-# Longer than a submission takes, as a rule. One that takes longer finds out, and sends what it needs again.
-COLLECT_AFTER = timedelta(days=1)
 # An environment that no machine has used for so long.
 UNUSED_FOR = timedelta(days=30)
-_BATCH = 1000
 
 
 def remove_job(store: Store, job: str, by: str = "a person") -> None:
@@ -35,9 +30,9 @@ def remove_job(store: Store, job: str, by: str = "a person") -> None:
     if not job_log.is_removed(store, job):
         _append_removal(store, job, by)
     store.create(keys.removed(job), b"")
-    _delete_below(store, f"{keys.WORK}{job}/")
+    delete_below(store, f"{keys.WORK}{job}/")
     forget_removed(store, job)
-    _delete_below(store, keys.log_prefix(job))
+    delete_below(store, keys.log_prefix(job))
     store.delete([keys.spec(job)])
 
 
@@ -55,30 +50,6 @@ def _append_removal(store: Store, job: str, by: str) -> None:
         raise
     except StoreError:
         return  # Its log makes no sense: nothing can resume it.
-
-
-def forget_removed(store: Store, job: str) -> None:
-    """Delete the derived keys of a job that has its tombstone: markers and cached records.
-
-    Governors call it. They may not delete log entries; what a late append left there is deleted by `finish_removals`.
-    """
-    for prefix in (f"{keys.ACTIVE}{job}/", keys.index_prefix(job)):
-        _delete_below(store, prefix)
-
-
-def clear_markers(store: Store, jobs: Iterable[str]) -> dict[str, str]:
-    """Clear away those of these jobs, which have markers and no log, that were removed. Answers problems by job.
-
-    A marker without a log and without a tombstone belongs to a submission that is under way.
-    """
-    problems: dict[str, str] = {}
-    for job in jobs:
-        try:
-            if job_log.is_removed(store, job):
-                forget_removed(store, job)
-        except StoreError as error:
-            problems[job] = in_words(error)
-    return problems
 
 
 def finish_removals(store: Store) -> list[str]:
@@ -162,50 +133,6 @@ def _collect(store: Store, kind: str) -> int:
     return sweep(store, kind, {name: partial(list, metas) for name, metas in found.items()})
 
 
-def sweep(store: Store, kind: str, found: Mapping[str, Callable[[], list[Meta]]]) -> int:
-    """Delete those of these names that no job refers to, and that are given up or older than a day. Answers how many.
-
-    `found` gives the objects of a name. A name is given up before the jobs are read anew, and for good: see
-    `submit.generations` for why a submission under way loses nothing. The age only spares it a second try.
-    """
-    now = datetime.now(timezone.utc)
-    given_up = {meta.key.removeprefix(keys.collected(kind, "")) for meta in store.list(keys.collected(kind, ""))}
-    needed = _References(store)
-    unneeded: dict[str, list[Meta]] = {}
-    for name in found.keys() - needed.read(kind) if found else ():
-        metas = found[name]()
-        if metas and (name in given_up or now - max(meta.modified for meta in metas) > COLLECT_AFTER):
-            unneeded[name] = metas
-    for name in unneeded.keys() - given_up:
-        # Either answer means that the mark is there.
-        store.create(keys.collected(kind, name), b"")
-    gone = unneeded.keys() - needed.read(kind) if unneeded else set()
-    for name in sorted(gone):
-        for key_list in _batches(meta.key for meta in unneeded[name]):
-            store.delete(key_list)
-    return len(gone)
-
-
-class _References:
-    """The shared names that jobs refer to. A spec never changes once it is there: each is read once."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._by_job: dict[str, frozenset[Shared]] = {}
-
-    def read(self, kind: str) -> set[str]:
-        """The names of one kind that the present jobs refer to. Raises StoreError when a spec cannot be read."""
-        names: set[str] = set()
-        for job in all_jobs(self._store):
-            if job not in self._by_job:
-                found = self._store.get(keys.spec(job))
-                if found is None:
-                    continue
-                self._by_job[job] = references(found.data, self._store.url, found.meta.key)
-            names |= {shared.name for shared in self._by_job[job] if shared.kind == kind}
-        return names
-
-
 def ended_before(store: Store, age: timedelta) -> list[str]:
     """The jobs that ended longer ago than `age`, oldest first. Jobs that have not ended are never among them."""
     now = datetime.now(timezone.utc)
@@ -220,14 +147,3 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
     return [
         job for _, job in sorted(found) if (state := job_log.read(store, job)) is not None and state.ended is not None
     ]
-
-
-def _delete_below(store: Store, prefix: str) -> None:
-    for key_list in _batches(meta.key for meta in store.list(prefix)):
-        store.delete(key_list)
-
-
-def _batches(keys: Iterable[str]) -> Iterable[list[str]]:
-    rest = iter(list(keys))
-    while batch := list(itertools.islice(rest, _BATCH)):
-        yield batch

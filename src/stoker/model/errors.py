@@ -133,3 +133,12 @@ class Transient(ProviderError):
 def in_words(error: BaseException) -> str:
     """One line: the message of an error that was meant, the kind of one that was not."""
     return str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+
+
+class SetupFailed(StokerError):
+    """Something before the training failed for good. `user`: it was the user's set-up, not ours."""
+
+    def __init__(self, reason: str, *, user: bool, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.user = user
+        self.code = code

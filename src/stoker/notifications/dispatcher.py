@@ -13,7 +13,6 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from stoker.governor.observe import for_each
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.policy import House
@@ -28,6 +27,7 @@ from stoker.notifications.senders import ALL_S, NotHere, PartlySent
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
+from stoker.store.parallel import for_each
 
 Send = Callable[[Letter], None]
 Open = Callable[[str], Send]

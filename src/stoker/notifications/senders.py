@@ -53,7 +53,7 @@ def address_of(to: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _follow(reference: str, environ: Mapping[str, str]) -> str:
-    from stoker.agent.fetch_code import SetupFailed
+    from stoker.model.errors import SetupFailed
     from stoker.secrets.fetch_secrets import fetch
 
     try:

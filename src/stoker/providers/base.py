@@ -7,7 +7,7 @@ code, inside the provider. Anybody may ship one: a module with `connect`, named 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -374,3 +374,11 @@ class KeepsEnvironments(Protocol):
     @property
     def environments(self) -> Path:
         """The folder for it. All nodes of the machine see the same."""
+
+
+@runtime_checkable
+class KnowsLimits(Protocol):
+    """A provider whose cloud tells how much of its machines an account may have."""
+
+    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
+        """Raise UserError where the account may have none of these, ever. What is not told forbids nothing."""

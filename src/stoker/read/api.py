@@ -16,12 +16,13 @@ from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords
 from stoker.read.curves import ComparedJob, Comparison
 from stoker.read.job_list import Filter, list_jobs
+from stoker.read.job_status import summary
 from stoker.read.logs import Line, NodeLog, Watch, follow, read_lines, read_tail
 from stoker.read.metrics import Metrics, read_metrics
 from stoker.read.node_chunks import node_logs
 from stoker.read.pull_folder import pull_folder
 from stoker.store import job_log
-from stoker.store.base import Store
+from stoker.store.base import Store, open_any
 from stoker.store.checkpoint_refs import reference
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.store.find_job import find_job, find_jobs
@@ -46,7 +47,7 @@ def jobs(
     """
     wanted = Filter(_words(phases), _words(names), _words(tags))
     wanted.check()
-    return list(list_jobs(_opened(store), recent, wanted).summaries)
+    return list(list_jobs(open_any(store), recent, wanted).summaries)
 
 
 @checks_keywords
@@ -63,7 +64,7 @@ def logs(
 
     `following` goes on until the job has ended. It does not govern: something else has to make the job go on.
     """
-    opened = _opened(store)
+    opened = open_any(store)
     found = find_job(opened, job)
     nodes = node_logs(_state(opened, found), node, attempt)
     if following:
@@ -74,7 +75,7 @@ def logs(
 @checks_keywords
 def metrics(job: str, store: str | Store | None = None) -> Metrics:
     """Everything that a job's nodes measured: `.series` by metric, each with its points, and `.usage`."""
-    opened = _opened(store)
+    opened = open_any(store)
     found = find_job(opened, job)
     return read_metrics(opened, found, node_logs(_state(opened, found)))
 
@@ -85,7 +86,7 @@ def checkpoints(job: str, store: str | Store | None = None) -> list[Checkpoint]:
 
     `ref` (`2.3`) names one of them where names repeat: `pull` and `resume` take it.
     """
-    opened = _opened(store)
+    opened = open_any(store)
     found = find_job(opened, job)
     state = job_log.read(opened, found)
     return [replace(one, ref=reference(one.place, state)) for one in list_checkpoints(opened, found)[::-1]]
@@ -94,9 +95,7 @@ def checkpoints(job: str, store: str | Store | None = None) -> list[Checkpoint]:
 @checks_keywords
 def compare(jobs: Sequence[str] | str, store: str | Store | None = None) -> Comparison:
     """Jobs side by side with all that they measured. A name, or a pattern, means all jobs that have or fit it."""
-    from stoker.client import summary
-
-    opened = _opened(store)
+    opened = open_any(store)
     found = dict.fromkeys(job for text in _words(jobs) for job in find_jobs(opened, text))
     return Comparison(
         tuple(
@@ -119,7 +118,7 @@ def pull(
     from stoker.store.checkpoint_refs import resolve
     from stoker.store.checkpoints import pull as pull_checkpoint
 
-    opened = _opened(store)
+    opened = open_any(store)
     found = find_job(opened, job)
     chosen = resolve(list_checkpoints(opened, found), checkpoint, job_log.read(opened, found), found)
     with pull_folder(found, folder) as target:
@@ -138,18 +137,12 @@ def pull_outputs(
     """
     from stoker.read import outputs
 
-    opened = _opened(store)
+    opened = open_any(store)
     found = find_job(opened, job)
     files = outputs.list_outputs(opened, found, attempt)
     with pull_folder(found, folder) as target:
         outputs.pull_outputs(opened, files, target)
     return target
-
-
-def _opened(store: str | Store | None) -> Store:
-    from stoker.client import open_any
-
-    return open_any(store)
 
 
 def _words(texts: Sequence[str] | str) -> tuple[str, ...]:

@@ -7,12 +7,13 @@ from datetime import date, datetime, timedelta
 
 from stoker.core.summary import summarize
 from stoker.governor.cost_ledger import Spent, read_spent
-from stoker.governor.observe import active_jobs, for_each
+from stoker.governor.observe import active_jobs
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import job_index, job_log
 from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord
+from stoker.store.parallel import for_each
 
 
 @dataclass(frozen=True)

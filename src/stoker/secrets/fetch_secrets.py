@@ -12,11 +12,10 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.cloudapi.aws.imds import ImdsError
 from stoker.cloudapi.google.metadata import MetadataError
 from stoker.model import secret_refs
-from stoker.model.errors import UserError
+from stoker.model.errors import SetupFailed, UserError
 from stoker.model.secret_refs import Reference
 
 _log = logging.getLogger(__name__)

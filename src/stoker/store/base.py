@@ -17,6 +17,8 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from stoker.model.errors import StoreError, StoreUnavailable, UserError
+from stoker.model.keywords import checks_keywords
+from stoker.store.home import default_store_url
 
 # A segment that is empty, `.` or `..` would leave its place in a folder; control characters and halves of surrogate
 # pairs do not survive every bucket. Refused everywhere alike, so that a job does not depend on where it is kept.
@@ -221,3 +223,11 @@ def _open_bucket(url: str) -> Store:
     from stoker.store.s3 import open_s3
 
     return open_s3(bucket, prefix)
+
+
+@checks_keywords
+def open_any(store: str | Store | None = None) -> Store:
+    """The store that is meant. Raises UserError for a URL that cannot be one."""
+    if store is None or isinstance(store, str):
+        return open_store(store or default_store_url())
+    return store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 S = TypeVar("S")
@@ -120,3 +121,15 @@ def each_in_order(call: Callable[[S], T], things: Sequence[S], workers: int) -> 
         with changed:
             stopped = True
             changed.notify_all()
+
+
+# Reads of one pass that are under way at once, for stores where each takes a while.
+_READERS = 32
+
+
+def for_each(look: Callable[[S], T], things: list[S], *, near: bool) -> list[T]:
+    """Look at every one, many at once where the store is far away."""
+    if near or len(things) < 2:
+        return [look(thing) for thing in things]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(look, things))

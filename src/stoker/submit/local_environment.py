@@ -175,7 +175,7 @@ def _check_secrets(spec: Spec) -> None:
 
 
 def _check_member(field: str, reference: str) -> None:
-    from stoker.agent.fetch_code import SetupFailed
+    from stoker.model.errors import SetupFailed
     from stoker.secrets.fetch_secrets import fetch
 
     try:

@@ -25,7 +25,7 @@ from stoker.model.policy import House
 from stoker.model.spec import Code, Resources, Spec
 from stoker.notifications import check_channels
 from stoker.providers import registry
-from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
+from stoker.providers.base import Checks, HttpRequest, KnowsLimits, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.providers.image_info import CONTAINER_IMAGE, IMAGE, Python
 from stoker.store.base import Store
 from stoker.store.find_job import SUFFIX_LENGTH
@@ -77,14 +77,6 @@ class Remarks(Protocol):
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """What is no mistake and should be known all the same, a line each for the plan. Asks nobody."""
-
-
-@runtime_checkable
-class KnowsLimits(Protocol):
-    """A provider whose cloud tells how much of its machines an account may have."""
-
-    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
-        """Raise UserError where the account may have none of these, ever. What is not told forbids nothing."""
 
 
 @runtime_checkable

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import NamedTuple
 
 from stoker.model import keys
 from stoker.model.errors import StoreError
-from stoker.store.base import Store
+from stoker.store.base import Meta, Store
+from stoker.store.find_job import all_jobs
 from stoker.store.parallel import run_all
+from stoker.store.removed_jobs import batches
 
 _WORKERS = 16
 
@@ -93,3 +96,51 @@ def input_name(url: str, source: str) -> str | None:
     """Which upload to the store at `url` a source names; None: it is none."""
     prefix = f"{url}/{keys.INPUTS}"
     return source.removeprefix(prefix).partition("/")[0] if source.startswith(prefix) else None
+
+
+# Longer than a submission takes, as a rule. One that takes longer finds out, and sends what it needs again.
+COLLECT_AFTER = timedelta(days=1)
+
+
+def sweep(store: Store, kind: str, found: Mapping[str, Callable[[], list[Meta]]]) -> int:
+    """Delete those of these names that no job refers to, and that are given up or older than a day. Answers how many.
+
+    `found` gives the objects of a name. A name is given up before the jobs are read anew, and for good: see
+    `submit.generations` for why a submission under way loses nothing. The age only spares it a second try.
+    """
+    now = datetime.now(timezone.utc)
+    given_up = {meta.key.removeprefix(keys.collected(kind, "")) for meta in store.list(keys.collected(kind, ""))}
+    needed = _References(store)
+    unneeded: dict[str, list[Meta]] = {}
+    for name in found.keys() - needed.read(kind) if found else ():
+        metas = found[name]()
+        if metas and (name in given_up or now - max(meta.modified for meta in metas) > COLLECT_AFTER):
+            unneeded[name] = metas
+    for name in unneeded.keys() - given_up:
+        # Either answer means that the mark is there.
+        store.create(keys.collected(kind, name), b"")
+    gone = unneeded.keys() - needed.read(kind) if unneeded else set()
+    for name in sorted(gone):
+        for key_list in batches(meta.key for meta in unneeded[name]):
+            store.delete(key_list)
+    return len(gone)
+
+
+class _References:
+    """The shared names that jobs refer to. A spec never changes once it is there: each is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_job: dict[str, frozenset[Shared]] = {}
+
+    def read(self, kind: str) -> set[str]:
+        """The names of one kind that the present jobs refer to. Raises StoreError when a spec cannot be read."""
+        names: set[str] = set()
+        for job in all_jobs(self._store):
+            if job not in self._by_job:
+                found = self._store.get(keys.spec(job))
+                if found is None:
+                    continue
+                self._by_job[job] = references(found.data, self._store.url, found.meta.key)
+            names |= {shared.name for shared in self._by_job[job] if shared.kind == kind}
+        return names

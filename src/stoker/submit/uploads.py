@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from stoker.agent.inputs.source import list_files
-from stoker.maintenance.delete import sweep
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Spec
 from stoker.store.base import Meta, Sent, Store, can_be_key
 from stoker.store.parallel import run_all
-from stoker.submit.shared_objects import Shared, input_name, is_given_up, usable_name
+from stoker.submit.shared_objects import Shared, input_name, is_given_up, sweep, usable_name
 
 _AT_ONCE = 16
 _HASHED_AT_ONCE = 4

@@ -257,7 +257,7 @@ class _Access:
 
     def _open(self, index: PackageIndex) -> None:
         from stoker.agent.environment.index import PrivateIndex
-        from stoker.agent.fetch_code import SetupFailed
+        from stoker.model.errors import SetupFailed
         from stoker.secrets.fetch_secrets import fetch
 
         try:

@@ -10,8 +10,8 @@ from stoker.agent import job_folders
 from stoker.agent.checkpoints.folder_replacement import OWN, REPLACED, FolderInUse, FolderRecord, hold_folder
 from stoker.agent.checkpoints.restore import Restored, clear_folder, restore
 from stoker.agent.confinement import Confinement
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.output_files import Baseline
+from stoker.model.errors import SetupFailed
 from stoker.model.node_config import NodePaths
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Spec

@@ -23,11 +23,11 @@ from stoker.agent.container.pipes import ENTER, Door, inside
 from stoker.agent.container.process_group import Cell, ContainerGroup
 from stoker.agent.container.registry_login import Login
 from stoker.agent.container.symlinks import MOST_LOOKED_AT, Leads
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.node import Ask, Node
 from stoker.agent.rendezvous import sleep_interruptibly
 from stoker.agent.runtime import Command, View
 from stoker.model import codec, dlc_images, keys
+from stoker.model.errors import SetupFailed
 from stoker.model.node_facts import ImageFact
 from stoker.model.observed import Known
 from stoker.model.spec import Submission

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.rendezvous import sleep_interruptibly
+from stoker.model.errors import SetupFailed
 from stoker.processes.spawn import Launch, Stream, start
 
 FIELD = "environment.container"

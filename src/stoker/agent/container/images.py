@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker.agent.container import registry_login
 from stoker.agent.container.engine import FIELD, Answer, Engine
 from stoker.agent.container.registry_login import Login
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 from stoker.model.node_facts import ImageFact
 
 # What a registry gets to stand up again, five minutes in all: most of its troubles, and of the line's, are shorter, and

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.agent.fetch_code import SetupFailed
+from stoker.model.errors import SetupFailed
 
 DOCKER_HUB = "docker.io"
 # Docker keeps the logins of its hub under this name.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.agent.container.engine import FIELD
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Mount
+from stoker.model.errors import SetupFailed
 
 # So many files and folders are looked at, of all inputs together: more would be worth minutes.
 MOST_LOOKED_AT = 500_000

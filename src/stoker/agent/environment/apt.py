@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stoker.agent.environment.steps import Step, nothing_to_undo
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command
+from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import read_deb, user_of
 from stoker.model.spec import PackageIndex
 

@@ -20,9 +20,9 @@ from stoker.agent.environment.index import Fetch, PrivateIndex
 from stoker.agent.environment.python import MakeCommand
 from stoker.agent.environment.requirements import any_here
 from stoker.agent.environment.steps import Step, Steps
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.node import Node
 from stoker.agent.runtime import Command
+from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import read_address, user_of
 from stoker.model.spec import Submission
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.node import Ask
 from stoker.model import keys
+from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import read_address, user_of
 from stoker.model.spec import PackageIndex, Wheel, wheels_target
 from stoker.store.base import Store

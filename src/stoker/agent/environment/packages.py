@@ -21,9 +21,8 @@ from stoker.agent.environment.requirements import NOTHING, Requirements
 from stoker.agent.environment.steps import Steps
 from stoker.agent.environment.uv import find_program
 from stoker.agent.environment.venv import Uv, Venv
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.node import Ask, Node
-from stoker.model.errors import UserError
+from stoker.model.errors import SetupFailed, UserError
 from stoker.model.spec import Submission
 from stoker.secrets.fetch_secrets import fetch
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.environment.steps import Steps
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command
+from stoker.model.errors import SetupFailed
 
 # Makes a command out of an argv, with everything else that the training will see.
 MakeCommand = Callable[[tuple[str, ...]], Command]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.environment.error_hints import Cause, read_cause
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.logs.log_pump import PREFIX, last_lines
 from stoker.agent.runtime import Command, Enclosure
+from stoker.model.errors import SetupFailed
 
 # A set-up that takes longer is worth a word about how to make it quick.
 SLOW_S = 300.0

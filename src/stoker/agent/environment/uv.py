@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.fetch_programs import fetch_program, place_program
+from stoker.model.errors import SetupFailed
 from stoker.store.base import Store
 
 # A line of what it did, or would do: ` + numpy==2.1.0`, ` - torch==2.4.0 (from file:///…)`, ` + mine @ file:///…`.

@@ -21,8 +21,8 @@ from stoker.agent.environment.python import MakeCommand, Python
 from stoker.agent.environment.requirements import Requirements
 from stoker.agent.environment.steps import Answer, Step, Steps, nothing_to_undo
 from stoker.agent.environment.uv import Change, read_changes
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.runtime import Command
+from stoker.model.errors import SetupFailed
 
 _FIELD = "environment.requirements"
 _SETTINGS = {

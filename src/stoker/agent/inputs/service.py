@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.agent.fetch_code import SetupFailed
 from stoker.agent.inputs import shard_list
 from stoker.agent.inputs.cache import InUse, Kept, prune
 from stoker.agent.inputs.download import Fetch, size_text, time_text
@@ -19,7 +18,7 @@ from stoker.agent.inputs.mount import Mounted, NotMountable, mount
 from stoker.agent.inputs.source import Listing, Shard, Source, list_files, local_path
 from stoker.agent.node import Node
 from stoker.model import keys
-from stoker.model.errors import NoCredentials, StokerError, StoreUnavailable, UserError
+from stoker.model.errors import NoCredentials, SetupFailed, StokerError, StoreUnavailable, UserError
 from stoker.model.spec import Input
 from stoker.store.base import Meta, ObjectChanged
 from stoker.store.parallel import run_watched

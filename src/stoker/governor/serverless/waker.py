@@ -6,21 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from stoker.external_jobs.waker import Foreign
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.loop import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
+from stoker.governor.serverless.external_jobs import ExternalJobs, Looked
 from stoker.governor.serverless.schedule import NotOn, Schedule, Switch
 from stoker.model.errors import ProviderError, StokerError
 from stoker.model.observed import Known
 from stoker.providers.base import Recognises
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store
-
-if TYPE_CHECKING:
-    from stoker.external_jobs.govern import Looked
 
 _log = logging.getLogger("stoker")
 
@@ -52,14 +48,14 @@ class Waker:
         schedule: Schedule,
         *,
         name: str,
+        foreign: ExternalJobs,
         fleet: Fleet | None = None,
-        foreign: Foreign | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.store = store
         self.governor = Governor(store, fleet, name=name)
         self.switch = Switch(store, schedule)
-        self.foreign = foreign or Foreign(store, name)
+        self.foreign = foreign
         self._sleep = sleep
 
     def handle(self, woken: Iterable[Woken]) -> Done:
