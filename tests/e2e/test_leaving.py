@@ -17,7 +17,7 @@ from harness import World, chain, fields, until
 
 from stoker.governor import handover_guard
 
-STEPS = 100
+STEPS = 40
 STOKER = (sys.executable, "-m", "stoker.cli")
 
 
@@ -29,7 +29,8 @@ class Attached:
         command = [*STOKER, "run", "--env", f"TRUTH={world.truth}", "--", "python", "train.py", "--steps", str(STEPS)]
         self.window, inside = os.pipe() if pipe else pty.openpty()
         self.program = subprocess.Popen(
-            [*command, "--pause", "0.1"],
+            # Held, so that it cannot finish before its command was left, however busy the machine is.
+            [*command, "--pause", "0.1", "--held", "20"],
             cwd=world.code,
             env=world.environ(),
             stdin=subprocess.DEVNULL if pipe else inside,

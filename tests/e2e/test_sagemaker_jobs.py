@@ -90,8 +90,10 @@ if isolated():
         assert [one.step for one in world.steps(job)] == list(range(1, 121)), world.story(job)
         assert any(chain(120) in line for line in world.lines(job))
         first, second = world.cloud.names()
-        # Whoever governs does not let SageMaker start it again.
-        assert world.cloud.status(first)[0] == "Stopped" and world.cloud.status(second)[0] == "Completed"
+        # The governor does not let SageMaker start the first one again. The second may be stopped on its way out: its
+        # node's exit ends the job, and on a busy machine a governor sees that before the container is gone.
+        assert world.cloud.status(first)[0] == "Stopped"
+        assert world.cloud.status(second)[0] in ("Completed", "Stopped")
 
     def test_a_container_that_comes_back_never_trains(training_jobs: SageMakerWorld) -> None:
         """SageMaker starts it anew, under the same name and with an empty disk, while the next attempt trains."""

@@ -54,6 +54,7 @@ def main() -> None:
     options.add_argument("--sure", type=int, default=0, help="wait until each save is durable, and note it")
     options.add_argument("--sharded", type=int, default=0)
     options.add_argument("--stubborn", type=int, default=0, help="ignore SIGTERM and every notice")
+    options.add_argument("--held", type=int, default=0, help="the first attempt waits here to be interrupted")
     args = options.parse_args()
     take_lock()
     if args.stubborn:
@@ -76,6 +77,8 @@ def main() -> None:
         train.report(step=step, loss=1.0 / step)
         say(step, link[:8])
         note("step", step)
+        while step == args.held and ATTEMPT == 1 and not train.interrupted():
+            time.sleep(args.pause)
         stop = not args.stubborn and train.interrupted()
         if step % args.every == 0 or stop:
             with train.checkpoint(f"step-{step}", step=step, sharded=bool(args.sharded)) as folder:
