@@ -78,7 +78,7 @@ def test_an_index_that_cannot_be_read_is_empty() -> None:
 
 
 def test_those_that_ended_long_ago_are_forgotten_beyond_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "_MOST_ENDED", 1)
+    monkeypatch.setattr(external_job_index, "_MOST_ENDED", 1)
     store = MemoryStore(lambda: NOW)
 
     def ended(name: str, hours: float) -> Row:

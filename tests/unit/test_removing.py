@@ -75,7 +75,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(delete, "datetime", Clock)
+    for module in (delete, shared_objects):
+        monkeypatch.setattr(module, "datetime", Clock)
     return World()
 
 
@@ -143,7 +144,7 @@ def test_a_job_whose_spec_cannot_be_read_keeps_everything(world: World) -> None:
 
 
 def test_much_is_deleted_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delete, "_BATCH", 2)
+    monkeypatch.setattr(removed_jobs, "_BATCH", 2)
     for n in range(5):
         world.put(f"{keys.input_files(OLD)}{n}", 2 * DAY)
     portions: list[int] = []

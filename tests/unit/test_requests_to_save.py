@@ -167,9 +167,12 @@ def test_of_sharded_saves_the_newest_goes_first_once_seconds_count(
     assert names(memory) == (["second"] if pressed else ["first", "second"])
 
 
-def test_a_sharded_save_that_is_more_than_half_sent_goes_on(tmp_path: Path, memory: MemoryStore) -> None:
+def test_a_sharded_save_that_is_more_than_half_sent_goes_on(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One file after another: the oldest goes first, and is most of it.
+    monkeypatch.setattr("stoker.agent.checkpoints.sync.NEAR_WORKERS", 1)
     world = World(tmp_path, memory, keep=100)
-    # The oldest goes first, and is most of it.
     parts = {"0": "x" * 10_000, "1": "1"}
     world.store = Saving(memory, lambda: world.save("second", {"0": "new"}, sharded=True))  # type: ignore[assignment]
     world.begin()
