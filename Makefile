@@ -8,8 +8,10 @@ ISOLATED := sh scripts/isolated.sh
 # Tests that run at once. Most of them wait for something most of the time.
 WORKERS ?= 3
 TESTS ?=
+SEED ?= 1
+COUNT ?= 100
 
-.PHONY: help setup demo test bench lint docs clean
+.PHONY: help setup demo test bench lint docs mutants clean
 
 help:
 	@echo "make demo    set up, and run a job through two reclaims and two kill -9"
@@ -17,6 +19,7 @@ help:
 	@echo "make bench   set up, and print the figures"
 	@echo "make lint    set up, and run ruff, mypy and import-linter"
 	@echo "make docs    write the generated references again"
+	@echo "make mutants SEED=7 COUNT=100   break random lines, and list those that no test notices"
 
 # The virtual environment; made anew when the project's dependencies change.
 $(BIN)/stoker: pyproject.toml
@@ -56,6 +59,11 @@ lint: $(VENV)/.lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# Takes about half an hour, a third of it to measure once which test runs which line.
+mutants: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
+	@$(ISOLATED) $(BIN)/python scripts/mutants.py --seed $(SEED) --count $(COUNT)
 
 docs: $(VENV)/.test
 	@$(BIN)/python scripts/write_docs.py
