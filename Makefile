@@ -11,13 +11,14 @@ TESTS ?=
 SEED ?= 1
 COUNT ?= 100
 
-.PHONY: help setup demo test bench lint docs mutants clean
+.PHONY: help setup demo test check bench lint docs mutants clean
 
 help:
 	@echo "make demo    set up, and run a job through two reclaims and two kill -9"
 	@echo "make test    set up, and run the tests"
 	@echo "make bench   set up, and print the figures"
-	@echo "make lint    set up, and run ruff, mypy and import-linter"
+	@echo "make check   set up, and run lint, unit and property tests"
+	@echo "make lint    set up, and run ruff, mypy, import-linter and the check of words"
 	@echo "make docs    write the generated references again"
 	@echo "make mutants SEED=7 COUNT=100   break random lines, and list those that no test notices"
 
@@ -59,6 +60,11 @@ lint: $(VENV)/.lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/plain_words.py
+
+# The quick loop: neither machines nor containers nor emulators.
+check: lint $(VENV)/.test
+	@$(ISOLATED) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/unit tests/property
 
 # Takes about half an hour, a third of it to measure once which test runs which line.
 mutants: $(VENV)/.test

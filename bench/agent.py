@@ -45,7 +45,7 @@ def agent_cost() -> dict[str, float]:
         wait_for(begun.exists, "the training to begin")
         time.sleep(WARM_UP_S)
         agent = _process(place, b"-m stoker.agent ")
-        supervisor = _process(place, b"-m stoker.providers.local.node ")
+        supervisor = _process(place, b"-m stoker.providers.local.supervisor ")
         agent_cpu, agent_rss = [_sample(agent)], 0
         supervisor_cpu = [_sample(supervisor)]
         began_s = time.monotonic()

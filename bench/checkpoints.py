@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.figures import Figure, Measurement
 from bench.sandbox import sandbox, wait_for
-from stoker.agent.checkpoints.sync import CheckpointSync
+from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.store.base import Store, open_store
 
 MB = 1_000_000
@@ -93,7 +93,7 @@ def _committed_s(source: Path, root: Path) -> float:
 def _sync(store: Store, folder: Path, root: Path) -> CheckpointSync:
     channel, scratch = root / "channel", root / "scratch"
     channel.mkdir()
-    return CheckpointSync(store, _JOB, 2, 0, 1, folder, channel=channel, scratch=scratch)
+    return CheckpointSync(SyncOptions(store, _JOB, 2, 0, 1, folder, channel=channel, scratch=scratch))
 
 
 def _fill(folder: Path, count: int, size: int) -> None:

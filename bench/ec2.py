@@ -44,9 +44,9 @@ def boot_overhead() -> dict[str, float]:
 
 def bundle() -> dict[str, float]:
     """What one node downloads to become one."""
-    from stoker.submit.agent_bundle import build, runs_here
+    from stoker.submit.agent_bundle import build_archive, local_tag
 
-    return {"agent_bundle_mb": build(runs_here()).size / 1e6}
+    return {"agent_bundle_mb": build_archive(local_tag()).size / 1e6}
 
 
 def calls_per_job() -> dict[str, float]:

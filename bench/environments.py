@@ -16,8 +16,8 @@ from pathlib import Path
 
 from bench.figures import Figure, Measurement
 from bench.sandbox import Sandbox, sandbox
-from stoker.agent.environment.archive import take_listing
-from stoker.agent.environment.store_cache import Cache
+from stoker.agent.environment.archive import list_folder
+from stoker.agent.environment.store_cache import StoreCache
 from stoker.store.base import open_store
 from tests.support.package_index import PackageIndex, Wheel, package_index
 
@@ -100,8 +100,8 @@ def _time(text: str) -> datetime:
 
 def _fetch_s(place: Sandbox) -> float:
     (made,) = [path for path in (place.home / "environments").iterdir() if path.is_dir()]
-    cache = Cache(open_store((place.root / "other-store").as_uri()), "bench")
-    cache.keep("bench", "here", made, take_listing(made))
+    cache = StoreCache(open_store((place.root / "other-store").as_uri()), "bench")
+    cache.upload("bench", "here", made, list_folder(made))
     began_s = time.monotonic()
     found = cache.find("bench")
     assert found is not None

@@ -14,8 +14,10 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launc
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, Usage
 from stoker.model.observed import Known, Stamped
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
-from stoker.model.spec import Code, Resources, Spec, Submission
-from stoker.providers.base import LaunchOrder, Request, Terminated
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.model.submission import Code, Submission
+from stoker.providers.base import LaunchOrder, Request, TerminateResult
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.store.job_index import IndexRecord
 
@@ -107,7 +109,7 @@ class Machines:
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:  # noqa: ARG002
         return dict.fromkeys(ids, "running")
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
         raise AssertionError(f"nothing was to be ended: {instance} {region}")
 
 

@@ -35,7 +35,7 @@ def boot_overhead() -> dict[str, float]:
 
     def launch_bare() -> str:
         from stoker.providers.gce.client import Api
-        from stoker.providers.gce.operations import finished
+        from stoker.providers.gce.operations import wait_until_done
 
         body: dict[str, Any] = {
             "name": "bare",
@@ -52,7 +52,7 @@ def boot_overhead() -> dict[str, float]:
         }
         api = Api()
         begun = api.send("POST", f"/compute/v1/projects/{PROJECT}/zones/{zone}/instances", body)
-        return f"{zone}.{finished(api, begun, 'bare', 60.0)['targetId']}"
+        return f"{zone}.{wait_until_done(api, begun, 'bare', 60.0)['targetId']}"
 
     with gce_cloud() as cloud:
         return {"gce_boot_overhead_s": lent.boot_overhead_s(cloud, "gs", RESOURCES, launch_bare)}

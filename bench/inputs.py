@@ -59,7 +59,7 @@ def _stoker(url: str, root: Path) -> tuple[float, float]:
     paths = NodePaths(root / "node")
     node: Any = SimpleNamespace(paths=paths, config=config, inputs=root / "inputs", say=lambda _: None)
     began_s, began_cpu_s = time.monotonic(), _cpu_s(resource.RUSAGE_SELF)
-    where = Path(Inputs(node, lambda: None).bring({"train": Input(url)})["train"])
+    where = Path(Inputs(node, lambda: None).provide({"train": Input(url)})["train"])
     took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_SELF) - began_cpu_s
     _check(where)
     # What is written to the disk behind its back is not to slow down the next.

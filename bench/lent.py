@@ -90,8 +90,8 @@ def _first_line_s(place: Sandbox, store: str, resources: dict[str, Any]) -> floa
 
 
 def _printed(store: Any, job: str) -> str:
-    from stoker.cli.follow_view import node_logs
     from stoker.read.logs import read_lines
+    from stoker.read.node_chunks import node_logs
     from stoker.store import job_log
 
     state = job_log.read(store, job)

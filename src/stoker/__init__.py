@@ -1,12 +1,12 @@
-"""Train on spot machines as if nobody could take them away. No server, just your bucket.
+"""Train on spot machines as if they could not be taken away. No server, just your bucket.
 
     import stoker
     job = stoker.submit(stoker.Job(run="python train.py", resources={"spot": "prefer"}))
     stoker.wait(job)
     print(stoker.metrics(job).series["loss"].last)
 
-User code that runs under Stoker may import `stoker.train`. Nothing else is imported until it is used: the command
-line, the agent and a training script share this package and should each pay only for their own part.
+A training script may import `stoker.train`. Every other module is imported when it is first used: the command line,
+the agent and training scripts share this package, and each should pay only for its own part.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
     "wait",
 ]
 
-# Where each name comes from, when it is used for the first time.
+# The module of each name that is imported on first use.
 _LAZY = {
     "Job": "stoker.jobfile.job",
     **dict.fromkeys(("clone", "interrupt", "remove", "resume", "stop", "submit", "wait"), "stoker.client"),
@@ -80,7 +80,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This module. A subpackage called as a function of the API, such as `stoker.submit`, does not take its place."""
+    """The type of this module. A subpackage never hides an API function of the same name, such as `stoker.submit`."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _LAZY and isinstance(value, ModuleType)):

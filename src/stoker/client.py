@@ -1,11 +1,11 @@
-"""Stoker from Python, and what the command line is made of: submit, wait, stop, resume, clone, remove, interrupt; and
-(from `stoker.read.api`) jobs, logs, metrics, checkpoints, compare, pull, pull_outputs.
+"""Stoker from Python: submit, wait, stop, resume, clone, remove and interrupt jobs.
 
     job = stoker.submit(stoker.Job(run="python train.py"))
     summary = stoker.wait(job)
 
-A job is named by its id, a unique beginning of it, or its name where that is unique. A store is a URL, an open store,
-or nothing: then STOKER_STORE, else a folder under the home.
+`stoker.read.api` adds jobs, logs, metrics, checkpoints, compare, pull and pull_outputs. The command line is built on
+both. A job is named by its id, a unique beginning of it, or its name where that is unique. A store is a URL, an open
+store, or None: then STOKER_STORE, else a folder under the home.
 """
 
 from __future__ import annotations
@@ -14,72 +14,43 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.core.hold import hold_of
-from stoker.core.policy_rules import names_submitters
-from stoker.core.snapshot import Action, JobSnapshot
 from stoker.core.summary import Summary
-from stoker.governor.background import call_deployed, carry_on
+from stoker.governor.background import ensure_governed, wake_deployed
 from stoker.governor.connected_providers import Fleet
-from stoker.governor.handover_guard import Guard, guarding
+from stoker.governor.handover_guard import HandoverGuard, guarding
 from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
-from stoker.jobfile import (
-    Job,
-    assignments,
-    base_folder,
-    check_honoured,
-    finalize,
-    gather,
-    job_layer,
-    resolve,
-    spec_layer,
-)
-from stoker.maintenance.corrupt_jobs import check_gone, keep_money
+from stoker.jobfile import Job, assignments, job_layer, resolve_spec
+from stoker.maintenance.corrupt_jobs import check_machines_gone, record_costs_before_removal
 from stoker.maintenance.delete import remove_job
-from stoker.model import keys
-from stoker.model.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.errors import NotFound, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords
-from stoker.model.log_entries import Event, Outcome, ResumeAsked, StopAsked
+from stoker.model.log_entries import Outcome
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
-from stoker.notifications import check_channels
 from stoker.providers import registry
-from stoker.providers.base import Interrupts, KnowsLimits, Provider, Reachable, Visit, Way
+from stoker.providers.base import Provider, ShellCommand, ShellRequest, SupportsInterrupt, SupportsShell
 from stoker.read.api import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
-from stoker.read.job_status import half_removed, look, summary
-from stoker.read.resume_plan import ResumePlan, plan_resume
+from stoker.read.govern_while_following import RETIRE_S
+from stoker.read.job_status import read_record, summary
+from stoker.read.planned_actions import planned_actions
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_any
 from stoker.store.find_job import find_job
-from stoker.submit.check_inputs import check_readable
-from stoker.submit.identity import identified
-from stoker.submit.kept_folders import check_kept_folders
-from stoker.submit.local_environment import localise, store_environ
-from stoker.submit.policy_check import heed, heed_used, house_of
-from stoker.submit.prepare import (
-    Prepared,
-    architectures,
-    check_reached,
-    connect,
-    fitting_offerings,
-    gather_inputs,
-    pack_agents,
-    pack_tools,
-    place_of,
-    prepare,
-    submitter,
-)
+from stoker.submit import clone as cloning
+from stoker.submit.identity import user_at_host
+from stoker.submit.prepare import prepare, prepare_job
+from stoker.submit.prepared_job import PreparedJob
+from stoker.submit.resume import ask_to_resume, prepare_resume
 from stoker.submit.send import send
-from stoker.submit.wheel_targets import taken_over
+from stoker.submit.stop import ask_to_stop, may_be_held
+from stoker.submit.submitted_state import read_state
 
-# A job that has ended is waited for until its machines are gone too, but no longer than this.
-RETIRE_S = 20.0
 DEFAULT_GRACE_S = 30.0
 
 AnyJob = Job | Spec | str | os.PathLike[str]
@@ -90,110 +61,64 @@ AnyJob = Job | Spec | str | os.PathLike[str]
 
 @checks_keywords
 def submit(job: AnyJob, *, store: str | Store | None = None, sets: Sequence[str] = (), detach: bool = False) -> str:
-    """Submit a job (a `Job`, a `Spec` or the path of a job file) and answer its id. `sets` are as for `--set`.
+    """Submit a job (a `Job`, a `Spec` or the path of a job file) and return its id. `sets` are as for `--set`.
 
-    `detach` starts a governor in the background; without it, `wait` (or any governor) has to make the job go on.
-    Raises UserError before anything is written when something is wrong with it.
+    `detach` starts a governor in the background; without it, `wait` (or any governor) has to drive the job. Raises
+    UserError for the first mistake, before anything is written.
     """
     opened = open_any(store)
     with prepare_any(job, opened, sets) as prepared:
         return _send(prepared, opened, detach=detach)
 
 
-def _send(prepared: Prepared, store: Store, *, detach: bool) -> str:
+def _send(prepared: PreparedJob, store: Store, *, detach: bool) -> str:
     if not detach:
         submitted = send(prepared, store)
-        call_deployed(store, [submitted])
+        wake_deployed(store, [submitted])
         return submitted
     with guarding(store.url) as guard:
         submitted = send(prepared, store)
         guard.job(submitted)
-        carry_on(store, [submitted])
+        ensure_governed(store, [submitted])
     return submitted
 
 
 @checks_keywords
-def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared:
-    """Everything before the first write. Use the answer in a `with`."""
+def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> PreparedJob:
+    """Do everything of a submission that comes before the first write. Use the result in a `with`."""
     if isinstance(job, Spec):
         if sets:
             raise UserError("sets: a Spec is complete; change it with dataclasses.replace")
-        capabilities = registry.capabilities(job.resources.provider)
-        check_honoured(job, job.resources.provider, capabilities)
-        spec, told = finalize(job, capabilities)
-        return prepare(spec, store, folder=Path.cwd(), told=told)
-    first = job.layer() if isinstance(job, Job) else job_layer(Path(job))
-    own = (first, *([assignments(sets)] if sets else []))
-    check_reached(own, store)
-    house = store.get(keys.DEFAULTS)
-    layers = (*gather(house=house.data if house is not None else None), *own)
-    resolved = resolve(layers, registry.capabilities)
-    return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told)
+        resolved = resolve_spec(job, registry.capabilities)
+        return prepare(resolved.spec, store, folder=Path.cwd(), warnings=resolved.warnings)
+    layer = job.layer() if isinstance(job, Job) else job_layer(Path(job))
+    return prepare_job((layer, *([assignments(sets)] if sets else ())), store)
 
 
 @checks_keywords
-def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
-    """A new job with the code and the spec of another, with changes. Use the answer in a `with`."""
-    found = find_job(store, job)
-    submission = job_index.read_submission(store, _state(store, found))
-    layers = [spec_layer(submission.spec, found), *([assignments(sets)] if sets else [])]
-    resolved = resolve(layers, registry.capabilities)
-    spec, unsure = identified(resolved.spec, store)
-    provider = connect(spec, store)
-    spec, uploads = gather_inputs(localise(spec, provider.capabilities, Path.cwd(), store), provider, store.url, store)
-    if provider.capabilities.here:
-        check_readable(spec)
-    check_kept_folders(spec, provider.capabilities, None, store)
-    house = house_of(store)
-    offered = provider.offerings(spec.resources)
-    heeded = heed(house, spec, fitting_offerings(house, spec, provider, offered), store)
-    fitting = heeded.offerings
-    if isinstance(provider, KnowsLimits):
-        provider.check_limits(fitting, spec.nodes)
-    bundles, unserved = pack_agents(provider, spec, fitting)
-    tools, _ = pack_tools(provider, spec, fitting)
-    return Prepared(
-        spec=spec,
-        capabilities=provider.capabilities,
-        offerings=fitting,
-        offered=offered,
-        folder=Path.cwd(),
-        told=(
-            *resolved.told,
-            *(unsure if names_submitters(house) else ()),
-            *heeded.told,
-            *check_channels.remarks(spec.notify),
-            *unserved,
-        ),
-        noted=heeded.noted,
-        bounds=heeded.bounds,
-        code=submission.code,
-        environ=submission.environ if provider.capabilities.here else store_environ(store.url),
-        bundles=bundles,
-        tools=tools,
-        uploads=uploads,
-        wheels=taken_over(spec, provider.capabilities, fitting, partial(architectures, provider), submission.wheels),
-        place=place_of(provider),
-        origin=found,
-    )
+def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> PreparedJob:
+    """Prepare a new job with the code and the spec of another, with changes. Use the result in a `with`."""
+    origin = find_job(store, job)
+    submission = job_index.read_submission(store, read_state(store, origin))
+    return cloning.prepare_clone(origin, submission, store, sets)
 
 
 @checks_keywords
 def clone(job: str, *, store: str | Store | None = None, sets: Sequence[str] = (), detach: bool = False) -> str:
-    """Submit a new job like another one, whose code it shares. Answers the new job's id."""
+    """Submit a new job like another one, whose code it shares. Returns the new job's id."""
     opened = open_any(store)
     with prepare_clone(job, opened, sets) as prepared:
         return _send(prepared, opened, detach=detach)
 
 
-# ── Watching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @checks_keywords
 def wait(job: str, store: str | Store | None = None, timeout: float | None = None) -> Summary:
-    """Govern until the job has ended (and its machines are gone), and answer how it went.
+    """Govern until the job has ended and its machines are gone, and return its summary.
 
-    Raises TimeoutError after `timeout` seconds. The job then goes on with a governor in the background, as it does when
+    Raises TimeoutError after `timeout` seconds. A governor in the background then continues the job, as it does when
     this process is interrupted or killed.
     """
     opened = open_any(store)
@@ -203,8 +128,8 @@ def wait(job: str, store: str | Store | None = None, timeout: float | None = Non
         return _wait(opened, found, timeout, guard)
 
 
-def _wait(opened: Store, found: str, timeout: float | None, guard: Guard) -> Summary:
-    governor = Governor(opened)
+def _wait(store: Store, job: str, timeout: float | None, guard: HandoverGuard) -> Summary:
+    governor = Governor(store)
     deadline = None if timeout is None else time.monotonic() + timeout
     ended_at: float | None = None
     state: JobState | None = None
@@ -212,19 +137,19 @@ def _wait(opened: Store, found: str, timeout: float | None, guard: Guard) -> Sum
         wake_in_s: float | None = None
         try:
             wake_in_s = governor.run_pass().wake_in_s
-            state = job_log.read(opened, found, state)
+            state = job_log.read(store, job, state)
             if state is not None and state.ended is not None:
                 ended_at = ended_at or time.monotonic()
-                waited = time.monotonic() - ended_at > RETIRE_S or may_be_held(opened, state)
-                if waited or found not in active_jobs(opened):
-                    return summary(found, opened)
+                waited = time.monotonic() - ended_at > RETIRE_S or may_be_held(store, state)
+                if waited or job not in active_jobs(store):
+                    return summary(job, store)
         except StoreUnavailable:
-            pass  # Nothing can be concluded; look again.
+            pass  # A store that does not answer proves nothing; look again.
         guard.passed()
         if deadline is not None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(f"{found} has not ended within {timeout:g} s")
+                raise TimeoutError(f"{job} has not ended within {timeout:g} s")
             wake_in_s = left_s if wake_in_s is None else min(wake_in_s, left_s)
         governor.sleep(wake_in_s)
 
@@ -234,127 +159,69 @@ def _wait(opened: Store, found: str, timeout: float | None, guard: Guard) -> Sum
 
 @checks_keywords
 def stop(job: str, store: str | Store | None = None) -> bool:
-    """Ask a job to save and end, or give back the machine that is held after its end. Harmless to repeat.
+    """Ask a job to save and end, or give back the machine that is held after its end. Idempotent.
 
-    False: it had ended already, and no machine is held.
+    False: the job had ended already, and no machine is held.
     """
     opened = open_any(store)
     found = find_job(opened, job)
     asked = ask_to_stop(found, opened)
     if asked:
-        call_deployed(opened, [found])
+        wake_deployed(opened, [found])
     return asked
-
-
-def ask_to_stop(found: str, opened: Store) -> bool:
-    """`stop`, for who then sees to it that somebody governs."""
-    me = submitter()
-
-    def wanted(newest: JobState | None) -> tuple[Event, str] | None:
-        state = _present(found, newest)
-        if state.stop or (state.ended and not may_be_held(opened, state)):
-            return None
-        reason = f"the machine is given back by {me}" if state.ended else f"stopped by {me}"
-        return StopAsked(by=me), reason
-
-    before = _state(opened, found)
-    job_log.append_next(opened, found, before, wanted, me)
-    return before.ended is None or may_be_held(opened, before)
-
-
-def may_be_held(store: Store, state: JobState) -> bool:
-    """Whether a machine may still be kept for a look."""
-    hold = hold_of(state, job_index.read_submission(store, state).spec)
-    return hold is not None and bool(active_jobs(store).get(state.job))
 
 
 @checks_keywords
 def resume(job: str, store: str | Store | None = None, *, checkpoint: str | None = None) -> str:
-    """Let an ended job go on from its last checkpoint: the same job, next attempt. Answers its id.
+    """Continue an ended job from its last checkpoint: the same job, next attempt. Returns its id.
 
-    `checkpoint` is a reference or a name as `stoker checkpoints` lists them: the job goes on from it, and newer ones
+    `checkpoint` is a reference or a name as `stoker checkpoints` lists them: the job continues from it, and newer ones
     are left aside. Without it, checkpoints that attempts failed on are passed over. Raises UserError when the job has
-    not ended, or has succeeded, or a rule of the house refuses it, or there is no such checkpoint.
+    not ended, or has succeeded, or the policy refuses it, or there is no such checkpoint.
     """
     opened = open_any(store)
     found = find_job(opened, job)
     ask_to_resume(prepare_resume(found, opened, checkpoint), opened)
-    call_deployed(opened, [found])
+    wake_deployed(opened, [found])
     return found
 
 
-def prepare_resume(found: str, opened: Store, checkpoint: str | None = None) -> ResumePlan:
-    """Everything of `resume` before the first write. Raises UserError as `resume` does."""
-    state = _state(opened, found)
-    _check_resumable(state)
-    code = job_index.read_submission(opened, state).code if state.code_digest is not None else None
-    if code is not None and opened.head(keys.code(keys.shared_name(code.digest, code.generation))) is None:
-        raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
-    plan = plan_resume(opened, state, checkpoint)
-    _heed_again(opened, state)
-    return plan
+@checks_keywords
+def remove(job: str, store: str | Store | None = None) -> str:
+    """Delete an ended job with its checkpoints, outputs and logs. Returns its id; safe to repeat after a crash.
 
-
-def _check_resumable(state: JobState) -> None:
-    if state.removal_at is not None:
-        raise UserError(f"{state.job} is being removed; `stoker rm {state.job}` finishes that")
-    if state.ended is None:
-        raise UserError(f"{state.job} has not ended; `stoker logs -f {state.job}` follows it")
-    if state.ended.outcome == "succeeded":
-        again = f"`stoker clone {state.job}` starts a new job like it"
-        further = f"with `--set resume_from={state.job}`, from its last checkpoint"
-        raise UserError(f"{state.job} has succeeded; {again}, {further}")
-
-
-def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
-    """Write down that the job goes on. The caller then sees to it that the job is governed."""
-    me, found = submitter(), plan.state.job
-
-    def wanted(newest: JobState | None) -> tuple[Event, str] | None:
-        # Another may have resumed it since the plan was made.
-        _check_resumable(_present(found, newest))
-        if plan.key is None:
-            return ResumeAsked(by=me), f"resumed by {me}"
-        return ResumeAsked(by=me, checkpoint=plan.key), f"resumed by {me} from checkpoint {plan.title}"
-
-    announcements: list[str] = []
-
-    def announce(seq: int) -> None:
-        announcements.append(keys.announcement(found, seq, job_log.new_token()))
-        opened.put(announcements[-1], b"")
-
-    # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
-    after = job_log.append_next(opened, found, plan.state, wanted, me, before=announce)
-    # Create-if-absent does not remember: the number may have been free because the job was removed meanwhile.
-    if job_log.is_removed(opened, found):
-        raise UserError(f"{found} was removed meanwhile")
-    # Announcements are deleted after a while: what stays is the marker of an entry that is in the log.
-    if after is not None and after.ended is None:
-        opened.put(keys.active(found, after.opened_seq), b"")
-        opened.delete(announcements)
-
-
-def _heed_again(store: Store, state: JobState) -> None:
-    """Raise UserError where a rule of the house refuses the job now: it would end as soon as it is opened."""
-    house = house_of(store)
-    if not house.rules:
-        return
-    spec = job_index.read_submission(store, state).spec
-    fitting: tuple[Offering, ...] = ()
+    Raises UserError while the job is active, or machines of it may be left. A job whose log is corrupt is deleted as
+    well, once no provider lists a machine of it. Code that it shared is deleted by `maintenance.delete.collect_code`.
+    """
+    opened = open_any(store)
+    found = find_job(opened, job)
     try:
-        provider = connect(spec, store)
-        offered = provider.offerings(spec.resources)
-    except (ProviderError, UserError):
-        pass  # What is on offer is for a governor to find out; the other rules need nobody's word.
-    else:
-        fitting = fitting_offerings(house, spec, provider, offered)
-    heed_used(house, spec, state, fitting)
-    heed(house, spec, fitting, store, state.job)
+        state = job_log.read(opened, found)
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError as error:
+        check_machines_gone(opened, found, error)
+        state = None
+    if state is not None and state.ended is None:
+        raise UserError(f"{found} is active; `stoker stop {found}` first")
+    if state is not None and found in active_jobs(opened):
+        # Its machines may be gone by now; only a governor's pass finds out.
+        Governor(opened).run_pass(only={found})
+        if found in active_jobs(opened):
+            if may_be_held(opened, state):
+                raise UserError(f"{found} has failed and its machine is held; `stoker stop {found}` gives it back")
+            raise UserError(f"{found} has ended, but its machines are not known to be gone yet; try again soon")
+    record_costs_before_removal(opened, found, state)
+    remove_job(opened, found, user_at_host())
+    return found
+
+
+# ── The machines of a job ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class OnDuty:
-    """A node of a job that runs now, and who lends its machine."""
+class JobMachine:
+    """The machine of one node of a job, with its offering and its provider."""
 
     job: str
     instance: str
@@ -363,14 +230,14 @@ class OnDuty:
 
 
 @checks_keywords
-def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held: bool = False) -> OnDuty:
-    """The machine that is a job's node now; with `held`, also one that is kept after the job's end.
+def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held: bool = False) -> JobMachine:
+    """The machine of a job's node now; with `held`, also one that is held after the job's end.
 
-    Raises UserError when it has no such machine.
+    Raises UserError when the job has no such machine.
     """
     opened = open_any(store)
     found = find_job(opened, job)
-    state = _state(opened, found)
+    state = read_state(opened, found)
     running = [claim for claim in state.open_claims if claim.launched]
     if not running and held:
         hold = hold_of(state, job_index.read_submission(opened, state).spec)
@@ -380,152 +247,77 @@ def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held
     claim = running[-1]
     instance = claim.instance(node)
     if instance is None:
-        there = "only node 0" if claim.nodes == 1 else f"nodes 0 to {claim.nodes - 1}"
-        raise UserError(f"{found} has no node {node}; it has {there}")
-    return OnDuty(found, instance, claim.offering, Fleet(opened.url).provider(claim.offering.provider))
+        nodes = "only node 0" if claim.nodes == 1 else f"nodes 0 to {claim.nodes - 1}"
+        raise UserError(f"{found} has no node {node}; it has {nodes}")
+    return JobMachine(found, instance, claim.offering, Fleet(opened.url).provider(claim.offering.provider))
 
 
 def _no_machine(job: str, ended: Outcome | None = None) -> UserError:
     if ended is not None:
         return UserError(f"{job} has ended ({ended}), and has no machine any more")
-    return UserError(f"{job} has no machine now; `stoker show {job}` tells where it is")
+    return UserError(f"{job} has no machine now; `stoker show {job}` shows why")
 
 
 @checks_keywords
 def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s: float = DEFAULT_GRACE_S) -> str:
-    """Rehearse a reclaim: give a node of the job a hard notice. Answers the machine's name.
+    """Rehearse a reclaim: give a node of the job a hard notice. Returns the machine's id.
 
     Raises UserError when the job has no such machine now, or its provider cannot do that.
     """
-    found = find_node(job, store, node)
-    rehearse(found, grace_s)
-    return found.instance
+    machine = find_node(job, store, node)
+    interrupt_machine(machine, grace_s)
+    return machine.instance
 
 
 @checks_keywords
-def rehearse(found: OnDuty, grace_s: float = DEFAULT_GRACE_S) -> str | None:
-    """Give this node a hard notice. Answers what the provider did where that is not exactly this.
+def interrupt_machine(machine: JobMachine, grace_s: float = DEFAULT_GRACE_S) -> str | None:
+    """Give this machine a hard notice. Returns a message where the provider did something else instead.
 
-    Raises UserError where its machine is gone by now, or its provider cannot do that.
+    Raises UserError where the machine is gone by now, or its provider cannot do that.
     """
-    provider = found.provider
-    if not isinstance(provider, Interrupts) or not provider.capabilities.interrupts:
-        raise UserError(f"{found.offering.provider} cannot rehearse a reclaim")
+    provider = machine.provider
+    if not isinstance(provider, SupportsInterrupt) or not provider.capabilities.interrupts:
+        raise UserError(f"{machine.offering.provider} cannot rehearse a reclaim")
     try:
-        return provider.interrupt(found.instance, grace_s, found.offering.region)
+        return provider.interrupt(machine.instance, grace_s, machine.offering.region)
     except NotFound:
-        raise _no_machine(found.job) from None
+        raise _no_machine(machine.job) from None
 
 
 @checks_keywords
 @contextmanager
-def reach(found: OnDuty, visit: Visit, store: str | Store | None = None) -> Iterator[Way]:
-    """The way to this node, for as long as the context lasts. Raises UserError where there is none."""
-    opened = open_any(store)
-    if not isinstance(found.provider, Reachable):
-        raise UserError(f"{found.offering.provider} has no machines that can be visited")
-    spec = job_index.read_submission(opened, _state(opened, found.job)).spec
-    with found.provider.way(found.instance, visit, spec, found.offering.region) as way:
-        yield way
+def open_shell(machine: JobMachine, request: ShellRequest, store: str | Store | None = None) -> Iterator[ShellCommand]:
+    """The command that opens a shell on this machine; valid while the context lasts.
 
-
-@checks_keywords
-def remove(job: str, store: str | Store | None = None) -> str:
-    """Delete an ended job with its checkpoints, outputs and logs. Answers its id; safe to repeat after a crash.
-
-    Raises UserError while it is active, or machines of it may be left. One whose log makes no sense goes as well, once
-    none of its machines is listed anywhere. Code that it shared is collected by `removing.collect_code`.
+    Raises UserError where its provider has no access to machines.
     """
     opened = open_any(store)
-    found = find_job(opened, job)
-    try:
-        state = job_log.read(opened, found)
-    except (StoreUnavailable, StoreDenied):
-        raise
-    except StoreError as error:
-        check_gone(opened, found, error)
-        state = None
-    if state is not None and state.ended is None:
-        raise UserError(f"{found} is active; `stoker stop {found}` first")
-    if state is not None and found in active_jobs(opened):
-        # Its machines may be gone by now; that is for a governor to find out.
-        Governor(opened).run_pass(only={found})
-        if found in active_jobs(opened):
-            if may_be_held(opened, state):
-                raise UserError(f"{found} has failed and its machine is held; `stoker stop {found}` gives it back")
-            raise UserError(f"{found} has ended, but its machines are not known to be gone yet; try again soon")
-    keep_money(opened, found, state)
-    remove_job(opened, found, submitter())
-    return found
-
-
-@checks_keywords
-def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
-    """What a governor would do about the job now, and what it waits for. Does nothing."""
-    from stoker.core.decide import decide
-    from stoker.core.governor_settings import DEFAULT
-    from stoker.core.place_capacity import is_bounded
-    from stoker.governor.budget_tracker import Bookkeeper
-    from stoker.governor.market_records import MarketReader
-    from stoker.governor.observe import Memory, list_clouds, observe
-    from stoker.policy.reader import HouseReader
-
-    fleet, memory = Fleet(store.url), Memory()
-    active = active_jobs(store)
-    markers = {job: active.get(job, ())}
-    keeper = Bookkeeper(store, memory)
-    keeper.begin(tuple(active), whole=False)
-    listing = list_clouds(store, fleet, memory, markers)
-    policy = HouseReader(store, DEFAULT).read()
-    now = datetime.now(timezone.utc)
-    markets = MarketReader(store, now, policy.house)
-    observation = observe(store, fleet, memory, markers, listing.narrowed({job}), markets)
-    snapshot = keeper.with_books(replace(observation.snapshot, partial=True), policy.house, now, 0.0)
-    others: tuple[JobSnapshot, ...] = ()
-    if any(map(is_bounded, snapshot.jobs)):
-        # Its turn depends on the jobs that wait beside it.
-        others = observe(store, fleet, memory, active, list_clouds(store, fleet, memory, active), markets).snapshot.jobs
-    plan = decide(replace(snapshot, partial=False, others=others), policy, now)
-    problems = observation.problems | plan.problems
-    return plan.actions, plan.waiting.get(job, "") or problems.get(job, "")
-
-
-def _state(store: Store, job: str) -> JobState:
-    try:
-        return _present(job, job_log.read(store, job))
-    except (StoreUnavailable, StoreDenied):
-        raise
-    except StoreError as error:
-        raise UserError(
-            f"{job} cannot be read: {error}; `stoker rm {job}` removes it, once it has no machines"
-        ) from None
-
-
-def _present(job: str, state: JobState | None) -> JobState:
-    if state is None:
-        raise half_removed(job)
-    return state
+    if not isinstance(machine.provider, SupportsShell):
+        raise UserError(f"{machine.offering.provider} gives no access to its machines")
+    spec = job_index.read_submission(opened, read_state(opened, machine.job)).spec
+    with machine.provider.shell_command(machine.instance, request, spec, machine.offering.region) as command:
+        yield command
 
 
 __all__ = [
-    "OnDuty",
+    "JobMachine",
     "checkpoints",
     "clone",
     "compare",
     "find_node",
     "interrupt",
+    "interrupt_machine",
     "jobs",
     "logs",
-    "look",
     "metrics",
     "open_any",
-    "planned",
+    "open_shell",
+    "planned_actions",
     "prepare_any",
     "prepare_clone",
     "pull",
     "pull_outputs",
-    "reach",
-    "rehearse",
+    "read_record",
     "remove",
     "resume",
     "stop",

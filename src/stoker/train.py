@@ -1,4 +1,4 @@
-"""What a training script may import. It depends on the standard library alone and does nothing outside Stoker.
+"""The functions that a training script may import. Standard library only; outside Stoker they do nothing.
 
     from stoker import train
 
@@ -16,10 +16,10 @@
 
 **Signals.** On a notice the agent sends SIGTERM, whose default action would end a script that only polls. Therefore the
 first `interrupted()` or `checkpoint()` under Stoker, in the main thread, installs a SIGTERM handler that sets a flag
-and does nothing else. It is installed only where the default action still stands: a handler of yours is left alone.
-Children made by fork get the default action back. `on_interrupt()` installs the same handler outside Stoker too.
+and does nothing else. It is installed only where the default action is still set: your own handler is left alone.
+Children made by fork get the default action back. `on_interrupt()` installs the same handler outside Stoker, too.
 
-Nothing here is imported before it is needed: importing this module costs next to nothing.
+Modules are imported only when they are needed: importing this module costs next to nothing.
 """
 
 # pathlib takes longer to import than everything else here together.
@@ -34,8 +34,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import Any, TypeVar
+
+    from stoker.agent.checkpoints.save_protocol import Save
 
     F = TypeVar("F", bound=Callable[..., object])
 
@@ -54,11 +56,11 @@ __all__ = [
     "wait_durable",
 ]
 
-_LOOK_EVERY_S = 0.05
+_CHECK_EVERY_S = 0.05
 
 
-def _checks_keywords(function: F) -> F:
-    """Let a keyword that `function` does not have raise a TypeError that names the nearest one."""
+def _check_keywords(function: F) -> F:
+    """Make a keyword that `function` does not have raise a TypeError that names the nearest one."""
 
     def checked(*arguments: object, **named: object) -> object:
         for name in named:
@@ -66,13 +68,13 @@ def _checks_keywords(function: F) -> F:
                 from stoker.model.errors import WrongKeyword
                 from stoker.model.keywords import nearest
 
-                told = f"{function.__name__}({name}=…): there is no such argument; {nearest(name, list(known))}"
-                raise WrongKeyword(told)
+                message = f"{function.__name__}({name}=…): there is no such argument; {nearest(name, list(known))}"
+                raise WrongKeyword(message)
         return function(*arguments, **named)
 
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    # Of functools.wraps, what people and editors see; importing it would cost more than all of this.
+    # As functools.wraps does, whose import would cost more than all of this.
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
         setattr(checked, attribute, getattr(function, attribute))
     checked.__wrapped__ = function  # type: ignore[attr-defined]
@@ -81,7 +83,7 @@ def _checks_keywords(function: F) -> F:
 
 # How long a save waits to be durable after a SIGTERM that came without a notice file.
 _PATIENCE_S = 30.0
-# Readers leave out longer lines.
+# Readers ignore longer lines.
 _LINE_BYTES = 8 * 1024
 
 
@@ -89,18 +91,18 @@ _LINE_BYTES = 8 * 1024
 
 
 class _Metrics:
-    """The open metrics file. One write a line: appends by several processes never mix."""
+    """The open metrics file. Each line is one write: appends by several processes never mix."""
 
     path = ""
     file = -1
-    torn = False
+    is_torn = False
 
 
 def report(step: object = None, **metrics: object) -> None:
-    """Tell Stoker how it goes: `report(step=3, loss=0.5)`. Numbers, or anything `float()` takes, NaN included.
+    """Report metrics to Stoker: `report(step=3, loss=0.5)`. Numbers, or anything `float()` takes, NaN included.
 
-    Never raises: what is no number is left out, and so is what has a secret in its name; a full disk loses the line,
-    not the training.
+    Never raises: values that are no numbers are left out, and so are metrics with a secret in their name; a full disk
+    loses the line, not the training.
     """
     channel = os.environ.get("STOKER_CHANNEL")
     if not channel:
@@ -138,8 +140,8 @@ def _append(path: str, line: bytes) -> None:
         if _Metrics.path != path:
             _Metrics.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             _Metrics.path = path
-        data = b"\n" + line if _Metrics.torn else line
-        _Metrics.torn = os.write(_Metrics.file, data) < len(data)
+        data = b"\n" + line if _Metrics.is_torn else line
+        _Metrics.is_torn = os.write(_Metrics.file, data) < len(data)
     except OSError:
         return
 
@@ -148,66 +150,66 @@ def _append(path: str, line: bytes) -> None:
 
 
 class _Notice:
-    """What this process knows of its end."""
+    """The knowledge of this process about its end."""
 
     seen = False
-    look_at = 0.0
-    # The process in which the signal was seen to; the handler if it is ours, and what it took the place of.
-    armed_in = 0
+    next_check_at = 0.0
+    # The process that set up SIGTERM; the handler if it is ours, and the handler that it replaced.
+    installed_in = 0
     handler: Any = None
     before: Any = None
-    forks_minded = False
+    handles_forks = False
     mask: Any = ()
 
 
 def interrupted() -> bool:
-    """Whether this machine is about to be taken away (or the job stopped): save now, then leave.
+    """Return True if this machine is about to be reclaimed, or the job stopped: save now, then exit.
 
-    Cheap enough for every step. Once true it stays true. See the module's words on SIGTERM.
+    Cheap enough for every step. Once true it stays true. See the module's text on SIGTERM.
     """
     if _Notice.seen:
         return True
     now = time.monotonic()
-    if now < _Notice.look_at:
+    if now < _Notice.next_check_at:
         return False
-    _Notice.look_at = now + _LOOK_EVERY_S
+    _Notice.next_check_at = now + _CHECK_EVERY_S
     if _channel() is not None:
-        _arm(replace=False)
+        _install_handler(replace=False)
     path = _notice_file()
     if path is not None and os.path.exists(path):
         _Notice.seen = True
     return _Notice.seen
 
 
-class _Request:
-    """The requests to save and go on that this process has heard."""
+class _SaveRequest:
+    """The newest request to save and go on that this process has seen."""
 
-    heard = 0
-    look_at = 0.0
+    newest = 0
+    next_check_at = 0.0
 
 
 def save_requested() -> bool:
-    """Whether now would be a good time to save, and go on: the machine may be taken away before long, or may not.
+    """Return True if now is a good time to save and go on: the machine may be reclaimed before long.
 
     True once for each request, in each process that asks. Cheap enough for every step; False outside Stoker.
     """
     now = time.monotonic()
     channel = _channel()
-    if channel is None or now < _Request.look_at:
+    if channel is None or now < _SaveRequest.next_check_at:
         return False
-    _Request.look_at = now + _LOOK_EVERY_S
+    _SaveRequest.next_check_at = now + _CHECK_EVERY_S
     try:
         with open(os.path.join(channel, "save"), "rb") as file:
             request = int(file.read())
     except (OSError, ValueError):
         return False
-    new = request > _Request.heard
-    _Request.heard = max(_Request.heard, request)
+    new = request > _SaveRequest.newest
+    _SaveRequest.newest = max(_SaveRequest.newest, request)
     return new
 
 
 def time_left() -> float | None:
-    """Seconds until the training is ended by force; None when nobody has said."""
+    """Return the seconds until the training is ended by force; None when no end is known."""
     import json
 
     path = _notice_file()
@@ -221,22 +223,22 @@ def time_left() -> float | None:
 
 
 def on_interrupt() -> None:
-    """Let SIGTERM set what `interrupted()` answers, inside or outside Stoker. Call it in the main thread.
+    """Make SIGTERM set the result of `interrupted()`, inside or outside Stoker. Call it in the main thread.
 
-    A handler that was there is still called. Raises ValueError in another thread, as `signal.signal` does.
+    An existing handler is still called. Raises ValueError in another thread, as `signal.signal` does.
     """
     if _Notice.handler is None:
-        _arm(replace=True)
+        _install_handler(replace=True)
 
 
-def _arm(*, replace: bool) -> None:
-    if _Notice.armed_in == os.getpid() and not replace:
+def _install_handler(*, replace: bool) -> None:
+    if _Notice.installed_in == os.getpid() and not replace:
         return
     import signal
 
     before = signal.getsignal(signal.SIGTERM)
     if before is not signal.SIG_DFL and not replace:
-        _Notice.armed_in = os.getpid()
+        _Notice.installed_in = os.getpid()
         return
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -249,37 +251,38 @@ def _arm(*, replace: bool) -> None:
     except ValueError:
         if replace:
             raise
-        # Not the main thread: the main thread may come by later.
+        # Not the main thread: the main thread may call this later.
         return
-    _Notice.armed_in, _Notice.handler, _Notice.before = os.getpid(), note, before
-    if not _Notice.forks_minded:
-        _Notice.forks_minded = True
-        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_disarm)
+    _Notice.installed_in, _Notice.handler, _Notice.before = os.getpid(), note, before
+    if not _Notice.handles_forks:
+        _Notice.handles_forks = True
+        os.register_at_fork(before=_block_sigterm, after_in_parent=_restore_mask, after_in_child=_uninstall_handler)
 
 
-def _hold() -> None:
-    """Before a fork. A child must not inherit a mere flag: a worker that is terminated is to die.
+def _block_sigterm() -> None:
+    """Block SIGTERM before a fork. A child must not inherit a mere flag: a worker that is terminated has to die.
 
-    Python drops a signal that reaches a child at its very beginning, so it is kept back until the child is ready.
+    Python drops a signal that reaches a child at its very beginning, so the signal is held back until the child is
+    ready.
     """
     import signal
 
     _Notice.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
-def _release() -> None:
+def _restore_mask() -> None:
     import signal
 
     signal.pthread_sigmask(signal.SIG_SETMASK, _Notice.mask)
 
 
-def _disarm() -> None:
+def _uninstall_handler() -> None:
     import signal
 
     if _Notice.handler is not None and signal.getsignal(signal.SIGTERM) is _Notice.handler:
         signal.signal(signal.SIGTERM, _Notice.before)
     _Notice.handler = None
-    _release()
+    _restore_mask()
 
 
 def _notice_file() -> str | None:
@@ -294,17 +297,17 @@ def _notice_file() -> str | None:
 
 
 def checkpoint_dir() -> Path:
-    """The folder to save to: made if need be; `checkpoints` outside Stoker."""
+    """Return the folder to save to, created if necessary; `checkpoints` outside Stoker."""
     return _folder("STOKER_CHECKPOINT_DIR", "checkpoints")
 
 
 def output_dir() -> Path:
-    """The folder for results that are no checkpoints: made if need be; `outputs` outside Stoker."""
+    """Return the folder for results that are no checkpoints, created if necessary; `outputs` outside Stoker."""
     return _folder("STOKER_OUTPUT_DIR", "outputs")
 
 
 def params() -> dict[str, Any]:
-    """The job's parameters; none outside Stoker."""
+    """Return the job's parameters; empty outside Stoker."""
     import json
 
     try:
@@ -315,19 +318,19 @@ def params() -> dict[str, Any]:
 
 
 def attempt() -> int | None:
-    """Which attempt of the job this is: 1, 2, …; None outside Stoker."""
+    """Return the number of this attempt of the job: 1, 2, …; None outside Stoker."""
     text = os.environ.get("STOKER_ATTEMPT", "")
     return int(text) if text.isdecimal() else None
 
 
 def latest() -> Path | None:
-    """The newest checkpoint that `checkpoint()` committed or Stoker restored; None when there is none."""
+    """Return the newest checkpoint that `checkpoint()` committed or Stoker restored; None when there is none."""
     from pathlib import Path
 
-    from stoker.agent.checkpoints.save_protocol import numbered
+    from stoker.agent.checkpoints.save_protocol import numbered_saves
 
     folder = Path(os.environ.get("STOKER_CHECKPOINT_DIR") or "checkpoints")
-    saves = numbered(folder)
+    saves = numbered_saves(folder)
     return folder / max(saves)[1] if saves else None
 
 
@@ -346,68 +349,52 @@ def _channel() -> str | None:
 # ── Checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_checks_keywords
-def checkpoint(name: str, *, step: int | None = None, sharded: bool = False, writers: int = 1) -> _Checkpoint:
+@_check_keywords
+def checkpoint(name: str, *, step: int | None = None, sharded: bool = False, writers: int = 1) -> Save:
     """Save atomically: `with checkpoint("step-100", step=100) as folder:` and write into `folder`.
 
-    Leaving the block makes `<checkpoint_dir()>/<name>` appear as a whole, in place of one of the same name, and asks
-    Stoker to bring it to the store in the background. After a notice it also waits, within the time left, until that
-    is done. Leaving by an exception throws the save away.
+    Leaving the block makes `<checkpoint_dir()>/<name>` appear as a whole, in place of one with the same name, and asks
+    Stoker to bring it to the store in the background. After a notice it also waits, within the time left, until that is
+    done. Leaving by an exception discards the save.
 
-    `sharded`: every node saves its own part under the same name, and the parts count only together.
-    `writers`: so many processes of this node write into the same folder; it is committed when the last one leaves.
-    Under Stoker, saves older than the newest `checkpoints.keep` are removed from the folder; and of several that wait
-    for a slow store, only the newest is sure to get there.
-    Raises ValueError for a name that cannot stand in a path, OSError when the disk fails.
+    `sharded`: every node saves its own part under the same name, and the parts count only together. `writers`: this
+    many processes of this node write into the same folder; it is committed when the last one leaves. Under Stoker,
+    saves older than the newest `checkpoints.keep` are removed from the folder; and of several that wait for a slow
+    store, only the newest is sure to get there. Raises ValueError for a name that is not valid in a path, OSError when
+    the disk fails.
     """
-    interrupted()
-    return _Checkpoint(name, step, sharded, writers)
-
-
-@_checks_keywords
-def wait_durable(timeout: float | None = None) -> bool:
-    """Wait until what this node committed last is in the store. False when `timeout` seconds were not enough."""
     from pathlib import Path
 
-    from stoker.agent.checkpoints.save_protocol import POLL_S, counters, done
+    from stoker.agent.checkpoints.save_protocol import Save
+
+    interrupted()
+    channel = Path(text) if (text := _channel()) else None
+    save = Save(name, checkpoint_dir(), channel, step=step, sharded=sharded, writers=writers)
+    save.after_request = _wait_after_notice
+    return save
+
+
+@_check_keywords
+def wait_durable(timeout: float | None = None) -> bool:
+    """Wait until the last save of this node is in the store. Return False if `timeout` seconds were not enough."""
+    from pathlib import Path
+
+    from stoker.agent.checkpoints.save_protocol import POLL_S, newest_answer, request_counters
 
     channel = _channel()
     if channel is None:
         return True
-    sequence = counters(Path(channel))[0]
+    sequence = request_counters(Path(channel))[0]
     limit = None if timeout is None else time.monotonic() + timeout
-    while done(Path(channel)) < sequence:
+    while newest_answer(Path(channel)) < sequence:
         if limit is not None and time.monotonic() >= limit:
             return False
         time.sleep(POLL_S)
     return True
 
 
-class _Checkpoint:
-    """A save that, after a notice, does not let go before it is durable."""
-
-    def __init__(self, name: str, step: int | None, sharded: bool, writers: int) -> None:
-        from pathlib import Path
-
-        from stoker.agent.checkpoints.save_protocol import Save
-
-        channel = _channel()
-        self._save = Save(
-            name,
-            checkpoint_dir(),
-            Path(channel) if channel else None,
-            step=step,
-            sharded=sharded,
-            writers=writers,
-        )
-
-    def __enter__(self) -> Path:
-        return self._save.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._save.__exit__(kind, error, trace)
-        if self._save.requested is not None and interrupted():
-            left = time_left()
-            wait_durable(_PATIENCE_S if left is None else left)
+def _wait_after_notice() -> None:
+    """After a notice, wait until the save is durable: the script may exit right after it."""
+    if interrupted():
+        left_s = time_left()
+        wait_durable(_PATIENCE_S if left_s is None else left_s)

@@ -30,20 +30,20 @@ class Machine:
             paths=paths, config=config, inputs=self.kept, say=self.said.append, store=store
         )
         self.check: Callable[[], None] = lambda: None
-        self._held: list[cache.Kept] = []
+        self._held: list[cache.CacheEntry] = []
 
     def bring(self, **inputs: Input | str) -> dict[str, Path]:
         wanted = {name: Input(one) if isinstance(one, str) else one for name, one in inputs.items()}
-        own, held = cache.Kept.take, self._held
+        own, held = cache.CacheEntry.acquire, self._held
 
-        def take(kept: cache.Kept, *arguments: Any) -> bool:
+        def take(kept: cache.CacheEntry, *arguments: Any) -> bool:
             whole = own(kept, *arguments)
             held.append(kept)
             return whole
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cache.Kept, "take", take)
-            where = Inputs(self.node, lambda: self.check()).bring(wanted)
+            patch.setattr(cache.CacheEntry, "acquire", take)
+            where = Inputs(self.node, lambda: self.check()).provide(wanted)
         return {name: Path(path) for name, path in where.items()}
 
     def end(self) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from stoker.model.offerings import Instance
-from stoker.model.spec import LocalResources, Resources, Spec
+from stoker.model.resources import LocalResources, Resources
+from stoker.model.spec import Spec
 from stoker.processes import Process
 from stoker.processes.cgroup import make as make_cgroup
 from stoker.providers.base import LaunchOrder

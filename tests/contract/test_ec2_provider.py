@@ -9,9 +9,10 @@ import pytest
 
 from stoker.model.errors import NoCapacity, Transient
 from stoker.model.offerings import Offering
-from stoker.model.spec import Ec2Resources, Resources, Spec
+from stoker.model.resources import Ec2Resources, Resources
+from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.providers.base import LaunchOrder, Leaves, Provider
+from stoker.providers.base import LaunchOrder, Provider, SupportsLeftovers
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
 from tests.support.ec2 import Ec2Cloud, why_no_machines
 from tests.support.servers import isolated, pytest_isolated
@@ -66,7 +67,7 @@ if isolated():
         def test_things_beside_machines_are_found_and_removed(
             self, provider: Provider, order: OrderFactory, store: str, cloud: Ec2Cloud
         ) -> None:
-            assert isinstance(provider, Leaves)
+            assert isinstance(provider, SupportsLeftovers)
             assert provider.list_leftovers() == ()
             made = self.launch(provider, order(store=store, claim=4, nodes=2))
             (group,) = provider.list_leftovers()
@@ -108,7 +109,7 @@ if isolated():
             self.launch(provider, order(store=store, nodes=2))
             greedy = connect(store[:-4] + "*")
             assert greedy.list_instances() == ()
-            assert isinstance(greedy, Leaves) and greedy.list_leftovers() == ()
+            assert isinstance(greedy, SupportsLeftovers) and greedy.list_leftovers() == ()
 
         def test_a_machine_that_is_not_listed_yet_is_not_gone(
             self, provider: Provider, order: OrderFactory, store: str, cloud: Ec2Cloud

@@ -209,7 +209,7 @@ def test_a_folder_that_vanishes_as_often_as_it_is_made_is_an_outage(
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(os, name, gone)
-    with pytest.raises(StoreUnavailable, match="vanishes as often as it is made"):
+    with pytest.raises(StoreUnavailable, match="vanishes as often as it is created"):
         getattr(store, writes)("a/b", b"x")
     assert 2 < len(tries) < 100
 

@@ -8,11 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.model.errors import InvalidRequest, Misnamed, NoCapacity, QuotaExceeded, Transient
+from stoker.model.errors import InvalidRequest, NoCapacity, NoSuchResource, QuotaExceeded, Transient
 from stoker.model.offerings import Offering
-from stoker.model.spec import GceResources, Resources, Spec
+from stoker.model.resources import GceResources, Resources
+from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.providers.base import HttpRequest, LaunchOrder, Leaves, Provider, Rehearses, TellsWhyGone
+from stoker.providers.base import (
+    HttpRequest,
+    LaunchOrder,
+    Provider,
+    SupportsEndReason,
+    SupportsLeftovers,
+    SupportsPreflight,
+)
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
 from tests.support.gce import PROJECT, REGION, Fault, GceCloud, why_no_gce
 from tests.support.servers import isolated, pytest_isolated
@@ -76,7 +84,7 @@ if isolated():
         def test_things_beside_machines_are_found_and_removed(
             self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
         ) -> None:
-            assert isinstance(provider, Leaves)
+            assert isinstance(provider, SupportsLeftovers)
             assert provider.list_leftovers(PLACE) == ()
             made = self.launch(provider, order(store=store, claim=4, nodes=2))
             (policy,) = provider.list_leftovers(PLACE)
@@ -129,8 +137,8 @@ if isolated():
             machine.wait_stopped()
             (listed,) = provider.list_instances(PLACE)
             assert (listed.id, listed.state) == (made.id, "off")
-            assert isinstance(provider, TellsWhyGone)
-            why = provider.why_gone(made.id, PLACE)
+            assert isinstance(provider, SupportsEndReason)
+            why = provider.end_reason(made.id, PLACE)
             assert why is not None and why.by_itself
             self.end(provider, made.id)
 
@@ -141,8 +149,8 @@ if isolated():
             google_cloud.machine(made.id).wait_running()
             google_cloud.machine(made.id).preempt(0.0, notice_s=0.0)
             google_cloud.machine(made.id).wait_until(lambda one: one.state() in ("TERMINATED", "terminated"), "to end")
-            assert isinstance(provider, TellsWhyGone)
-            why = provider.why_gone(made.id, PLACE)
+            assert isinstance(provider, SupportsEndReason)
+            why = provider.end_reason(made.id, PLACE)
             assert why is not None and why.reclaimed
 
         def test_a_name_that_is_free_again_is_another_machines(
@@ -166,7 +174,7 @@ if isolated():
             google_cloud: GceCloud,
             monkeypatch: pytest.MonkeyPatch,
         ) -> None:
-            from stoker.providers.gce import provider as module
+            from stoker.providers.gce import launch as module
 
             monkeypatch.setattr(module, "_LAUNCH_S", 0.0)
             google_cloud.faults.operations_take(2.0)
@@ -220,12 +228,12 @@ if isolated():
         def test_a_rehearsal_looks_and_makes_nothing(
             self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud, nodes: int
         ) -> None:
-            assert isinstance(provider, Rehearses)
+            assert isinstance(provider, SupportsPreflight)
             google_cloud.calls(reset=True)
-            provider.rehearse(provider.build(order(store=store, nodes=nodes)))
+            provider.preflight(provider.build(order(store=store, nodes=nodes)))
             assert google_cloud.calls(reset=True) == {"networks.get": 1}
             there = naming(order(store=store, nodes=nodes), reservation="held")
-            provider.rehearse(provider.build(replace(there, offering=replace(OFFERING, zone=f"{REGION}-b"))))
+            provider.preflight(provider.build(replace(there, offering=replace(OFFERING, zone=f"{REGION}-b"))))
             assert not google_cloud.left()
 
         @pytest.mark.parametrize("nodes", [1, 2])
@@ -243,26 +251,26 @@ if isolated():
             self, provider: Provider, order: OrderFactory, store: str, nodes: int, field: str, name: str
         ) -> None:
             """What is said is what the launch would have ended with, in words that name the field too."""
-            assert isinstance(provider, Rehearses)
+            assert isinstance(provider, SupportsPreflight)
             wrong = provider.build(naming(order(store=store, nodes=nodes), **{field: name}))
-            for refused in (provider.rehearse, provider.launch):
+            for refused in (provider.preflight, provider.launch):
                 with pytest.raises(InvalidRequest) as raised:
                     refused(wrong)
                 assert f"{name.removeprefix('subnet:')}" in str(raised.value)
-                if refused == provider.rehearse:
-                    assert isinstance(raised.value, Misnamed) and f"resources.gce.{field}: " in str(raised.value)
+                if refused == provider.preflight:
+                    assert isinstance(raised.value, NoSuchResource) and f"resources.gce.{field}: " in str(raised.value)
 
         def test_a_rehearsal_that_may_not_be_is_none(
             self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
         ) -> None:
-            assert isinstance(provider, Rehearses)
+            assert isinstance(provider, SupportsPreflight)
             wrong = naming(order(store=store), network="training")
             for faulty in (google_cloud.faults.unauthorized, google_cloud.faults.internal_error):
                 number = faulty("networks.get")
-                provider.rehearse(provider.build(wrong))
+                provider.preflight(provider.build(wrong))
                 google_cloud.faults.clear(number)
-            with pytest.raises(Misnamed):
-                provider.rehearse(provider.build(wrong))
+            with pytest.raises(NoSuchResource):
+                provider.preflight(provider.build(wrong))
 
         def test_a_reservation_of_another_zone_is_no_wrong_name(
             self, provider: Provider, order: OrderFactory, store: str
@@ -271,7 +279,7 @@ if isolated():
             asked = naming(order(store=store), reservation="held")
             with pytest.raises(InvalidRequest) as raised:
                 provider.launch(provider.build(asked))
-            assert not isinstance(raised.value, Misnamed) and "resources.gce.reservation" in str(raised.value)
+            assert not isinstance(raised.value, NoSuchResource) and "resources.gce.reservation" in str(raised.value)
             there = replace(asked, claim=2, offering=replace(OFFERING, zone=f"{REGION}-b"))
             assert len(self.launch(provider, there)) == 1
 
@@ -282,9 +290,11 @@ if isolated():
             other = replace(asked, offering=replace(OFFERING, machine="n1-standard-4", zone=f"{REGION}-b"))
             with pytest.raises(InvalidRequest, match="No available resources in specified reservations"):
                 provider.launch(provider.build(other))
-            assert isinstance(provider, Rehearses)
-            with pytest.raises(Misnamed, match="held is for n2-standard-2 in us-central1-b, and not for n1-standard-4"):
-                provider.rehearse(provider.build(other))
+            assert isinstance(provider, SupportsPreflight)
+            with pytest.raises(
+                NoSuchResource, match="held is for n2-standard-2 in us-central1-b, and not for n1-standard-4"
+            ):
+                provider.preflight(provider.build(other))
 
         def test_only_what_is_reserved_is_offered(self, provider: Provider) -> None:
             resources = Resources(

@@ -135,7 +135,7 @@ if isolated():
         return SimpleNamespace(paths=paths, config=config, inputs=tmp_path / "inputs", say=said.append, said=said)
 
     def bring(node: Any) -> dict[str, bytes]:
-        where = Path(Inputs(node, lambda: None).bring({"data": Input(f"s3://{BUCKET}/train")})["data"])
+        where = Path(Inputs(node, lambda: None).provide({"data": Input(f"s3://{BUCKET}/train")})["data"])
         return {path.name: path.read_bytes() for path in where.iterdir()}
 
     def test_answers_that_end_too_soon_are_asked_for_again(

@@ -15,7 +15,7 @@ from stoker.model.spec import Input
 from stoker.store.base import open_store
 from tests.support.servers import S3Server, isolated, pytest_isolated
 
-RESTS = "the nodes share out what the first of them found: leave that as it is, and submit again"
+RESTS = "the nodes divide the files that the first node found: leave them unchanged, and submit again"
 
 
 def shard(root: Path, name: str, rank: int, url: str, nodes: int = 2) -> list[str]:
@@ -53,7 +53,7 @@ if isolated():
 
     def test_fewer_files_than_nodes_are_no_shards(url: str, tmp_path: Path) -> None:
         fill(url, "only")
-        told = "inputs.data: 1 file cannot be shared out among 2 nodes"
+        told = "inputs.data: 1 file cannot be divided among 2 nodes"
         assert refused(tmp_path, "node0", 0, url) == refused(tmp_path, "node1", 1, url) == told
         # Nothing was agreed upon: with another file it can be.
         fill(url, "other")
@@ -73,16 +73,16 @@ if isolated():
         url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fill(url, "00", "01", "02", "03")
-        own, parts = source.Source._list, {}
+        own, parts = source.InputSource._list, {}
 
-        def list_and_be_overtaken(self: source.Source) -> source.Listing:
+        def list_and_be_overtaken(self: source.InputSource) -> source.InputListing:
             found = own(self)
-            monkeypatch.setattr(source.Source, "_list", own)
+            monkeypatch.setattr(source.InputSource, "_list", own)
             fill(url, "00a")
             parts[1] = shard(tmp_path, "node1", 1, url)
             return found
 
-        monkeypatch.setattr(source.Source, "_list", list_and_be_overtaken)
+        monkeypatch.setattr(source.InputSource, "_list", list_and_be_overtaken)
         parts[0] = shard(tmp_path, "node0", 0, url)
         assert parts == {0: ["00", "01", "03"], 1: ["00a", "02"]}
 
@@ -103,14 +103,14 @@ if isolated():
         url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fill(url, "00", "01")
-        own = source.Source._list
+        own = source.InputSource._list
 
-        def list_then_change(self: source.Source) -> source.Listing:
+        def list_then_change(self: source.InputSource) -> source.InputListing:
             found = own(self)
             fill(url, "00", data=b"changed")
             return found
 
-        monkeypatch.setattr(source.Source, "_list", list_then_change)
+        monkeypatch.setattr(source.InputSource, "_list", list_then_change)
         assert refused(tmp_path, "node0", 0, url) == f"inputs.data: {url}: 00 is not any more what it was; {RESTS}"
 
     def test_folders_of_empty_objects_are_shared_out_too(s3: S3Server, s3_url: str, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ if isolated():
         fill(s3_url, "00", "01")
         key = keys.shared_files("job", "data")
         open_store(str(tmp_path / "store")).put(key, b"{}")
-        told = f"the list of its files in the store, {key}, makes no sense; submit the job again"
+        told = f"the list of its files in the store, {key}, is malformed; submit the job again"
         assert refused(tmp_path, "node0", 0, s3_url) == f"inputs.data: {told}"
 
     def test_inputs_that_are_not_shared_out_leave_no_list(s3_url: str, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ if isolated():
         (mine / "00a").touch()
         assert shard(tmp_path, "node1", 1, str(mine)) == ["01", "sub/new\nline"]
         (mine / "01").unlink()
-        assert refused(tmp_path, "later", 1, str(mine)) == f"inputs.data: {mine}/01 is not there any more; {RESTS}"
+        assert refused(tmp_path, "later", 1, str(mine)) == f"inputs.data: {mine}/01 no longer exists; {RESTS}"
 
 else:
 

@@ -81,7 +81,7 @@ if isolated():
         assert failed.value.user
 
     def test_a_stream_is_passed_on(machine: Machine) -> None:
-        where = Inputs(machine.node, lambda: None).bring({"data": Input("https://example.com/x", mode="stream")})
+        where = Inputs(machine.node, lambda: None).provide({"data": Input("https://example.com/x", mode="stream")})
         assert where == {"data": "https://example.com/x"} and machine.said == []
 
     def test_folders_of_empty_objects_are_folders(s3: S3Server, s3_url: str, machine: Machine) -> None:
@@ -137,7 +137,7 @@ if isolated():
         fetched = counted(monkeypatch)
         other = Machine(tmp_path, "other")
         assert other.bring(data=url)["data"] == where and fetched == []
-        assert other.said == ["inputs.data: 4 files, 103 B, there already"]
+        assert other.said == ["inputs.data: 4 files, 103 B, already on this machine"]
 
     def test_of_a_changed_source_only_the_change_is_fetched(
         url: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,12 +212,12 @@ if isolated():
         second = Machine(tmp_path, "second")
         assert tree(second.bring(data=url)["data"]) == {"0-small": b"s", "large": large}
         assert 0 < len(fetched) - already < 51 - 15
-        assert "are there" in second.said[0]
+        assert "are on this machine" in second.said[0]
 
     def test_after_a_crash_of_the_computer_nothing_is_believed_that_may_not_be_on_the_disk(
         url: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cache.Kept, "_settle", lambda self: None)
+        monkeypatch.setattr(cache.CacheEntry, "_sync_to_disk", lambda self: None)
         fill(url, FILES)
         machine.bring(data=url)
         machine.end()
@@ -254,7 +254,7 @@ if isolated():
         gone.bring(data=url)
         gone.end()
         (folder,) = machine.kept.iterdir()
-        old = time.time() - cache.KEEP_UNUSED_S - 60
+        old = time.time() - cache.UNUSED_FOR_S - 60
         os.utime(folder / "lock", (old, old))
         fill(url, {"new": b"n"})
         in_use = machine.bring(data=url)["data"].parent
@@ -301,28 +301,28 @@ if isolated():
         url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fill(url, FILES)
-        own, changes = source.Source._list, [{"a.txt": b"changed"}]
+        own, changes = source.InputSource._list, [{"a.txt": b"changed"}]
 
-        def list_then_change(self: source.Source) -> source.Listing:
+        def list_then_change(self: source.InputSource) -> source.InputListing:
             found = own(self)
             if changes:
                 fill(url, changes.pop())
             return found
 
-        monkeypatch.setattr(source.Source, "_list", list_then_change)
+        monkeypatch.setattr(source.InputSource, "_list", list_then_change)
         assert tree(machine.bring(data=url)["data"]) == FILES | {"a.txt": b"changed"}
-        assert any("it is changed while it is fetched; looking again" in line for line in machine.said)
+        assert any("it changed while it was fetched; listing the files again" in line for line in machine.said)
 
     def test_a_source_that_never_rests_is_told(url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(url, FILES)
-        own = source.Source._list
+        own = source.InputSource._list
 
-        def list_then_change(self: source.Source) -> source.Listing:
+        def list_then_change(self: source.InputSource) -> source.InputListing:
             found = own(self)
             fill(url, {"a.txt": os.urandom(3)})
             return found
 
-        monkeypatch.setattr(source.Source, "_list", list_then_change)
+        monkeypatch.setattr(source.InputSource, "_list", list_then_change)
         with pytest.raises(SetupFailed, match=r"^inputs\.data: .* keeps changing while it is fetched$"):
             machine.bring(data=url)
 
@@ -365,7 +365,7 @@ if isolated():
         with pytest.raises(SetupFailed) as failed:
             machine.bring(data=url)
         assert str(failed.value) == (
-            "inputs.data: this machine's disk is full: 103 B are to come, and 10 B are free; make room, or ask for a "
+            "inputs.data: this machine's disk is full: 103 B are missing, and 10 B are free; make room, or ask for a "
             "larger one with resources.disk"
         )
         assert fetched == []
@@ -406,7 +406,7 @@ if isolated():
 
         monkeypatch.setattr(BucketStore, "get_part", slow)
         monkeypatch.setattr(download, "THREADS", 1)
-        monkeypatch.setattr(download, "_TELL_EVERY_S", 0.5)
+        monkeypatch.setattr(download, "_PROGRESS_EVERY_S", 0.5)
         began_s = time.monotonic()
         machine.bring(data=url)
         told = [line for line in machine.said if line.endswith(" left")]

@@ -30,11 +30,11 @@ class TestNobodyIsMistaken:
     def half_made(self, provider: LocalProvider) -> NodeFolder:
         """A node as a launcher leaves it that is killed before it starts the supervisor."""
         code = """
-            nodes.start = lambda node: os.kill(os.getpid(), signal.SIGKILL)
+            nodes.start_supervisor = lambda node: os.kill(os.getpid(), signal.SIGKILL)
             provider.launch(provider.build(here.make_order(store=here.STORE)))
         """
         assert run_python(code).wait() == -signal.SIGKILL
-        (node,) = nodes.live(provider.root)
+        (node,) = nodes.live_nodes(provider.root)
         assert not node.state.exists()
         return node
 
@@ -47,7 +47,7 @@ class TestNobodyIsMistaken:
             "started": me.started,
             "boot": me.boot,
             "cgroup": None,
-            "computer": nodes.computer(),
+            "computer": nodes.computer_id(),
             "at": time.time(),
             "reason": "",
         }
@@ -107,7 +107,7 @@ class TestNobodyIsMistaken:
         node = folder_of(provider, instance)
         process_of(node, "agent")
         for _ in range(2):
-            second = subprocess.run([sys.executable, "-m", "stoker.providers.local.node", str(node.path)])
+            second = subprocess.run([sys.executable, "-m", "stoker.providers.local.supervisor", str(node.path)])
             assert second.returncode == 1
             provider.terminate(instance.id)
             until_gone(provider, instance)

@@ -16,8 +16,8 @@ import pytest
 from local_nodes import STORE, folder_of, launch, make_order, process_of, run_python, supervisor_of, until, until_gone
 
 from stoker.model.errors import NoCapacity
-from stoker.model.spec import LocalResources
-from stoker.providers.local.capabilities import KEEP_GONE_S
+from stoker.model.resources import LocalResources
+from stoker.providers.local.capabilities import RETAIN_GONE_S
 from stoker.providers.local.provider import LocalProvider
 
 # Fixtures that all tests of nodes on this computer share.
@@ -117,7 +117,7 @@ class TestLaunching:
         (running,) = launch(provider, make_order(store=STORE, claim=4))
         for instance in (old, young, kept):
             until_gone(provider, instance)
-        for instance, age_s in ((old, KEEP_GONE_S + 60), (young, KEEP_GONE_S - 3600)):
+        for instance, age_s in ((old, RETAIN_GONE_S + 60), (young, RETAIN_GONE_S - 3600)):
             node = folder_of(provider, instance)
             state = node.read_state()
             assert state is not None

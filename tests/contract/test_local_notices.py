@@ -10,7 +10,7 @@ import pytest
 from local_nodes import STORE, folder_of, launch, make_order, process_of, reason_of, until, until_gone
 
 from stoker.model.errors import InvalidRequest, NotFound
-from stoker.model.spec import LocalResources
+from stoker.model.resources import LocalResources
 from stoker.providers.local.machine import LocalMachine
 from stoker.providers.local.provider import LocalProvider
 

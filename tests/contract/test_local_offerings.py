@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from stoker.model.spec import Gpus, LocalResources, Resources
+from stoker.model.resources import Gpus, LocalResources, Resources
 from stoker.providers.local import offers
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import apt
-from stoker.agent.environment.steps import Steps
+from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.logs.log_pump import say
-from stoker.agent.runtime import Host
+from stoker.agent.runtime import HostRuntime
 from stoker.model.errors import SetupFailed
 from stoker.model.spec import PackageIndex
 from stoker.processes import TRAINING, make_group
@@ -64,14 +64,16 @@ class Debian:
     def run(self, *command: str) -> str:
         return subprocess.run([*self.entering, *command], env=ENV, capture_output=True, text=True, check=True).stdout
 
-    def install(self, *packages: str, mirror: PackageIndex | None = None, keep_out: bool = False) -> str:
+    def install(self, *packages: str, mirror: PackageIndex | None = None, check_only: bool = False) -> str:
         """Run the step as the agent would, but in here. Answers what is in the log."""
-        step = apt.step(packages, mirror, lambda _field, _ref: PASSWORD, ENV, self._folder, keep_out=keep_out)
+        step = apt.install_step(
+            packages, mirror, lambda _field, _ref: PASSWORD, ENV, self._folder, check_only=check_only
+        )
         assert PASSWORD not in " ".join(step.command.argv) + str(step.command.env)
         inside = replace(step.command, argv=(*self.entering, *step.command.argv))
         self.log.write_text("")
-        steps = Steps(
-            Host(self._group), self.log, lambda text: say(self.log, text), lambda: None, pauses_s=self.pauses_s
+        steps = SetupSteps(
+            HostRuntime(self._group), self.log, lambda text: say(self.log, text), lambda: None, pauses_s=self.pauses_s
         )
         steps.run(replace(step, command=inside))
         return self.log.read_text()
@@ -183,10 +185,10 @@ if isolated():
         with deb_repository(*debs) as repository:
             mirror = PackageIndex(f"[trusted=yes] {repository.url} ./")
             with pytest.raises(SetupFailed) as failure:
-                debian.install("python3", "stoker-tiny", mirror=mirror, keep_out=True)
+                debian.install("python3", "stoker-tiny", mirror=mirror, check_only=True)
             assert not repository.requests
         assert "not installed on this computer, which Stoker never changes: stoker-tiny;" in str(failure.value)
-        assert "installed already: python3" in debian.install("python3", keep_out=True)
+        assert "installed already: python3" in debian.install("python3", check_only=True)
         assert not list(debian.changed.rglob("stoker-tiny*"))
 
 else:

@@ -51,7 +51,7 @@ if isolated():
             open_store(url).put(key, data)
 
     def bring(node: Any, source: str) -> Path:
-        return Path(Inputs(node, lambda: None).bring({"data": Input(source, mode="mount")})["data"])
+        return Path(Inputs(node, lambda: None).provide({"data": Input(source, mode="mount")})["data"])
 
     def until(condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 30
@@ -77,7 +77,7 @@ if isolated():
         assert where == node.paths.mounts / "data"
         assert sorted(str(path.relative_to(where)) for path in where.rglob("*")) == ["a.txt", "sub", "sub/b.txt"]
         assert (where / "sub/b.txt").read_bytes() == b"b" * 100_000
-        assert node.said == [f"inputs.data: {s3_url} is mounted with {tool}, to be read"]
+        assert node.said == [f"inputs.data: {s3_url} is mounted read-only with {tool}"]
         with pytest.raises(OSError, match="Read-only"):
             (where / "new").write_bytes(b"x")
         with pytest.raises(OSError, match="Read-only"):
@@ -117,13 +117,13 @@ if isolated():
     def test_whoever_waits_for_it_fails_when_it_is_cut(tool: str, s3_url: str, node: Any) -> None:
         fill(s3_url)
         inputs = Inputs(node, lambda: None)
-        where = Path(inputs.bring({"data": Input(s3_url, mode="mount")})["data"])
+        where = Path(inputs.provide({"data": Input(s3_url, mode="mount")})["data"])
         (server,) = servers(node)
         os.kill(server, signal.SIGSTOP)
         waiting = reader(where / "sub/b.txt")
-        inputs.cut()
+        inputs.abort()
         assert waiting.wait(30) == 1
-        inputs.cut()
+        inputs.abort()
         assert unmount_below(node.paths.mounts) == []
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root cannot have the kernel's files about FUSE mounted")
@@ -189,7 +189,7 @@ if isolated():
                 raise InterruptedError("told to go")
 
         with pytest.raises(SetupFailed):  # an OSError of the test's: whatever it is, it ends the wait
-            Inputs(node, leave).bring({"data": Input(s3_url, mode="mount")})
+            Inputs(node, leave).provide({"data": Input(s3_url, mode="mount")})
         assert servers(node) == []
 
 else:

@@ -10,9 +10,10 @@ import pytest
 
 from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, QuotaExceeded, Throttled, Transient
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources, SagemakerResources, Spec
+from stoker.model.resources import Resources, SagemakerResources
+from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.providers.base import LaunchOrder, Provider, TellsWhyGone
+from stoker.providers.base import LaunchOrder, Provider, SupportsEndReason
 from stoker.providers.sagemaker import names
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
 from tests.support.sagemaker import ACCOUNT, NO_CAPACITY, REGION, SageMakerCloud
@@ -125,32 +126,32 @@ if isolated():
         def test_no_capacity_is_told_late(
             self, provider: Provider, order: OrderFactory, store: str, sagemaker: SageMakerCloud
         ) -> None:
-            assert isinstance(provider, TellsWhyGone)
+            assert isinstance(provider, SupportsEndReason)
             sagemaker.account.on_created = None
             (made,) = self.launch(provider, order(store=store))
-            assert provider.state([made.id])[made.id] == "pending" and provider.why_gone(made.id) is None
+            assert provider.state([made.id])[made.id] == "pending" and provider.end_reason(made.id) is None
             sagemaker.run_dry(sagemaker.names()[0])
-            why = provider.why_gone(made.id)
+            why = provider.end_reason(made.id)
             assert why is not None and why.dry and why.reason == NO_CAPACITY
             assert provider.state([made.id])[made.id] == "gone"
 
         def test_a_failed_boot_is_told_in_its_own_words(
             self, provider: Provider, order: OrderFactory, store: str, sagemaker: SageMakerCloud
         ) -> None:
-            assert isinstance(provider, TellsWhyGone)
+            assert isinstance(provider, SupportsEndReason)
             (made,) = self.launch(provider, order(store=store))
             sagemaker.fail(sagemaker.names()[0], "AlgorithmError: boot failed: no Python", exit=1)
-            why = provider.why_gone(made.id)
+            why = provider.end_reason(made.id)
             assert why is not None and not why.reclaimed
             assert why.reason == "boot failed: no Python, exit code: 1"
 
         def test_sagemaker_s_own_trouble_is_nobody_s_fault(
             self, provider: Provider, order: OrderFactory, store: str, sagemaker: SageMakerCloud
         ) -> None:
-            assert isinstance(provider, TellsWhyGone)
+            assert isinstance(provider, SupportsEndReason)
             (made,) = self.launch(provider, order(store=store))
             sagemaker.fail(sagemaker.names()[0], "InternalServerError: We encountered an internal error.")
-            assert provider.why_gone(made.id) is None
+            assert provider.end_reason(made.id) is None
 
         def test_pages_of_the_list(self, provider: Provider, order: OrderFactory, store: str) -> None:
             for claim in range(1, 103):
@@ -188,9 +189,9 @@ else:
 def test_names_tell_whose_they_are() -> None:
     name = names.training_job("s3://b/p", "spirals-7f3k", 3, 4)
     assert name.startswith(names.prefix("s3://b/p")) and name.endswith("-spirals-7f3k-3x4")
-    assert names.read(name) == names.Named("spirals-7f3k", 3, 4)
-    assert names.training_of(names.host(name, 1)) == name and names.host(name, 1).endswith(".algo-2")
+    assert names.read(name) == names.TrainingJobName("spirals-7f3k", 3, 4)
+    assert names.training_job_of(names.host(name, 1)) == name and names.host(name, 1).endswith(".algo-2")
     long = names.training_job("s3://b/p", "x" * 45, 1234, 16)
-    assert len(long) <= 63 and names.read(long) == names.Named(None, 1234, 16)
+    assert len(long) <= 63 and names.read(long) == names.TrainingJobName(None, 1234, 16)
     assert long != names.training_job("s3://b/p", "x" * 44 + "y", 1234, 16)
     assert names.read("stoker-0123456789-x") is None and names.read("my-job") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.store.base import Store, open_store
-from stoker.submit.uploads import TellsOfBytes
+from stoker.submit.uploads import ReportsUploadProgress
 from stoker.testing.memory_store import MemoryStore
 from stoker.testing.store_contract import StoreContract
 from tests.support.servers import isolated, pytest_isolated
@@ -70,16 +70,18 @@ if isolated():
     class TestTelling:
         def test_bytes_are_told_of_as_they_go(self, request: pytest.FixtureRequest, cloud: str, tmp_path: Path) -> None:
             store = open_store(request.getfixturevalue(cloud))
-            assert isinstance(store, TellsOfBytes)
+            assert isinstance(store, ReportsUploadProgress)
             (tmp_path / "large").write_bytes(b"x" * (20 << 20))
             (tmp_path / "small").write_bytes(b"x" * 100)
             heard: list[int] = []
-            assert store.put_file_telling(tmp_path / "large", lambda digest: digest, heard.append).moved == 20 << 20
+            assert (
+                store.put_file_with_progress(tmp_path / "large", lambda digest: digest, heard.append).moved == 20 << 20
+            )
             assert len(heard) > 2 and sum(heard) == 20 << 20
             # What is there already has gone.
             for name in ("large", "small", "small"):
                 heard.clear()
-                store.put_file_telling(tmp_path / name, lambda digest: digest, heard.append)
+                store.put_file_with_progress(tmp_path / name, lambda digest: digest, heard.append)
                 assert heard == [(tmp_path / name).stat().st_size]
 
 else:

@@ -46,7 +46,7 @@ class Command:
 
 
 def page_files() -> list[Path]:
-    return [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 
 def name_of(path: Path) -> str:

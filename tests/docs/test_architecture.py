@@ -1,20 +1,40 @@
-"""The map of the package names files that exist, and every room is on it."""
+"""The map of the package and the pages of decisions name files that exist; every room and every decision is listed."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import pytest
 from pages import DOCS
 
 PACKAGE = DOCS.parent / "src" / "stoker"
 PAGE = (DOCS / "architecture.md").read_text()
-NAMED = re.findall(r"`([a-z_]+(?:/[a-z0-9_]+)*(?:/|\.py))`", PAGE)
+DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
+_FILE = re.compile(r"`([a-z_]+(?:/[a-z0-9_]+)*(?:/|\.py))`")
+NAMED = _FILE.findall(PAGE)
+# Folders that pages name and that are not in the package: keys of the bucket, and folders of the project.
+ELSEWHERE = {"src/stoker/", "docs/", "tests/support/", "work/", "jobs/", "docs/decisions/"}
 
 
 def test_every_file_and_folder_on_the_map_exists() -> None:
-    elsewhere = {"src/stoker/", "docs/", "tests/support/"}
-    missing = [name for name in NAMED if name not in elsewhere and not (PACKAGE / name).exists()]
+    missing = [name for name in NAMED if name not in ELSEWHERE and not (PACKAGE / name).exists()]
     assert len(NAMED) > 50 and not missing
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_every_file_that_a_decision_names_exists(page: Path) -> None:
+    named = _FILE.findall(page.read_text())
+    assert [name for name in named if name not in ELSEWHERE and not (PACKAGE / name).exists()] == []
+    assert named or page.name == "README.md"
+
+
+def test_every_decision_is_listed_and_gives_its_counterexample() -> None:
+    pages = {page.name: page.read_text() for page in DECISIONS}
+    listed = re.findall(r"^\| \[[^]]+\]\(([a-z-]+\.md)\) \|", pages.pop("README.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(pages) and len(pages) > 10
+    for text in pages.values():
+        assert "**Decision.**" in text and "## What goes wrong otherwise" in text and "## Where" in text
 
 
 def test_every_room_is_on_the_map_once_in_the_order_of_the_layers() -> None:

@@ -20,7 +20,7 @@ from stoker.governor import apply
 from stoker.jobfile.fields import fields_of
 from stoker.model import keys
 from stoker.model.log_entries import Event, Opaque, Phase
-from stoker.model.spec import LocalResources
+from stoker.model.resources import LocalResources
 from stoker.providers.base import Provider
 
 

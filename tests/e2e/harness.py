@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker import Job, client
-from stoker.cli.follow_view import node_logs
 from stoker.core.summary import Summary
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.observe import active_jobs
@@ -29,7 +28,7 @@ from stoker.model.node_facts import Heartbeat
 from stoker.model.observed import Known
 from stoker.processes import Process
 from stoker.read.logs import read_lines
-from stoker.read.node_chunks import boots
+from stoker.read.node_chunks import boots, node_logs
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
@@ -320,7 +319,7 @@ def _role(arguments: bytes, environ: bytes) -> str:
         return "warden"
     if b"stoker.agent" in words:
         return "agent"
-    if b"stoker.providers.local.node" in words:
+    if b"stoker.providers.local.supervisor" in words:
         return "supervisor"
     if b"stoker.governor.background" in words or b"govern" in words:
         return "governor"

@@ -107,7 +107,7 @@ def test_the_exact_command_line(world: World, stand: Stand, words: list[str]) ->
     job = world.submit(environment={"conda": "environment.yml"})
     assert world.ended(job).phase == "succeeded", world.story(job)
     assert len(stand.told) == 1
-    assert "[stoker] environment.yml: its environment is there already" in world.lines(job)
+    assert "[stoker] environment.yml: its environment exists already" in world.lines(job)
 
 
 @pytest.mark.parametrize("stand", ["conda", "micromamba"], indirect=True)

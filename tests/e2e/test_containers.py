@@ -343,7 +343,7 @@ def test_a_daemon_that_is_not_there_is_the_submitters_to_start(
         world.submit(run="true", environment=contained(world))
     # One that goes later is waited for.
     world.start("govern", "--watch")
-    until(lambda: any("it is waited for" in line for line in world.lines(job)), "it is missed")
+    until(lambda: any("waiting for it" in line for line in world.lines(job)), "it is missed")
     link.symlink_to(socket)
     ended = world.ended(job)
     assert (ended.outcome, len(ended.attempts)) == ("succeeded", 1), world.story(job)

@@ -159,7 +159,7 @@ if isolated():
         assert [found(world, job)[0]["STOKER_INPUT_DATA"] for job in jobs] == [FILES] * 2
         lines = [line for job in jobs for line in world.lines(job) if line.startswith("[stoker] inputs.")]
         assert len([line for line in lines if ": fetching " in line]) == 1, lines
-        assert len([line for line in lines if line.endswith("there already")]) == 1, lines
+        assert len([line for line in lines if line.endswith("already on this machine")]) == 1, lines
 
     def test_the_next_attempt_finds_it(world: World, data: str) -> None:
         world.write(READER)
@@ -170,7 +170,7 @@ if isolated():
         (world.truth / "go").touch()
         summary = world.ended(job)
         assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
-        assert len([line for line in world.lines(job) if "there already" in line]) == 1
+        assert len([line for line in world.lines(job) if "already on this machine" in line]) == 1
 
     def test_nodes_take_their_shards(world: World, s3_url: str, tmp_path: Path) -> None:
         world.write(READER)

@@ -25,7 +25,7 @@ import pytest
 from harness import PATIENCE_S, until
 from training_world import JOB, TrainingWorld
 
-from stoker.agent.supervise import Ended
+from stoker.agent.supervise import TrainingOutcome
 from stoker.processes import stat_of
 from stoker.store.base import open_store
 from stoker.store.checkpoints import list_checkpoints
@@ -138,7 +138,7 @@ class Story:
         begun, ended = self.ledger("saving"), self.ledger("saved")
         return float(ended[0]["at"] - begun[0]["at"]) if ended else 1.0
 
-    def oom_kill(self, pid: int) -> Ended:
+    def oom_kill(self, pid: int) -> TrainingOutcome:
         """By the kernel, where a memory cgroup can be made; it takes the largest process, which is the program."""
         cell = MEMORY / f"stoker-test-{os.getpid()}"
         try:

@@ -16,7 +16,7 @@ import pytest
 from harness import PATIENCE_S, World, chain, until
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.retry import poisoned
+from stoker.core.poisoned_checkpoints import poisoned_checkpoints
 from stoker.model.errors import StokerError
 
 SEEDS = range(int(os.environ.get("STOKER_CHAOS_SEEDS", "2")))
@@ -80,7 +80,9 @@ def judge(world: World, job: str, killed: list[str]) -> None:
 
     durable = [record for record in world.journal("durable") if record.rank == 0]
     # Kills from outside give up on none.
-    given_up = {int(key.rpartition("-")[2]) for key in poisoned(world.state(job), DEFAULT) if key[-1] != "/"}
+    given_up = {
+        int(key.rpartition("-")[2]) for key in poisoned_checkpoints(world.state(job), DEFAULT) if key[-1] != "/"
+    }
     for start in world.journal("start"):
         steps = (record.step for record in durable if record.attempt < start.attempt and record.step not in given_up)
         before = max(steps, default=0)

@@ -38,7 +38,7 @@ def test_requirements_are_found_announced_and_installed_once(world: World, index
     asked = len(index.requests)
     second = world.submit()
     assert world.ended(second).phase == "succeeded"
-    assert "[stoker] requirements.txt: its environment is there already" in world.lines(second)
+    assert "[stoker] requirements.txt: its environment exists already" in world.lines(second)
     assert len(index.requests) == asked
 
 
@@ -49,7 +49,7 @@ def test_nodes_of_one_computer_make_it_once(world: World, index: PackageIndex) -
     assert world.ended(job).phase == "succeeded", world.story(job)
     lines = world.lines(job)
     assert len([line for line in lines if line.startswith("alpha 2.0 in ")]) == 3
-    assert len([line for line in lines if ": making an environment on Python" in line]) == 1
+    assert len([line for line in lines if ": building an environment on Python" in line]) == 1
     assert len([path for path in index.requests if path.endswith("alpha-2.0-py3-none-any.whl")]) == 1
 
 
@@ -110,7 +110,7 @@ def test_what_a_training_does_to_its_environment_is_undone_for_the_next_job(worl
     first = world.submit(run="pip install alpha==2.0 && python train.py")
     assert world.ended(first).phase == "succeeded", world.story(first)
     assert any(line.startswith("alpha 2.0 in ") for line in world.lines(first))
-    told = "[stoker] requirements.txt: its environment was changed after it was made, so it is made anew"
+    told = "[stoker] requirements.txt: its environment was modified after it was built, so it is built again"
     second = world.submit()
     assert world.ended(second).phase == "succeeded", world.story(second)
     assert told in world.lines(second)
@@ -123,7 +123,7 @@ def test_what_a_training_does_to_its_environment_is_undone_for_the_next_job(worl
     # What was compiled meanwhile is no change.
     fourth = world.submit()
     assert world.ended(fourth).phase == "succeeded"
-    assert "[stoker] requirements.txt: its environment is there already" in world.lines(fourth)
+    assert "[stoker] requirements.txt: its environment exists already" in world.lines(fourth)
 
 
 def test_variables_of_uv_are_part_of_what_an_environment_is(world: World, index: PackageIndex) -> None:

@@ -42,7 +42,7 @@ if isolated():
             first = lent.submit(env=settings)
             assert lent.ended(first).phase == "succeeded", lent.story(first)
             said = lent.lines(first)
-            assert "[stoker] requirements.txt: making an environment on Python 3.11.2 (/usr/bin/python3)" in said
+            assert "[stoker] requirements.txt: building an environment on Python 3.11.2 (/usr/bin/python3)" in said
             assert any(
                 line.startswith("[stoker] the environment (") and "is kept in the store" in line for line in said
             )

@@ -15,13 +15,13 @@ import pytest
 from harness import EXAMPLES, World, until
 
 from stoker.model.errors import UserError
-from stoker.model.spec import SUBMITTER
+from stoker.model.spec import SUBMITTER_TAG
 from stoker.sagemaker import PyTorch, UnexpectedStatusException
 
 
 def written(tags: Mapping[str, str]) -> dict[str, str]:
     """The tags that a person wrote, without the recorded submitter."""
-    return {name: value for name, value in tags.items() if name != SUBMITTER}
+    return {name: value for name, value in tags.items() if name != SUBMITTER_TAG}
 
 
 def estimator(world: World, **arguments: object) -> PyTorch:
@@ -100,7 +100,7 @@ def test_fit_goes_on_from_what_lies_at_checkpoint_s3_uri(world: World) -> None:
     made.fit(logs=False)
     (start,) = world.journal("start")
     assert start.step == 1
-    assert any(line.startswith("checkpoint_s3_uri: new checkpoints are in the store") for line in made.told)
+    assert any(line.startswith("checkpoint_s3_uri: new checkpoints are in the store") for line in made.warnings)
 
 
 def test_stokers_own_words_come_last(world: World) -> None:

@@ -34,9 +34,9 @@ if isolated():
     from stoker.cli import main
     from stoker.deploy import aws, aws_monitoring, aws_remove, aws_stacks, aws_template, package
     from stoker.deploy.aws_template import HANDLER
-    from stoker.external_jobs.gpu_alarms import prefix
+    from stoker.external_jobs.gpu_alarms import alarm_prefix
     from stoker.governor import deployment_record
-    from stoker.governor.background import Governed, call_deployed
+    from stoker.governor.background import GovernorChoice, wake_deployed
     from stoker.governor.observe import active_jobs
     from stoker.model import keys
     from stoker.model.errors import AuthDenied
@@ -199,7 +199,7 @@ if isolated():
         before = roles()
         assert stoker("--store", bucket, "deploy", "aws", "--dry-run") == 0
         assert '"AWS::Lambda::Function"' in capsys.readouterr().out
-        name, store = keys.deployment(bucket), open_store(bucket)
+        name, store = keys.deployment_name(bucket), open_store(bucket)
         assert aws_remove.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(keys.DEPLOYED))
 
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") == 0
@@ -267,16 +267,16 @@ if isolated():
     def test_a_persons_command_wakes_it(bucket: str) -> None:
         """The function's own pass is what shows: nobody else governs this store."""
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
-        store, name = open_store(bucket), keys.deployment(bucket)
-        assert call_deployed(store, ["nobody-bcdf"]).by == f"{name} in {REGION}"
+        store, name = open_store(bucket), keys.deployment_name(bucket)
+        assert wake_deployed(store, ["nobody-bcdf"]).by == f"{name} in {REGION}"
         until(lambda: any("aws-lambda" in meta.key for meta in store.list(keys.GOVERNORS)), "the function passed")
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
-        assert call_deployed(store, ["nobody-bcdf"]) == Governed()
+        assert wake_deployed(store, ["nobody-bcdf"]) == GovernorChoice()
 
     def test_what_was_interrupted_is_still_known(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Deploying, and removing: another region's stack is found and removed by who knows nothing of it."""
-        name, store, before = keys.deployment(bucket), open_store(bucket), roles()
-        settle = aws_stacks.settle
+        name, store, before = keys.deployment_name(bucket), open_store(bucket), roles()
+        settle = aws_stacks.create_or_update
 
         def interrupt(*given: Any) -> Any:
             settle(*given)
@@ -287,7 +287,7 @@ if isolated():
             raise AuthDenied("cloudformation:DeleteStack is not allowed")
 
         with monkeypatch.context() as patch:
-            patch.setattr(aws_stacks, "settle", interrupt)
+            patch.setattr(aws_stacks, "create_or_update", interrupt)
             assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") != 0
         assert deployment_record.find(store) is None, "nobody relies on it yet"
         with monkeypatch.context() as patch:
@@ -299,9 +299,9 @@ if isolated():
         assert not list(store.list(keys.DEPLOYED))
 
     def test_alarms_go_wherever_it_made_them(bucket: str) -> None:
-        store, here, there = open_store(bucket), prefix(bucket), boto("cloudwatch", "eu-west-1")
+        store, here, there = open_store(bucket), alarm_prefix(bucket), boto("cloudwatch", "eu-west-1")
         versions.write(store, "sagemaker: {regions: [us-east-1, eu-west-1]}", "me", "")
-        store.put(f"{keys.FAMILIES}ap-south-1/x/1.json", b"{}")
+        store.put(f"{keys.CLONE_CHAINS}ap-south-1/x/1.json", b"{}")
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--sagemaker") == 0
         for region in ("eu-west-1", "ap-south-1"):
             put_alarm(f"{here}theirs-1", "arn:aws:sns:eu-west-1:000000000000:x", client=boto("cloudwatch", region))
@@ -324,7 +324,7 @@ if isolated():
         capsys.readouterr()
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-sagemaker") == 0
         said = capsys.readouterr().err
-        assert "given up: training jobs of others" in said and "the policy tells through env:CHAT" in said
+        assert "given up: external training jobs" in said and "the policy notifies env:CHAT" in said
         second = deployment_record.find(store)
         assert second is not None and not second.sagemaker
         assert second.notify == (TOPIC, TOPIC.replace("alerts", "more"))
@@ -344,7 +344,7 @@ if isolated():
             assert stoker("--store", bucket, "deploy", "aws", "-y") != 0
         said = capsys.readouterr().err
         assert "is deployed, and fails" in said and "nowhere" in said
-        assert deployment_record.find(store) is None and call_deployed(store, ["x-bcdf"]) == Governed()
+        assert deployment_record.find(store) is None and wake_deployed(store, ["x-bcdf"]) == GovernorChoice()
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
         assert deployment_record.find(store) is not None
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0

@@ -31,7 +31,7 @@ if isolated():
     from stoker.deploy import gcp, gcp_resources, iam_bindings, package
     from stoker.deploy.gcp_function import NAME
     from stoker.governor import deployment_record
-    from stoker.governor.background import call_deployed
+    from stoker.governor.background import wake_deployed
     from stoker.governor.loop import Governor
     from stoker.governor.store_clock import record_pass
     from stoker.model import keys
@@ -65,8 +65,8 @@ if isolated():
         assert isinstance(left.value.code, int)
         return left.value.code
 
-    def plan_of(url: str) -> gcp_resources.Plan:
-        return gcp_resources.planned(url, PROJECT, REGION, "0" * 64, {})
+    def plan_of(url: str) -> gcp_resources.GcpPlan:
+        return gcp_resources.plan_deployment(url, PROJECT, REGION, "0" * 64, {})
 
     def members(made: GoogleProject) -> set[str]:
         policies = made.policies.values()
@@ -132,10 +132,10 @@ if isolated():
         assert any(
             "secrets/chat" in each.put.path
             for each in gcp_resources.steps(plan)
-            if isinstance(each, gcp_resources.Bound)
+            if isinstance(each, gcp_resources.RoleBindings)
         )
         for step in gcp_resources.steps(plan):
-            asked = [step.make, step.change] if isinstance(step, gcp_resources.Made) else [step.look]
+            asked = [step.make, step.change] if isinstance(step, gcp_resources.GcpResource) else [step.look]
             for each in filter(None, asked):
                 path, _, query = each.path.partition("?")
                 told = dict(pair.split("=") for pair in query.split("&")) if query else {}
@@ -207,14 +207,14 @@ if isolated():
 
     def test_a_persons_command_is_a_message(google: GoogleProject, gcs_url: str) -> None:
         store = open_store(gcs_url)
-        assert call_deployed(store, ["x-bcdf"]).by is None
+        assert wake_deployed(store, ["x-bcdf"]).by is None
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
         assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"tick": True}})], "it was tried"
         google.messages.clear()
-        assert call_deployed(store, ["x-bcdf"]).by is not None
+        assert wake_deployed(store, ["x-bcdf"]).by is not None
         assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"jobs": ["x-bcdf"]}})]
         google.trouble[f"POST /v1/{plan_of(gcs_url).topic}:publish"] = Refused(403, "PERMISSION_DENIED")
-        assert "could not be woken" in str(call_deployed(store, ["x-bcdf"]).problem)
+        assert "could not be woken" in str(wake_deployed(store, ["x-bcdf"]).problem)
 
     # ── The agent's message ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import World
 
-from stoker.agent.health.stack_dump import find_spy
+from stoker.agent.health.stack_dump import find_py_spy
 from stoker.store.base import open_store
 
 HANGS = """\
@@ -56,7 +56,7 @@ def test_a_hang_in_native_code_is_noticed_and_the_job_finishes(world: World) -> 
     text = found.data.decode()
     assert text.splitlines()[1] in world.cli("logs", "--evidence", summary.id).stdout
     assert "── processes" in text and "train.py" in text and "step 3" in text
-    if find_spy() is not None:
+    if find_py_spy() is not None:
         assert "hang" in text and "pthread_mutex_lock" in text, text
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from harness import until
 
-from stoker.agent.checkpoints.folder_watcher import BUSY_S
+from stoker.agent.checkpoints.commit_chooser import BUSY_S
 from stoker.agent.checkpoints.restore import restore, restore_newest
-from stoker.agent.checkpoints.sync import CheckpointSync
+from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.runtime import Command, Host
-from stoker.agent.supervise import Ended, Ending, Training
+from stoker.agent.runtime import Command, HostRuntime
+from stoker.agent.supervise import EndRequest, Training, TrainingOutcome
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
@@ -53,8 +53,8 @@ class TrainingWorld:
         restored = restore_newest(self.store, JOB, self.folder, frozenset(), rank=0)
         (place / "train.py").write_text(script)
         self.group = make_group(TRAINING, f"w-{os.getpid()}-{self.claim}", sessions=place / "sessions")
-        self.training = Training(Host(self.group), threading.Event())
-        self.sync = CheckpointSync(
+        self.training = Training(HostRuntime(self.group), threading.Event())
+        options = SyncOptions(
             self.store,
             JOB,
             self.claim,
@@ -69,6 +69,7 @@ class TrainingWorld:
             spacing_s=self.spacing_s,
             writing=lambda: open_for_writing(self.group.members(), self.folder),
         )
+        self.sync = CheckpointSync(options)
         self.sync.start()
         self.training.observer = self.sync
         command = (*(argv or (sys.executable, "train.py")), *arguments)
@@ -79,16 +80,16 @@ class TrainingWorld:
         """Wait until the training has printed this."""
         until(lambda: text in self.log.read_text(errors="replace"), f"it prints {text!r}")
 
-    def tell(self, grace_s: float = 20.0) -> Ended:
+    def tell(self, grace_s: float = 20.0) -> TrainingOutcome:
         """A notice: SIGTERM, the grace, the last commit, the end."""
-        ending = Ending("notice", "gone", grace_s)
-        self.training.tell(ending, self.notice)
-        self.sync.press(grace_s)
+        ending = EndRequest("notice", "gone", grace_s)
+        self.training.notify(ending, self.notice)
+        self.sync.hurry(grace_s)
         ended = self.training.end(ending, self.notice, self._last_commit)
         self.group.close()
         return ended
 
-    def kill(self, *, pid: int | None = None, number: int = signal.SIGKILL) -> Ended:
+    def kill(self, *, pid: int | None = None, number: int = signal.SIGKILL) -> TrainingOutcome:
         """End it without warning, and let the agent notice."""
         root = self.training._root
         assert root is not None
@@ -96,7 +97,7 @@ class TrainingWorld:
             os.kill(pid or root.pid, number)
         return self.wait()
 
-    def wait(self) -> Ended:
+    def wait(self) -> TrainingOutcome:
         """Until it has ended by itself, as far as the agent knows."""
         assert self.training.wait(lambda: None) is None
         ended = self.training.finish()

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stoker.core.market import Market, Sighting
+from stoker.core.market import MarketHistory, MarketObservation
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import (
@@ -209,12 +209,12 @@ def limits(draw: st.DrawFn) -> Limits:
 
 
 @st.composite
-def markets(draw: st.DrawFn) -> Market:
+def markets(draw: st.DrawFn) -> MarketHistory:
     hours = st.integers(0, 30).map(lambda hour: at(3600.0 * hour))
     fates: Any = st.sampled_from(["reclaimed", "dry", "served"])
     minutes = st.sampled_from([0, 60, 999_999_999])
-    return Market.of(
-        draw(st.lists(st.builds(Sighting, OFFERS.map(lambda o: o.key), hours, fates, minutes), max_size=4))
+    return MarketHistory.of(
+        draw(st.lists(st.builds(MarketObservation, OFFERS.map(lambda o: o.key), hours, fates, minutes), max_size=4))
     )
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from perfect_world import everyone_leaves, step
 from snapshots import states
 
-from stoker.core.budget_state import Expense, close_books, period_of
+from stoker.core.budget_state import Expense, compute_budget_state, period_of
 from stoker.core.costs import job_cost
-from stoker.core.daily_costs import by_day, spells
+from stoker.core.daily_costs import by_day, paid_spans
 from stoker.core.decide import decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Ended, Warned
@@ -45,16 +45,16 @@ PRICES = st.sampled_from([0.0, 0.1, 1.0, 7.5, 40.0])
 TAGS = st.sampled_from([{}, {"team": "vision"}, {"team": "nlp"}])
 
 
-def rules(bodies: list[str], *, audit: bool = False) -> Policy:
+def rules(bodies: list[str], *, audit: bool = False) -> GovernorSettings:
     lines = [f"- {{name: r{n}, {body}{', audit: true' if audit else ''}}}\n" for n, body in enumerate(bodies)]
-    return replace(DEFAULT, house=parse_policy(("rules:\n" + "".join(lines)).encode(), "p.yaml"))
+    return replace(DEFAULT, policy=parse_policy(("rules:\n" + "".join(lines)).encode(), "p.yaml"))
 
 
 @dataclass
 class House:
     """Jobs that want machines all the time, and a governor that sees all of them, or forgets those that ended."""
 
-    policy: Policy
+    settings: GovernorSettings
     now: datetime
     jobs: dict[str, JobSnapshot] = field(default_factory=dict)
     forgotten: list[Expense] = field(default_factory=list)
@@ -76,9 +76,9 @@ class House:
         self.price = order.price or 0.0
         for _ in range(8):
             active = [(each.state, each.spec) for each in self.jobs.values()]
-            books = Known(close_books(self.policy.house, self.forgotten, active, self.now))
-            snapshot = replace(snapshot, books=books, offerings=Known((order,)))
-            plan = decide_job(snapshot, self.policy, self.now)
+            books = Known(compute_budget_state(self.settings.policy, self.forgotten, active, self.now))
+            snapshot = replace(snapshot, budget_state=books, offerings=Known((order,)))
+            plan = decide_job(snapshot, self.settings, self.now)
             if any(isinstance(a, Append) and isinstance(a.event, Claimed) for a in plan.actions):
                 self.check(snapshot)
             if not plan.actions:
@@ -86,14 +86,14 @@ class House:
             snapshot = self.jobs[job] = step(snapshot, plan.actions, self.now)
             self.record(snapshot)
         if snapshot.state.ended is not None and not snapshot.markers:
-            found = by_day(spells(snapshot.state, self.now))
+            found = by_day(paid_spans(snapshot.state, self.now))
             self.forgotten += [Expense(job, snapshot.spec.tags, day, sums.counted.known) for day, sums in found.items()]
             del self.jobs[job]
 
     def check(self, job: JobSnapshot) -> None:
         """Nothing is claimed under a budget whose money is spent, by whatever ran until now."""
         self.claimed += 1
-        for rule in self.policy.house.rules:
+        for rule in self.settings.policy.rules:
             assert rule.budget is not None
             budget, mine = rule.budget, job.spec.tags
             wanted = {name: values[0] for name, values in rule.scope.items()}
@@ -140,30 +140,30 @@ def _length(period: object) -> int:
     return (period.end - period.start).days  # type: ignore[attr-defined, no-any-return]
 
 
-def play(draw: st.DrawFn, policy: Policy) -> House:
+def play(draw: st.DrawFn, settings: GovernorSettings) -> House:
     """Some days of a house with up to six jobs."""
-    house = House(policy, EPOCH + timedelta(days=draw(st.integers(0, 40)), hours=draw(st.integers(0, 23))))
+    policy = House(settings, EPOCH + timedelta(days=draw(st.integers(0, 40)), hours=draw(st.integers(0, 23))))
     for number in range(draw(st.integers(1, 6))):
         limits = Limits(max_cost=draw(st.sampled_from([0.5, 1.0, 2.5, 4.0])))
         spec = replace(make_spec(draw(st.integers(1, 3)), limits=limits), tags=draw(TAGS))
-        state = replace(make_state(job=f"job-{number}"), submitted_at=house.now, opened_at=house.now)
+        state = replace(make_state(job=f"job-{number}"), submitted_at=policy.now, opened_at=policy.now)
         job = make_snapshot(state, spec=spec)
-        house.jobs[state.job] = replace(job, capabilities=replace(CAPABILITIES, newborn_s=0.0))
+        policy.jobs[state.job] = replace(job, capabilities=replace(CAPABILITIES, newborn_s=0.0))
     for _ in range(draw(st.integers(1, 25))):
-        if not house.jobs:
+        if not policy.jobs:
             break
-        house.now += timedelta(minutes=draw(st.sampled_from([0, 1, 20, 90, 600, 1500])))
-        name = draw(st.sampled_from(sorted(house.jobs)))
+        policy.now += timedelta(minutes=draw(st.sampled_from([0, 1, 20, 90, 600, 1500])))
+        name = draw(st.sampled_from(sorted(policy.jobs)))
         if draw(st.booleans()):
             outcome = draw(st.sampled_from(["interrupted", "interrupted", "succeeded", "failed"]))
-            left = Exit(outcome=outcome, why="notice" if outcome == "interrupted" else "finished", at=house.now)
-            house.jobs[name] = everyone_leaves(
-                house.jobs[name], house.now, replace(left, started=True, step=house.claimed)
+            left = Exit(outcome=outcome, why="notice" if outcome == "interrupted" else "finished", at=policy.now)
+            policy.jobs[name] = everyone_leaves(
+                policy.jobs[name], policy.now, replace(left, started=True, step=policy.claimed)
             )
         price = draw(PRICES)
         offering = Offering("sim", "m1", "a", spot=False, price=price, on_demand_price=price)
-        house.look(name, offering)
-    return house
+        policy.look(name, offering)
+    return policy
 
 
 @st.composite
@@ -173,16 +173,16 @@ def played(draw: st.DrawFn) -> House:
 
 @MONEY
 @given(played())
-def test_nothing_is_launched_that_does_not_fit_beside_what_is_spent_and_reserved(house: House) -> None:
+def test_nothing_is_launched_that_does_not_fit_beside_what_is_spent_and_reserved(policy: House) -> None:
     """So a budget is exceeded by what costs more than its own bound, and by nothing else: `House.check`."""
 
 
 def test_budgets_are_reached_in_what_is_played() -> None:
     """Some of it is over its budget, and waits: the property above is about something."""
 
-    def waits(house: House) -> bool:
-        told = [code for job in house.jobs.values() for code in job.state.warned]
-        return house.claimed > 2 and any(code.endswith(":full") for code in told)
+    def waits(policy: House) -> bool:
+        told = [code for job in policy.jobs.values() for code in job.state.warned]
+        return policy.claimed > 2 and any(code.endswith(":full") for code in told)
 
     find(played(), waits, settings=settings(MONEY, max_examples=2000, phases=[Phase.generate]))
 
@@ -193,12 +193,12 @@ def test_a_budget_that_is_only_watched_changes_nothing(
     data: st.DataObject, bodies: list[str], tags: dict[str, str], dollars: float | None
 ) -> None:
     state, now = drawn_state(data)
-    policy = rules(bodies, audit=True)
+    settings = rules(bodies, audit=True)
     job = make_snapshot(state, spec=replace(make_spec(), tags=tags))
     kept = [Expense("other-1", tags, now.date(), dollars or 0.0, whole=dollars is not None)]
     for _ in range(20):
-        books: Observed[object] = Known(close_books(policy.house, kept, [(job.state, job.spec)], now))
-        plan = decide_job(replace(job, books=books), policy, now)  # type: ignore[arg-type]
+        books: Observed[object] = Known(compute_budget_state(settings.policy, kept, [(job.state, job.spec)], now))
+        plan = decide_job(replace(job, budget_state=books), settings, now)  # type: ignore[arg-type]
         told = [a for a in plan.actions if isinstance(a, Append) and isinstance(a.event, Warned)]
         if not told or not told[0].event.code.startswith("policy:"):  # type: ignore[union-attr]
             break
@@ -213,7 +213,7 @@ def test_books_that_nobody_could_read_launch_nothing_and_end_nothing(
 ) -> None:
     state, now = drawn_state(data)
     job = make_snapshot(state, spec=replace(make_spec(), tags={"team": "vision"}))
-    plan = decide_job(replace(job, books=books), rules(bodies), now)
+    plan = decide_job(replace(job, budget_state=books), rules(bodies), now)
     free = decide_job(job, DEFAULT, now)
     events = [action.event for action in plan.actions if isinstance(action, Append)]
     assert not any(isinstance(event, Claimed) for event in events)
@@ -228,14 +228,14 @@ def test_books_that_nobody_could_read_launch_nothing_and_end_nothing(
 def test_the_days_of_a_job_sum_to_its_cost(data: st.DataObject) -> None:
     state, now = drawn_state(data)
     now += timedelta(days=data.draw(st.integers(0, 70)))
-    days = by_day(spells(state, now))
+    days = by_day(paid_spans(state, now))
     total = job_cost(state, now)
     assert abs(sum(sums.spent.known for sums in days.values()) - (total.spent or 0.0)) < 1e-6
     assert abs(sum(sums.on_demand.known for sums in days.values()) - (total.on_demand or 0.0)) < 1e-6
     half = state.submitted_at + (now - state.submitted_at) / 2
-    whole_s = sum(spell.machine_s for spell in spells(state, now))
-    later_s = sum(spell.machine_s for spell in spells(state, now, since=half))
-    sooner_s = sum(max(0.0, _until(spell.end, half, spell.start)) * spell.machines for spell in spells(state, now))
+    whole_s = sum(spell.machine_s for spell in paid_spans(state, now))
+    later_s = sum(spell.machine_s for spell in paid_spans(state, now, since=half))
+    sooner_s = sum(max(0.0, _until(spell.end, half, spell.start)) * spell.machines for spell in paid_spans(state, now))
     assert abs(whole_s - later_s - sooner_s) < 1e-3, "what is before a moment and what is after it are all"
 
 

@@ -158,7 +158,7 @@ def tell(steps: list[object], root: Path, store: Store, client: Store, failing: 
     else:
         write(story.node.folder / "end", "end")
         story.whole.append(content(story.node.folder))
-    story.node.sync._pruner._rounds = 0
+    story.node.sync._rounds.pruning.pruner._rounds = 0
     with mock.patch.object(prune, "ORPHANED_FOR", AT_ONCE):
         story.settle()
     story.check_rest(story.whole[-1])

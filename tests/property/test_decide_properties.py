@@ -13,7 +13,7 @@ from perfect_world import everyone_leaves, later, rest, revealed, step
 from snapshots import MOMENTS, snapshots
 
 from stoker.core import gate
-from stoker.core.costs import span_s
+from stoker.core.costs import valid_span_s
 from stoker.core.decide import decide, decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import LEAVE_S
@@ -36,9 +36,9 @@ settings.load_profile("stoker")
 AGES = MOMENTS
 
 
-def _plan(job: JobSnapshot, age_s: float, blind: bool = False) -> tuple[Plan, datetime]:
+def _plan(job: JobSnapshot, age_s: float, silence_inconclusive: bool = False) -> tuple[Plan, datetime]:
     now = job.state.updated_at + timedelta(seconds=age_s)
-    return decide_job(job, DEFAULT, now, blind=blind), now
+    return decide_job(job, DEFAULT, now, silence_inconclusive=silence_inconclusive), now
 
 
 def _appended(actions: tuple[Action, ...]) -> list[object]:
@@ -66,16 +66,18 @@ def _irreversible(actions: list[Action] | tuple[Action, ...]) -> set[tuple[objec
 
 
 @given(snapshots(), AGES, st.booleans())
-def test_a_stopped_or_ended_job_never_launches_or_claims(job: JobSnapshot, age_s: float, blind: bool) -> None:
+def test_a_stopped_or_ended_job_never_launches_or_claims(
+    job: JobSnapshot, age_s: float, silence_inconclusive: bool
+) -> None:
     assume(job.state.stop is not None or job.state.ended is not None)
-    plan, _ = _plan(job, age_s, blind)
+    plan, _ = _plan(job, age_s, silence_inconclusive)
     assert not any(isinstance(action, Launch) for action in plan.actions)
     assert not any(isinstance(event, Claimed) for event in _appended(plan.actions))
 
 
 @given(snapshots(), AGES, st.booleans())
-def test_at_most_one_entry_and_it_is_the_next(job: JobSnapshot, age_s: float, blind: bool) -> None:
-    plan, _ = _plan(job, age_s, blind)
+def test_at_most_one_entry_and_it_is_the_next(job: JobSnapshot, age_s: float, silence_inconclusive: bool) -> None:
+    plan, _ = _plan(job, age_s, silence_inconclusive)
     appends = [action for action in plan.actions if isinstance(action, Append)]
     launches = [action for action in plan.actions if isinstance(action, Launch)]
     assert len(appends) <= 1
@@ -94,8 +96,8 @@ def test_a_newer_protocol_is_left_alone(job: JobSnapshot, age_s: float) -> None:
 
 
 @given(snapshots(), AGES, st.booleans())
-def test_closing_rests_on_facts_that_cannot_reverse(job: JobSnapshot, age_s: float, blind: bool) -> None:
-    plan, now = _plan(job, age_s, blind)
+def test_closing_rests_on_facts_that_cannot_reverse(job: JobSnapshot, age_s: float, silence_inconclusive: bool) -> None:
+    plan, now = _plan(job, age_s, silence_inconclusive)
     for event in _appended(plan.actions):
         closing = event.closing if isinstance(event, Ended) else event if isinstance(event, Closed) else None
         if closing is None:
@@ -143,8 +145,10 @@ def test_the_end_leaves_nobody_training(job: JobSnapshot, age_s: float) -> None:
 
 
 @given(snapshots(), AGES, st.booleans())
-def test_nobody_is_terminated_without_a_positive_reason(job: JobSnapshot, age_s: float, blind: bool) -> None:
-    plan, now = _plan(job, age_s, blind)
+def test_nobody_is_terminated_without_a_positive_reason(
+    job: JobSnapshot, age_s: float, silence_inconclusive: bool
+) -> None:
+    plan, now = _plan(job, age_s, silence_inconclusive)
     named = {node.instance: (claim, node.rank) for claim in job.state.open_claims for node in claim.launched or ()}
     for action in plan.actions:
         if not isinstance(action, Terminate):
@@ -152,7 +156,7 @@ def test_nobody_is_terminated_without_a_positive_reason(job: JobSnapshot, age_s:
         if action.instance in named and job.state.ended is None:
             claim, rank = named[action.instance]
             assert job.exit_of(claim, rank) is None
-            _assert_may_end(job, claim, rank, now, blind)
+            _assert_may_end(job, claim, rank, now, silence_inconclusive)
         else:
             assert isinstance(job.instances, Known), "a list that failed proves nothing"
             (instance,) = [i for i in job.instances.value if i.id == action.instance]
@@ -160,7 +164,7 @@ def test_nobody_is_terminated_without_a_positive_reason(job: JobSnapshot, age_s:
             _assert_nobody_keeps(job, instance, now)
 
 
-def _assert_may_end(job: JobSnapshot, claim: Claim, rank: int, now: datetime, blind: bool) -> None:
+def _assert_may_end(job: JobSnapshot, claim: Claim, rank: int, now: datetime, silence_inconclusive: bool) -> None:
     assert not job.exit_unread(claim, rank), "it may have left already"
     asked = [claim.drain.at] if claim.drain else []
     asked += [job.state.stop.at] if job.state.stop else []
@@ -169,7 +173,7 @@ def _assert_may_end(job: JobSnapshot, claim: Claim, rank: int, now: datetime, bl
         return
     facts = job.facts_of(claim, rank)
     assert facts is not None and isinstance(facts.heartbeat, Known) and isinstance(facts.exit, Known)
-    assert not blind or facts.heartbeat.value is None
+    assert not silence_inconclusive or facts.heartbeat.value is None
     etag = facts.heartbeat.value.etag if facts.heartbeat.value else ""
     suspicion = claim.suspicions[str(rank)]
     assert suspicion.etag == etag
@@ -398,7 +402,7 @@ def test_bounds_hold(job: JobSnapshot, age_s: float) -> None:
             closed = [c.closed for c in job.state.since_opened() if c.closed]
             assert limits.max_wait_s is None or job.state.open_claims or _waited_s(job, now) < limits.max_wait_s
             if limits.max_runtime_s is not None:
-                assert sum(span_s(c.trained_s) for c in closed) < limits.max_runtime_s
+                assert sum(valid_span_s(c.trained_s) for c in closed) < limits.max_runtime_s
             if limits.max_cost is not None:
                 assert event.offering.price is not None
         if isinstance(event, Closed) and event.counted and event.restart:

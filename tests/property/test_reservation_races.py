@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from stoker.core.budget_reservations import ask_for, bounds_of, waits_code
-from stoker.core.budget_state import close_books
+from stoker.core.budget_reservations import launch_request, limits_of_job, waits_code
+from stoker.core.budget_state import compute_budget_state
 from stoker.core.budgets import Held, judge
 from stoker.core.policy_rules import Subject
 from stoker.model.job_state import JobState, fold
@@ -69,10 +69,10 @@ class Shop:
 
     def held(self, job: str, logs: Logs, claimed: bool) -> Held | None:
         states = [(self.state(each, logs), self.spec(each)) for each in self.jobs]
-        books = close_books(HOUSE, [], states, self.now)
+        books = compute_budget_state(HOUSE, [], states, self.now)
         state = self.state(job, logs)
         claim = state.open_claims[0] if claimed else None
-        ask = ask_for(bounds_of(HOUSE, state, self.spec(job), self.now), state, ON_DEMAND, self.now, claim)
+        ask = launch_request(limits_of_job(HOUSE, state, self.spec(job), self.now), state, ON_DEMAND, self.now, claim)
         found = judge(HOUSE, Subject(self.spec(job), self.now.date(), job), Known(books), self.now, ask)
         return next((each for each in found if isinstance(each, Held)), None)
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.agent.health.activity import ActivityRecorder, Look
-from stoker.core.stalls import stalled, wasteful
+from stoker.agent.health.activity import ActivityRecorder
+from stoker.agent.health.activity_probe import ActivitySample
+from stoker.core.stalls import low_use_reason, stall_reason
 from stoker.model.errors import SpecError
 from stoker.model.log_entries import Claimed, Launched
 from stoker.model.node_facts import Activity
@@ -44,15 +45,15 @@ def recorded(
     save for a core in the seconds of `twitches`, and the step in the seconds of `steps`."""
     clock = [0.0]
     recorder = ActivityRecorder(lambda: pytest.fail("nobody looks"), monotonic=lambda: clock[0])
-    recorder.begin(looking=False)
+    recorder.begin(sample=False)
     cpu_s = 0.0
     for second in range(length_s):
         clock[0] += 1.0
         cpu_s += second in twitches
-        recorder.take(Look((1.0 if second in busy else 0.0,), cpu_s, 0.0))
+        recorder.take(ActivitySample((1.0 if second in busy else 0.0,), cpu_s, 0.0))
         if second in steps:
-            recorder.stepped(steps.index(second) + 1)
-    told = recorder.fact()
+            recorder.note_step(steps.index(second) + 1)
+    told = recorder.report()
     assert told is not None
     return told
 
@@ -62,9 +63,9 @@ def broken(rule: Rule, told: Activity) -> bool:
     facts = make_facts(2, beat=make_beat(100.0, trained_s=1e6, activity=told))
     job, claim = make_snapshot(state, facts), state.claims[0]
     if rule.stall is not None:
-        return stalled(rule.stall, job, claim, at(101)) is not None
+        return stall_reason(rule.stall, job, claim, at(101)) is not None
     assert rule.min_gpu_utilization is not None
-    return wasteful(rule.min_gpu_utilization, job, claim, at(101)) is not None
+    return low_use_reason(rule.min_gpu_utilization, job, claim, at(101)) is not None
 
 
 @FEW

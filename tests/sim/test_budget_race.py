@@ -14,8 +14,8 @@ from stoker.core.budget_state import FULL
 from stoker.core.snapshot import JobSnapshot, Plan
 from stoker.governor import loop
 from stoker.governor.apply import Applier
-from stoker.governor.budget_tracker import LOOK_AGAIN_S, Bookkeeper
-from stoker.governor.cost_ledger import read_spent, write_spent
+from stoker.governor.budget_tracker import REREAD_AFTER_S, BudgetTracker
+from stoker.governor.cost_ledger import read_daily_costs, record_job_costs
 from stoker.governor.loop import Governor
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model import keys
@@ -24,7 +24,7 @@ from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Entry, Event, Launched, Warned
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance
-from stoker.model.policy import House
+from stoker.model.policy import Policy
 from stoker.model.spec import Limits
 from stoker.policy import versions
 from stoker.providers.base import Request
@@ -75,13 +75,13 @@ class Watched(World):
 
     def _new_governor(self, caller: Caller) -> Governor:
         governor = super()._new_governor(caller)
-        look_again = governor.bookkeeper.look_again
+        refresh_before_launch = governor.budget_tracker.refresh_before_launch
 
-        def looks(house: House, job: str, now: datetime) -> None:
-            self.blind_since[caller.name, job] = now - timedelta(seconds=LOOK_AGAIN_S)
-            look_again(house, job, now)
+        def looks(policy: Policy, job: str, now: datetime) -> None:
+            self.blind_since[caller.name, job] = now - timedelta(seconds=REREAD_AFTER_S)
+            refresh_before_launch(policy, job, now)
 
-        governor.bookkeeper.look_again = looks  # type: ignore[method-assign]
+        governor.budget_tracker.refresh_before_launch = looks  # type: ignore[method-assign]
         return governor
 
     @property
@@ -351,11 +351,11 @@ def test_money_that_cannot_be_written_down_keeps_no_other_job() -> None:
     def failing(store: Store, state: JobState, *rest: Any) -> None:
         if state.job == first.name:
             raise OverflowError("cannot convert float infinity to integer")
-        write_spent(store, state, *rest)
+        record_job_costs(store, state, *rest)
 
     world.after(0.0, lambda: world.tick(world.callers[0]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_spent", failing)
+        patch.setattr(loop, "record_job_costs", failing)
         patch.setattr(world.checks, "fail", lambda _text: None)
         world.run_until(3000.0)
     assert set(active_jobs(world.store)) == {first.name}
@@ -400,7 +400,7 @@ def test_what_a_job_spent_stays_when_it_is_forgotten() -> None:
         world = play(seed)
         told = logs(world)
         forgotten = [job for job in world.jobs if told[job] and job not in active_jobs(world.store)]
-        found = {each.job: each for each in read_spent(world.store, [keys.SPENT])}
+        found = {each.job: each for each in read_daily_costs(world.store, [keys.SPENT])}
         for job in forgotten:
             state = fold(job, told[job])
             assert state is not None and state.ended is not None
@@ -415,7 +415,7 @@ def test_what_a_job_spent_stays_when_it_is_forgotten() -> None:
 def test_the_sum_is_unknown_as_soon_as_one_part_of_it_is() -> None:
     # One that is not over yet.
     world = next(found for found in map(play, range(40)) if active_jobs(found.store))
-    house = versions.house(versions.current(world.store))
+    policy = versions.parsed_policy(versions.current(world.store))
     jobs = tuple(active_jobs(world.store))
     now = at(world.now_s)
     for broken in (keys.SPENT, keys.log_prefix(jobs[0]), keys.spec(jobs[0])):
@@ -423,12 +423,12 @@ def test_the_sum_is_unknown_as_soon_as_one_part_of_it_is() -> None:
         def faults(_operation: str, key: str, broken: str = broken) -> Fault | None:
             return Fault(error=StoreUnavailable("no answer")) if key.startswith(broken) else None
 
-        keeper = Bookkeeper(world.store.client(faults), Memory())
+        keeper = BudgetTracker(world.store.client(faults), Memory())
         keeper.begin(jobs)
-        assert isinstance(keeper.look(house, now), Unknown), broken
-        keeper = Bookkeeper(world.store, Memory())
+        assert isinstance(keeper.read_state(policy, now), Unknown), broken
+        keeper = BudgetTracker(world.store, Memory())
         keeper.begin(jobs)
-        assert isinstance(keeper.look(house, now), Known)
+        assert isinstance(keeper.read_state(policy, now), Known)
 
 
 def test_a_job_is_not_forgotten_before_its_money_is_written_down() -> None:
@@ -453,4 +453,4 @@ def test_a_job_is_not_forgotten_before_its_money_is_written_down() -> None:
     world.store.client = real  # type: ignore[method-assign]
     world._new_governor(world.callers[1]).run_pass()
     assert job.name not in active_jobs(world.store)
-    assert [each.job for each in read_spent(world.store, [keys.SPENT])] == [job.name]
+    assert [each.job for each in read_daily_costs(world.store, [keys.SPENT])] == [job.name]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stoker.core import decide, ended_jobs, gate, open_claims, orphans, retry
-from stoker.core.governor_settings import Policy
-from stoker.core.job_decision import Look
-from stoker.core.place_capacity import Rooms
+from stoker.core.governor_settings import GovernorSettings
+from stoker.core.job_decision import JobDecision
+from stoker.core.place_capacity import CapacityQueue
 from stoker.core.snapshot import JobSnapshot
 from stoker.governor import observe
 from stoker.governor.apply import Applier
@@ -35,7 +35,7 @@ def older_claims_do_not_matter(patch: Patch) -> None:
 
 
 def absence_is_gone(patch: Patch) -> None:
-    def states(fleet: Any, state: JobState, listing: observe.Listing) -> Any:
+    def states(fleet: Any, state: JobState, listing: observe.CloudListing) -> Any:
         there = {
             instance.id: instance.state
             for part in listing.instances.values()
@@ -57,12 +57,12 @@ def stopping_is_gone(patch: Patch) -> None:
 
 
 def one_exit_closes_a_gang(patch: Patch) -> None:
-    def over(self: Look, claim: Claim) -> bool:
+    def over(self: JobDecision, claim: Claim) -> bool:
         return claim.launched is not None and any(
             self.job.exit_of(claim, rank) is not None or self.job.rank_gone(claim, rank) for rank in range(claim.nodes)
         )
 
-    patch.setattr(Look, "over", over)
+    patch.setattr(JobDecision, "is_over", over)
 
 
 def names_do_not_matter(patch: Patch) -> None:
@@ -121,27 +121,34 @@ def facts_are_read_before_the_machines(patch: Patch) -> None:
 
 
 def a_stop_ends_at_once(patch: Patch) -> None:
-    def stop(look: Look) -> None:
+    def stop(look: JobDecision) -> None:
         look.append(Ended(outcome="stopped", rule="stop"), "stopped")
 
     patch.setattr(decide, "_stop", stop)
 
 
 def nobody_is_given_time_to_save(patch: Patch) -> None:
-    real = Look.__init__
+    real = JobDecision.__init__
 
-    def init(self: Look, job: JobSnapshot, policy: Policy, now: datetime, blind: bool, rooms: Rooms) -> None:
-        real(self, job, Policy(leave_s=-55.0), now, blind, rooms)
+    def init(
+        self: JobDecision,
+        job: JobSnapshot,
+        settings: GovernorSettings,
+        now: datetime,
+        blind: bool,
+        capacity: CapacityQueue,
+    ) -> None:
+        real(self, job, GovernorSettings(leave_s=-55.0), now, blind, capacity)
 
-    patch.setattr(Look, "__init__", init)
+    patch.setattr(JobDecision, "__init__", init)
 
 
 def nothing_is_swept(patch: Patch) -> None:
-    patch.setattr(orphans, "sweep", lambda job, now: [])
+    patch.setattr(orphans, "unowned_machines", lambda job, now: [])
 
 
 def a_job_is_forgotten_at_its_end(patch: Patch) -> None:
-    patch.setattr(ended_jobs, "unnamed_left", lambda job, now: None)
+    patch.setattr(ended_jobs, "unnamed_machines_left", lambda job, now: None)
     patch.setattr(JobSnapshot, "is_gone", lambda self, instance: True)
 
 
@@ -166,11 +173,11 @@ def launches_are_not_repeatable(patch: Patch) -> None:
 
 
 def nobody_is_held(patch: Patch) -> None:
-    patch.setattr(orphans, "is_kept", lambda state, spec, instance, now: False)
+    patch.setattr(orphans, "is_held", lambda state, spec, instance, now: False)
 
 
 def a_hold_never_ends(patch: Patch) -> None:
-    patch.setattr(orphans, "is_kept", lambda state, spec, instance, now: True)
+    patch.setattr(orphans, "is_held", lambda state, spec, instance, now: True)
 
 
 def nobody_looks_for_tombstones(patch: Patch) -> None:

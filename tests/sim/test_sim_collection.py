@@ -27,7 +27,7 @@ def test_no_job_loses_its_code() -> None:
 
 
 def marks_are_not_looked_for(patch: Patch) -> None:
-    patch.setattr(send, "any_given_up", lambda store, named: False)
+    patch.setattr(send, "any_retired", lambda store, named: False)
 
 
 def jobs_are_read_once(patch: Patch) -> None:
@@ -44,10 +44,10 @@ def jobs_are_read_once(patch: Patch) -> None:
 def names_are_used_again(patch: Patch) -> None:
     """As it was: what is gone is sent again under its old name, also after the job was written."""
     patch.setattr(shared_objects, "usable_name", lambda store, kind, digest: digest)
-    patch.setattr(send, "any_given_up", lambda store, named: any(_is_gone(store, each) for each in named))
+    patch.setattr(send, "any_retired", lambda store, named: any(_is_gone(store, each) for each in named))
 
 
-def _is_gone(store: Any, shared: shared_objects.Shared) -> bool:
+def _is_gone(store: Any, shared: shared_objects.SharedObject) -> bool:
     return store.head(f"{shared.kind}{shared.name}.tar.gz") is None
 
 

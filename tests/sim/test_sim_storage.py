@@ -24,7 +24,7 @@ from stoker.agent.logs.log_pump import durable_offset
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.node_facts import Manifest
-from stoker.store.checkpoint_manifests import Trust, encode
+from stoker.store.checkpoint_manifests import TrustedClaims, encode
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.store.log_chunks import ChunkWriter, Segment, encode_segment
 from stoker.testing.memory_store import Fault, MemoryStore
@@ -73,7 +73,7 @@ def test_no_committed_checkpoint_loses_a_blob(seed: int, tmp_path: Path) -> None
     planted = Manifest("step-9", JOB, 99999999, 0, 1, EPOCH, ())
     late.memory.put(keys.manifest(JOB, "99999999/000001-step-9"), encode(planted))
     for claim in claims:
-        trust = Trust({known: 1 for known in claims if known <= claim}, imported=False)
+        trust = TrustedClaims({known: 1 for known in claims if known <= claim}, imported=False)
         world = World(tmp_path / str(claim), late.store, keep=late.random.choice((1, 2)), claim=claim, trust=trust)
         saved = 0
         while True:
@@ -97,11 +97,11 @@ def test_no_committed_checkpoint_loses_a_blob(seed: int, tmp_path: Path) -> None
     check(late, trust, tmp_path / "back")
 
 
-def checkpoints_of(late: Late, trust: Trust) -> list[Checkpoint]:
+def checkpoints_of(late: Late, trust: TrustedClaims) -> list[Checkpoint]:
     return [one for one in list_checkpoints(late.memory, JOB, trust=trust) if one.complete]
 
 
-def check(late: Late, trust: Trust, target: Path) -> None:
+def check(late: Late, trust: TrustedClaims, target: Path) -> None:
     found = checkpoints_of(late, trust)
     if found:
         newest = found[-1]

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.agent.health.activity import ActivityRecorder, Look
-from stoker.core.stalls import stalled
+from stoker.agent.health.activity import ActivityRecorder
+from stoker.agent.health.activity_probe import ActivitySample
+from stoker.core.stalls import stall_reason
 from stoker.model.log_entries import Claimed, Launched
-from stoker.model.policy import Stall
+from stoker.model.policy import StallRule
 from tests.support.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "usage.json").read_text())
@@ -24,7 +25,7 @@ HUNG = frozenset({"deadlock", "native-deadlock", "stuck-loader"})
 SHORT = frozenset({"loading"})
 AT_WORK = frozenset(RECORDED) - HUNG - SHORT
 # As a house's rule, for recordings of forty seconds.
-RULE = Stall(window_s=4.0, windows=3, after_s=4.0, working_s=1e6)
+RULE = StallRule(window_s=4.0, windows=3, after_s=4.0, working_s=1e6)
 
 
 class _Clock:
@@ -34,28 +35,32 @@ class _Clock:
         return self.now_s
 
 
-def play(name: str, rule: Stall = RULE, *, others: int = 0, **changes: list[Any]) -> list[int]:
+def play(name: str, rule: StallRule = RULE, *, others: int = 0, **changes: list[Any]) -> list[int]:
     """The seconds at which the rule says that the training stands still. `changes` are series that were otherwise."""
     return list(_play({**RECORDED[name], **changes}, rule, others))
 
 
-def _play(recorded: dict[str, Any], rule: Stall, others: int) -> Iterator[int]:
+def _play(recorded: dict[str, Any], rule: StallRule, others: int) -> Iterator[int]:
     clock, lines = _Clock(), 0.0
-    recorder = ActivityRecorder(lambda: Look((), None, None), others=others, period_s=1.0, monotonic=clock)
-    recorder.begin(looking=False)
+    recorder = ActivityRecorder(
+        lambda: ActivitySample((), None, None), unreadable=others, period_s=1.0, monotonic=clock
+    )
+    recorder.begin(sample=False)
     for second, share in enumerate(recorded["gpu"]):
         clock.now_s += 1.0
         moved = [part[second] for part in (recorded["disk_bytes"], recorded["net_bytes"]) if part[second] is not None]
-        recorder.take(Look((None if share is None else share / 100,), recorded["cpu_s"][second], float(sum(moved))))
-        recorder.stepped(recorded["step"][second])
+        recorder.take(
+            ActivitySample((None if share is None else share / 100,), recorded["cpu_s"][second], float(sum(moved)))
+        )
+        recorder.note_step(recorded["step"][second])
         if recorded["lines"][second] > lines:
             lines = recorded["lines"][second]
-            recorder.heard(b"loss=0.5\n")
+            recorder.note_output(b"loss=0.5\n")
         if _stands_still(rule, recorder, second + 1.0):
             yield second
 
 
-def _stands_still(rule: Stall, recorder: ActivityRecorder, trained_s: float) -> bool:
+def _stands_still(rule: StallRule, recorder: ActivityRecorder, trained_s: float) -> bool:
     state = make_state(Claimed(offering=replace(SPOT_A, gpus=1), nodes=1), Launched(2, nodes(2)))
-    beat = make_beat(100.0, trained_s=trained_s, activity=recorder.fact())
-    return stalled(rule, make_snapshot(state, make_facts(2, beat=beat)), state.claims[0], at(101)) is not None
+    beat = make_beat(100.0, trained_s=trained_s, activity=recorder.report())
+    return stall_reason(rule, make_snapshot(state, make_facts(2, beat=beat)), state.claims[0], at(101)) is not None

@@ -23,7 +23,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import StokerError, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Event, ResumeAsked, StopAsked, Submitted
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.store import job_log
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.sim_agent import Agent
@@ -44,7 +44,8 @@ _DEEPEST = 2
 
 
 _BUGS = frozenset(
-    error.__name__ for error in (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+    error.__name__
+    for error in (AssertionError, AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 )
 
 
@@ -101,7 +102,7 @@ class World:
     def __post_init__(self) -> None:
         self.checks = Checks(self)
         self.cloud = Cloud(self)
-        self.store = MemoryStore(lambda: at(self.now_s), near=True)
+        self.store = MemoryStore(lambda: at(self.now_s), is_local=True)
         self.late = LateRequests(self)
         self.remover = Remover(self)
         self.callers = [

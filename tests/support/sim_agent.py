@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from stoker.agent.hold import allowed, may_hold
-from stoker.core import gate, retry
+from stoker.agent.hold import hold_limit, may_hold
+from stoker.core import gate
 from stoker.core.governor_settings import DEFAULT
+from stoker.core.poisoned_checkpoints import poisoned_checkpoints
 from stoker.model import codec, keys
 from stoker.model.errors import StoreError
 from stoker.model.job_state import Claim, JobState
@@ -185,8 +186,8 @@ class Agent:
 
     def _ask_gate(self) -> None:
         exits = lambda claim: node_facts.read_exits(self.store, self.machine.job, claim)  # noqa: E731
-        allowed = gate.may_train(self.state, self.machine.claim, self.machine.id, exits)
-        if isinstance(allowed, gate.Go):
+        hold_limit = gate.may_train(self.state, self.machine.claim, self.machine.id, exits)
+        if isinstance(hold_limit, gate.Go):
             self.phase = "restoring"
 
     def _agree(self) -> None:
@@ -341,12 +342,12 @@ class Agent:
         if not self.alive or self.machine.agent is not self:
             return
         self._try(self._read_log)
-        stay = allowed(self.job.spec, self.machine.claim, self.state)
+        stay = hold_limit(self.job.spec, self.machine.claim, self.state)
         if stay.judged and self.judged_s is None:
             self.judged_s = self.world.now_s
         left_s = (self.judged_s or self.held_s) + stay.longest_s - self.world.now_s
         if left_s <= 0:
-            self.world.note(f"{self.machine.id} leaves: {stay.over}")
+            self.world.note(f"{self.machine.id} leaves: {stay.message}")
             self.world.checks.let_go(self)
             self._go()
             return
@@ -460,4 +461,4 @@ class Agent:
 
 def poisoned_keys(state: JobState | None) -> frozenset[str]:
     """The checkpoints that the log gives up on."""
-    return retry.poisoned(state, DEFAULT) if state else frozenset()
+    return poisoned_checkpoints(state, DEFAULT) if state else frozenset()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.model.errors import NoCapacity, NotFound, QuotaExceeded, Throttled, Transient
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
-from stoker.model.spec import Resources
-from stoker.providers.base import LaunchOrder, Request, Terminated
+from stoker.model.resources import Resources
+from stoker.providers.base import LaunchOrder, Request, TerminateResult
 from tests.support.sim_data import OFFERINGS, at
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class SimProvider:
         machines = self._world.cloud.machines
         return {name: machines[name].state if name in machines else "gone" for name in ids}
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
         self._enter(f"terminate {instance}")
         machine = self._world.cloud.machines.get(instance)
         if machine is None:

@@ -21,8 +21,8 @@ from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
 from stoker.store import job_index, job_log
 from stoker.store.find_job import all_jobs
-from stoker.submit.pack_code import Packed
-from stoker.submit.prepare import Prepared
+from stoker.submit.pack_code import PackedCode
+from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.send import send
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.sim_checks import Violation
@@ -53,7 +53,7 @@ class CollectionWorld:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"collection {seed}")
         long_ago = datetime.now(timezone.utc) - timedelta(days=3)
-        self.store = MemoryStore(lambda: long_ago, near=True)
+        self.store = MemoryStore(lambda: long_ago, is_local=True)
         self.client = self.store.client(self._fault)
         self.late = self.random.choice((0.0, 0.02, 0.1))
         self.interleave = self.random.choice((0.02, 0.1, 0.3))
@@ -88,15 +88,15 @@ class CollectionWorld:
     def _submit(self) -> None:
         data = self.random.choice(_CONTENTS)
         digest = hashlib.sha256(data).hexdigest()
-        packed = Packed(cast(Path, _Archive(data)), digest, len(data), 1, len(data), None, None, ())
-        send(Prepared(make_spec(), CAPABILITIES, (), (), Path(), packed=packed), self.client)
+        packed = PackedCode(cast(Path, _Archive(data)), digest, len(data), 1, len(data), None, None, ())
+        send(PreparedJob(make_spec(), CAPABILITIES, (), (), Path(), packed=packed), self.client)
 
     def _clone(self) -> None:
         job = self._some_job()
         state = job_log.read(self.store, job) if job is not None else None
         if state is not None:
             code = job_index.read_submission(self.store, state).code
-            send(Prepared(make_spec(), CAPABILITIES, (), (), Path(), code=code), self.client)
+            send(PreparedJob(make_spec(), CAPABILITIES, (), (), Path(), code=code), self.client)
 
     def _remove(self) -> None:
         job = self._some_job()

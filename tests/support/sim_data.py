@@ -11,7 +11,8 @@ from stoker.model.log_entries import Entry, Event, NodeRef, Submitted
 from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy, Heartbeat, NodeFacts, NoticeFact
 from stoker.model.observed import Known, Observed, Stamped
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
-from stoker.model.spec import Limits, Resources, Retry, Spec, Spot
+from stoker.model.resources import Resources, Spot
+from stoker.model.spec import Limits, Retry, Spec
 from stoker.model.usage_series import pack
 
 JOB = "job-1"

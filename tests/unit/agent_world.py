@@ -12,8 +12,9 @@ from typing import Any
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent.attempt import Life
-from stoker.agent.node import Node
+from stoker.agent.attempt import run_attempt
+from stoker.agent.node import AgentNode
+from stoker.agent.phases.context import AttemptContext
 from stoker.model import codec, keys
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
@@ -21,7 +22,8 @@ from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit, Heartbeat
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.store import job_log
 from stoker.store.log_chunks import parse_segments
 from stoker.store.node_facts import read_fact
@@ -38,8 +40,8 @@ class AgentWorld:
         self.root = root
         # Two processes that test at once must not end each other's trainings.
         self._machines = secrets.token_hex(4)
-        self.store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
-        self._lives: list[Life] = []
+        self.store = MemoryStore(lambda: datetime.now(timezone.utc), is_local=True)
+        self._lives: list[AttemptContext] = []
         self._errors: list[BaseException] = []
         self._threads: list[threading.Thread] = []
 
@@ -81,33 +83,37 @@ class AgentWorld:
 
     def node(
         self, claim: Claim, rank: int = 0, *, machine: Here | None = None, faults: Faults | None = None, boots: int = 0
-    ) -> Node:
+    ) -> AgentNode:
         instance = self.instance(claim.number, rank)
         paths = NodePaths(self.root / instance)
         paths.channel.mkdir(parents=True, exist_ok=True)
         config = NodeConfig("memory://", "gce", JOB, claim.number, rank, claim.nodes, instance)
         key_list = [keys.node(JOB, claim.number, rank, keys.boot(instance, boot)) for boot in range(boots + 1)]
-        return Node(config, paths, self.store.client(faults), machine or Here(), key_list[-1], tuple(key_list[:-1]))
+        return AgentNode(
+            config, paths, self.store.client(faults), machine or Here(), key_list[-1], tuple(key_list[:-1])
+        )
 
-    def life(self, claim: Claim, rank: int = 0, *, machine: Here | None = None, faults: Faults | None = None) -> Life:
-        life = Life(self.node(claim, rank, machine=machine, faults=faults))
+    def life(
+        self, claim: Claim, rank: int = 0, *, machine: Here | None = None, faults: Faults | None = None
+    ) -> AttemptContext:
+        life = AttemptContext(self.node(claim, rank, machine=machine, faults=faults))
         self._lives.append(life)
         return life
 
-    def beat(self, life: Life) -> Heartbeat | None:
+    def beat(self, life: AttemptContext) -> Heartbeat | None:
         found = read_fact(self.store, keys.heartbeat(life.node.key), Heartbeat)
         assert isinstance(found, Known)
         return found.value.value if found.value else None
 
-    def exit_of(self, life: Life) -> Exit:
+    def exit_of(self, life: AttemptContext) -> Exit:
         found = read_fact(self.store, keys.exit_(life.node.key), Exit)
         assert isinstance(found, Known) and found.value is not None, "there is no exit"
         return found.value.value
 
-    def has_exit(self, life: Life) -> bool:
+    def has_exit(self, life: AttemptContext) -> bool:
         return self.store.holds(keys.exit_(life.node.key))
 
-    def log_of(self, life: Life) -> str:
+    def log_of(self, life: AttemptContext) -> str:
         """What the store has of its log."""
         found = [self.store.get(meta.key) for meta in self.store.list(f"{life.node.key}/log/")]
         parts = (segment for one in found if one is not None for segment in parse_segments(one.data).segments)
@@ -123,15 +129,15 @@ class AgentWorld:
             except BaseException as error:  # noqa: BLE001 - the test raises it
                 self._errors.append(error)
                 for life in self._lives:
-                    life._on_signal(0, None)  # Else the test would wait for an end that does not come.
+                    life.take_signal(0, None)  # Else the test would wait for an end that does not come.
 
         thread = threading.Thread(target=work, name="meanwhile", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def run(self, life: Life) -> Exit:
+    def run(self, life: AttemptContext) -> Exit:
         """Live, then wait for what goes on meanwhile."""
-        life.run()
+        run_attempt(life)
         self.join()
         return self.exit_of(life)
 
@@ -141,7 +147,7 @@ class AgentWorld:
         for error in self._errors:
             raise error
 
-    def until_phase(self, life: Life, phase: str) -> Callable[[], None]:
+    def until_phase(self, life: AttemptContext, phase: str) -> Callable[[], None]:
         def reached() -> bool:
             beat = self.beat(life)
             return beat is not None and beat.phase == phase

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.checkpoints.restore import Restored, restore, restore_newest
+from stoker.agent.checkpoints.restore import RestoredCheckpoint, restore, restore_newest
 from stoker.agent.checkpoints.save_protocol import MARKER, Save
-from stoker.agent.checkpoints.sync import CheckpointSync
+from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.model import keys
-from stoker.processes import OpenFile, Writing
+from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
 from stoker.testing.memory_store import MemoryStore
@@ -23,8 +23,8 @@ from stoker.testing.memory_store import MemoryStore
 JOB = "job-1"
 
 
-def memory_store(*, near: bool = True) -> MemoryStore:
-    return MemoryStore(lambda: datetime.now(timezone.utc), near=near)
+def memory_store(*, is_local: bool = True) -> MemoryStore:
+    return MemoryStore(lambda: datetime.now(timezone.utc), is_local=is_local)
 
 
 class Clock:
@@ -55,11 +55,11 @@ class World:
         self.open: set[str] = set()
         self.alive = True
         self.options = options
-        self.restored: Restored | None = None
+        self.restored: RestoredCheckpoint | None = None
         self.sync = self.make()
 
-    def make(self, **options: Any) -> CheckpointSync:
-        return CheckpointSync(
+    def make(self, **changes: Any) -> CheckpointSync:
+        options = SyncOptions(
             self.store,
             JOB,
             self.claim,
@@ -69,13 +69,14 @@ class World:
             channel=self.channel,
             scratch=self.scratch,
             writing=self.writing,
-            **{"monotonic": self.clock, "restored": self.restored, "settle_s": 2.0} | self.options | options,
+            **{"monotonic": self.clock, "restored": self.restored, "settle_s": 2.0} | self.options | changes,
         )
+        return CheckpointSync(options)
 
-    def writing(self) -> Writing:
+    def writing(self) -> WritableFiles:
         """As if one process, which is alive, had these files open."""
         files = {self.folder / path: OpenFile(frozenset({1}), False) for path in self.open}
-        return Writing(files, frozenset({1}) if self.alive else frozenset())
+        return WritableFiles(files, frozenset({1}) if self.alive else frozenset())
 
     def begin(self) -> World:
         self.sync = self.make()

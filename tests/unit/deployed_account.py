@@ -261,4 +261,4 @@ def stoker(account: Account, capsys: pytest.CaptureFixture[str]) -> Stoker:
 
 
 def governor_name() -> str:
-    return keys.deployment(URL)
+    return keys.deployment_name(URL)

@@ -18,7 +18,7 @@ from stoker.testing.memory_store import MemoryStore
 from tests.support.google_functions import GoogleProject, google_project
 
 URL, PROJECT, REGION = "gs://bucket/team", "vision-1", "us-central1"
-PLAN = gcp_resources.planned(URL, PROJECT, REGION, "0" * 64, {})
+PLAN = gcp_resources.plan_deployment(URL, PROJECT, REGION, "0" * 64, {})
 Stoker = Callable[..., tuple[int, str, str]]
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from stoker.model.errors import ProviderError
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.errors import refused
+from stoker.providers.gce.errors import response_error
 from stoker.providers.gce.provider import GceProvider
 from stoker.providers.registry import Context
 from tests.support.gce.discovery import api as discovered
@@ -138,7 +138,7 @@ class Google:
                 if isinstance(answer, ProviderError):
                     raise answer
                 return answer(body) if callable(answer) else answer
-        raise refused(what or path, 404, {"error": {"message": f"The resource '{path[12:]}' was not found"}})
+        raise response_error(what or path, 404, {"error": {"message": f"The resource '{path[12:]}' was not found"}})
 
 
 def bucket(uniform: bool = True, kept_s: int = 0) -> dict[str, Any]:

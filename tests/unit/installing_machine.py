@@ -13,14 +13,15 @@ from typing import TypeVar
 import pytest
 from uv import find_uv_bin
 
-from stoker.agent.environment.build import Making
+from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.conda import Conda
 from stoker.agent.environment.packages import Packages
-from stoker.agent.environment.steps import Steps
-from stoker.agent.node import Node
-from stoker.agent.runtime import Command, Host
+from stoker.agent.environment.steps import SetupSteps
+from stoker.agent.node import AgentNode
+from stoker.agent.runtime import Command, HostRuntime
 from stoker.model.node_config import NodeConfig, NodePaths
-from stoker.model.spec import Code, Environment, Spec, Submission
+from stoker.model.spec import Environment, Spec
+from stoker.model.submission import Code, Submission
 from stoker.processes import TRAINING, make_group
 from stoker.store.base import open_store
 from tests.support.package_index import PackageIndex, make_wheel, package_index
@@ -106,7 +107,7 @@ class Bench:
         self.code.mkdir(parents=True)
         self.setup: str | None = None
         self.check: Callable[[], None] = lambda: None
-        self.making: Making | None = None
+        self.making: EnvironmentBuilder | None = None
         # What the job sets besides.
         self.env: dict[str, str] = {}
 
@@ -132,10 +133,10 @@ class Bench:
         }
         return Command(argv, env, self.code)
 
-    def node(self) -> Node:
+    def node(self) -> AgentNode:
         config = NodeConfig((self.root / "store").as_uri(), "test", "job-abcd", 2, 0, 1, "i-1")
         machine = LocalMachine(self.environments) if self.local else CloudMachine()
-        made = Node(config, NodePaths(self.root / "node"), open_store(config.store), machine, "work/x")  # type: ignore[arg-type]
+        made = AgentNode(config, NodePaths(self.root / "node"), open_store(config.store), machine, "work/x")  # type: ignore[arg-type]
         # Nothing but what is told to people.
         object.__setattr__(made, "say", self.said.append)
         return made
@@ -153,29 +154,29 @@ class Bench:
             return Conda(node, submission, steps, self.command, self.making, lambda *_: "").make().environ
 
     @contextmanager
-    def _set_up(self, wishes: Environment) -> Iterator[tuple[Node, Submission, Steps]]:
+    def _set_up(self, wishes: Environment) -> Iterator[tuple[AgentNode, Submission, SetupSteps]]:
         self.said.clear()
         node = self.node()
         spec = Spec(name="job", run="true", setup=self.setup, environment=wishes)
         submission = Submission("job-abcd", spec, "me", code=Code(self.digest, 1, 1))
-        host = Host(make_group(TRAINING, f"install-{os.getpid()}", sessions=self.root / "sessions"))
+        host = HostRuntime(make_group(TRAINING, f"install-{os.getpid()}", sessions=self.root / "sessions"))
         log = self.root / "node/train.log"
         try:
-            steps = Steps(host, log, self.said.append, self.check, pauses_s=(0.0, 0.0))
-            self.making = Making(node, submission, steps, _ask, self.check)
+            steps = SetupSteps(host, log, self.said.append, self.check, pauses_s=(0.0, 0.0))
+            self.making = EnvironmentBuilder(node, submission, steps, _ask, self.check)
             yield node, submission, steps
         finally:
             host.close()
 
-    def settle(self) -> None:
+    def wait_for_uploads(self) -> None:
         """Until everything is kept."""
         assert self.making is not None
-        self.making.settle(lambda: float("inf"))
+        self.making.wait_for_uploads(lambda: float("inf"))
 
     def leave(self) -> None:
         """As when the agent has ended."""
         assert self.making is not None
-        for held in self.making._held:
+        for held in self.making._locks:
             held.release()
 
     def runs(self, environ: dict[str, str], *argv: str) -> str:

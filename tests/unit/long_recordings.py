@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker.agent.health.activity import ActivityRecorder, Look
+from stoker.agent.health.activity import ActivityRecorder
+from stoker.agent.health.activity_probe import ActivitySample
 from stoker.agent.health.step_count import StepCount
-from stoker.agent.heartbeat import FAR_INTERVAL_S, Beat, is_calm
+from stoker.agent.heartbeat import REMOTE_INTERVAL_S, HeartbeatThread, is_steady
 from stoker.core.decide import decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.snapshot import Append
 from stoker.model import keys
 from stoker.model.job_state import fold
@@ -31,7 +32,7 @@ HOUR_S = 3600
 # Imports and the first use of the GPU are over by then.
 _FROM, _TO = 12, 38
 GOVERNED_EVERY_S = 15
-LOOKED_EVERY_S = round(FAR_INTERVAL_S)
+LOOKED_EVERY_S = round(REMOTE_INTERVAL_S)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def seconds_of(name: str) -> Iterator[Second]:
 class LongJob:
     """One job on one node. `house` are its rules; the log is what its governor decided."""
 
-    house: str = "stall: {}"
+    policy: str = "stall: {}"
     limits: Limits = field(default_factory=Limits)
     # Its heartbeats are rare while all is calm.
     calm: bool = True
@@ -78,14 +79,14 @@ class LongJob:
     told: list[tuple[int, Event, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.policy: Policy = replace(
-            DEFAULT, house=parse_policy(f"rules: [{{name: hangs, {self.house}}}]".encode(), "p")
+        self.settings: GovernorSettings = replace(
+            DEFAULT, policy=parse_policy(f"rules: [{{name: hangs, {self.policy}}}]".encode(), "p")
         )
         self.store = MemoryStore(lambda: at(self.now_s))
         self.recorder = ActivityRecorder(_nobody_looks, monotonic=lambda: float(self.now_s))
-        self.recorder.begin(looking=False)
+        self.recorder.begin(sample=False)
         node = keys.node(JOB, 2, 0, keys.boot("i-2-0", 0))
-        self.beat = Beat(self.store, node, self._refresh, self._is_calm, monotonic=lambda: float(self.now_s))
+        self.beat = HeartbeatThread(self.store, node, self._refresh, self._is_calm, monotonic=lambda: float(self.now_s))
         self.beat.change(phase="training", checkpoint=CheckpointRef("c1", "1"))
         self.entries = [
             Entry(1, at(0), "", Submitted(spec_digest="0" * 64, submitter="jane")),
@@ -121,7 +122,7 @@ class LongJob:
             twitches = twitch_every_s and number % twitch_every_s == 0
             self.cpu_s += 1.0 if twitches else 0.0 if debugged else second.cpu_s
             self.moved += 0.0 if debugged else second.moved
-            self.recorder.take(Look((second.gpu,), self.cpu_s, self.moved, debugged=debugged))
+            self.recorder.take(ActivitySample((second.gpu,), self.cpu_s, self.moved, debugged=debugged))
             for _ in range(second.steps if steps and not debugged else 0):
                 self.step = 0 if self.step is None else self.step + 1
                 if self.counted_in:
@@ -130,9 +131,9 @@ class LongJob:
             for less in repeats:
                 self.count.note((self.step or 0) - less, {"waits": 1.0})
             if (second.lines and not debugged) or (line_every_s and number % line_every_s == 0):
-                self.recorder.heard(b"still syncing\n")
+                self.recorder.note_output(b"still syncing\n")
             if saves:
-                self.recorder.saved(self.now_s)
+                self.recorder.note_checkpoints(self.now_s)
             if self.now_s % LOOKED_EVERY_S == 0 and heard:
                 self.beat.tick()
             if self.now_s % GOVERNED_EVERY_S == 0:
@@ -145,11 +146,11 @@ class LongJob:
     def _refresh(self, beat: Heartbeat) -> Heartbeat:
         if self.step is not None and not self.count.moves:
             self.count.note(self.step, {})
-        self.recorder.stepped(self.step, self.count.moves)
-        return replace(beat, step=self.step, trained_s=float(self.now_s), activity=self.recorder.fact())
+        self.recorder.note_step(self.step, self.count.moves)
+        return replace(beat, step=self.step, trained_s=float(self.now_s), activity=self.recorder.report())
 
     def _is_calm(self, beat: Heartbeat) -> bool:
-        return self.calm and is_calm(beat, fold(JOB, self.entries), 2, 0)
+        return self.calm and is_steady(beat, fold(JOB, self.entries), 2, 0)
 
     def _govern(self) -> None:
         state = fold(JOB, self.entries)
@@ -157,7 +158,7 @@ class LongJob:
         (claim,) = state.open_claims
         found = node_facts.read_claim(self.store, JOB, claim)
         job = make_snapshot(state, *found, spec=make_spec(limits=self.limits))
-        for action in decide_job(job, self.policy, at(self.now_s)).actions:
+        for action in decide_job(job, self.settings, at(self.now_s)).actions:
             assert isinstance(action, Append), action
             self.told.append((self.now_s, action.event, action.reason))
             self.entries.append(Entry(action.seq, at(self.now_s), action.reason, action.event))
@@ -168,5 +169,5 @@ class LongJob:
                 self.ended_at = self.now_s
 
 
-def _nobody_looks() -> Look:
+def _nobody_looks() -> ActivitySample:
     raise AssertionError("the test looks")

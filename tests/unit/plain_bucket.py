@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from plain_store import DAWN
 
-from stoker.agent.inputs.source import Listing
+from stoker.agent.inputs.source import InputListing
 from stoker.store.base import Meta, ObjectChanged
 from stoker.store.bucket import BucketStore
 
@@ -43,7 +43,7 @@ class PlainBucket:
     def list(self, prefix: str) -> Iterator[Meta]:
         return (self._meta(key) for key in sorted(self.objects) if key.startswith(prefix))
 
-    def listing(self, **more: Any) -> Listing:
+    def listing(self, **more: Any) -> InputListing:
         """What is there now."""
         files = tuple(self.list(""))
-        return Listing(URL, cast(BucketStore, self), files, **({"found": len(files)} | more))
+        return InputListing(URL, cast(BucketStore, self), files, **({"total_files": len(files)} | more))

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store.base import Meta, Object, Sent
+from stoker.store.base import Meta, Object, StoredFile
 
 DAWN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -20,8 +20,8 @@ DAWN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 class PlainStore:
     url = "memory://plain"
 
-    def __init__(self, *, near: bool = True) -> None:
-        self.near = near
+    def __init__(self, *, is_local: bool = True) -> None:
+        self.is_local = is_local
         self.objects: dict[str, bytes] = {}
         self.down = False
         self.denied = False
@@ -110,7 +110,7 @@ class PlainStore:
         for key in keys:
             self.objects.pop(key, None)
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+    def put_file(self, source: Path, key: Callable[[str], str]) -> StoredFile:
         raise NotImplementedError
 
     def get_file(self, key: str, target: Path) -> str | None:

@@ -14,8 +14,10 @@ from stoker.model import codec, keys
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Event, Record, Submitted
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
-from stoker.model.spec import Resources, Spec, Submission
-from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
+from stoker.providers.base import EndReason, LaunchOrder, Request, TerminateResult
 from stoker.store import job_log
 from stoker.store.job_index import read_submission
 from stoker.testing.memory_store import MemoryStore
@@ -32,7 +34,7 @@ class ScriptedCloud:
     errors: dict[str, Exception] = field(default_factory=dict)
     leftovers: list[Leftover] = field(default_factory=list)
     consoles: dict[str, str] = field(default_factory=dict)
-    endings: dict[str, Gone] = field(default_factory=dict)
+    endings: dict[str, EndReason] = field(default_factory=dict)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     now_s: float = 0.0
 
@@ -65,7 +67,7 @@ class ScriptedCloud:
         self._enter("state", wanted)
         return {each: self.machines[each].state if each in self.machines else "unheard-of" for each in wanted}
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
         self._enter("terminate", instance)
         if instance in self.machines:
             self.machines[instance] = replace(self.machines[instance], state="gone")
@@ -78,8 +80,8 @@ class ScriptedCloud:
     def remove(self, leftover: Leftover) -> None:
         self._enter("remove", leftover.id)
 
-    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
-        self._enter("why_gone", instance)
+    def end_reason(self, instance: str, region: str | None = None) -> EndReason | None:
+        self._enter("end_reason", instance)
         return self.endings.get(instance)
 
     def console(self, instance: str, region: str | None = None) -> str:
@@ -96,9 +98,9 @@ class ScriptedCloud:
 class ScriptedWorld:
     """The store, the cloud, and a clock that moves when a test moves it."""
 
-    def __init__(self, *, near: bool = True) -> None:
+    def __init__(self, *, is_local: bool = True) -> None:
         self.cloud = ScriptedCloud()
-        self.store = MemoryStore(lambda: at(self.cloud.now_s), near=near)
+        self.store = MemoryStore(lambda: at(self.cloud.now_s), is_local=is_local)
         self.fleet = Fleet(self.store.url, connect=lambda _name: self.cloud)
 
     def submit(self, job: str, *events: Event, spec: Spec | None = None) -> JobState:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.health.activity import PERIOD_S, ActivityRecorder, Look, Sight, count_others
+from stoker.agent.health.activity import PERIOD_S, ActivityRecorder
+from stoker.agent.health.activity_probe import ActivityProbe, ActivitySample, count_unreadable_accelerators
 from stoker.model.node_facts import Activity
 from stoker.model.usage_series import unpack
 
@@ -44,8 +45,10 @@ def look_at(
     gpus: Sequence[float | None] = (),
     agent: int | None = None,
     sending: bool = False,
-) -> Look:
-    return Sight(lambda: gpus, lambda: set(members), shared=shared, agent=agent, sending=lambda: sending, proc=proc)()
+) -> ActivitySample:
+    return ActivityProbe(
+        lambda: gpus, lambda: set(members), shared=shared, agent=agent, sending=lambda: sending, proc=proc
+    )()
 
 
 def test_processors_count_with_those_of_children_that_were(tmp_path: Path) -> None:
@@ -74,17 +77,17 @@ def test_of_one_that_nobody_may_look_into_nothing_is_known(shared: bool, tmp_pat
     # As it is of another user's: there, and not to be read.
     (tmp_path / "11" / "io").unlink()
     (tmp_path / "11" / "io").mkdir()
-    assert look_at(tmp_path, 10, 11, shared=shared) == Look((), 2.0, None)
+    assert look_at(tmp_path, 10, 11, shared=shared) == ActivitySample((), 2.0, None)
     (tmp_path / "11" / "io").rmdir()
     assert look_at(tmp_path, 10, 11, shared=shared).moved is None, "a kernel that does not count"
 
 
 def test_processes_that_are_gone_say_nothing(tmp_path: Path) -> None:
     add_process(tmp_path, 11, ticks=(TICKS, 0, 0, 0), moved=5)
-    assert look_at(tmp_path, 10, 11) == Look((), 1.0, 10.0)
+    assert look_at(tmp_path, 10, 11) == ActivitySample((), 1.0, 10.0)
     for shared in (True, False):
-        assert look_at(tmp_path, 10, shared=shared) == Look((), None, None)
-        assert look_at(tmp_path, shared=shared) == Look((), None, None), "there is nobody"
+        assert look_at(tmp_path, 10, shared=shared) == ActivitySample((), None, None)
+        assert look_at(tmp_path, shared=shared) == ActivitySample((), None, None), "there is nobody"
 
 
 @pytest.mark.parametrize("text", ["", "10 (python) S 1", "10 (python) S 1 2 3 4 5 6 7 8 9 10 a b c d", "rchar: x\n"])
@@ -99,16 +102,20 @@ def test_what_makes_no_sense_is_unknown(text: str, tmp_path: Path) -> None:
 def test_an_agent_at_work_is_seen_by_what_it_writes_and_what_disks_move(tmp_path: Path) -> None:
     add_process(tmp_path, 5, ticks=(9 * TICKS, 0, 0, 0), moved=100, disk=7, net=50)
     add_process(tmp_path, 10, ticks=(TICKS, 0, 0, 0), moved=10, net=3)
-    assert look_at(tmp_path, 10, agent=5) == Look((), 1.0, 20.0, 114.0), "it reads all day, and always runs a little"
+    assert look_at(tmp_path, 10, agent=5) == ActivitySample((), 1.0, 20.0, 114.0), (
+        "it reads all day, and always runs a little"
+    )
     assert look_at(tmp_path, 10, agent=5, shared=False).moved == 20 + 100, "it sees the network of the whole machine"
-    assert look_at(tmp_path, agent=5) == Look((), 0.0, 0.0, 114.0), "it is alone at it"
+    assert look_at(tmp_path, agent=5) == ActivitySample((), 0.0, 0.0, 114.0), "it is alone at it"
     assert look_at(tmp_path, agent=6).carried is None
     assert look_at(tmp_path, 10, sending=True).sending and not look_at(tmp_path, 10).sending
 
 
 def test_where_somebody_works_whom_nobody_sees_nothing_is_known(tmp_path: Path) -> None:
     add_process(tmp_path, 5, moved=100)
-    assert Sight(lambda: (), lambda: None, shared=True, agent=5, proc=tmp_path)() == Look((), None, None, 100.0)
+    assert ActivityProbe(lambda: (), lambda: None, shared=True, agent=5, proc=tmp_path)() == ActivitySample(
+        (), None, None, 100.0
+    )
 
 
 def test_shares_of_accelerators(tmp_path: Path) -> None:
@@ -116,11 +123,11 @@ def test_shares_of_accelerators(tmp_path: Path) -> None:
 
 
 def test_where_no_save_can_be_sent_none_is() -> None:
-    assert not Sight(lambda: (), lambda: {os.getpid()}, shared=True)().sending
+    assert not ActivityProbe(lambda: (), lambda: {os.getpid()}, shared=True)().sending
 
 
 def test_this_very_process_can_be_seen() -> None:
-    sight = Sight(lambda: (), lambda: {os.getpid()}, shared=False)
+    sight = ActivityProbe(lambda: (), lambda: {os.getpid()}, shared=False)
     before = sight()
     assert before.cpu_s is not None and before.moved is not None
     while (now := sight()).cpu_s == before.cpu_s:
@@ -130,11 +137,11 @@ def test_this_very_process_can_be_seen() -> None:
 
 
 def test_accelerators_that_nobody_can_read_are_counted(tmp_path: Path) -> None:
-    assert count_others(tmp_path) == 0
+    assert count_unreadable_accelerators(tmp_path) == 0
     for name in ("accel/accel0", "accel/accel1", "neuron0", "hl0", "hl_controlD0", "nvidia0", "null", "vfio/vfio"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert count_others(tmp_path) == 4
+    assert count_unreadable_accelerators(tmp_path) == 4
 
 
 @pytest.mark.parametrize("name", ["accel", "vfio/"])
@@ -142,7 +149,7 @@ def test_tpus_are_accelerators(name: str, tmp_path: Path) -> None:
     (tmp_path / "vfio").mkdir()
     for number in range(4):
         (tmp_path / f"{name}{number}").touch()
-    assert count_others(tmp_path) == 4
+    assert count_unreadable_accelerators(tmp_path) == 4
 
 
 # ── The recorder ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +165,7 @@ class Recorded:
         )
         # The looks are the test's.
         monkeypatch.setattr(self.recorder, "_run", lambda: None)
-        assert self.recorder.fact() is None, "the training has not begun"
+        assert self.recorder.report() is None, "the training has not begun"
         self.recorder.begin()
 
     def look(
@@ -166,11 +173,11 @@ class Recorded:
     ) -> Activity:
         for _ in range(times):
             self.now_s += PERIOD_S
-            self.recorder.take(Look(gpus, cpu_s, moved))
+            self.recorder.take(ActivitySample(gpus, cpu_s, moved))
         return self.fact()
 
     def fact(self) -> Activity:
-        found = self.recorder.fact()
+        found = self.recorder.report()
         assert found is not None
         return found
 
@@ -191,71 +198,71 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 def test_silence_lasts_since_it_began_or_something_moved(recorded: Recorded) -> None:
     recorded.now_s += 100
     assert recorded.fact().silent_s == 100
-    recorded.recorder.stepped(None)
+    recorded.recorder.note_step(None)
     assert recorded.fact().silent_s == 100
-    recorded.recorder.stepped(0)
+    recorded.recorder.note_step(0)
     assert recorded.fact().silent_s == 0
     recorded.now_s += 30
     for step in (0, None):
-        recorded.recorder.stepped(step)
+        recorded.recorder.note_step(step)
     assert recorded.fact().silent_s == recorded.fact().stepped_s == 30, "the same step again is no step"
-    recorded.recorder.stepped(1)
+    recorded.recorder.note_step(1)
     assert recorded.fact().silent_s == 0
     recorded.now_s += 30
-    recorded.recorder.stepped(0)
+    recorded.recorder.note_step(0)
     assert recorded.fact().silent_s == 0, "some count anew in each epoch"
 
 
 def test_each_move_is_progress_whatever_the_step_is(recorded: Recorded) -> None:
-    recorded.recorder.stepped(7, 1)
+    recorded.recorder.note_step(7, 1)
     assert recorded.fact().first_step, "what it did before may have been compiling"
     recorded.now_s += 30
-    recorded.recorder.stepped(9, 1)
+    recorded.recorder.note_step(9, 1)
     assert recorded.fact().stepped_s == 30, "steps that come in turn are no moves"
-    recorded.recorder.stepped(9, 2)
+    recorded.recorder.note_step(9, 2)
     told = recorded.fact()
     assert (told.stepped_s, told.longest_step_s, told.first_step) == (0, 30, False)
     recorded.now_s += 10
-    recorded.recorder.stepped(9, 3)
+    recorded.recorder.note_step(9, 3)
     assert recorded.fact().longest_step_s == 30
 
 
 def test_of_several_moves_at_once_none_is_the_first(recorded: Recorded) -> None:
-    recorded.recorder.stepped(2, 2)
+    recorded.recorder.note_step(2, 2)
     assert recorded.fact().stepped_s == 0 and not recorded.fact().first_step
 
 
 def test_lines_of_the_log_are_no_steps(recorded: Recorded) -> None:
     assert recorded.fact().stepped_s is None, "it has never reported one"
-    recorded.recorder.stepped(7)
+    recorded.recorder.note_step(7)
     for _ in range(10):
         recorded.now_s += 60
-        recorded.recorder.heard(b"still syncing\n")
-        recorded.recorder.reported({"loss": recorded.now_s})
-        recorded.recorder.stepped(7)
+        recorded.recorder.note_output(b"still syncing\n")
+        recorded.recorder.note_metrics({"loss": recorded.now_s})
+        recorded.recorder.note_step(7)
     told = recorded.fact()
     assert (told.silent_s, told.stepped_s, told.longest_step_s) == (0, 600, 0)
-    recorded.recorder.stepped(8)
+    recorded.recorder.note_step(8)
     assert (recorded.fact().stepped_s, recorded.fact().longest_step_s) == (0, 600)
 
 
 def test_metrics_without_a_step_are_a_sign_of_life(recorded: Recorded) -> None:
     for value, silent_s in ((0.5, 0), (0.5, 60), (0.4, 0)):
         recorded.now_s += 60
-        recorded.recorder.reported({"loss": value})
+        recorded.recorder.note_metrics({"loss": value})
         assert recorded.fact().silent_s == silent_s and recorded.fact().stepped_s is None
 
 
 def test_a_folder_that_changes_or_is_sent_is_a_save(recorded: Recorded) -> None:
-    recorded.recorder.saved((0, 0))
-    recorded.recorder.saved((0, 0))
+    recorded.recorder.note_checkpoints((0, 0))
+    recorded.recorder.note_checkpoints((0, 0))
     assert recorded.fact().saving_s is None
-    recorded.recorder.saved((1, 4096))
+    recorded.recorder.note_checkpoints((1, 4096))
     recorded.now_s += 5
     assert recorded.fact().saving_s == 5
     recorded.look()
     recorded.now_s += PERIOD_S
-    recorded.recorder.take(Look((), 0.0, 0.0, 0.0, sending=True))
+    recorded.recorder.take(ActivitySample((), 0.0, 0.0, 0.0, sending=True))
     assert recorded.fact().saving_s == 0
 
 
@@ -265,12 +272,12 @@ def test_a_folder_that_changes_or_is_sent_is_a_save(recorded: Recorded) -> None:
 def held(recorded: Recorded, seconds: int) -> Activity:
     for _ in range(seconds):
         recorded.now_s += 1.0
-        recorded.recorder.take(Look((0.0,), 0.0, 0.0, debugged=True))
+        recorded.recorder.take(ActivitySample((0.0,), 0.0, 0.0, debugged=True))
     return recorded.fact()
 
 
 def test_clocks_stop_while_a_person_looks_into_it_and_begin_anew(recorded: Recorded) -> None:
-    recorded.recorder.stepped(1)
+    recorded.recorder.note_step(1)
     recorded.look(0.0, times=100)
     told = held(recorded, 600)
     assert (told.silent_s, told.stepped_s, told.debugged_s) == (100, 100, 599)
@@ -285,14 +292,14 @@ def test_a_session_of_ten_seconds_begins_its_clocks_anew(recorded: Recorded) -> 
         recorded.look(0.0, times=5)
         held(recorded, seconds - 1)
         recorded.now_s += 1.0
-        recorded.recorder.take(Look((0.0,), 0.0, 0.0))
+        recorded.recorder.take(ActivitySample((0.0,), 0.0, 0.0))
         assert recorded.fact().released_s == released_s and recorded.fact().stepped_s is None
 
 
 def test_what_was_done_in_a_debugger_is_no_work_of_the_training(recorded: Recorded) -> None:
     recorded.look(times=2)
     recorded.now_s += PERIOD_S
-    recorded.recorder.take(Look((), 100.0, 0.0, debugged=True))
+    recorded.recorder.take(ActivitySample((), 100.0, 0.0, debugged=True))
     recorded.look(cpu_s=100.0)
     assert recorded.work() == [0.0, 0.0]
 
@@ -304,7 +311,7 @@ def test_what_a_debugger_holds_is_not_told_when_looks_hang(recorded: Recorded) -
 
 
 def test_a_profiler_that_stops_it_for_moments_resets_no_clock(recorded: Recorded) -> None:
-    recorded.recorder.stepped(1)
+    recorded.recorder.note_step(1)
     for _ in range(300):
         recorded.look(0.0, times=9)
         held(recorded, 1)
@@ -329,7 +336,7 @@ def test_a_profiler_that_stops_it_for_moments_resets_no_clock(recorded: Recorded
 )
 def test_only_what_the_training_says_is_a_sign_of_life(data: bytes, lives: bool, recorded: Recorded) -> None:
     recorded.now_s += 50
-    recorded.recorder.heard(data)
+    recorded.recorder.note_output(data)
     assert recorded.fact().silent_s == (0 if lives else 50)
 
 
@@ -356,13 +363,13 @@ def test_what_is_work_is_work_in_each_second(what: str, share: float, works: flo
     recorded.look()
     recorded.now_s += 2.0
     least = {"cpu_s": 0.05 * 2.0, "moved": 100_000 * 2.0, "carried": 100_000 * 2.0}[what]
-    recorded.recorder.take(Look((), 0.0, 0.0, 0.0)._replace(**{what: share * least}))
+    recorded.recorder.take(ActivitySample((), 0.0, 0.0, 0.0)._replace(**{what: share * least}))
     assert recorded.work() == [works]
 
 
 def test_looks_that_come_rarely_count_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(monkeypatch, period_s=5.0)
-    recorded.recorder.take(Look((0.5,), 0.0, 0.0))
+    recorded.recorder.take(ActivitySample((0.5,), 0.0, 0.0))
     recorded.now_s += 14.0
     assert recorded.fact().utilization
     recorded.now_s += 1.0
@@ -373,30 +380,30 @@ def test_what_the_agent_sends_for_it_is_work_and_no_sign_of_life(recorded: Recor
     recorded.look(times=5)
     for carried, sending in ((0.0, True), (100_000 * PERIOD_S, False)):
         recorded.now_s += PERIOD_S
-        recorded.recorder.take(Look((), 0.0, 0.0, carried, sending))
+        recorded.recorder.take(ActivitySample((), 0.0, 0.0, carried, sending))
         assert recorded.work()[-1] == 1.0 and recorded.fact().silent_s > 5
     recorded.look()
     assert recorded.work()[-1] == 0.0
     recorded.now_s += PERIOD_S
-    recorded.recorder.take(Look((), 0.0, 0.0, None))
+    recorded.recorder.take(ActivitySample((), 0.0, 0.0, None))
     assert recorded.work()[-1] is None
 
 
 def test_before_the_training_what_the_agent_carries_is_what_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = Recorded(monkeypatch, carrying=True)
+    recorded = Recorded(monkeypatch, agent_io_counts=True)
     recorded.look(times=5)
     recorded.now_s += PERIOD_S
-    recorded.recorder.take(Look((), 0.0, 0.0, 99_000 * PERIOD_S))
+    recorded.recorder.take(ActivitySample((), 0.0, 0.0, 99_000 * PERIOD_S))
     assert recorded.fact().silent_s == 6 * PERIOD_S, "it always writes a little"
     recorded.now_s += PERIOD_S
-    recorded.recorder.take(Look((), 0.0, 0.0, 199_000 * PERIOD_S))
+    recorded.recorder.take(ActivitySample((), 0.0, 0.0, 199_000 * PERIOD_S))
     assert recorded.fact().silent_s == 0 and recorded.work()[-1] == 1.0
     assert recorded.look(cpu_s=1e6, moved=1e9).silent_s == PERIOD_S, "what others do is work"
 
 
 def test_who_waits_for_others_says_so_while_it_does(recorded: Recorded) -> None:
     assert not recorded.look(times=9).waits
-    recorded.recorder.waits()
+    recorded.recorder.note_waiting()
     assert recorded.fact().waits and recorded.fact().silent_s == 0
     assert not recorded.look(times=3).waits
     assert recorded.fact().silent_s == 3 * PERIOD_S, "and from then on something has to move"
@@ -489,7 +496,7 @@ def test_another_number_of_devices_is_another_story(recorded: Recorded) -> None:
 
 
 def test_accelerators_that_cannot_be_read_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = Recorded(monkeypatch, others=4)
+    recorded = Recorded(monkeypatch, unreadable=4)
     assert recorded.fact().devices == 4
     assert recorded.look(0.0, 0.0).devices == 6
     assert [series.devices for series in recorded.fact().utilization] == [2]
@@ -497,11 +504,11 @@ def test_accelerators_that_cannot_be_read_are_there(monkeypatch: pytest.MonkeyPa
 
 def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed(caplog: pytest.LogCaptureFixture) -> None:
     looks = threading.Semaphore(0)
-    seen: list[Look] = []
+    seen: list[ActivitySample] = []
 
-    def see() -> Look:
+    def see() -> ActivitySample:
         looks.release()
-        seen.append(Look((0.5,), 1.0, 1.0))
+        seen.append(ActivitySample((0.5,), 1.0, 1.0))
         if len(seen) == 1:
             raise RuntimeError("the driver is gone")
         if len(seen) == 3:
@@ -512,13 +519,13 @@ def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed(caplog: pytest.
     recorder.begin()
     # The third begins when the second was taken.
     assert all(looks.acquire(timeout=60) for _ in range(3))
-    found = recorder.fact()
+    found = recorder.report()
     assert found is not None and found.devices == 1 and "the driver is gone" in caplog.text
 
 
 def test_it_looks_no_more_when_it_is_stopped() -> None:
     before = set(threading.enumerate())
-    recorder = ActivityRecorder(lambda: Look((), 0.0, 0.0), period_s=0.01)
+    recorder = ActivityRecorder(lambda: ActivitySample((), 0.0, 0.0), period_s=0.01)
     recorder.begin()
     (thread,) = set(threading.enumerate()) - before
     recorder.stop()
@@ -527,12 +534,12 @@ def test_it_looks_no_more_when_it_is_stopped() -> None:
 
 
 def test_times_are_told_to_the_millisecond(recorded: Recorded) -> None:
-    recorded.recorder.stepped(1)
-    recorded.recorder.saved(1)
-    recorded.recorder.saved(2)
+    recorded.recorder.note_step(1)
+    recorded.recorder.note_checkpoints(1)
+    recorded.recorder.note_checkpoints(2)
     recorded.now_s += 0.12345
-    recorded.recorder.stepped(2)
-    recorded.recorder.take(Look((0.0,), 0.0, 0.0))
+    recorded.recorder.note_step(2)
+    recorded.recorder.take(ActivitySample((0.0,), 0.0, 0.0))
     recorded.now_s += 0.25
     told = recorded.fact()
     assert (told.longest_step_s, told.silent_s, told.stepped_s, told.saving_s) == (0.123, 0.25, 0.25, 0.373)
@@ -565,7 +572,7 @@ def test_without_accelerators_none_is_idle_and_those_that_cannot_be_read_are_unk
     recorded.look(times=10)
     assert recorded.recorder.idle_s(0) == 0.0
     assert recorded.recorder.idle_s(1) is None
-    foreign = Recorded(monkeypatch, others=1)
+    foreign = Recorded(monkeypatch, unreadable=1)
     foreign.look(times=10)
     assert foreign.recorder.idle_s(0) is None
     unread = Recorded(monkeypatch)

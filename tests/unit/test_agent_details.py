@@ -16,12 +16,12 @@ from stoker.agent.checkpoints import format_check
 from stoker.agent.checkpoints.format_check import UNKNOWN, check_format
 from stoker.agent.checkpoints.save_copies import SaveCopies
 from stoker.agent.container.process_group import ContainerGroup
-from stoker.agent.environment.local_cache import Shelf
-from stoker.agent.environment.store_cache import Keeping
+from stoker.agent.environment.local_cache import LocalCache
+from stoker.agent.environment.store_cache import BackgroundUpload
 from stoker.agent.environment.venv import Venv
 from stoker.agent.health import debuggers
-from stoker.agent.health.usage_sampler import Gpus
-from stoker.agent.logs.cloud_copy import _Cutter
+from stoker.agent.health.usage_sampler import GpuReader
+from stoker.agent.logs.cloud_copy import _LineCutter
 from stoker.processes import OpenFile
 
 # ── Environments ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,27 +60,27 @@ class FakeCache:
         self.kept, self.error = kept, error
         self.release = threading.Event()
 
-    def keep(self, *_: object) -> bool:
+    def upload(self, *_: object) -> bool:
         self.release.wait(60.0)
         if self.error is not None:
             raise self.error
         return self.kept
 
 
-def keeping(cache: FakeCache, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Keeping, list[str]]:
+def keeping(cache: FakeCache, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BackgroundUpload, list[str]]:
     said: list[str] = []
     monkeypatch.setattr("stoker.agent.environment.store_cache.with_compiled", lambda listing, _folder: listing)
     listing: Any = SimpleNamespace(size=3_000_000)
-    return Keeping(cache, "key", "platform", folder, listing, said.append), said  # type: ignore[arg-type]
+    return BackgroundUpload(cache, "key", "platform", folder, listing, said.append), said  # type: ignore[arg-type]
 
 
 def test_an_environment_that_is_kept_tells_its_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = FakeCache(kept=True)
     kept, said = keeping(cache, tmp_path, monkeypatch)
     threading.Timer(0.3, cache.release.set).start()
-    kept.settle(lambda: time.monotonic() + 60.0)
-    [text] = [line for line in said if "is kept in the store" in line]
-    assert text.startswith("the environment (3 MB) is kept in the store for the next time; that took ")
+    kept.wait(lambda: time.monotonic() + 60.0)
+    [text] = [line for line in said if "is stored for" in line]
+    assert text.startswith("the environment (3 MB) is stored for the next time; that took ")
     assert 0.2 <= float(text.rpartition("took ")[2].removesuffix(" s")) < 30.0
 
 
@@ -88,35 +88,35 @@ def test_an_environment_that_is_not_kept_is_no_error(tmp_path: Path, monkeypatch
     cache = FakeCache(kept=False)
     cache.release.set()
     kept, said = keeping(cache, tmp_path, monkeypatch)
-    kept.settle(lambda: time.monotonic() + 60.0)
+    kept.wait(lambda: time.monotonic() + 60.0)
     assert said == []
     cache = FakeCache(kept=False, error=OSError("disk"))
     cache.release.set()
     kept, said = keeping(cache, tmp_path, monkeypatch)
-    kept.settle(lambda: time.monotonic() + 60.0)
-    assert said == ["the environment is not kept for the next time: disk"]
+    kept.wait(lambda: time.monotonic() + 60.0)
+    assert said == ["the environment is not stored for the next time: disk"]
 
 
 def test_a_machine_that_is_taken_away_waits_for_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = FakeCache(kept=True)
     kept, said = keeping(cache, tmp_path, monkeypatch)
     began_s = time.monotonic()
-    kept.settle(lambda: 0.0)
+    kept.wait(lambda: 0.0)
     assert time.monotonic() - began_s < 30.0 and said == [] and kept._wanted is False
     cache.release.set()
 
 
 def test_an_environment_that_is_not_there_is_not_whole(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    assert shelf._is_whole("key") is False
+    shelf = LocalCache(tmp_path)
+    assert shelf._is_intact("key") is False
     shelf.folder("key").mkdir(parents=True)
-    shelf.mark("key")
-    assert shelf._is_whole("key") is True
+    shelf.mark_complete("key")
+    assert shelf._is_intact("key") is True
     (shelf.folder("key") / "more").touch()
-    assert shelf._is_whole("key") is False
+    assert shelf._is_intact("key") is False
     lock = os.open(tmp_path / "a file", os.O_RDWR | os.O_CREAT)
     try:
-        assert shelf._lock("none", lock, 2) is False, "a lock that was removed locks nothing"
+        assert shelf._flock("none", lock, 2) is False, "a lock that was removed locks nothing"
     finally:
         os.close(lock)
 
@@ -126,7 +126,7 @@ def test_an_environment_that_is_not_there_is_not_whole(tmp_path: Path) -> None:
 
 def test_no_copy_is_taken_while_a_file_is_being_written() -> None:
     writing = SimpleNamespace(files={"a.pt": OpenFile(frozenset({1}), False)}, members=frozenset({1}))
-    copies: Any = SimpleNamespace(_logs=set, _open_now=lambda: writing)
+    copies: Any = SimpleNamespace(_logs=set, _view=SimpleNamespace(open_files=lambda: writing))
     assert SaveCopies._take(copies, None) is False  # type: ignore[arg-type]
     assert SaveCopies._note(copies, []) is False
 
@@ -168,8 +168,8 @@ def test_a_process_is_below_another_or_not(tmp_path: Path) -> None:
 def test_a_process_that_may_not_be_signalled_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[bool] = []
     group = ContainerGroup(lambda: ended.append(True))
-    group.cell = SimpleNamespace(  # type: ignore[assignment]
-        members=lambda: {7}, without_visitors=lambda _commands: {7}
+    group.container = SimpleNamespace(  # type: ignore[assignment]
+        members=lambda: {7}, without_exec_sessions=lambda _commands: {7}
     )
     refused: list[bool] = [True]
 
@@ -191,7 +191,7 @@ def test_a_process_that_may_not_be_signalled_is_told_apart(monkeypatch: pytest.M
 
 
 def test_who_uses_an_accelerator_is_told() -> None:
-    gpus = Gpus()
+    gpus = GpuReader()
     gpus._tried = True
     gpus._devices = [("device", "H100"), ("broken", "H100")]
 
@@ -210,7 +210,7 @@ def test_who_uses_an_accelerator_is_told() -> None:
 
 
 def test_after_a_gap_the_end_of_a_line_is_not_taken_for_a_line() -> None:
-    cutter = _Cutter(1000)
+    cutter = _LineCutter(1000)
     assert cutter.feed(1, b"one\ntw") == [(1, "one")] and cutter.waiting
     assert cutter.break_off() == 2 and not cutter.waiting
     assert cutter.feed(2, b"the rest") == [] and not cutter.waiting

@@ -16,14 +16,14 @@ import pytest
 
 from stoker.agent import __main__ as entry
 from stoker.agent import exec_command, main
-from stoker.agent.heartbeat import FAR_INTERVAL_S
-from stoker.agent.node import Node
+from stoker.agent.heartbeat import REMOTE_INTERVAL_S
+from stoker.agent.node import AgentNode
 from stoker.model import codec, keys
 from stoker.model.errors import StoreError
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Heartbeat
 from stoker.processes import NODE, TRAINING
-from stoker.processes.container_sweep import Record, container_name, write_record
+from stoker.processes.container_sweep import ContainerRecord, container_name, write_record
 from stoker.store.node_facts import MAX_BOOTS
 from stoker.testing.memory_store import Fault, MemoryStore
 
@@ -47,7 +47,7 @@ class Machine:
 class RemadeMachine(Machine):
     """One that its cloud may make anew."""
 
-    remade = True
+    replaced = True
 
 
 class Start:
@@ -56,22 +56,22 @@ class Start:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.did: list[str] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[AgentNode] = []
         self.machine: Machine = Machine(self.did)
-        self.store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
+        self.store = MemoryStore(lambda: datetime.now(timezone.utc), is_local=True)
         self.store.put(keys.log_entry(JOB, 1), b"submitted")
         self.opened: list[str] = []
         paths = NodePaths(root)
         paths.config.write_bytes(codec.dumps(CONFIG))
 
         class FakeLife:
-            def __init__(life, node: Node) -> None:
+            def __init__(life, node: AgentNode) -> None:
                 self.nodes.append(node)
 
             def run(life) -> None:
                 self.did.append("train")
 
-        def flush(node: Node) -> None:
+        def flush(node: AgentNode) -> None:
             self.nodes.append(node)
             self.did.append("flush")
 
@@ -79,11 +79,12 @@ class Start:
             self.opened.append(url)
             return self.store
 
-        monkeypatch.setattr(main, "Life", FakeLife)
+        monkeypatch.setattr(main, "AttemptContext", FakeLife)
+        monkeypatch.setattr(main, "run_attempt", lambda life: life.run())
         monkeypatch.setattr(main, "flush", flush)
         monkeypatch.setattr(main, "sweep", lambda _root: self.did.append("sweep"))
         monkeypatch.setattr(main, "open_store", open_store)
-        monkeypatch.setattr(main, "start_pulse", lambda: self.did.append("pulse"))
+        monkeypatch.setattr(main, "start_watchdog", lambda: self.did.append("pulse"))
         monkeypatch.setattr(main, "set_parent_death_signal", lambda number: self.did.append(f"dies by {number}"))
         monkeypatch.setattr(main.registry, "machine", lambda provider, where: self._machine(provider, where))
 
@@ -192,7 +193,7 @@ def test_an_agent_of_a_machine_that_was_made_anew_finds_the_one_before(start: St
     announced = start.store.get(keys.heartbeat(node_key(0)))
     assert announced is not None and start.nodes[-1].key == node_key(0)
     beat = codec.loads(Heartbeat, announced.data, where="test")
-    assert (beat.beat, beat.phase, beat.interval_s) == (0, "booting", FAR_INTERVAL_S)
+    assert (beat.beat, beat.phase, beat.interval_s) == (0, "booting", REMOTE_INTERVAL_S)
     # Nothing on its disk tells of the first one.
     NodePaths(start.root).boots.unlink()
     assert main.run_agent(start.root) == 0
@@ -371,14 +372,14 @@ def test_a_command_that_cannot_be_run_says_why(tmp_path: Path, capsys: pytest.Ca
 def test_a_command_goes_into_the_container_of_the_training(
     training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_record(tmp_path, Record("docker", f"/private/{container_name(tmp_path)}"))
+    write_record(tmp_path, ContainerRecord("docker", f"/private/{container_name(tmp_path)}"))
     visited: list[tuple[object, ...]] = []
 
     def into(*words: object) -> None:
         visited.append(words)
         raise Replaced
 
-    monkeypatch.setattr(exec_command, "visit", into)
+    monkeypatch.setattr(exec_command, "exec_in_container", into)
     training(MINE="1", **{NODE: "z.1"})
     with pytest.raises(Replaced):
         exec_command.run_command(tmp_path, ["ls"])

@@ -9,13 +9,13 @@ from scripted_cloud import ScriptedWorld
 
 from stoker.core.budgets import Held
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
-from stoker.governor.apply import Applied
+from stoker.governor.apply import ApplyResult
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, ResumeAsked, StopAsked
 from stoker.model.offerings import Leftover, Offering
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.store import job_log
 from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
 
@@ -36,7 +36,7 @@ def dry(world: ScriptedWorld) -> list[str]:
     return sorted(meta.key.removeprefix(keys.DRY) for meta in world.store.list(keys.DRY))
 
 
-def apply(world: ScriptedWorld, *actions: object) -> Applied:
+def apply(world: ScriptedWorld, *actions: object) -> ApplyResult:
     return world.applier().apply(Plan(actions=actions))  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def test_a_place_is_written_down_once_for_many_launches(world: ScriptedWorld) ->
     create = world.store.create
     world.store.create = lambda key, data: created.append(key) or create(key, data)  # type: ignore[method-assign,func-returns-value]
     for job in (A, "b-bbbb"):
-        applier._remember_place(last_claim_of(world.submit(job, Claimed(SPOT_A, 1))))
+        applier._record_place(last_claim_of(world.submit(job, Claimed(SPOT_A, 1))))
     assert created.count(keys.place(SPOT_A.provider, SPOT_A.region)) == 1
 
 
@@ -125,10 +125,10 @@ def test_a_lost_race_tells_nothing(world: ScriptedWorld) -> None:
 def test_a_claim_that_nobody_knows_is_told_to_nobody(world: ScriptedWorld) -> None:
     remembering_dry(world)
     applier = world.applier()
-    applier._tell_dry("never-aaaa", 2)
+    applier._record_dry_close("never-aaaa", 2)
     world.submit(A, Claimed(SPOT_A, 1))
     applier = world.applier()
-    applier._tell_dry(A, 3)
+    applier._record_dry_close(A, 3)
     assert dry(world) == []
 
 
@@ -136,11 +136,11 @@ def test_what_was_dry_for_longer_than_a_day_is_forgotten(world: ScriptedWorld) -
     remembering_dry(world)
     world.submit(A, Claimed(SPOT_A, 1))
     claim, applier = last_claim(world), world.applier()
-    applier._remember_dry(replace(claim, offering=SPOT_B))
+    applier._record_dry(replace(claim, offering=SPOT_B))
     world.cloud.now_s = 1.0
-    applier._remember_dry(replace(claim, offering=ON_DEMAND))
+    applier._record_dry(replace(claim, offering=ON_DEMAND))
     world.cloud.now_s = DAY_S + 1.0
-    applier._remember_dry(claim)
+    applier._record_dry(claim)
     assert dry(world) == sorted([SPOT_A.key, ON_DEMAND.key]), "one day old is not older than a day"
 
 
@@ -353,19 +353,19 @@ def test_a_provider_that_is_not_installed_is_not_taken_for_a_paid_one(
 
 @dataclass
 class Money:
-    """A purse that holds back these jobs, and these claims of jobs; `told` are the claims it has heard of."""
+    """A budget_guard that holds back these jobs, and these claims of jobs; `told` are the claims it has heard of."""
 
     back: dict[str, str] = field(default_factory=dict)
     yielding: dict[str, Held] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
 
-    def keeps_back(self, job: str, offering: Offering) -> str | None:
+    def launch_denied(self, job: str, offering: Offering) -> str | None:
         return self.back.get(job)
 
-    def yields(self, job: str, number: int) -> Held | None:
+    def launch_conflict(self, job: str, number: int) -> Held | None:
         return self.yielding.get(job)
 
-    def claimed(self, job: str) -> None:
+    def count_claim(self, job: str) -> None:
         self.told.append(job)
 
 
@@ -376,13 +376,13 @@ def claim_and_launch(job: str, seq: int) -> tuple[Append, Launch]:
 def test_a_claim_is_not_made_while_the_money_is_held_back(world: ScriptedWorld) -> None:
     for job in (A, "b-bbbb"):
         world.submit(job)
-    purse = Money(back={A: "the team has spent its money"})
+    budget_guard = Money(back={A: "the team has spent its money"})
     actions = (*claim_and_launch(A, 2), *claim_and_launch("b-bbbb", 2))
-    applied = world.applier().apply(Plan(actions), purse)
+    applied = world.applier().apply(Plan(actions), budget_guard)
     assert applied.waiting == {A: "the team has spent its money"}
     assert applied.moved == {"b-bbbb"} and world.state(A).seq == 1
     assert [order.job for order in world.cloud.called("launch")] == ["b-bbbb"]
-    assert purse.told == ["b-bbbb"], "what was launched counts from then on"
+    assert budget_guard.told == ["b-bbbb"], "what was launched counts from then on"
 
 
 def test_other_actions_of_a_job_need_no_money(world: ScriptedWorld) -> None:
@@ -394,20 +394,20 @@ def test_other_actions_of_a_job_need_no_money(world: ScriptedWorld) -> None:
 @pytest.mark.parametrize(("waits", "told"), [("waits for others", "waits for others"), ("", "too little is left")])
 def test_a_claim_that_others_leave_too_little_for_is_given_up(world: ScriptedWorld, waits: str, told: str) -> None:
     world.submit(A)
-    purse = Money(yielding={A: Held("policy money", "too little is left", waits=waits)})
-    applied = world.applier().apply(Plan(claim_and_launch(A, 2)), purse)
+    budget_guard = Money(yielding={A: Held("policy money", "too little is left", waits=waits)})
+    applied = world.applier().apply(Plan(claim_and_launch(A, 2)), budget_guard)
     claim = last_claim(world)
     assert claim.closed is not None and world.cloud.called("launch") == []
     assert (claim.closed.outcome, claim.closed.rule, claim.closed.restart) == ("abandoned", "policy money", True)
     assert claim.closed_reason == "too little is left"
     assert applied.waiting == {A: told} and applied.moved == {A}
     assert [type(action) for action in applied.done] == [Append], "the launch was not done"
-    assert purse.told == [A], "what was given up counts no more"
+    assert budget_guard.told == [A], "what was given up counts no more"
 
 
 def test_a_claim_of_another_governor_is_left_to_it_where_the_money_is_too_little(world: ScriptedWorld) -> None:
     world.submit(A, Claimed(SPOT_A, 1))
-    purse = Money(yielding={A: Held("policy money", "too little is left")})
-    applied = world.applier().apply(Plan((Launch(A, 2, "launch"),)), purse)
+    budget_guard = Money(yielding={A: Held("policy money", "too little is left")})
+    applied = world.applier().apply(Plan((Launch(A, 2, "launch"),)), budget_guard)
     assert last_claim(world).open and world.cloud.called("launch") == []
-    assert applied.waiting == {A: "too little is left"} and applied.moved == set() and purse.told == []
+    assert applied.waiting == {A: "too little is left"} and applied.moved == set() and budget_guard.told == []

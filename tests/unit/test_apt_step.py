@@ -20,7 +20,7 @@ def step(
     env: dict[str, str] | None = None,
     password: str = "hunter2",
     *,
-    keep_out: bool = False,
+    check_only: bool = False,
 ) -> tuple[Step, list[tuple[str, str]]]:
     fetched: list[tuple[str, str]] = []
 
@@ -28,7 +28,9 @@ def step(
         fetched.append((field, reference))
         return password
 
-    return apt.step(["git", "ffmpeg=7:5.1"], mirror, fetch, env or {}, Path("/code"), keep_out=keep_out), fetched
+    return apt.install_step(
+        ["git", "ffmpeg=7:5.1"], mirror, fetch, env or {}, Path("/code"), check_only=check_only
+    ), fetched
 
 
 def test_it_runs_as_root_with_nothing_of_the_trainings() -> None:
@@ -38,7 +40,7 @@ def test_it_runs_as_root_with_nothing_of_the_trainings() -> None:
     assert made.command.env == {**kept, "PATH": PATH}
     assert made.command.root and made.command.cwd == Path("/code") and made.command.secrets == {}
     assert made.command.argv == ("sh", "-c", apt.SCRIPT, "apt", "git", "ffmpeg=7:5.1")
-    assert (made.name, made.failing) == (
+    assert (made.name, made.failure_message) == (
         "apt (git, ffmpeg=7:5.1)",
         "environment.apt: git, ffmpeg=7:5.1 cannot be installed",
     )
@@ -67,14 +69,16 @@ def test_a_mirror_and_its_password(url: str, source: str, suite: str, machine: s
 
 @pytest.mark.parametrize("password", ["", "two words", "a\ttab"])
 def test_a_password_that_apt_cannot_read_is_refused(password: str) -> None:
-    with pytest.raises(SetupFailed, match=r"^environment\.apt_mirror\.secret: is empty or holds a space") as failed:
+    with pytest.raises(
+        SetupFailed, match=r"^environment\.apt_mirror\.secret: is empty or contains white space"
+    ) as failed:
         step(PackageIndex("https://host/debian", "env:TOKEN"), password=password)
     assert failed.value.user
 
 
 def test_on_the_submitters_own_computer_it_only_looks() -> None:
-    made, fetched = step(PackageIndex("https://host/debian", "env:TOKEN"), keep_out=True)
-    assert made.command.env == {"PATH": PATH, "STOKER_APT_KEEP_OUT": "1"}
+    made, fetched = step(PackageIndex("https://host/debian", "env:TOKEN"), check_only=True)
+    assert made.command.env == {"PATH": PATH, "STOKER_APT_CHECK_ONLY": "1"}
     assert made.command.secrets == {} and fetched == []
 
 
@@ -86,13 +90,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for program in ("dpkg-query", "apt-get"):
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("STOKER_APT_KEEP_OUT", raising=False)
+    monkeypatch.delenv("STOKER_APT_CHECK_ONLY", raising=False)
     return tmp_path
 
 
 def test_what_this_computer_lacks_is_found_out_without_changing_it(installed: Path) -> None:
-    assert apt.missing_here(["git", "ffmpeg", "git=1:2.39", "git=1:1.0"]) == ("ffmpeg", "git=1:1.0")
-    assert apt.missing_here(["git"]) == ()
+    assert apt.missing_packages(["git", "ffmpeg", "git=1:2.39", "git=1:1.0"]) == ("ffmpeg", "git=1:1.0")
+    assert apt.missing_packages(["git"]) == ()
     assert not (installed / "ran").exists()
 
 
@@ -110,6 +114,6 @@ def test_the_script_says_what_is_there_and_what_is_not(installed: Path) -> None:
         return done.returncode, done.stdout
 
     assert run("git") == (0, "installed already: git\n")
-    code, said = run("git", "ffmpeg", STOKER_APT_KEEP_OUT="1")
+    code, said = run("git", "ffmpeg", STOKER_APT_CHECK_ONLY="1")
     assert code == 1 and "not installed on this computer, which Stoker never changes: ffmpeg; run 'apt-get" in said
     assert not (installed / "ran").exists()

@@ -20,17 +20,17 @@ from stoker.agent.checkpoints.restore import restore_newest
 from stoker.agent.checkpoints.resume_from import FromJob, import_checkpoint
 from stoker.agent.environment.index import PackedWheels
 from stoker.agent.fetch_programs import fetch_program, tool_name
-from stoker.agent.inputs.cache import Kept
-from stoker.agent.inputs.download import Fetch
+from stoker.agent.inputs.cache import CacheEntry
+from stoker.agent.inputs.download import InputDownload
 from stoker.model import keys
 from stoker.model.errors import SetupFailed, StokerError
 from stoker.model.node_facts import BlobRef, Manifest
-from stoker.model.spec import Wheel
+from stoker.model.submission import Wheel
 from stoker.read.outputs import OutputFile, pull_outputs
 from stoker.store.base import Meta, Store
 from stoker.store.checkpoint_manifests import encode
-from stoker.store.checkpoints import list_checkpoints, pull
-from stoker.store.safe_extraction import Extraction, Obstructed
+from stoker.store.checkpoints import fetch_checkpoint, list_checkpoints
+from stoker.store.safe_extraction import Extraction, PathObstructed
 from stoker.testing.memory_store import MemoryStore
 
 LINK = stat.S_IFLNK | 0o777
@@ -74,7 +74,7 @@ def commit(store: Store, ordinal: int, files: Mapping[str, str], links: Mapping[
 
 def pull_each(store: Store, target: Path) -> None:
     for checkpoint in list_checkpoints(store, JOB):
-        pull(store, JOB, checkpoint, target)
+        fetch_checkpoint(store, JOB, checkpoint, target)
 
 
 def test_three_pulls_do_not_write_outside(store: MemoryStore, home: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_has_the_name_of_a_folder_and_is_no_link_is_told(store: MemoryStore
     target = home / "work/pulled"
     obstacle(kind, target / "deep", home / ".ssh" / KEYS)
     commit(store, 1, {"deep/model": "pulled"})
-    with pytest.raises(Obstructed, match=r"deep is there and is not a folder; remove it"):
+    with pytest.raises(PathObstructed, match=r"deep is there and is not a folder; remove it"):
         pull_each(store, target)
     assert [path.name for path in target.iterdir()] == ["deep"]
 
@@ -158,7 +158,7 @@ def test_a_folder_is_never_replaced_by_a_file(store: MemoryStore, home: Path) ->
     target = home / "work/pulled"
     (target / "model/own").mkdir(parents=True)
     commit(store, 1, {"model": "pulled"})
-    with pytest.raises(Obstructed, match=r"model is a folder"):
+    with pytest.raises(PathObstructed, match=r"model is a folder"):
         pull_each(store, target)
     assert (target / "model/own").is_dir()
 
@@ -176,7 +176,7 @@ def test_no_name_leads_out(tmp_path: Path, path: str) -> None:
             lambda: extraction.make_folder(path),
             lambda: extraction.make_link(path, "x"),
         ):
-            with pytest.raises(Obstructed):
+            with pytest.raises(PathObstructed):
                 act()
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
     assert not list((tmp_path / "folder").iterdir())
@@ -209,7 +209,7 @@ def test_a_folder_that_is_swapped_for_a_link_all_the_time_is_not_passed(tmp_path
             for number in range(2000):
                 try:
                     extraction.write(f"a/{number}", b"evil")
-                except (Obstructed, OSError):
+                except (PathObstructed, OSError):
                     continue
     finally:
         over.set()
@@ -286,13 +286,13 @@ def test_inputs_do_not_go_through_links_that_a_training_left(
     if large:
         monkeypatch.setattr("stoker.agent.inputs.cache.PART_BYTES", 5)
     meta = Meta(f"sub/{KEYS}", 14, datetime.now(timezone.utc), "etag")
-    listing: Any = SimpleNamespace(bucket=_Bucket(), files=(meta,), family="f" * 64, digest="d" * 64, size=14)
+    listing: Any = SimpleNamespace(bucket=_Bucket(), files=(meta,), url_digest="f" * 64, digest="d" * 64, size=14)
     listing.single = None
-    kept = Kept(home / "work/inputs", listing)
-    assert not kept.take(lambda: None, lambda: None)
+    kept = CacheEntry(home / "work/inputs", listing)
+    assert not kept.acquire(lambda: None, lambda: None)
     kept.files.mkdir()
     (kept.files / "sub").symlink_to(home / ".ssh")
-    Fetch(kept, kept.missing(), lambda _: None).run(lambda: None)
+    InputDownload(kept, kept.missing(), lambda _: None).run(lambda: None)
     kept.release()
     assert (home / ".ssh" / KEYS).read_text() == "mine"
     assert (kept.files / "sub" / KEYS).read_bytes() == b"the attacker's"

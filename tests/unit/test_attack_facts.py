@@ -14,12 +14,11 @@ from click.testing import CliRunner
 
 from stoker import client
 from stoker.cli import cli
-from stoker.cli.format import duration, legible
-from stoker.cli.safe_terminal import guard, harmless
-from stoker.core.attempt_evidence import case_of
+from stoker.cli.safe_terminal import guard
+from stoker.core.attempt_evidence import evidence_of
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.retry import judge
+from stoker.core.retry import closing_entry
 from stoker.core.snapshot import JobSnapshot
 from stoker.jobfile import Job
 from stoker.model import codec, keys
@@ -28,7 +27,9 @@ from stoker.model.job_state import fold
 from stoker.model.log_entries import Claimed, Entry, Event, Launched, NodeRef, Record, Submitted, Warned
 from stoker.model.node_facts import Exit, Heartbeat, NoticeFact
 from stoker.model.observed import Known, Unknown
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
+from stoker.read.format import duration
+from stoker.read.safe_text import harmless, legible
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Sample, decode_lines, encode_line
@@ -163,7 +164,7 @@ def test_no_exit_makes_an_entry_that_cannot_be_read(store: Store, fact: Exit) ->
     ref = {"key": "9" * 200_000, "name": "n"}
     store.put(keys.heartbeat(NODE), codec.dumps(beat())[:-1] + b',"checkpoint":' + json.dumps(ref).encode() + b"}")
     job = observed(store)
-    closed = judge(case_of(job, job.state.claims[0], DEFAULT))
+    closed = closing_entry(evidence_of(job, job.state.claims[0], DEFAULT))
     assert decide_job(job, DEFAULT, at(100)).actions
     submitted = Record(token="t", by="t", reason="", event=Submitted(spec_digest="0" * 64, submitter="jane"))
     assert job_log.append(store, "job-1", 1, submitted)
@@ -312,7 +313,7 @@ def test_every_command_survives_an_absurd_node(store: Store, tmp_path: Path) -> 
 def test_a_job_that_no_governor_could_read_is_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("")
-    with pytest.raises(Exception, match="cannot be kept"):
+    with pytest.raises(Exception, match="cannot be stored"):
         client.submit(Job(run="python train.py", code=str(tmp_path / "code"), params={"n": 10**400}), store=store)
     assert not list(store.list("jobs/")) and not list(store.list("active/"))
 

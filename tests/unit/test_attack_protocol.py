@@ -130,7 +130,7 @@ def test_a_governor_elsewhere_does_not_finish_the_launch(store: Store, tmp_path:
 
 
 def _resources() -> Any:
-    from stoker.model.spec import Resources
+    from stoker.model.resources import Resources
 
     return Resources()
 
@@ -238,7 +238,7 @@ def test_a_governor_forgets_jobs_that_others_retired(store: Store) -> None:
     governor = Governor(store, name=governor_name())
     job = submit(store, resources={"cpus": 1})
     append(store, job, Ended(outcome="failed", rule="test"))
-    governor.memory.states[job] = client.look(job, store).state
+    governor.memory.states[job] = client.read_record(job, store).state
     store.delete([keys.active(job, 1)])
     governor.run_pass()
     assert governor.memory.states == {} and governor.memory.submissions == {}

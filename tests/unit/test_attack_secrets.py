@@ -61,15 +61,15 @@ def test_a_secret_by_reference_is_nowhere_in_the_store(tmp_path: Path, monkeypat
 def test_what_holds_a_secret_in_memory_does_not_print_it(tmp_path: Path) -> None:
     """A traceback, a log line or a debugger shows these by their repr."""
     from stoker.agent.runtime import Command
-    from stoker.agent.setup import Ready
-    from stoker.cloudapi.aws.identity import Identity as AwsIdentity
+    from stoker.agent.setup import SetupResult
+    from stoker.cloudapi.aws.identity import AwsIdentity as AwsIdentity
     from stoker.cloudapi.aws.sigv4 import Credentials
-    from stoker.cloudapi.google.secrets import Identity as GoogleIdentity
+    from stoker.cloudapi.google.secrets import GoogleIdentity as GoogleIdentity
 
     secret = "hunter2hunter2"
     held = (
         Command(("true",), {}, tmp_path, {"TOKEN": secret}),
-        Ready({}, {"TOKEN": secret}),
+        SetupResult({}, {"TOKEN": secret}),
         AwsIdentity(Credentials("AKIA", secret, secret), "us-east-1", machine=True),
         GoogleIdentity(secret, "vision-1", machine=True),
     )

@@ -19,11 +19,12 @@ from checkpoint_world import write
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent import attempt as life_module
-from stoker.agent.attempt import Life
-from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
+from stoker.agent.attempt import run_attempt
+from stoker.agent.checkpoints.blobs import BlobSender, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import scan
-from stoker.agent.setup import Readying
+from stoker.agent.phases import permission
+from stoker.agent.phases.context import AttemptContext
+from stoker.agent.setup import Setup
 from stoker.model import keys
 from stoker.model.errors import SetupFailed
 from stoker.model.job_state import Claim
@@ -70,7 +71,7 @@ def commit(world: AgentWorld, claim: Claim, ordinal: int, text: str, step: int |
     folder = world.root / f"saved-{ordinal}"
     write(folder / "a.pt", text)
     sender = BlobSender(world.store, JOB, 0, scratch=world.root, workers=1)
-    blobs = sender.send([Outgoing(file, folder / file.path) for file in scan(folder).values()])
+    blobs = sender.send([OutgoingFile(file, folder / file.path) for file in scan(folder).values()])
     now = datetime.now(timezone.utc)
     name = f"ckpt-{ordinal}"
     manifest = Manifest(name, JOB, claim.number, 0, ordinal, now, tuple(blobs.values()), step=step)
@@ -79,21 +80,21 @@ def commit(world: AgentWorld, claim: Claim, ordinal: int, text: str, step: int |
     return key
 
 
-def heard_by(life: Life) -> list[str]:
+def heard_by(life: AttemptContext) -> list[str]:
     """The phases that an agent tells of, as it goes through them."""
     phases: list[str] = []
-    change = life.beat.change
+    change = life.heartbeat.change
 
     def recording(**changes: object) -> None:
         if "phase" in changes:
             phases.append(str(changes["phase"]))
         change(**changes)
 
-    life.beat.change = recording  # type: ignore[method-assign]
+    life.heartbeat.change = recording  # type: ignore[method-assign]
     return phases
 
 
-def said(life: Life) -> str:
+def said(life: AttemptContext) -> str:
     return life.paths.train_log.read_text() if life.paths.train_log.exists() else ""
 
 
@@ -119,7 +120,7 @@ def test_a_training_that_finishes_leaves_its_log_its_checkpoint_and_its_exit(wor
     assert "ended with" not in said(life)
     beat = world.beat(life)
     assert beat is not None and beat.address == "127.0.0.1"
-    assert not life.enclosure.group.members()
+    assert not life.runtime.group.members()
 
 
 def test_nothing_of_an_agent_goes_on_behind_its_exit(world: AgentWorld) -> None:
@@ -177,7 +178,7 @@ def test_a_set_up_that_fails_is_the_users_or_the_machines(
     def fail(*_: object) -> None:
         raise SetupFailed("it is not there", user=user, code=9)
 
-    monkeypatch.setattr(Readying, "run", fail)
+    monkeypatch.setattr(Setup, "run", fail)
     world.submit("true")
     left = world.run(world.life(world.claim()))
     assert (left.outcome, left.why, left.reason, left.code) == (
@@ -194,7 +195,7 @@ def test_a_mistake_of_the_agent_before_the_training_is_told(
     def fail(*_: object) -> None:
         raise ValueError("oh")
 
-    monkeypatch.setattr(Readying, "run", fail)
+    monkeypatch.setattr(Setup, "run", fail)
     world.submit("true")
     left = world.run(world.life(world.claim()))
     assert (left.outcome, left.why, left.reason) == ("infrastructure", "agent", "the agent failed: ValueError('oh')")
@@ -210,10 +211,10 @@ def test_a_mistake_of_the_agent_during_the_training_leaves_the_saving_to_the_nex
 
     life.training.wait = fail  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="oh"):
-        life.run()
-    assert not world.has_exit(life) and not life.enclosure.group.members(), "nothing trains without its agent"
-    life.beat.stop()
-    life.watch.stop()
+        run_attempt(life)
+    assert not world.has_exit(life) and not life.runtime.group.members(), "nothing trains without its agent"
+    life.heartbeat.stop()
+    life.log_watch.stop()
 
 
 # ── A training that is asked to go ────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +224,7 @@ def given(machine: Here, grace_s: float) -> Callable[[], None]:
     return lambda: machine.give(grace_s)
 
 
-def began(life: Life) -> Callable[[], None]:
+def began(life: AttemptContext) -> Callable[[], None]:
     return lambda: wait_for(lambda: "began" in said(life))
 
 
@@ -342,13 +343,13 @@ def test_nothing_runs_until_the_log_names_the_machine(world: AgentWorld) -> None
     claim = world.claim(launched=False)
     life = world.life(claim)
     asked: list[bool] = []
-    poll = life.watch.poll
+    poll = life.log_watch.poll
 
     def polling() -> object:
-        asked.append("setup" in str(life.beat.now.phase))
+        asked.append("setup" in str(life.heartbeat.now.phase))
         return poll()
 
-    life.watch.poll = polling  # type: ignore[method-assign, assignment]
+    life.log_watch.poll = polling  # type: ignore[method-assign, assignment]
     world.meanwhile(lambda: wait_for(lambda: len(asked) > 3), lambda: world.launch(claim.number))
     left = world.run(life)
     assert left.outcome == "succeeded" and asked[:4] == [False] * 4
@@ -357,7 +358,7 @@ def test_nothing_runs_until_the_log_names_the_machine(world: AgentWorld) -> None
 def test_a_machine_that_the_log_never_names_gives_itself_back(
     world: AgentWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life_module, "POLICY", replace(life_module.POLICY, wait_limit_s=0.5))
+    monkeypatch.setattr(permission, "SETTINGS", replace(permission.SETTINGS, wait_limit_s=0.5))
     world.submit("sh", "-c", "echo began")
     life = world.life(world.claim(launched=False))
     began_s = time.monotonic()
@@ -366,7 +367,7 @@ def test_a_machine_that_the_log_never_names_gives_itself_back(
     assert time.monotonic() - began_s >= 0.5
 
 
-def interrupted_exit(world: AgentWorld, life: Life) -> None:
+def interrupted_exit(world: AgentWorld, life: AttemptContext) -> None:
     left = Exit("interrupted", "notice", datetime.now(timezone.utc))
     life.node.write_exit(left, time.monotonic() + 5.0)
 
@@ -375,7 +376,7 @@ def test_an_attempt_waits_until_the_one_before_has_left(world: AgentWorld, caplo
     caplog.set_level("INFO")
     world.submit("sh", "-c", "echo began")
     older = world.life(world.claim())
-    older.beat.write()
+    older.heartbeat.write()
     life = world.life(world.claim())
     waited = "waiting: attempt 1 has not left yet"
     world.meanwhile(
@@ -399,7 +400,7 @@ def test_an_attempt_that_waits_hears_that_it_must_go(
     machine = Here()
     life = world.life(claim, machine=machine)
     if word == "late":
-        monkeypatch.setattr(life_module, "POLICY", replace(life_module.POLICY, wait_limit_s=1.0))
+        monkeypatch.setattr(permission, "SETTINGS", replace(permission.SETTINGS, wait_limit_s=1.0))
     act = {
         "notice": lambda: machine.give(30.0),
         "stop": lambda: world.append(StopAsked("me")),
@@ -512,7 +513,7 @@ def test_a_failed_machine_is_held_until_a_person_gives_it_back(world: AgentWorld
     left = world.run(life)
     assert left.outcome == "failed" and phases[-1] == "held" and time.monotonic() - began_s < 100.0
     assert "if this ends the job, the machine is held for 8 min 20 s at most" in said(life)
-    assert not life.beat._thread.is_alive()
+    assert not life.heartbeat._thread.is_alive()
 
 
 def test_a_hold_ends_when_the_machine_is_shut_down(world: AgentWorld, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,20 +17,24 @@ from checkpoint_world import write
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent import attempt as life_module
-from stoker.agent.attempt import Left, Life
+from stoker.agent import attempt
+from stoker.agent.attempt import run_attempt
 from stoker.agent.checkpoints.folder_replacement import OWN, FolderRecord
 from stoker.agent.checkpoints.sync import SyncStatus
-from stoker.agent.exit_report import Trained, complete, judge, make_exit
-from stoker.agent.heartbeat import Beat
-from stoker.agent.metrics import Progress
-from stoker.agent.node import Node, utcnow
-from stoker.agent.shutdown_budget import Closing
-from stoker.agent.supervise import Ended, Ending
+from stoker.agent.exit_report import TrainingRecord, complete_exit, make_exit, make_training_exit
+from stoker.agent.heartbeat import HeartbeatThread
+from stoker.agent.metric_progress import Progress
+from stoker.agent.node import AgentNode, utcnow
+from stoker.agent.phases import context, finish, permission
+from stoker.agent.phases.context import AttemptContext
+from stoker.agent.phases.leaving import LeaveEarly
+from stoker.agent.shutdown_budget import ShutdownBudget
+from stoker.agent.supervise import EndRequest, TrainingOutcome
 from stoker.model import codec, keys
 from stoker.model.log_entries import Closed, StopAsked, Submitted, Waste
-from stoker.model.node_facts import CheckpointRef, Exit, ExitOutcome, KeptOutputs
-from stoker.model.spec import Checkpoints, Code, Retry, Spec, Submission
+from stoker.model.node_facts import CheckpointRef, Exit, ExitOutcome, SavedOutputs
+from stoker.model.spec import Checkpoints, Retry, Spec
+from stoker.model.submission import Code, Submission
 from stoker.submit.pack_code import pack
 
 
@@ -47,14 +51,14 @@ def world(tmp_path: Path) -> AgentWorld:
     return AgentWorld(tmp_path)
 
 
-def a_life(world: AgentWorld) -> Life:
+def a_life(world: AgentWorld) -> AttemptContext:
     world.submit("true")
     life = world.life(world.claim())
-    life.watch.poll()
+    life.log_watch.poll()
     return life
 
 
-def said(life: Life) -> str:
+def said(life: AttemptContext) -> str:
     return life.paths.train_log.read_text() if life.paths.train_log.exists() else ""
 
 
@@ -103,14 +107,14 @@ def test_where_nothing_is_moved_aside_nothing_is_told_of_it(world: AgentWorld) -
 
 def test_a_node_that_waits_for_other_ranks_says_so_and_hears_that_it_must_go(world: AgentWorld) -> None:
     life = a_life(world)
-    life.preparing._recorder.begin(looking=False)
-    life._wait_for_others(0.0)
-    fact = life.preparing.fact()
+    life.monitors.setup._recorder.begin(sample=False)
+    life.wait_for_others(0.0)
+    fact = life.monitors.setup.report()
     assert fact is not None and fact.waits
     world.append(StopAsked("me"))
-    life.watch.poll()
-    with pytest.raises(Left) as leaving:
-        life._wait_for_others(1000.0)
+    life.log_watch.poll()
+    with pytest.raises(LeaveEarly) as leaving:
+        life.wait_for_others(1000.0)
     assert (leaving.value.why, leaving.value.reason) == ("stop", "stop asked by me")
 
 
@@ -119,7 +123,7 @@ def test_a_machine_that_the_log_does_not_name_yet_hears_that_it_must_go(
     world: AgentWorld, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     # Were it not to hear, it would leave because it waited.
-    monkeypatch.setattr(life_module, "POLICY", replace(life_module.POLICY, wait_limit_s=3.0))
+    monkeypatch.setattr(permission, "SETTINGS", replace(permission.SETTINGS, wait_limit_s=3.0))
     machine = Here()
     world.submit("true")
     life = world.life(world.claim(launched=False), machine=machine)
@@ -133,14 +137,14 @@ def test_a_machine_that_the_log_does_not_name_yet_hears_that_it_must_go(
 def test_a_rank_that_leaves_before_the_training_is_not_waited_for(
     world: AgentWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.agent.peers.NEAR_POLL_S", 0.01)
+    monkeypatch.setattr("stoker.agent.peers.LOCAL_POLL_S", 0.01)
     world.submit("sh", "-c", "echo began")
     claim = world.claim(nodes=2)
     life, other = world.life(claim), world.node(claim, 1)
 
     def leave() -> None:
         world.until_phase(life, "restoring")()
-        Beat(world.store, other.key, lambda beat: beat).write()
+        HeartbeatThread(world.store, other.key, lambda beat: beat).write()
         other.write_exit(Exit("infrastructure", "setup", utcnow(), "the disk is broken"), time.monotonic() + 60.0)
 
     world.meanwhile(leave)
@@ -152,26 +156,26 @@ def test_a_rank_that_leaves_before_the_training_is_not_waited_for(
 def test_a_question_to_the_store_ends_when_the_claim_is_closed(world: AgentWorld) -> None:
     life = a_life(world)
     world.append(Closed(claim=life.config.claim, outcome="lost", rule="lost", restart=True), "gone")
-    life.watch.poll()
+    life.log_watch.poll()
     asked = threading.Event()
-    with pytest.raises(Left) as leaving:
-        life._ask(lambda: asked.wait(60.0))
+    with pytest.raises(LeaveEarly) as leaving:
+        life.leaving.ask_store(lambda: asked.wait(60.0))
     asked.set()
     assert leaving.value.why == "closed"
 
 
 def test_an_image_that_is_pulled_and_a_save_that_is_sent_are_seen_at_work(world: AgentWorld) -> None:
     life = a_life(world)
-    assert life.preparing._pulling() is False
-    life.readying = SimpleNamespace(pulling=True)  # type: ignore[assignment]
-    assert life.preparing._pulling() is True
-    life.readying = SimpleNamespace(pulling=False)  # type: ignore[assignment]
-    assert life.preparing._pulling() is False
-    see = life.activity._see
+    assert life.monitors.setup._pulling() is False
+    life.setup = SimpleNamespace(pulling=True)  # type: ignore[assignment]
+    assert life.monitors.setup._pulling() is True
+    life.setup = SimpleNamespace(pulling=False)  # type: ignore[assignment]
+    assert life.monitors.setup._pulling() is False
+    see = life.monitors.training._probe
     assert see().sending is False
-    life.sync = SimpleNamespace(sending=True)  # type: ignore[assignment]
+    life.syncs.checkpoints = SimpleNamespace(is_sending=True)  # type: ignore[assignment]
     assert see().sending is True
-    life.sync = SimpleNamespace(sending=False)  # type: ignore[assignment]
+    life.syncs.checkpoints = SimpleNamespace(is_sending=False)  # type: ignore[assignment]
     assert see().sending is False
 
 
@@ -185,7 +189,7 @@ def test_outputs_are_in_the_store_while_the_training_goes_on(world: AgentWorld) 
 
     def stored() -> None:
         wait_for(lambda: any("outputs/" in meta.key for meta in world.store.list(f"{keys.WORK}{JOB}/")))
-        running.append(life.beat.now.phase)
+        running.append(life.heartbeat.now.phase)
         (life.paths.root / "go").touch()
 
     world.meanwhile(stored)
@@ -248,9 +252,9 @@ def test_programs_are_fetched_as_the_submission_names_them(world: AgentWorld, mo
     world.append(Submitted(spec_digest=codec.digest(data), submitter="test"))
     life = world.life(world.claim())
     world.run(life)
-    monkeypatch.setattr(life_module, "find_spy", lambda: None)
-    monkeypatch.setattr(life_module, "fetch_program", lambda _store, tools, name, _folder: tools[name])
-    assert life._spy() == "a digest"  # type: ignore[comparison-overlap]
+    monkeypatch.setattr(context, "find_py_spy", lambda: None)
+    monkeypatch.setattr(context, "fetch_program", lambda _store, tools, name, _folder: tools[name])
+    assert life.find_py_spy() == "a digest"  # type: ignore[comparison-overlap]
 
 
 METRICS = {"step": r"step (\d+)", "loss": r"loss (\S+)"}
@@ -287,46 +291,46 @@ def test_a_last_save_that_no_commit_has_is_kept_as_outputs_where_the_job_may_be_
     world: AgentWorld, outcome: Any, why: Any, kept: bool
 ) -> None:
     life = a_life(world)
-    life._spec = Spec(name="job", run="true")
+    life.submission = Submission(JOB, Spec(name="job", run="true"), "test")
     keeps: list[tuple[Path, list[str]]] = []
-    life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
-    life.sync = Saved("d.pt", "b.pt", "a.pt", "c.pt", "e.pt")  # type: ignore[assignment]
-    life.outputs = SimpleNamespace(keep_saves=lambda folder, files: keeps.append((folder, sorted(files))))  # type: ignore[assignment]
-    life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
+    finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
+    life.syncs.checkpoints = Saved("d.pt", "b.pt", "a.pt", "c.pt", "e.pt")  # type: ignore[assignment]
+    life.syncs.outputs = SimpleNamespace(keep_saves=lambda folder, files: keeps.append((folder, sorted(files))))  # type: ignore[assignment]
+    finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     told = "kept as outputs, perhaps unfinished, since no checkpoint has them: "
     assert (told in said(life)) is kept
     if kept:
         assert f"{told}a.pt, b.pt, c.pt and 2 more\n" in said(life)
         assert keeps == [(life.paths.code / "checkpoints", ["a.pt", "b.pt", "c.pt", "d.pt", "e.pt"])]
-        life.sync = Saved("a.pt", "b.pt", "c.pt")  # type: ignore[assignment]
-        life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
+        life.syncs.checkpoints = Saved("a.pt", "b.pt", "c.pt")  # type: ignore[assignment]
+        finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
         assert f"{told}a.pt, b.pt, c.pt\n" in said(life)
     else:
         assert keeps == []
-    life.sync = Saved()  # type: ignore[assignment]
+    life.syncs.checkpoints = Saved()  # type: ignore[assignment]
     count = len(keeps)
-    life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
+    finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     assert len(keeps) == count
 
 
 def test_a_machine_whose_exit_could_not_be_written_is_not_held(
     world: AgentWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Node, "write_exit", lambda *_: False)
+    monkeypatch.setattr(AgentNode, "write_exit", lambda *_: False)
     world.submit("sh", "-c", "exit 3", retry=Retry(hold_on_failure_s=500.0))
     life = world.life(world.claim())
     held: list[bool] = []
-    life._hold = lambda: held.append(True)  # type: ignore[method-assign]
-    life.run()
-    assert held == [] and not world.has_exit(life) and not life.beat._thread.is_alive()
+    monkeypatch.setattr(finish, "hold_machine", lambda _context: held.append(True))
+    run_attempt(life)
+    assert held == [] and not world.has_exit(life) and not life.heartbeat._thread.is_alive()
 
 
 class Place:
     """What an enclosure is asked to do at the end, in order."""
 
-    def __init__(self, life: Life, world: AgentWorld) -> None:
+    def __init__(self, life: AttemptContext, world: AgentWorld) -> None:
         self.did: list[tuple[str, bool]] = []
-        leave, close = life.enclosure.leave, life.enclosure.close
+        leave, close = life.runtime.begin_close, life.runtime.close
 
         def leaving() -> None:
             self.did.append(("leave", world.has_exit(life)))
@@ -336,7 +340,7 @@ class Place:
             self.did.append(("close", world.has_exit(life)))
             close()
 
-        life.enclosure.leave, life.enclosure.close = leaving, closing  # type: ignore[method-assign]
+        life.runtime.begin_close, life.runtime.close = leaving, closing  # type: ignore[method-assign]
 
 
 def test_an_enclosure_begins_to_go_before_the_exit_and_is_gone_after_it(world: AgentWorld) -> None:
@@ -368,27 +372,29 @@ def test_a_machine_that_is_taken_away_is_not_held(world: AgentWorld) -> None:
     machine = Here()
     world.submit("true", retry=Retry(hold_on_failure_s=500.0))
     life = world.life(world.claim(), machine=machine)
-    life._spec = Spec(name="job", run="true", retry=Retry(hold_on_failure_s=500.0))
-    life.logs.start()
-    life.beat.start()
+    life.submission = Submission(JOB, Spec(name="job", run="true", retry=Retry(hold_on_failure_s=500.0)), "test")
+    life.pumps.logs.start()
+    life.heartbeat.start()
     machine.give(30.0)
-    life._finish(make_exit("failed", "finished", "oh", Trained()))
-    assert world.has_exit(life) and "held" not in said(life) and life.beat.now.phase == "flushing"
+    finish.finish(life, make_exit("failed", "finished", "oh", TrainingRecord()))
+    assert world.has_exit(life) and "held" not in said(life) and life.heartbeat.now.phase == "flushing"
 
 
-def test_what_is_left_of_a_grace_bounds_what_comes_after_the_training(world: AgentWorld) -> None:
+def test_what_is_left_of_a_grace_bounds_what_comes_after_the_training(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     life = a_life(world)
-    ending = Ending("stop", "stop asked by me", 20.0)
-    life.trained.ended = Ended(0, None, 1.0, ending, deadline_s=time.monotonic() + 20.0)
+    ending = EndRequest("stop", "stop asked by me", 20.0)
+    life.record.outcome = TrainingOutcome(0, None, 1.0, ending, deadline_s=time.monotonic() + 20.0)
     given: list[tuple[float, bool]] = []
 
-    def flush_rest(left: Exit, closing: Closing) -> Exit:
-        given.append((closing.share_s(), closing.pressing))
+    def flush_rest(_context: AttemptContext, left: Exit, closing: ShutdownBudget) -> Exit:
+        given.append((closing.share_s(), closing.has_deadline))
         return left
 
-    life._flush_rest = flush_rest  # type: ignore[method-assign]
-    life.beat.start()
-    life._finish(make_exit("interrupted", "stop", "stop asked by me", life.trained))
+    monkeypatch.setattr(finish, "flush", flush_rest)
+    life.heartbeat.start()
+    finish.finish(life, make_exit("interrupted", "stop", "stop asked by me", life.record))
     [(share_s, pressing)] = given
     assert pressing and share_s <= 18.0 and world.has_exit(life)
     assert "stop asked by me" not in said(life), "it was said when it was asked to go"
@@ -418,7 +424,7 @@ def test_the_clouds_copy_gets_what_the_training_prints_and_is_stopped_last(
     world: AgentWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Copy()
-    monkeypatch.setattr(life_module, "open_copy", lambda *_: copy)
+    monkeypatch.setattr(attempt, "open_log_copy", lambda *_: copy)
     world.submit("sh", "-c", "echo a line of the training")
     assert world.run(world.life(world.claim())).outcome == "succeeded"
     assert b"a line of the training\n" in copy.fed and copy.did == ["drain 2", "drain 10", "stop"]
@@ -427,7 +433,7 @@ def test_the_clouds_copy_gets_what_the_training_prints_and_is_stopped_last(
 def test_the_image_of_its_container_is_told(world: AgentWorld) -> None:
     world.submit("true")
     life = world.life(world.claim())
-    life.enclosure.image = "repository@sha256:1"  # type: ignore[misc]
+    life.runtime.image = "repository@sha256:1"  # type: ignore[misc]
     world.run(life)
     beat = world.beat(life)
     assert beat is not None and beat.image == "repository@sha256:1"
@@ -439,17 +445,17 @@ def test_what_is_mounted_for_the_training_is_unmounted_after_the_exit(
     world.submit("true")
     life = world.life(world.claim())
     asked: list[tuple[Path, bool]] = []
-    monkeypatch.setattr(life_module, "unmount_below", lambda folder: asked.append((folder, world.has_exit(life))))
+    monkeypatch.setattr(finish, "unmount_below", lambda folder: asked.append((folder, world.has_exit(life))))
     world.run(life)
     assert asked == [(life.paths.mounts, True)]
 
 
 def test_a_training_whose_enclosure_was_taken_away_did_not_fail_by_itself(tmp_path: Path) -> None:
-    trained = Trained(ended=Ended(137, None, 5.0))
-    left = judge(trained, tmp_path, None, "its own word", "the container engine was stopped")
+    trained = TrainingRecord(outcome=TrainingOutcome(137, None, 5.0))
+    left = make_training_exit(trained, tmp_path, None, "its own word", "the container engine was stopped")
     assert (left.outcome, left.why, left.reason) == ("infrastructure", "finished", "the container engine was stopped")
     assert (left.older_checkpoints, left.restored_from, left.restored_step, left.save) == (0, None, None, None)
-    said_by_itself = judge(trained, tmp_path, None, "its own word")
+    said_by_itself = make_training_exit(trained, tmp_path, None, "its own word")
     assert (said_by_itself.outcome, said_by_itself.why) == ("failed", "finished")
     assert said_by_itself.reason == "the command ended with exit code 137: its own word"
 
@@ -457,15 +463,17 @@ def test_a_training_whose_enclosure_was_taken_away_did_not_fail_by_itself(tmp_pa
 @pytest.mark.parametrize("outcome", ["failed", "interrupted"])
 def test_the_last_lines_of_a_training_that_failed_tell_its_cause(outcome: ExitOutcome) -> None:
     lines = (*(f"line {n}" for n in range(30)), "Traceback (most recent call last):", "ValueError: too wide")
-    left = complete(make_exit(outcome, "finished", "oh", Trained()), None, None, lines, Waste(waited_s=4.0))
+    left = complete_exit(make_exit(outcome, "finished", "oh", TrainingRecord()), None, None, lines, Waste(waited_s=4.0))
     assert (left.cause is not None) is (outcome == "failed")
     assert left.tail == lines[-20:] and left.waste == Waste(waited_s=4.0)
     assert (left.checkpoint, left.commits, left.step, left.metrics) == (None, 0, None, {})
 
 
 def test_an_exit_tells_what_was_saved_and_reported() -> None:
-    ref, kept = CheckpointRef("key", "name"), KeptOutputs()
+    ref, kept = CheckpointRef("key", "name"), SavedOutputs()
     status, progress = SyncStatus(last=ref, commits=3), Progress(1, 9, {"loss": 0.5})
-    left = complete(make_exit("succeeded", "finished", "done", Trained()), status, progress, (), Waste(), kept)
+    left = complete_exit(
+        make_exit("succeeded", "finished", "done", TrainingRecord()), status, progress, (), Waste(), kept
+    )
     assert (left.checkpoint, left.commits, left.first_step, left.step) == (ref, 3, 1, 9)
     assert left.metrics == {"loss": 0.5} and left.outputs is kept and left.tail == ()

@@ -140,7 +140,7 @@ def test_it_gives_up_a_bucket_that_refuses_for_hours_and_waits_for_one_that_is_a
 ) -> None:
     now_s = [0.0]
     monkeypatch.setattr(background.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(type(store), "near", False)
+    monkeypatch.setattr(type(store), "is_local", False)
 
     class Refused(Governed):
         def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]

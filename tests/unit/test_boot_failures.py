@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from stoker.core.attempt_evidence import case_of
+from stoker.core.attempt_evidence import evidence_of
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.retry import verdict
 from stoker.model import keys
@@ -65,7 +65,7 @@ def failing(*before: Closed) -> tuple[str, bool]:
     job = make_snapshot(state, facts)
     claim = state.claim(number)
     assert claim is not None
-    found = verdict(case_of(job, claim, DEFAULT))
+    found = verdict(evidence_of(job, claim, DEFAULT))
     assert found.rule == "boot-failed"
     return found.outcome, found.restart
 

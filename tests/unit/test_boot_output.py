@@ -19,13 +19,14 @@ from stoker.model.errors import Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.node_facts import Heartbeat
 from stoker.model.offerings import Offering
-from stoker.model.spec import Logs, Spec, Submission
+from stoker.model.spec import Logs, Spec
+from stoker.model.submission import Submission
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
-from stoker.providers.console_links import Seat
+from stoker.providers.console_links import NodeIdentity
 from stoker.providers.ec2 import links, tags
 from stoker.providers.gce import names
-from stoker.read.logs import Line, NodeLog, follow, read_lines, read_tail, unheard_of
+from stoker.read.logs import LogLine, NodeLog, follow, read_lines, read_tail, silent_nodes
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Segment, encode_segment
@@ -59,13 +60,13 @@ def put_log(store: Store, node: NodeLog, text: bytes) -> None:
     store.put(keys.log_chunk(folder(node), 0), encode_segment(Segment(2_000_000_000_000, 0, text)))
 
 
-def texts(lines: Iterable[Line]) -> list[tuple[int, str]]:
+def texts(lines: Iterable[LogLine]) -> list[tuple[int, str]]:
     return [(line.attempt, line.text) for line in lines]
 
 
 @pytest.fixture
 def memory() -> MemoryStore:
-    return MemoryStore(lambda: at(0), near=True)
+    return MemoryStore(lambda: at(0), is_local=True)
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,7 +139,7 @@ def test_a_node_that_is_heard_of_costs_no_more_than_one_look(memory: MemoryStore
 
 def test_who_never_wrote_a_word(memory: MemoryStore) -> None:
     put_boot(memory, FIRST)
-    assert unheard_of(memory, JOB, [SECOND, FIRST]) == [SECOND]
+    assert silent_nodes(memory, JOB, [SECOND, FIRST]) == [SECOND]
 
 
 # ── The command line ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -284,7 +285,7 @@ def test_names_are_those_that_were_asked_for() -> None:
     for count in (1, 2):
         order = LaunchOrder(JOB, "sim", 5, count, 3, "s3://b", make_spec(), "jane", OFFERING)
         asked = tags.of_order(order, 0 if count == 1 else None)["Name"]
-        assert links.name(Seat("s3://b", JOB, 5, 3, count, 0)) == asked
+        assert links.name(NodeIdentity("s3://b", JOB, 5, 3, count, 0)) == asked
 
 
 def test_each_partition_has_its_console() -> None:

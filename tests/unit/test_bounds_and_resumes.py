@@ -9,7 +9,7 @@ import pytest
 
 from stoker import client
 from stoker.core.decide import decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model.errors import UserError
@@ -34,7 +34,7 @@ from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.submit.policy_check import heed_used
+from stoker.submit.policy_check import check_used_limits
 from tests.support.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 HOUR = 3600.0
@@ -49,12 +49,12 @@ PAST: tuple[tuple[Event, float], ...] = (
 AGAIN: tuple[tuple[Event, float], ...] = ((Claimed(ON_DEMAND, 1), 5 * HOUR), (Launched(7, nodes(7)), 5 * HOUR))
 
 
-def policy(*texts: str) -> Policy:
+def settings(*texts: str) -> GovernorSettings:
     text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
-    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml", version=1))
+    return replace(DEFAULT, policy=parse_policy(text.encode(), "p.yaml", version=1))
 
 
-def decided(job: JobSnapshot, by: Policy, now_s: float) -> list[tuple[Event, str]]:
+def decided(job: JobSnapshot, by: GovernorSettings, now_s: float) -> list[tuple[Event, str]]:
     plan = decide_job(job, by, at(now_s))
     return [(action.event, action.reason) for action in plan.actions if isinstance(action, Append)]
 
@@ -76,7 +76,7 @@ def waiting(*more: Event, **limits: float) -> JobSnapshot:
 
 
 def test_money_of_the_house_counts_all_attempts() -> None:
-    by = policy("max_cost: 15")
+    by = settings("max_cost: 15")
     assert decided(running(5.5 * HOUR), by, 5.5 * HOUR) == []
     ((event, reason),) = decided(running(6 * HOUR), by, 6 * HOUR)
     assert event == Draining(claim=7, outcome="limit", rule="policy:max-cost")
@@ -84,7 +84,7 @@ def test_money_of_the_house_counts_all_attempts() -> None:
 
 
 def test_time_of_the_house_counts_all_attempts() -> None:
-    by, now_s = policy("max_runtime: 4h"), 6 * HOUR
+    by, now_s = settings("max_runtime: 4h"), 6 * HOUR
     assert decided(running(now_s, 0.9 * HOUR), by, now_s) == []
     ((event, reason),) = decided(running(now_s, HOUR), by, now_s)
     assert event == Draining(claim=7, outcome="limit", rule="policy:max-runtime")
@@ -98,15 +98,15 @@ def test_the_jobs_own_count_anew() -> None:
 
 
 def test_of_both_the_one_that_leaves_less_counts() -> None:
-    ((event, reason),) = decided(running(7 * HOUR, max_cost=6.0), policy("max_cost: 100"), 7 * HOUR)
+    ((event, reason),) = decided(running(7 * HOUR, max_cost=6.0), settings("max_cost: 100"), 7 * HOUR)
     assert event == Draining(claim=7, outcome="limit", rule="max_cost")
     assert reason.startswith("limits.max_cost ($6) is reached: $6.00 spent")
-    ((event, _),) = decided(running(7 * HOUR, max_cost=20.0), policy("max_cost: 18"), 7 * HOUR)
+    ((event, _),) = decided(running(7 * HOUR, max_cost=20.0), settings("max_cost: 18"), 7 * HOUR)
     assert event == Draining(claim=7, outcome="limit", rule="policy:max-cost")
 
 
 def test_one_that_only_warns_counts_so_too() -> None:
-    ((event, reason),) = decided(running(6 * HOUR), policy("name: dear, max_cost: 15, then: warn"), 6 * HOUR)
+    ((event, reason),) = decided(running(6 * HOUR), settings("name: dear, max_cost: 15, then: warn"), 6 * HOUR)
     assert event == Warned(code="policy:dear") and reason == "policy dear ($15) is reached: $15.00 spent"
 
 
@@ -118,18 +118,18 @@ def test_one_that_only_warns_counts_so_too() -> None:
     ],
 )
 def test_a_job_that_was_resumed_past_the_client_ends_at_once(rule: str, reason: str) -> None:
-    ((event, told),) = decided(waiting(), policy(rule), 5 * HOUR)
+    ((event, told),) = decided(waiting(), settings(rule), 5 * HOUR)
     assert isinstance(event, Ended) and event.rule.startswith("policy:max-") and told == reason
 
 
 def test_what_is_left_has_to_pay_for_saving() -> None:
-    ((event, told),) = decided(waiting(), policy("max_cost: 12.01"), 5 * HOUR)
+    ((event, told),) = decided(waiting(), settings("max_cost: 12.01"), 5 * HOUR)
     assert isinstance(event, Ended) and event.rule == "policy:max-cost"
     assert told.startswith("policy max-cost: $12.00 of $12.01 is spent, and what is left does not pay for saving")
 
 
 def test_a_job_that_is_exempt_starts_anew() -> None:
-    exempt = policy("max_cost: 12, except: [{job: job-1, until: 2030-01-01, why: x}]")
+    exempt = settings("max_cost: 12, except: [{job: job-1, until: 2030-01-01, why: x}]")
     ((event, _),) = decided(waiting(), exempt, 5 * HOUR)
     assert isinstance(event, Claimed)
 
@@ -184,7 +184,7 @@ def test_who_is_over_a_bound_of_the_house_is_not_resumed(store: Store) -> None:
         client.resume(job, store)
     assert str(raised.value) == (
         "policy days (3 h of training) counts all attempts of a job, and it has trained for 3 h; "
-        f"who keeps the rules can raise the bound, or list {job} under its `except`"
+        f"the owner of the policy can raise the limit, or list {job} under the rule's `except`"
     )
     assert [meta.key for meta in store.list("")] == before
     versions.write(store, "rules:\n- {max_runtime: 4h}\n- {name: days, max_runtime: 3h, audit: true}\n", "jane")
@@ -194,14 +194,14 @@ def test_who_is_over_a_bound_of_the_house_is_not_resumed(store: Store) -> None:
 def refusal(rule: str, *offerings: Offering) -> str | None:
     """What is said to who resumes a job that has spent $12."""
     try:
-        heed_used(policy(rule).house, make_spec(), make_state(*PAST[:-1]), offerings)
+        check_used_limits(settings(rule).policy, make_spec(), make_state(*PAST[:-1]), offerings)
     except UserError as error:
         return str(error)
     return None
 
 
 def test_nor_is_who_has_spent_what_the_house_allows() -> None:
-    advice = "who keeps the rules can raise the bound, or list job-1 under its `except`"
+    advice = "the owner of the policy can raise the limit, or list job-1 under the rule's `except`"
     told = "policy max-cost ($12) counts all attempts of a job, and $12.00 are spent"
     assert refusal("max_cost: 12") == f"{told}; {advice}"
     assert refusal("max_cost: 13", ON_DEMAND) is None

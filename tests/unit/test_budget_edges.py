@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.core.budget_state import Books, Standing
-from stoker.core.budgets import Held, Word, judge
-from stoker.core.daily_costs import Sum, Sums
+from stoker.core.budget_state import BudgetState, BudgetStatus
+from stoker.core.budgets import BudgetWarning, Held, judge
+from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
-from stoker.governor.apply import Applied, Applier
-from stoker.governor.budget_tracker import LOOK_AGAIN_S, Bookkeeper
+from stoker.governor.apply import Applier, ApplyResult
+from stoker.governor.budget_tracker import REREAD_AFTER_S, BudgetTracker
 from stoker.governor.connected_providers import Fleet
-from stoker.governor.cost_ledger import Spent, keep_spent
+from stoker.governor.cost_ledger import DailyCost, record_daily_cost
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable
@@ -22,8 +22,9 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Event, Launched, Submitted
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Offering
-from stoker.model.policy import House
-from stoker.model.spec import Limits, Submission
+from stoker.model.policy import Policy
+from stoker.model.spec import Limits
+from stoker.model.submission import Submission
 from stoker.policy.policy_file import parse_policy
 from stoker.store import job_log
 from stoker.testing.memory_store import Fault, MemoryStore
@@ -33,12 +34,12 @@ HOUR = 3600.0
 TEAM = replace(make_spec(limits=Limits(max_cost=2.0)), tags={"team": "a"})
 
 
-def house(period: str = "day") -> House:
+def policy(period: str = "day") -> Policy:
     return parse_policy(f"rules:\n- {{name: money, budget: {{dollars: 10, period: {period}}}}}\n".encode(), "p.yaml")
 
 
-def books(spent: float) -> Books:
-    return Books(at(0), {("money", ""): Standing(spent=spent)})
+def books(spent: float) -> BudgetState:
+    return BudgetState(at(0), {("money", ""): BudgetStatus(spent=spent)})
 
 
 def subject(now_s: float) -> Subject:
@@ -50,9 +51,9 @@ def subject(now_s: float) -> Subject:
 
 @pytest.mark.parametrize(("spent", "full"), [(9.99, False), (10.0, True), (10.01, True)])
 def test_all_of_it_is_spent_at_a_hundred_per_cent(spent: float, full: bool) -> None:
-    found = judge(house(), subject(0), Known(books(spent)), at(0))
+    found = judge(policy(), subject(0), Known(books(spent)), at(0))
     assert any(isinstance(each, Held) for each in found) is full
-    assert any(isinstance(each, Word) for each in found) is full
+    assert any(isinstance(each, BudgetWarning) for each in found) is full
 
 
 # ── The keeper ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,76 +79,76 @@ class Shop:
         self.store = MemoryStore(lambda: EPOCH)
         put_job(self.store, "job-1")
         put_job(self.store, "other-1", Claimed(ON_DEMAND, 1), Launched(2, nodes(2)))
-        self.keeper = Bookkeeper(self.store.client(self._faults), Memory())
+        self.keeper = BudgetTracker(self.store.client(self._faults), Memory())
         self.keeper.begin(("job-1", "other-1"), now=at(0))
 
     def _faults(self, _operation: str, _key: str) -> Fault | None:
         return Fault(error=StoreUnavailable("no answer")) if self.broken else None
 
-    def keeps_back(self, now_s: float) -> str | None:
-        self.keeper.look_again(house(), "job-1", at(now_s))
-        return self.keeper.keeps_back(house(), "job-1", ON_DEMAND, at(now_s))
+    def launch_denied(self, now_s: float) -> str | None:
+        self.keeper.refresh_before_launch(policy(), "job-1", at(now_s))
+        return self.keeper.launch_denied(policy(), "job-1", ON_DEMAND, at(now_s))
 
 
 def test_what_is_not_known_keeps_everybody_back() -> None:
     shop = Shop()
     shop.broken = True
-    assert isinstance(shop.keeper.look(house(), at(0)), Unknown)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Unknown)
     shop.broken = False
     shop.keeper.memory.submissions["job-1"] = Submission("job-1", TEAM, "jane")
-    assert shop.keeps_back(1.0) == "policy money: what was spent is not known: no answer"
-    assert shop.keeps_back(LOOK_AGAIN_S) is None, "it is looked up again"
+    assert shop.launch_denied(1.0) == "policy money: what was spent is not known: no answer"
+    assert shop.launch_denied(REREAD_AFTER_S) is None, "it is looked up again"
 
 
 def test_nobody_who_has_not_looked_lets_anything_through() -> None:
     shop = Shop()
     shop.keeper.memory.submissions["job-1"] = Submission("job-1", TEAM, "jane")
-    assert shop.keeps_back(1.0) == "policy money: what was spent is not known: no governor has looked"
+    assert shop.launch_denied(1.0) == "policy money: what was spent is not known: no governor has looked"
 
 
 def test_it_is_read_again_once_it_is_old_and_not_before() -> None:
     shop = Shop()
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
-    assert shop.keeps_back(1.0) is None
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    assert shop.launch_denied(1.0) is None
     put_job(shop.store, "late-1", Claimed(replace(ON_DEMAND, price=1e6), 1), Launched(2, nodes(2)))
-    assert shop.keeps_back(LOOK_AGAIN_S - 1) is None, "it was read a moment ago"
-    assert "are spent" in (shop.keeps_back(LOOK_AGAIN_S) or "")
+    assert shop.launch_denied(REREAD_AFTER_S - 1) is None, "it was read a moment ago"
+    assert "are spent" in (shop.launch_denied(REREAD_AFTER_S) or "")
 
 
-@pytest.mark.parametrize(("began_s", "old_s"), [(0.0, LOOK_AGAIN_S), (None, 10.0 + LOOK_AGAIN_S)])
+@pytest.mark.parametrize(("began_s", "old_s"), [(0.0, REREAD_AFTER_S), (None, 10.0 + REREAD_AFTER_S)])
 def test_what_was_read_is_as_old_as_its_pass_or_as_the_first_look(began_s: float | None, old_s: float) -> None:
     shop = Shop()
     shop.keeper.begin(("job-1", "other-1"), now=None if began_s is None else at(began_s))
-    assert isinstance(shop.keeper.look(house(), at(10.0)), Known)
+    assert isinstance(shop.keeper.read_state(policy(), at(10.0)), Known)
     put_job(shop.store, "late-1", Claimed(replace(ON_DEMAND, price=1e6), 1), Launched(2, nodes(2)))
-    assert shop.keeps_back(old_s - 1) is None
-    assert "are spent" in (shop.keeps_back(old_s) or "")
+    assert shop.launch_denied(old_s - 1) is None
+    assert "are spent" in (shop.launch_denied(old_s) or "")
 
 
 def test_before_a_launch_logs_count_and_not_what_a_partial_pass_knew() -> None:
     shop = Shop()
     shop.keeper.begin(("job-1", "other-1"), whole=False, now=at(0))
-    shop.keeper.with_books(Snapshot((), (), {}, partial=True), house(), at(0), passed_s=0.0)
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    shop.keeper.with_budget_state(Snapshot((), (), {}, partial=True), policy(), at(0), passed_s=0.0)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
     append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
     append(shop.store, "other-1", Launched(5, nodes(5)))
-    assert shop.keeps_back(LOOK_AGAIN_S - 1) is None
-    assert "are spent" in (shop.keeps_back(LOOK_AGAIN_S) or "")
+    assert shop.launch_denied(REREAD_AFTER_S - 1) is None
+    assert "are spent" in (shop.launch_denied(REREAD_AFTER_S) or "")
 
 
 def test_a_pass_over_a_few_counts_the_others_by_what_was_read_of_them_in_the_last_minute() -> None:
     shop = Shop()
-    shop.keeper.with_books(Snapshot((), (), {}), house(), at(0), passed_s=0.0)
+    shop.keeper.with_budget_state(Snapshot((), (), {}), policy(), at(0), passed_s=0.0)
     append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
     append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
     append(shop.store, "other-1", Launched(5, nodes(5)))
     found: list[bool] = []
     for now_s in (30.0, 120.0):
         shop.keeper.begin(("job-1", "other-1"), whole=False, now=at(now_s))
-        shop.keeper.with_books(Snapshot((), (), {}, partial=True), house(), at(now_s), passed_s=now_s)
-        shop.keeper.look(house(), at(now_s))
-        found.append(shop.keeps_back(now_s + 1) is None)
+        shop.keeper.with_budget_state(Snapshot((), (), {}, partial=True), policy(), at(now_s), passed_s=now_s)
+        shop.keeper.read_state(policy(), at(now_s))
+        found.append(shop.launch_denied(now_s + 1) is None)
     assert found == [True, False]
 
 
@@ -155,45 +156,45 @@ def test_where_nobody_wants_a_machine_budgets_are_looked_at_now_and_then() -> No
     shop = Shop()
     state = job_log.read(shop.store, "other-1")
     assert state is not None
-    running = replace(make_snapshot(state, spec=TEAM), offerings=None, books=None)
+    running = replace(make_snapshot(state, spec=TEAM), offerings=None, budget_state=None)
     looked: list[bool] = []
     for passed_s in (0.0, 60.0, 600.0, 660.0):
-        (job,) = shop.keeper.with_books(Snapshot((running,), (), {}), house(), at(passed_s), passed_s).jobs
-        looked.append(job.books is not None)
+        (job,) = shop.keeper.with_budget_state(Snapshot((running,), (), {}), policy(), at(passed_s), passed_s).jobs
+        looked.append(job.budget_state is not None)
     assert looked == [True, False, True, False]
 
 
 def test_a_look_that_took_long_is_not_repeated_at_once() -> None:
     shop = Shop()
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     put_job(shop.store, "late-1", Claimed(replace(ON_DEMAND, price=1e6), 1), Launched(2, nodes(2)))
-    shop.keeper._look_s = 60.0
-    assert shop.keeps_back(100.0) is None, "looking would take up most of the pass"
-    assert "are spent" in (shop.keeps_back(600.0) or "")
+    shop.keeper._took_s = 60.0
+    assert shop.launch_denied(100.0) is None, "looking would take up most of the pass"
+    assert "are spent" in (shop.launch_denied(600.0) or "")
 
 
 def test_a_store_that_does_not_answer_any_more_keeps_everybody_back() -> None:
     shop = Shop()
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     shop.broken = True
-    assert "no answer" in (shop.keeps_back(LOOK_AGAIN_S) or "")
+    assert "no answer" in (shop.launch_denied(REREAD_AFTER_S) or "")
     shop.broken = False
-    assert shop.keeps_back(LOOK_AGAIN_S + 1) is None
+    assert shop.launch_denied(REREAD_AFTER_S + 1) is None
 
 
 def test_what_was_claimed_here_since_counts_and_what_others_claimed_is_read_before_a_launch() -> None:
     shop = Shop()
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     for job, now_s in (("late-1", 1.0), ("late-2", 2.0), ("late-3", 3.0), ("late-4", 3.5)):
-        assert shop.keeps_back(now_s) is None, "it was read a moment ago"
+        assert shop.launch_denied(now_s) is None, "it was read a moment ago"
         put_job(shop.store, job, Claimed(ON_DEMAND, 1))
     append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
-    held = shop.keeper.yields(house(), "job-1", 2, at(4.0))
+    held = shop.keeper.launch_conflict(policy(), "job-1", 2, at(4.0))
     # They were all written at the same moment, by the clock of this store: five of two dollars each, and two before.
     assert held is not None and held.rule == "policy:money" and "late-1" in held.waits
     shop.broken = True
     with pytest.raises(StokerError, match="no answer"):
-        shop.keeper.yields(house(), "job-1", 2, at(5.0))
+        shop.keeper.launch_conflict(policy(), "job-1", 2, at(5.0))
 
 
 def test_a_claim_is_not_launched_where_what_was_spent_before_cannot_be_read() -> None:
@@ -204,58 +205,64 @@ def test_a_claim_is_not_launched_where_what_was_spent_before_cannot_be_read() ->
         lambda _operation, key: Fault(error=StoreDenied("not allowed")) if key.startswith(keys.SPENT) else None
     )
     with pytest.raises(StokerError, match="what was spent is not known: not allowed"):
-        shop.keeper.yields(house(), "job-1", 2, at(4.0))
+        shop.keeper.launch_conflict(policy(), "job-1", 2, at(4.0))
 
 
 def test_a_job_that_was_forgotten_since_the_last_look_counts_by_what_it_left() -> None:
     shop = Shop()
     append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
-    assert shop.keeper.yields(house(), "job-1", 2, at(4.0)) is None
-    keep_spent(shop.store, Spent("other-1", at(0).date(), 3, Sums(Sum(50.0), Sum(50.0), Sum(50.0)), TEAM.tags))
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    assert shop.keeper.launch_conflict(policy(), "job-1", 2, at(4.0)) is None
+    record_daily_cost(
+        shop.store,
+        DailyCost("other-1", at(0).date(), 3, DaySums(KnownSum(50.0), KnownSum(50.0), KnownSum(50.0)), TEAM.tags),
+    )
     shop.store.delete([keys.active("other-1", 1)])
-    held = shop.keeper.yields(house(), "job-1", 2, at(5.0))
+    held = shop.keeper.launch_conflict(policy(), "job-1", 2, at(5.0))
     assert held is not None and held.rule == "policy:money"
 
 
 def test_every_pass_reads_what_forgotten_jobs_spent_anew() -> None:
     shop = Shop()
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
-    keep_spent(shop.store, Spent("gone-1", at(0).date(), 3, Sums(Sum(50.0), Sum(50.0), Sum(50.0)), TEAM.tags))
-    assert shop.keeps_back(1.0) is None, "it was read a moment ago"
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    record_daily_cost(
+        shop.store,
+        DailyCost("gone-1", at(0).date(), 3, DaySums(KnownSum(50.0), KnownSum(50.0), KnownSum(50.0)), TEAM.tags),
+    )
+    assert shop.launch_denied(1.0) is None, "it was read a moment ago"
     shop.keeper.begin(("job-1", "other-1"), now=at(2.0))
-    assert isinstance(shop.keeper.look(house(), at(2.0)), Known)
-    assert "are spent" in (shop.keeps_back(3.0) or "")
+    assert isinstance(shop.keeper.read_state(policy(), at(2.0)), Known)
+    assert "are spent" in (shop.launch_denied(3.0) or "")
 
 
 def test_what_another_job_claimed_in_this_pass_counts_without_another_look() -> None:
     shop = Shop()
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
-    assert shop.keeps_back(1.0) is None
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
+    assert shop.launch_denied(1.0) is None
     append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
     append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
     append(shop.store, "other-1", Launched(5, nodes(5)))
     newest = job_log.read(shop.store, "other-1")
     assert newest is not None
     shop.keeper.memory.states["other-1"] = newest
-    assert shop.keeps_back(2.0) is None
-    shop.keeper.claimed("other-1")
-    assert "are spent" in (shop.keeps_back(2.0) or "")
+    assert shop.launch_denied(2.0) is None
+    shop.keeper.count_claim("other-1")
+    assert "are spent" in (shop.launch_denied(2.0) or "")
 
 
 def test_a_claim_that_has_enough_is_launched() -> None:
     shop = Shop()
-    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    assert isinstance(shop.keeper.read_state(policy(), at(0)), Known)
     append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
     for job in ("late-1", "late-2", "late-3"):
         put_job(shop.store, job, Claimed(ON_DEMAND, 1))
-    assert shop.keeper.yields(house(), "job-1", 2, at(4.0)) is None, "five times two dollars are all of it"
+    assert shop.keeper.launch_conflict(policy(), "job-1", 2, at(4.0)) is None, "five times two dollars are all of it"
 
 
 # ── Carrying out ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Purse:
+class Guard:
     """Says the same to all, and remembers who asked. `lost`: a claim that was made must not be launched."""
 
     def __init__(self, why: str | None, lost: Held | None) -> None:
@@ -263,15 +270,15 @@ class Purse:
         self.lost = lost
         self.asked: list[str] = []
 
-    def keeps_back(self, job: str, _offering: Offering) -> str | None:
+    def launch_denied(self, job: str, _offering: Offering) -> str | None:
         self.asked.append(job)
         return self.why
 
-    def yields(self, job: str, number: int) -> Held | None:
+    def launch_conflict(self, job: str, number: int) -> Held | None:
         self.asked.append(f"{job} {number}")
         return self.lost
 
-    def claimed(self, job: str) -> None:
+    def count_claim(self, job: str) -> None:
         pass
 
 
@@ -280,13 +287,13 @@ TOO_LATE = Held("policy:money", "another was quicker", waits="waits")
 
 def applied(
     why: str | None, *actions: Append | Launch, lost: Held | None = None
-) -> tuple[Applied, list[str], JobState | None]:
+) -> tuple[ApplyResult, list[str], JobState | None]:
     """What comes of it, who asked, and the log. The claim is of a provider that is not there: a launch is a problem."""
     store = MemoryStore(lambda: EPOCH)
     put_job(store, JOB, Claimed(SPOT_A, 1))
-    purse = Purse(why, lost)
-    found = Applier(store, Fleet(store.url), Memory(), "me").apply(Plan(actions), purse)
-    return found, purse.asked, job_log.read(store, JOB)
+    budget_guard = Guard(why, lost)
+    found = Applier(store, Fleet(store.url), Memory(), "me").apply(Plan(actions), budget_guard)
+    return found, budget_guard.asked, job_log.read(store, JOB)
 
 
 def test_a_claim_of_another_governor_is_finished_only_if_there_is_money() -> None:

@@ -15,18 +15,27 @@ from types import SimpleNamespace
 import pytest
 
 from stoker.model import keys
-from stoker.model.spec import Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.providers.boot.script import Boot, render
+from stoker.providers.boot.script import BootSettings, render
 from stoker.providers.image_info import newer_image
 from stoker.store.base import Store
 from stoker.submit import agent_bundle
-from stoker.submit.agent_bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
-from stoker.submit.prepare import pack_agents
+from stoker.submit.agent_bundle import (
+    AgentArchive,
+    NoAgentAvailable,
+    build_archive,
+    build_archives,
+    local_tag,
+    send,
+    tags_for,
+)
+from stoker.submit.node_packages import pack_agents
 from stoker.testing.memory_store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
-HERE = runs_here()
+HERE = local_tag()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,7 @@ def no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         asked.append(command)
         return subprocess.CompletedProcess(command, 1, "", "WARNING: hm\nERROR: there is no index\n")
 
-    monkeypatch.setattr(agent_bundle.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return asked
 
 
@@ -67,7 +76,7 @@ def lay_wheel(folder: Path, name: str) -> Path:
     return path
 
 
-def names(built: Built) -> list[str]:
+def names(built: AgentArchive) -> list[str]:
     with tarfile.open(built.path) as archive:
         return archive.getnames()
 
@@ -76,7 +85,7 @@ def names(built: Built) -> list[str]:
 
 
 def test_it_is_small_and_holds_what_the_agent_needs(home: Path) -> None:
-    built = build(HERE)
+    built = build_archive(HERE)
     assert built.size == built.path.stat().st_size <= 10_000_000
     held = names(built)
     assert held == sorted(held)
@@ -93,7 +102,7 @@ def test_it_is_small_and_holds_what_the_agent_needs(home: Path) -> None:
 
 
 def test_every_module_of_it_imports_with_nothing_else_installed(home: Path, tmp_path: Path) -> None:
-    with tarfile.open(build(HERE).path) as archive:
+    with tarfile.open(build_archive(HERE).path) as archive:
         archive.extractall(tmp_path / "agent")
     code = """
 import importlib, pathlib, sys
@@ -122,7 +131,7 @@ NOT_ON_A_NODE = {
 
 
 def test_nothing_it_imports_later_is_missing(home: Path) -> None:
-    with tarfile.open(build(HERE).path) as archive:
+    with tarfile.open(build_archive(HERE).path) as archive:
         sources = {
             name: (archive.extractfile(name) or sys.exit()).read().decode()
             for name in archive.getnames()
@@ -151,18 +160,18 @@ def _imported(tree: ast.AST) -> set[str]:
 def test_the_same_sources_give_the_same_bytes(home: Path) -> None:
     files = agent_bundle._stoker_files()
     assert agent_bundle._pack(files) == agent_bundle._pack(dict(reversed(files.items())))
-    first = build(HERE)
+    first = build_archive(HERE)
     packed = first.path.stat().st_ino
-    second = build(HERE)
+    second = build_archive(HERE)
     assert second == first
     assert second.path.stat().st_ino == packed, "it was packed again"
 
 
 def test_another_source_is_another_bundle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_bundle, "obstore_files", lambda tag, offline: {})
-    before = build(HERE)
+    before = build_archive(HERE)
     monkeypatch.setattr(agent_bundle, "_MAIN", b"# changed")
-    after = build(HERE)
+    after = build_archive(HERE)
     assert after.digest != before.digest and after.path != before.path
 
 
@@ -192,7 +201,7 @@ def test_wheels_that_were_fetched_once_serve_without_an_index(
         "obstore-0.12.9-cp312-cp312-manylinux_2_17_ppc64le.whl",
     ):
         lay_wheel(wheels, unfit)
-    with tarfile.open(build(tag).path) as archive:
+    with tarfile.open(build_archive(tag).path) as archive:
         held = archive.extractfile("obstore/__init__.py")
         assert held is not None and held.read().decode() == f"# {wheel}"
         assert [name for name in archive.getnames() if name.startswith("obstore")] == [
@@ -213,8 +222,10 @@ def test_the_newest_wheel_is_taken(no_pip: list[list[str]], tmp_path: Path) -> N
 
 def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: list[list[str]]) -> None:
     for _ in range(2):
-        with pytest.raises(NotServed, match=r"arm64 machines that have only Python 3\.10 .*\(there is no index\); "):
-            build("cp310-arm64")
+        with pytest.raises(
+            NoAgentAvailable, match=r"arm64 machines that have only Python 3\.10 .*\(there is no index\); "
+        ):
+            build_archive("cp310-arm64")
     assert len(no_pip) == 1
     command = " ".join(no_pip[0])
     assert "--python-version=3.10" in command and "--platform=manylinux_2_17_aarch64" in command
@@ -234,37 +245,39 @@ def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: l
 def test_the_plan_and_a_failed_boot_advise_the_same(tags: list[str], version: str) -> None:
     advice = f"choose a resources.image with Python {version} or newer"
     assert newer_image(tags) == advice
-    told = render(Boot("s3://bucket", "ec2", "job-1", 2, 1, dict.fromkeys(tags, "0" * 64)), b"")
+    told = render(BootSettings("s3://bucket", "ec2", "job-1", 2, 1, dict.fromkeys(tags, "0" * 64)), b"")
     assert advice in told and told.count("or newer") == 1
 
 
 def test_a_dry_run_asks_no_index(no_pip: list[list[str]]) -> None:
-    with pytest.raises(NotServed, match=r"the run itself tries; choose a resources\.image with Python 3\.11 or newer"):
-        build("cp310-arm64", offline=True)
+    with pytest.raises(
+        NoAgentAvailable, match=r"the run itself tries; choose a resources\.image with Python 3\.11 or newer"
+    ):
+        build_archive("cp310-arm64", offline=True)
     assert no_pip == []
 
 
 def test_one_python_that_is_not_served_is_a_line_and_all_of_them_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_but(*tags: str) -> Callable[..., Built]:
-        def one(tag: str, *, offline: bool) -> Built:
+    def none_but(*tags: str) -> Callable[..., AgentArchive]:
+        def one(tag: str, *, offline: bool) -> AgentArchive:
             if tag not in tags:
-                raise NotServed(f"no {tag}")
-            return Built(tag, "0" * 64, Path(), 1)
+                raise NoAgentAvailable(f"no {tag}")
+            return AgentArchive(tag, "0" * 64, Path(), 1)
 
         return one
 
-    monkeypatch.setattr(agent_bundle, "build", none_but("cp311-x86_64", "cp310-arm64", "cp311-arm64"))
-    built, told = build_all({"x86_64", "arm64"})
+    monkeypatch.setattr(agent_bundle, "build_archive", none_but("cp311-x86_64", "cp310-arm64", "cp311-arm64"))
+    built, told = build_archives({"x86_64", "arm64"})
     assert [one.tag for one in built] == ["cp310-arm64", "cp311-arm64", "cp311-x86_64"]
     assert told == ("no cp310-x86_64",)
-    monkeypatch.setattr(agent_bundle, "build", none_but())
-    with pytest.raises(NotServed):
-        build_all({"x86_64"})
+    monkeypatch.setattr(agent_bundle, "build_archive", none_but())
+    with pytest.raises(NoAgentAvailable):
+        build_archives({"x86_64"})
     # A dry run can be told neither that it cannot be nor what it would be.
-    assert build_all({"x86_64"}, offline=True)[0] == ()
-    assert "resources.machine" in build_all({"x86_64"}, offline=True)[1][0]
+    assert build_archives({"x86_64"}, offline=True)[0] == ()
+    assert "resources.machine" in build_archives({"x86_64"}, offline=True)[1][0]
     assert tags_for("arm64") == ("cp310-arm64", "cp311-arm64")
 
 
@@ -272,12 +285,12 @@ def test_one_python_that_is_not_served_is_a_line_and_all_of_them_an_error(
 def test_a_line_names_the_image_that_the_provider_takes(
     name: str, field: str, no_pip: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def only_newer(tag: str, *, offline: bool) -> Built:
+    def only_newer(tag: str, *, offline: bool) -> AgentArchive:
         if tag.startswith("cp310"):
-            return build(tag, offline=True)
-        return Built(tag, "0" * 64, Path(), 1)
+            return build_archive(tag, offline=True)
+        return AgentArchive(tag, "0" * 64, Path(), 1)
 
-    monkeypatch.setattr(agent_bundle, "build", only_newer)
+    monkeypatch.setattr(agent_bundle, "build_archive", only_newer)
     provider = SimpleNamespace(capabilities=registry.capabilities(name))
     spec = Spec(name="x", run="x", resources=Resources(provider=name))
     _, (line,) = pack_agents(provider, spec, (), offline=True)  # type: ignore[arg-type]
@@ -292,7 +305,7 @@ def test_it_is_sent_once_and_never_under_a_name_that_was_given_up(tmp_path: Path
     store: Store = MemoryStore(lambda: moment[0])
     path = tmp_path / "a.tar.gz"
     path.write_bytes(b"agent")
-    built = Built(HERE, "ab" * 32, path, 5)
+    built = AgentArchive(HERE, "ab" * 32, path, 5)
     assert send(store, built) == built.digest
     key = keys.bundle(built.digest)
     first = store.head(key)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from bench.fabricate import Machines, active_objects, name_of
 
-from stoker.agent.heartbeat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
+from stoker.agent.heartbeat import REMOTE_INTERVAL_S, STEADY_INTERVAL_S, HeartbeatThread, is_steady
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, Terminate
@@ -39,7 +39,7 @@ HOUR_S = 3600.0
 class Node:
     """A node that trains, in virtual time, and its heartbeat."""
 
-    def __init__(self, *, near: bool = False) -> None:
+    def __init__(self, *, is_local: bool = False) -> None:
         self.now_s = 0.0
         self.state: JobState = make_state(*RUNNING)
         self.trained_s = 1000.0
@@ -48,15 +48,15 @@ class Node:
         self.checkpoint: CheckpointRef | None = None
         self.puts: list[float] = []
         self.failing = False
-        self.store = MemoryStore(lambda: T0 + timedelta(seconds=self.now_s), faults=self._count, near=near)
-        self.beat = Beat(self.store, "work/job-1/2/0/boot", self._refresh, self._calm, lambda: self.now_s)
+        self.store = MemoryStore(lambda: T0 + timedelta(seconds=self.now_s), faults=self._count, is_local=is_local)
+        self.beat = HeartbeatThread(self.store, "work/job-1/2/0/boot", self._refresh, self._calm, lambda: self.now_s)
         self.beat.change(phase="training")
 
     def pass_time(self, seconds: float) -> int:
         """Let the heartbeat's thread look as often as it does. Answers how often it wrote."""
         before, until_s = len(self.puts), self.now_s + seconds
         while self.now_s < until_s:
-            self.now_s += FAR_INTERVAL_S
+            self.now_s += REMOTE_INTERVAL_S
             self.beat.tick()
         return len(self.puts) - before
 
@@ -66,7 +66,7 @@ class Node:
         return codec.loads(Heartbeat, found.data)
 
     def _calm(self, beat: Heartbeat) -> bool:
-        return is_calm(beat, self.state, 2, 0)
+        return is_steady(beat, self.state, 2, 0)
 
     def _refresh(self, beat: Heartbeat) -> Heartbeat:
         activity = Activity(silent_s=0.0, stepped_s=self.stepped_s, longest_step_s=self.longest_step_s)
@@ -89,7 +89,7 @@ def node() -> Node:
 def test_steady_training_writes_once_a_minute(node: Node) -> None:
     assert node.pass_time(HOUR_S) == 60
     gaps = [after - before for before, after in zip(node.puts, node.puts[1:], strict=False)]
-    assert max(gaps) <= node.written().interval_s == CALM_INTERVAL_S, "never later than it says"
+    assert max(gaps) <= node.written().interval_s == STEADY_INTERVAL_S, "never later than it says"
 
 
 def test_the_first_minutes_and_what_comes_before_are_told_often(node: Node) -> None:
@@ -102,8 +102,8 @@ def test_the_first_minutes_and_what_comes_before_are_told_often(node: Node) -> N
 @pytest.mark.parametrize("event", [StopAsked(by="jane"), Suspected(claim=2, rank=0, etag="x")])
 def test_what_is_decided_about_a_node_wakes_its_heartbeat(event: StopAsked | Suspected, node: Node) -> None:
     node.state = make_state(*RUNNING, event)
-    assert node.pass_time(FAR_INTERVAL_S) == 1
-    assert node.written().interval_s == FAR_INTERVAL_S
+    assert node.pass_time(REMOTE_INTERVAL_S) == 1
+    assert node.written().interval_s == REMOTE_INTERVAL_S
     assert node.pass_time(600) >= 59
 
 
@@ -116,7 +116,7 @@ def test_a_standstill_is_told_often_and_slow_steps_are_none(node: Node) -> None:
 
 def test_a_checkpoint_is_told_at_once(node: Node) -> None:
     node.checkpoint = CheckpointRef(key="00000002/000001-a", name="a")
-    assert node.pass_time(FAR_INTERVAL_S) == 1
+    assert node.pass_time(REMOTE_INTERVAL_S) == 1
     assert node.written().checkpoint == node.checkpoint
 
 
@@ -125,11 +125,11 @@ def test_a_lost_write_is_repeated_with_the_next_look(node: Node) -> None:
     with pytest.raises(StoreUnavailable):
         node.pass_time(120)
     node.failing = False
-    assert node.pass_time(FAR_INTERVAL_S) == 1
+    assert node.pass_time(REMOTE_INTERVAL_S) == 1
 
 
 def test_a_folder_costs_nothing_and_is_told_as_often_as_ever() -> None:
-    node = Node(near=True)
+    node = Node(is_local=True)
     node.pass_time(120)
     assert node.pass_time(600) >= 59
 
@@ -138,7 +138,7 @@ def test_a_folder_costs_nothing_and_is_told_as_often_as_ever() -> None:
 
 
 def test_providers_wait_for_three_calm_heartbeats() -> None:
-    assert all(each.silence_s >= 3 * CALM_INTERVAL_S for each in (EC2, GCE, SAGEMAKER))
+    assert all(each.silence_s >= 3 * STEADY_INTERVAL_S for each in (EC2, GCE, SAGEMAKER))
 
 
 @pytest.mark.parametrize(("interval_s", "limit_s"), [(10.0, 60.0), (60.0, 180.0), (1e9, 1800.0), (float("nan"), 60.0)])

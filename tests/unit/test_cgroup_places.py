@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.processes.cgroup import Mount, find_mount, find_path
+from stoker.processes.cgroup import CgroupMount, find_mount, find_path
 
 
 class TestWhereCgroupsAre:
@@ -15,9 +15,9 @@ class TestWhereCgroupsAre:
         )
         mixed += "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
         inner = "30 23 0:26 /docker/abc /sys/fs/my\\040cgroup ro shared:4 master:1 - cgroup2 cgroup rw\n"
-        assert find_mount(pure) == Mount("/sys/fs/cgroup", "/")
-        assert find_mount(mixed) == Mount("/sys/fs/cgroup/unified", "/")
-        assert find_mount(inner) == Mount("/sys/fs/my cgroup", "/docker/abc")
+        assert find_mount(pure) == CgroupMount("/sys/fs/cgroup", "/")
+        assert find_mount(mixed) == CgroupMount("/sys/fs/cgroup/unified", "/")
+        assert find_mount(inner) == CgroupMount("/sys/fs/my cgroup", "/docker/abc")
         assert find_mount("31 23 0:28 / /sys/fs/cgroup rw - tmpfs cgroup2 rw\n") is None
 
     def test_the_own_path(self) -> None:
@@ -27,15 +27,15 @@ class TestWhereCgroupsAre:
     @pytest.mark.parametrize(
         ("mount", "path", "folder"),
         [
-            (Mount("/sys/fs/cgroup", "/"), "/", "/sys/fs/cgroup"),
-            (Mount("/sys/fs/cgroup", "/"), "/user.slice/a.scope", "/sys/fs/cgroup/user.slice/a.scope"),
-            (Mount("/cg", "/docker/abc"), "/docker/abc", "/cg"),
-            (Mount("/cg", "/docker/abc"), "/docker/abc/x", "/cg/x"),
-            (Mount("/cg", "/docker/abc"), "/docker/abcd", None),
-            (Mount("/cg", "/docker/abc"), "/", None),
+            (CgroupMount("/sys/fs/cgroup", "/"), "/", "/sys/fs/cgroup"),
+            (CgroupMount("/sys/fs/cgroup", "/"), "/user.slice/a.scope", "/sys/fs/cgroup/user.slice/a.scope"),
+            (CgroupMount("/cg", "/docker/abc"), "/docker/abc", "/cg"),
+            (CgroupMount("/cg", "/docker/abc"), "/docker/abc/x", "/cg/x"),
+            (CgroupMount("/cg", "/docker/abc"), "/docker/abcd", None),
+            (CgroupMount("/cg", "/docker/abc"), "/", None),
         ],
     )
-    def test_folders_and_paths(self, mount: Mount, path: str, folder: str | None) -> None:
+    def test_folders_and_paths(self, mount: CgroupMount, path: str, folder: str | None) -> None:
         assert mount.folder(path) == folder
         if folder is not None:
             assert mount.path(folder + "/x") == path.rstrip("/") + "/x"

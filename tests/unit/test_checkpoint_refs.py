@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,26 +16,27 @@ from stoker.agent.checkpoints.restore import RestoreError, find_candidates
 from stoker.cli import cli
 from stoker.cli.completers import complete_checkpoint
 from stoker.cli.resume import command as resume_command
-from stoker.core import retry
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.background import Governed
+from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.governor.background import GovernorChoice
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.model.job_state import Choice, JobState
+from stoker.model.job_state import ChosenCheckpoint, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import encode
-from stoker.store.checkpoint_refs import candidates, matching, reference, resolve, words
-from stoker.store.checkpoints import Checkpoint, Manifest, Place
+from stoker.store.checkpoint_refs import candidates, completions, matching, reference, resolve
+from stoker.store.checkpoints import Checkpoint, Manifest, ManifestKey
+from stoker.submit.resume import ask_to_resume, prepare_resume
 from tests.support.sim_data import SPOT_A, make_state, nodes
 
 
 def checkpoint(claim: int, ordinal: int, name: str = "ckpt", step: int | None = None, whole: bool = True) -> Checkpoint:
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
     manifest = Manifest(name, "job-1", claim, 0, ordinal, moment, (), step=step)
-    place = Place(claim, ordinal, name, 0)
+    place = ManifestKey(claim, ordinal, name, 0)
     return Checkpoint(place.key, place, {0: manifest}, whole, moment)
 
 
@@ -58,8 +60,8 @@ def test_three_of_one_name_have_references_of_their_own() -> None:
     assert resolve(ALL, "02.000001", STATE, "job-1").checkpoint == THREE
     assert resolve(ALL, ONE.key, STATE, "job-1").checkpoint == ONE
     assert resolve(ALL, "@2.2", None, "job-1").checkpoint == TWO
-    assert reference(Place(0, 0, "x", 0), STATE) == "0.0"
-    assert reference(Place(99, 3, "x", 0), STATE) == "@99.3", "of a claim that the log does not have"
+    assert reference(ManifestKey(0, 0, "x", 0), STATE) == "0.0"
+    assert reference(ManifestKey(99, 3, "x", 0), STATE) == "@99.3", "of a claim that the log does not have"
 
 
 def test_a_name_means_the_newest_and_says_so() -> None:
@@ -108,7 +110,7 @@ def test_an_agent_understands_what_was_pinned_without_a_log() -> None:
 
 
 def test_after_a_choice_nothing_newer_is_picked_up_again() -> None:
-    choice = Choice(ONE.key, seq=9)
+    choice = ChosenCheckpoint(ONE.key, seq=9)
     assert candidates(ALL, frozenset(), None) == ALL[::-1]
     assert candidates(ALL, frozenset({BEST.key}), None)[0] == THREE
     assert candidates(ALL, frozenset({ONE.key}), choice) == [ONE], "though poisoned"
@@ -120,11 +122,11 @@ def test_after_a_choice_nothing_newer_is_picked_up_again() -> None:
 
 def test_what_a_failing_attempt_copied_is_passed_over_with_its_claim() -> None:
     assert candidates(ALL, frozenset({"00000006/"}), None) == [TWO, ONE]
-    assert candidates(ALL, frozenset({"00000006/"}), Choice(THREE.key, seq=9)) == [THREE]
+    assert candidates(ALL, frozenset({"00000006/"}), ChosenCheckpoint(THREE.key, seq=9)) == [THREE]
 
 
 def test_completion_knows_references_and_names() -> None:
-    assert list(words(ALL, STATE)) == ["2.2", "2.1", "1.2", "1.1", "best", "ckpt"]
+    assert list(completions(ALL, STATE)) == ["2.2", "2.1", "1.2", "1.1", "best", "ckpt"]
 
 
 # ── With a store ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -213,14 +215,17 @@ def test_pull_takes_the_one_that_is_named(store: Store, job: str, tmp_path: Path
 
 
 def test_resume_never_takes_a_poisoned_checkpoint_by_itself(store: Store, job: str) -> None:
-    plan = client.prepare_resume(job, store)
-    client.ask_to_resume(plan, store)
-    told = plan.told
+    plan = prepare_resume(job, store)
+    ask_to_resume(plan, store)
+    told = plan.messages
     assert told[0] == "it goes on from 1.2 (ckpt, step 20)"
     assert told[1].startswith("passed over: 2.1 (ckpt, step 30): attempts failed there")
     state = append(store, job)
-    assert state.choice is None
-    assert find_candidates(store, job, retry.poisoned(state, DEFAULT), state.choice) == [TWO.key, ONE.key]
+    assert state.chosen_checkpoint is None
+    assert find_candidates(store, job, poisoned_checkpoints(state, DEFAULT), state.chosen_checkpoint) == [
+        TWO.key,
+        ONE.key,
+    ]
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("2.1", THREE5), ("1.1", ONE), ("ckpt", THREE5)])
@@ -230,16 +235,16 @@ def test_a_person_may_choose_any_and_it_is_obeyed(store: Store, job: str, text: 
     assert isinstance(entry.event, ResumeAsked) and entry.event.checkpoint == wanted.key
     assert "from checkpoint " in entry.reason
     state = append(store, job)
-    given_up = retry.poisoned(state, DEFAULT)
-    assert find_candidates(store, job, given_up, state.choice) == [wanted.key]
+    given_up = poisoned_checkpoints(state, DEFAULT)
+    assert find_candidates(store, job, given_up, state.chosen_checkpoint) == [wanted.key]
     # What the attempts of this resume commit comes first, and what was left aside never.
     new = checkpoint(append(store, job, Claimed(SPOT_A, 1)).seq, 1, step=11)
     put(store, job, new)
-    assert find_candidates(store, job, given_up, state.choice) == [new.key, wanted.key]
+    assert find_candidates(store, job, given_up, state.chosen_checkpoint) == [new.key, wanted.key]
 
 
 def test_the_command_says_what_it_goes_on_from(store: Store, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.governor.background.carry_on", lambda *_: Governed())
+    monkeypatch.setattr("stoker.governor.background.ensure_governed", lambda *_: GovernorChoice())
     code, output = run(store, "resume", job, "--checkpoint", "1.1")
     assert code == 0, output
     assert "it goes on from 1.1 (ckpt, step 10)" in output
@@ -249,31 +254,31 @@ def test_the_command_says_what_it_goes_on_from(store: Store, job: str, monkeypat
 
 def test_a_job_without_a_checkpoint_is_said_to_start_from_the_beginning(store: Store, job: str) -> None:
     store.delete([keys.manifest(job, one.key) for one in (ONE, TWO, THREE5)])
-    assert client.prepare_resume(job, store).told == ("it starts from the beginning: there is no checkpoint",)
+    assert prepare_resume(job, store).messages == ("it starts from the beginning: there is no checkpoint",)
 
 
 def test_a_job_whose_ranks_did_not_all_commit_starts_from_the_beginning(
     store: Store, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torn = checkpoint(2, 1, step=10, whole=False)
-    monkeypatch.setattr("stoker.read.resume_plan.list_checkpoints", lambda *_: [torn])
-    plan = client.prepare_resume(job, store)
-    assert plan.told == ("it starts from the beginning: no checkpoint was committed by all ranks",)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.resume"), "list_checkpoints", lambda *_: [torn])
+    plan = prepare_resume(job, store)
+    assert plan.messages == ("it starts from the beginning: no checkpoint was committed by all ranks",)
     assert (plan.key, plan.title, plan.state.job) == (None, "", job)
 
 
 def test_a_job_without_bad_checkpoints_passes_none_over(store: Store, job: str) -> None:
     store.delete([keys.manifest(job, THREE5.key)])
-    assert client.prepare_resume(job, store).told == ("it goes on from 1.2 (ckpt, step 20)",)
+    assert prepare_resume(job, store).messages == ("it goes on from 1.2 (ckpt, step 20)",)
 
 
 def test_a_choice_is_told_with_what_speaks_against_it(store: Store, job: str) -> None:
-    newest = client.prepare_resume(job, store, "2.1")
-    assert newest.told == ("it goes on from 2.1 (ckpt, step 30), on which attempts failed",)
+    newest = prepare_resume(job, store, "2.1")
+    assert newest.messages == ("it goes on from 2.1 (ckpt, step 30), on which attempts failed",)
     assert (newest.key, newest.title) == (THREE5.key, "2.1 (ckpt, step 30)")
-    named = client.prepare_resume(job, store, "ckpt").told
+    named = prepare_resume(job, store, "ckpt").messages
     assert "is the newest of them" in named[0] and named[1].startswith("it goes on from 2.1 ")
-    older = client.prepare_resume(job, store, "1.2").told
+    older = prepare_resume(job, store, "1.2").messages
     assert older == ("it goes on from 1.2 (ckpt, step 20)", "left aside: 2.1 (ckpt, step 30)")
 
 
@@ -282,7 +287,7 @@ def test_of_many_that_are_left_aside_the_newest_five_are_named(store: Store, job
     store.delete([keys.manifest(job, one.key) for one in (TWO, THREE5)])
     for ordinal in range(2, 3 + more):
         put(store, job, checkpoint(2, ordinal, step=ordinal * 10))
-    last = client.prepare_resume(job, store, "1.1").told[-1]
+    last = prepare_resume(job, store, "1.1").messages[-1]
     assert last.startswith(f"left aside: 1.{more + 2} (ckpt, step {(more + 2) * 10}), ") and last.endswith(
         told or "1.2 (ckpt, step 20)"
     )
@@ -294,7 +299,7 @@ def test_a_job_whose_chosen_checkpoint_is_gone_asks_for_another(store: Store, jo
     append(store, job, Ended(outcome="failed", rule="user-error"))
     store.delete([keys.manifest(job, ONE.key)])
     with pytest.raises(UserError, match=r"the chosen checkpoint is gone; it has 2\.1 .*, 1\.2 .*stoker clone"):
-        client.prepare_resume(job, store)
+        prepare_resume(job, store)
 
 
 def test_a_list_has_no_blanks_at_the_end_of_a_line(store: Store, job: str) -> None:
@@ -305,7 +310,7 @@ def test_a_list_has_no_blanks_at_the_end_of_a_line(store: Store, job: str) -> No
 def test_python_chooses_by_the_same_references(store: Store, job: str) -> None:
     found = client.checkpoints(job, store)
     assert [one.ref for one in found] == ["2.1", "1.2", "1.1"]
-    assert client.prepare_resume(job, store, found[-1].ref).key == ONE.key
+    assert prepare_resume(job, store, found[-1].ref).key == ONE.key
 
 
 def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store, job: str) -> None:
@@ -313,17 +318,17 @@ def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store
     state = append(store, job)
     store.delete([keys.manifest(job, ONE.key)])
     with pytest.raises(RestoreError, match=r"the chosen checkpoint .* is not in the store any more"):
-        find_candidates(store, job, frozenset(), state.choice)
+        find_candidates(store, job, frozenset(), state.chosen_checkpoint)
 
 
 def test_where_all_are_poisoned_a_person_has_to_choose(store: Store, job: str) -> None:
     store.delete([keys.manifest(job, one.key) for one in (ONE, TWO)])
     with pytest.raises(UserError, match=r"attempts failed on every checkpoint; it has 2\.1 .*--checkpoint REF"):
-        client.prepare_resume(job, store)
+        prepare_resume(job, store)
     state = append(store, job)
     with pytest.raises(RestoreError, match="every checkpoint"):
-        find_candidates(store, job, retry.poisoned(state, DEFAULT), None)
-    client.ask_to_resume(client.prepare_resume(job, store, "2.1"), store)
+        find_candidates(store, job, poisoned_checkpoints(state, DEFAULT), None)
+    ask_to_resume(prepare_resume(job, store, "2.1"), store)
 
 
 def test_a_wrong_choice_writes_nothing(store: Store, job: str) -> None:

@@ -16,11 +16,12 @@ import pytest
 from stoker.agent.environment import packages
 from stoker.agent.environment.index import PackedWheels, PrivateIndex
 from stoker.agent.environment.packages import Packages
-from stoker.agent.environment.python import Python, find, is_plain, put_first
-from stoker.agent.environment.steps import Answer
+from stoker.agent.environment.python import Python, find, is_plain_python, put_first
+from stoker.agent.environment.steps import CommandResult
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
-from stoker.model.spec import Container, Environment, PackageIndex, Spec, Submission, Wheel
+from stoker.model.spec import Container, Environment, PackageIndex, Spec
+from stoker.model.submission import Submission, Wheel
 
 BASE = Python(
     path="/opt/bin/python3.12",
@@ -42,10 +43,10 @@ class Steps:
     """Answers a question, and notes it."""
 
     def __init__(self, text: str = "", code: int = 0) -> None:
-        self.answer = Answer(code, text)
+        self.answer = CommandResult(code, text)
         self.asked: list[Command] = []
 
-    def ask(self, name: str, command: Command) -> Answer:
+    def capture(self, name: str, command: Command) -> CommandResult:
         assert name == "environment.python"
         self.asked.append(command)
         return self.answer
@@ -125,11 +126,13 @@ def test_whether_python_in_its_folder_is_this_one(tmp_path: Path) -> None:
     named, other = tmp_path / "python3.12", tmp_path / "python3.11"
     named.touch(0o755)
     other.touch(0o755)
-    assert not is_plain(str(named)), "there is no `python`"
+    assert not is_plain_python(str(named)), "there is no `python`"
     (tmp_path / "python").symlink_to(named)
-    assert is_plain(str(named)) and not is_plain(str(other)) and not is_plain(str(tmp_path / "none"))
+    assert (
+        is_plain_python(str(named)) and not is_plain_python(str(other)) and not is_plain_python(str(tmp_path / "none"))
+    )
     named.chmod(0o644)
-    assert not is_plain(str(named)), "it cannot be run"
+    assert not is_plain_python(str(named)), "it cannot be run"
 
 
 # ── What a set-up does with it ────────────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +147,7 @@ def a_set_up(
     node = SimpleNamespace(paths=paths, store=None, environments=tmp_path / "shelf", say=said.append, said=said)
     spec = Spec(name="job", run="true", setup=setup, environment=Environment(**more))
     submission = replace(Submission("job-abcd", spec, "me"), wheels=wheels)
-    making = SimpleNamespace(here=here)
+    making = SimpleNamespace(keeps_environments=here)
     return Packages(node, submission, steps or Steps(tells(BASE)), command, lambda question: question(), making)  # type: ignore[arg-type]
 
 
@@ -190,7 +193,7 @@ def test_whether_a_set_up_could_change_a_python_that_is_not_its_own(
         (tmp_path / name / "python").touch()
     (tmp_path / "with-pip/pip").touch()
     path = None if python is None else str(tmp_path / python / "python")
-    assert a_set_up(tmp_path, here=here, setup=setup, container=container)._is_changed(path) is changed
+    assert a_set_up(tmp_path, here=here, setup=setup, container=container)._must_protect_base(path) is changed
 
 
 def test_a_set_up_without_any_python_goes_on_unless_one_is_named(tmp_path: Path) -> None:
@@ -221,7 +224,7 @@ def test_which_uv_and_which_cache_are_used(
     assert asked == [(shelf, copied)] and shelf.is_dir() and made.program == Path("/tools/uv")
     assert made.command("x").env.get("UV_CACHE_DIR") == (str(shelf / "cache") if cache else None)
     (tmp_path / "node").mkdir()
-    assert made.scratch("a", "text").parent == tmp_path / "node"
+    assert made.write_scratch("a", "text").parent == tmp_path / "node"
 
 
 def test_where_packages_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +255,9 @@ def test_this_very_python_tells_of_itself_as_expected(tmp_path: Path) -> None:
     """The question itself, asked of the Python that runs this."""
 
     class Real(Steps):
-        def ask(self, name: str, command: Command) -> Answer:
+        def capture(self, name: str, command: Command) -> CommandResult:
             done = subprocess.run(command.argv, capture_output=True, text=True, check=False)
-            return Answer(done.returncode, done.stdout)
+            return CommandResult(done.returncode, done.stdout)
 
     found = look(Real(), sys.executable, scripts=True)
     assert found.path == sys.executable and found.environment == (sys.prefix != sys.base_prefix)

@@ -13,7 +13,7 @@ from stoker.store.log_chunks import (
     MAX_READ_BYTES,
     SEAL_BYTES,
     ChunkWriter,
-    Mark,
+    MetricsMark,
     Sample,
     Segment,
     UsageSample,
@@ -108,7 +108,7 @@ def test_lines_that_make_no_sense_are_left_out() -> None:
     lines = [
         Sample(1.5, 3, {"loss": 0.5}),
         UsageSample(2.0, Usage()),
-        Mark(10, 1, 3),
+        MetricsMark(10, 1, 3),
     ]
     data = b"".join(map(encode_line, lines[:1])) + b"junk\n\n{}\n" + b"".join(map(encode_line, lines[1:])) + b'{"at":'
     assert list(decode_lines(data)) == lines

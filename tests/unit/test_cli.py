@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from stoker import client
 from stoker.cli import COMMANDS, cli, main, run
-from stoker.cli.follow_view import Follower, Screen, node_logs
+from stoker.cli.follow_view import TerminalScreen
 from stoker.cli.format import table
 from stoker.cli.plan_view import agree, offering_rows, show_plan, worst_case
 from stoker.governor import background
@@ -28,12 +29,16 @@ from stoker.model import codec, keys
 from stoker.model.errors import AuthDenied, InvalidRequest, NoCredentials, StokerError, StoreDenied, UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Capabilities, Offering
-from stoker.model.spec import Limits, Resources, Spec, Submission
+from stoker.model.resources import Resources
+from stoker.model.spec import Limits, Spec
+from stoker.model.submission import Submission
+from stoker.read.follow import Follower
 from stoker.read.job_list import list_jobs
-from stoker.read.logs import Line
+from stoker.read.logs import LogLine
+from stoker.read.node_chunks import node_logs
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
-from stoker.submit.prepare import Prepared
+from stoker.submit.prepared_job import PreparedJob
 
 Stoker = Callable[..., tuple[int, str, str]]
 SPOT = Offering(provider="p", machine="m", zone="z", spot=True, price=1.0, on_demand_price=4.0)
@@ -46,7 +51,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
-    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
+    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print('hello')\n")
     monkeypatch.chdir(tmp_path / "code")
@@ -139,9 +144,9 @@ def test_the_unexpected_is_one_line_unless_asked_for(
     def broken(*_args: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(client, "look", broken)
+    monkeypatch.setattr(client, "read_record", broken)
     code, _, err = stoker("show", "x")
-    assert (code, err) == (3, "stoker: unexpected RuntimeError: two lines; STOKER_DEBUG=1 shows where\n")
+    assert (code, err) == (3, "stoker: unexpected RuntimeError: two lines; STOKER_DEBUG=1 shows the traceback\n")
     monkeypatch.setenv("STOKER_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main(["show", "x"])
@@ -266,9 +271,9 @@ def test_what_follows_the_dashes_is_not_ours(stoker: Stoker, store: Store) -> No
     assert submission_of(store, out.strip()).spec.run == ("python", "train.py", "--detach", "--", "-x")
 
 
-def prepared(paid: bool) -> Prepared:
+def prepared(paid: bool) -> PreparedJob:
     capabilities = Capabilities(paid=paid, token_lifetime_s=1, newborn_s=1, boot_timeout_s=1, silence_s=1)
-    return Prepared(Spec(name="x", run="true"), capabilities, (SPOT,), (SPOT,), Path())
+    return PreparedJob(Spec(name="x", run="true"), capabilities, (SPOT,), (SPOT,), Path())
 
 
 def test_money_is_not_spent_without_a_yes() -> None:
@@ -361,10 +366,10 @@ def test_what_a_person_can_put_right_is_their_mistake_until_the_job_is_there(
         raise error("it is not allowed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("stoker.cli.run.prepare", refuse)
+        patched.setattr(importlib.import_module("stoker.submit.prepare"), "prepare", refuse)
         assert stoker("run", "--", "python", "train.py") == (2, "", "stoker: it is not allowed\n")
     monkeypatch.setattr("stoker.governor.loop.Governor.watch", lambda _self, until, on_error: None)
-    monkeypatch.setattr("stoker.cli.follow_view.Follower.run", refuse)
+    monkeypatch.setattr("stoker.read.follow.Follower.run", refuse)
     code, _, err = stoker("run", "--", "python", "train.py")
     (job,) = client.active_jobs(store)
     assert code == 3 and f"stoker: it is not allowed; {job} was submitted" in err
@@ -395,18 +400,18 @@ def test_a_command_is_for_exec_and_options_are_for_ssh(
 def test_ctrl_c_detaches_and_says_how_to_come_back(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from stoker.cli import follow_view
-
     carried: list[str] = []
-    monkeypatch.setattr(background, "carry_on", lambda _store, jobs: carried.extend(jobs) or background.Governed())
+    monkeypatch.setattr(
+        background, "ensure_governed", lambda _store, jobs: carried.extend(jobs) or background.GovernorChoice()
+    )
 
     def interrupted(_self: object, _tail: int | None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow_view.Follower, "run", interrupted)
+    monkeypatch.setattr(Follower, "run", interrupted)
     monkeypatch.setattr("stoker.governor.loop.Governor.watch", lambda _self, until, on_error: None)
     job = submit(store)
-    assert run.follow_governing(store, job, paid=False) == 0
+    assert run.follow_job(store, job, paid=False) == 0
     assert carried == [job]
     err = capsys.readouterr().err
     assert f"stoker logs -f {job}" in err and f"stoker stop {job}" in err
@@ -430,7 +435,7 @@ def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Sto
     assert [summary.id for summary in found] == [jobs[2], jobs[1], jobs[0]], "newest first; the oldest end is left out"
     code, out, _ = stoker("ps", "--json", "--phase", "failed", "--all")
     assert code == 0 and [one["id"] for one in json.loads(out)] == [jobs[3], jobs[2], jobs[1]]
-    assert "no governor looks after these jobs" in stoker("ps")[1]
+    assert "no governor drives these jobs" in stoker("ps")[1]
     store.put(keys.governor("here"), b"{}")
     out = stoker("ps")[1]
     assert "no governor looks after" not in out and "a governor last looked" in out
@@ -502,18 +507,20 @@ def test_govern_dry_run_does_nothing(stoker: Stoker, store: Store) -> None:
 def test_lines_are_prefixed_only_with_several_nodes() -> None:
     for prefix, expected in ((True, "[1] hello\r\n"), (False, "hello\r\n")):
         out = StringIO()
-        Screen(out, prefix=prefix, live=False).line(Line(attempt=1, rank=1, at=0.0, text="hello", end="\r\n"))
+        TerminalScreen(out, prefix=prefix, live=False).line(
+            LogLine(attempt=1, rank=1, at=0.0, text="hello", end="\r\n")
+        )
         assert out.getvalue() == expected
 
 
 def test_a_progress_bar_does_not_fill_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     out = StringIO()
-    screen = Screen(out, prefix=False, live=True)
+    screen = TerminalScreen(out, prefix=False, live=True)
     for percent in (10, 20):
-        screen.line(Line(attempt=1, rank=0, at=0.0, text=f"{percent}%", end="\r"))
+        screen.line(LogLine(attempt=1, rank=0, at=0.0, text=f"{percent}%", end="\r"))
         screen.status("running")
     assert out.getvalue() == "" and "running │ 20%" in capsys.readouterr().err
-    screen.line(Line(attempt=1, rank=0, at=0.0, text="done", end="\n"))
+    screen.line(LogLine(attempt=1, rank=0, at=0.0, text="done", end="\n"))
     assert out.getvalue() == "done\n"
 
 
@@ -523,7 +530,7 @@ def test_old_decisions_are_not_told_again(store: Store, capsys: pytest.CaptureFi
     state = job_log.read(store, job)
     assert state is not None
     append(store, job, Ended(outcome="stopped", rule="stop"))
-    Follower(store, job, Screen(StringIO(), prefix=False, live=False), since=state.seq).run()
+    Follower(store, job, TerminalScreen(StringIO(), prefix=False, live=False), since=state.seq).run()
     assert capsys.readouterr().err == "[stoker] stopped: test\n"
 
 

@@ -10,14 +10,16 @@ import pytest
 
 from stoker.cli import check
 from stoker.model.errors import StoreDenied
-from stoker.providers.base import Finding
+from stoker.providers.base import CheckResult
 
-ALLOWED = [Finding(f"ec2:{name}", True, "allowed") for name in ("RunInstances", "DescribeInstances", "DescribeTags")]
-DENIED = Finding("ec2:DescribeVolumes", False, "denied", "add it")
-UNTRIED = [Finding(f"ec2:{name}", None, "cannot be tried", "later") for name in ("DeleteVolume", "CreateTags")]
+ALLOWED = [
+    CheckResult(f"ec2:{name}", True, "allowed") for name in ("RunInstances", "DescribeInstances", "DescribeTags")
+]
+DENIED = CheckResult("ec2:DescribeVolumes", False, "denied", "add it")
+UNTRIED = [CheckResult(f"ec2:{name}", None, "cannot be tried", "later") for name in ("DeleteVolume", "CreateTags")]
 
 
-def shown(capsys: pytest.CaptureFixture[str], *findings: Finding) -> list[str]:
+def shown(capsys: pytest.CaptureFixture[str], *findings: CheckResult) -> list[str]:
     check._print_together(list(findings))
     return capsys.readouterr().out.splitlines()
 
@@ -37,9 +39,9 @@ def test_where_everything_is_allowed_nobody_reads_a_list(capsys: pytest.CaptureF
 
 
 def test_quotas_are_one_line_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    large, small = (Finding(f"quota of {name}", True, f"{count} vCPUs") for name, count in (("A", 64), ("B", 5)))
-    none = [Finding(f"quota of {name}", None, "0 vCPUs: none can be had", f"ask for {name}") for name in ("C", "D")]
-    unknown = [Finding(f"quota of {name}", None, "could not be told") for name in ("E", "F")]
+    large, small = (CheckResult(f"quota of {name}", True, f"{count} vCPUs") for name, count in (("A", 64), ("B", 5)))
+    none = [CheckResult(f"quota of {name}", None, "0 vCPUs: none can be had", f"ask for {name}") for name in ("C", "D")]
+    unknown = [CheckResult(f"quota of {name}", None, "could not be told") for name in ("E", "F")]
     assert shown(capsys, large, none[0], small, none[1], *unknown) == [
         "✓ quota: A (64 vCPUs), B (5 vCPUs)",
         "! quota of C: 0 vCPUs: none can be had",
@@ -51,7 +53,7 @@ def test_quotas_are_one_line_with_their_numbers(capsys: pytest.CaptureFixture[st
 
 
 def test_what_stands_alone_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    alone = (ALLOWED[0], UNTRIED[0], Finding("quota of A", True, "64 vCPUs"), Finding("image", True, "ami-1"))
+    alone = (ALLOWED[0], UNTRIED[0], CheckResult("quota of A", True, "64 vCPUs"), CheckResult("image", True, "ami-1"))
     assert [shown(capsys, each)[0] for each in alone] == [
         "✓ ec2:RunInstances: allowed",
         "! ec2:DeleteVolume: cannot be tried",
@@ -74,27 +76,27 @@ class Refusing:
 class Looking:
     name = "ec2"
 
-    def __init__(self, *found: Finding) -> None:
+    def __init__(self, *found: CheckResult) -> None:
         self.found = found
 
-    def checkup(self, _spec: Any) -> Iterator[Finding]:
+    def check_account(self, _spec: Any) -> Iterator[CheckResult]:
         return iter(self.found)
 
 
-def found(*own: Finding) -> dict[str, Finding]:
+def found(*own: CheckResult) -> dict[str, CheckResult]:
     every = check._findings(Refusing(), Looking(*own), ())  # type: ignore[arg-type]
     return {finding.name: finding for finding in every}
 
 
 @pytest.mark.parametrize("lacking", ["credentials", "boto3"])
 def test_what_the_provider_lacks_is_not_told_of_the_store_too(lacking: str) -> None:
-    told = found(Finding(lacking, False, "none", "get some"))
+    told = found(CheckResult(lacking, False, "none", "get some"))
     assert [name for name, each in told.items() if each.ok is False] == [lacking]
     assert told["store"].ok is None and "--store" not in told["store"].fix
 
 
 def test_a_store_that_fails_is_named_once() -> None:
-    told = found(Finding("credentials", True, "jane"))["store"]
+    told = found(CheckResult("credentials", True, "jane"))["store"]
     assert told.ok is False and "--store" in told.fix
     assert told.detail == "s3://bucket/team refused: no"
 
@@ -105,7 +107,7 @@ def test_a_store_that_fails_is_no_reason_not_to_look_at_the_job(
     seen = []
 
     class Watching(Looking):
-        def checkup(self, spec: Any) -> Iterator[Finding]:
+        def check_account(self, spec: Any) -> Iterator[CheckResult]:
             seen.append(spec.resources.machine)
             return iter(())
 

@@ -20,13 +20,13 @@ import pytest
 
 from stoker import client
 from stoker.cli import cli, main, ps
-from stoker.cli.format import width
 from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Offering
+from stoker.read.format import width
 from stoker.read.job_list import Filter, list_jobs
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
@@ -42,7 +42,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
-    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
+    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print('hello')\n")
     monkeypatch.chdir(tmp_path / "code")

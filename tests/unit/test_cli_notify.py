@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from stoker.cli import cli
 from stoker.model import channel_address
 from stoker.notifications import apprise_sender
-from stoker.notifications.events import Told
-from stoker.notifications.outbox import Outbox, begun, failed, noted
-from stoker.notifications.outbox_store import Mailbox
+from stoker.notifications.events import Notification
+from stoker.notifications.outbox import Outbox, add_events, mark_failed, start_sending
+from stoker.notifications.outbox_store import OutboxStore
 from stoker.policy import versions
 from stoker.store.base import Store, open_store
 from tests.support.webhooks import webhook
@@ -47,7 +47,7 @@ def test_channels_are_tried(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
         assert "✓ team (env:CHAT): taken" in tried.output
         assert f"✗ webhook ({channel_address.masked(bad.url)}): answers with 403" in tried.output
         assert "s3cr3t" not in told(tried)
-        assert good.bodies[0]["events"] == [] and good.bodies[0]["title"] == "Stoker can be heard"
+        assert good.bodies[0]["events"] == [] and good.bodies[0]["title"] == "Stoker notifications work"
         named = stoker("notify", good.url)
         assert f"✓ {channel_address.masked(good.url)}: taken" in named.output and named.return_value == 0
 
@@ -86,17 +86,19 @@ def test_what_is_not_set_here_is_told_once(store: Store, monkeypatch: pytest.Mon
 
 def test_what_waits_is_sent_when_somebody_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = datetime.now(timezone.utc)
-    event = Told("failed", "gpt-1", now, "it broke", seq=3)
+    event = Notification("failed", "gpt-1", now, "it broke", seq=3)
     with webhook() as hook:
         monkeypatch.setenv("CHAT", hook.url)
-        box = Outbox(to="env:CHAT", name="team", own=True)
-        waiting = noted(box, [event, replace(event, seq=4)], {}, now)
-        mailbox, channel = Mailbox(store), channel_address.digest("env:CHAT")
+        box = Outbox(to="env:CHAT", name="team", named_by_jobs=True)
+        waiting = add_events(box, [event, replace(event, seq=4)], {}, now)
+        mailbox, channel = OutboxStore(store), channel_address.digest("env:CHAT")
         mailbox.change(channel, lambda _: waiting, now)
         assert "notify team: 2 events wait for a governor that can send them; `stoker govern` sends them" in (
             stoker("ps").output
         ), "nobody governs, so that nothing should wait"
-        mailbox.change(channel, lambda box: failed(begun(box, "m", "g", now), "answers with 503", now), now)  # type: ignore[arg-type]
+        mailbox.change(
+            channel, lambda box: mark_failed(start_sending(box, "m", "g", now), "answers with 503", now), now
+        )  # type: ignore[arg-type]
         assert "failed 1×, 2 events wait; `stoker govern` sends them" in stoker("ps").output
         assert stoker("govern").exit_code == 0
         assert hook.events == [("failed", "gpt-1"), ("failed", "gpt-1")], "not in 20 seconds, but now"
@@ -106,7 +108,7 @@ def test_what_waits_is_sent_when_somebody_asks(store: Store, monkeypatch: pytest
 def test_a_policy_with_a_key_in_it_is_remarked_upon(store: Store, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("notify: ['https://hooks.example/s3cr3t']\n")
     done = stoker("policy", "set", "p.yaml")
-    assert "https://hooks.example/… stands in the store as it is" in done.output and "s3cr3t" not in done.output
+    assert "https://hooks.example/… is stored in clear text" in done.output and "s3cr3t" not in done.output
     (tmp_path / "p.yaml").write_text("rules: []\nnotify:\n- {to: 'nosuch://s3cr3t'}\n")
     refused = stoker("policy", "set", "p.yaml")
     assert "p.yaml:3: notify[0].to: nosuch://… is no address that Apprise knows" in told(
@@ -122,7 +124,7 @@ def test_who_would_hear_of_a_job(store: Store, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(text)
     (tmp_path / "stoker.yaml").write_text("run: 'true'\ntags: {team: nlp}\nnotify: ['tgram://s3cr3t/1']\n")
     shown = stoker("policy", "test", "--policy", "p.yaml")
-    assert "told: slack (slack://…): failed\ntold: notify[0] (tgram://…): everything\n" in shown.output
+    assert "notified: slack (slack://…): failed\nnotified: notify[0] (tgram://…): everything\n" in shown.output
     assert "s3cr3t" not in shown.output
     data = json.loads(stoker("policy", "test", "--policy", "p.yaml", "--json").stdout)
     assert data["notify"] == {
@@ -133,27 +135,27 @@ def test_who_would_hear_of_a_job(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_plan_shows_no_key(store: Store, tmp_path: Path, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apprise_sender, "installed", lambda: installed)
+    monkeypatch.setattr(apprise_sender, "is_installed", lambda: installed)
     to = "slack://s3cr3tAAA/s3cr3tBBB/s3cr3tCCCCCCCCCCCCCCCCCCC"
     if installed:
-        monkeypatch.setattr(apprise_sender, "known", lambda _url: True)
+        monkeypatch.setattr(apprise_sender, "is_known", lambda _url: True)
     (tmp_path / "stoker.yaml").write_text(f"run: 'true'\nnotify: ['{to}']\n")
     for more in ((), ("--json",)):
         shown = stoker("run", "--dry-run", *more)
         assert "s3cr3t" not in told(shown), shown.output
     plan = stoker("run", "--dry-run").output
-    assert "notify: slack://… stands in the store as it is" in plan
+    assert "notify: slack://… is stored in clear text" in plan
     assert ("needs Apprise wherever a governor runs" in plan) is not installed
 
 
 def test_ps_tells_what_nobody_is_told(store: Store) -> None:
     now = datetime.now(timezone.utc)
-    event = Told("failed", "gpt-1", now, "it broke", seq=3)
-    mailbox = Mailbox(store)
+    event = Notification("failed", "gpt-1", now, "it broke", seq=3)
+    mailbox = OutboxStore(store)
 
     def broken(box: object) -> object:
         empty = Outbox(to="slack://s3cr3t", name="team")
-        return failed(begun(noted(empty, [event], {}, now), "m", "g", now), "answers with 401", now)
+        return mark_failed(start_sending(add_events(empty, [event], {}, now), "m", "g", now), "answers with 401", now)
 
     mailbox.change("c1", broken, now)  # type: ignore[arg-type]
     shown = stoker("ps").output
@@ -182,4 +184,4 @@ def test_what_governors_need_is_granted_where_it_is_asked_for() -> None:
     for cloud, bucket in (("ec2", "s3://bucket/p"), ("gce", "gs://bucket/p")):
         for policy in ("governor", "node"):
             text = stoker("iam", cloud, "--bucket", bucket, "--policy", policy).output
-            assert ("told/" in text) is (policy == "governor"), "no machine reads what is told, or writes it"
+            assert ("outbox/" in text) is (policy == "governor"), "no machine reads or writes notifications"

@@ -10,17 +10,17 @@ import pytest
 
 from stoker.cli import ps
 from stoker.cli.compare import _row
-from stoker.cli.format import as_of
 from stoker.cli.job_report import job_text
-from stoker.cli.status_line import status_of
-from stoker.core.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
+from stoker.core.summary import AttemptSummary, HeldMachines, NodeSummary, Summary, summarize
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Ended, Launched
-from stoker.model.node_facts import KeptOutputs
+from stoker.model.node_facts import SavedOutputs
 from stoker.model.offerings import Offering
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.read.curves import ComparedJob
+from stoker.read.format import as_of
 from stoker.read.metrics import Metrics
+from stoker.read.status_line import status_of
 from stoker.testing.memory_store import MemoryStore
 from tests.support.sim_data import JOB, at, make_beat, make_facts, make_spec, make_state, nodes
 
@@ -45,9 +45,9 @@ def attempt(*phases: str | None, outcome: str | None = None) -> AttemptSummary:
         ({"phase": "launching", "attempts": (attempt("setup", "waiting"),)}, "fetches code and inputs, runs `setup`"),
         (
             {"phase": "launching", "attempts": (attempt("waiting"),)},
-            "is ready, and waits until the attempt before it has left",
+            "is ready, and waits until the attempt before has left",
         ),
-        ({"phase": "launching", "attempts": (attempt("restoring"),)}, "fetches the checkpoint to go on from"),
+        ({"phase": "launching", "attempts": (attempt("restoring"),)}, "fetches the checkpoint to continue from"),
         ({"phase": "running", "attempts": (attempt("training"),)}, ""),
         ({"phase": "running", "attempts": (attempt("saving"),)}, "saves, and leaves"),
         ({"phase": "stopping", "reason": "stopping: waiting for the last save"}, "stopping: waiting for the last save"),
@@ -60,7 +60,7 @@ def test_each_phase_in_plain_words(changes: dict[str, object], told: str) -> Non
 
 
 def test_a_machine_that_is_held_comes_first() -> None:
-    held = Held(NOW + timedelta(minutes=5), ("z.0",), 1.5)
+    held = HeldMachines(NOW + timedelta(minutes=5), ("z.0",), 1.5)
     job = replace(SUMMARY, phase="failed", ended_at=NOW, reason="the script broke", held=held)
     assert ps.note(job, {"job-1"}, NOW).startswith("its machine is held until ")
     assert ps.note(job, {"job-1"}, NOW).endswith(" at $1.50/h; the script broke")
@@ -70,9 +70,9 @@ def test_a_machine_that_is_held_comes_first() -> None:
 def test_the_first_line_says_who_looks_after_the_jobs() -> None:
     first, second = map(click.unstyle, ps._governor_lines(None, 2, 0))
     assert first == "2 active jobs; no governor has looked yet"
-    assert second.startswith("no governor looks after these jobs, ") and "`stoker govern --watch`" in second
+    assert second.startswith("no governor drives these jobs, ") and "`stoker govern --watch`" in second
     (only,) = map(click.unstyle, ps._governor_lines(datetime.now(timezone.utc), 0, 1))
-    assert only.startswith("0 active jobs (1 ended job watched until its machines are surely gone); a governor last")
+    assert only.startswith("0 active jobs (1 ended job watched until its machines are certainly gone); a governor last")
 
 
 def test_without_a_price_no_sum_is_shown() -> None:
@@ -85,7 +85,7 @@ def test_without_a_price_no_sum_is_shown() -> None:
 
 
 def test_that_no_outputs_are_kept_is_said_at_the_end() -> None:
-    running = replace(SUMMARY, phase="running", attempts=(attempt("training"),), outputs=KeptOutputs())
+    running = replace(SUMMARY, phase="running", attempts=(attempt("training"),), outputs=SavedOutputs())
     assert "outputs" not in click.unstyle(job_text(running))
     ended = replace(running, phase="succeeded", ended_at=NOW)
     assert "outputs     none kept" in click.unstyle(job_text(ended))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from stoker.cli.format import clock
 from stoker.cli.job_report import cost_text, job_text
-from stoker.cli.timeline import attempt_line, describe, handover_line, news, outcome_text, timeline
+from stoker.cli.timeline import attempt_line, handover_line, timeline
 from stoker.core.summary import AttemptSummary, NodeSummary, Summary, summarize
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Submitted
 from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.offerings import Offering
-from stoker.model.spec import Code, Submission
+from stoker.model.submission import Code, Submission
+from stoker.read.decision_text import describe, news, outcome_text
+from stoker.read.format import clock
 from tests.support.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
 
 START = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
@@ -247,11 +248,11 @@ def test_what_never_got_a_machine_is_told_by_what_was_asked_for() -> None:
 
 def test_rules_are_explained() -> None:
     assert describe(Ended(outcome="failed", rule="no-offering"), None) == (
-        "failed [no-offering: nothing that is on offer can be launched]"
+        "failed [no-offering: no offering can be launched]"
     )
     assert describe(Ended(outcome="failed", rule="user-error"), None) == "failed [user-error]"
     text = job_text(replace(SUMMARY, phase="failed", rule="no-offering", reason="quota"))
-    assert "failed by the rule `no-offering` (nothing that is on offer can be launched): quota" in text
+    assert "failed by the rule `no-offering` (no offering can be launched): quota" in text
     text = job_text(replace(SUMMARY, phase="failed", rule="user-error", reason="it broke"))
     assert "failed by the rule `user-error`: it broke" in text
 
@@ -293,7 +294,7 @@ def test_a_free_machine_has_no_price() -> None:
 
 
 def test_no_price_is_said_to_be_from_a_job_file_that_names_none() -> None:
-    from stoker.model.spec import LocalResources, Resources
+    from stoker.model.resources import LocalResources, Resources
     from stoker.providers.local.offers import offerings
 
     def sources(local: LocalResources | None) -> set[str]:

@@ -22,7 +22,8 @@ from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError,
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, StopAsked, Submitted
 from stoker.model.observed import Unknown
 from stoker.model.offerings import Offering
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.policy import versions
 from stoker.read import job_status
 from stoker.store import job_index, job_log
@@ -532,17 +533,17 @@ def test_the_time_is_never_before_the_newest_word_of_a_node() -> None:
 
 def test_what_a_job_waits_for_is_told_until_it_has_ended(store: Store) -> None:
     job = submit(store)
-    record = client.look(job, store)
+    record = client.read_record(job, store)
     job_index.write_index(store, replace(record, summary=replace(record.summary, reason="no machine is free")))
-    assert client.look(job, store).summary.reason == "no machine is free"
+    assert client.read_record(job, store).summary.reason == "no machine is free"
     append(store, job, Ended(outcome="failed", rule="test"))
-    assert client.look(job, store).summary.reason == "for the test"
+    assert client.read_record(job, store).summary.reason == "for the test"
 
 
 def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None:
     job = submit(store)
     before = key_list(store)
-    actions, waiting = client.planned(job, store)
+    actions, waiting = client.planned_actions(job, store)
     assert [type(action).__name__ for action in actions] == ["Append", "Launch"] and waiting == ""
     assert key_list(store) == before
 
@@ -550,5 +551,5 @@ def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None
 def test_what_would_be_done_goes_by_the_budgets(store: Store) -> None:
     versions.write(store, "rules: [{budget: {dollars: 10, period: day}}]", "jane")
     job = submit(store)
-    actions, waiting = client.planned(job, store)
+    actions, waiting = client.planned_actions(job, store)
     assert waiting == "" and any(isinstance(a, Append) and isinstance(a.event, Claimed) for a in actions)

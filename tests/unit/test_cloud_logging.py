@@ -17,10 +17,18 @@ from google_services import NUMBER, PROJECT, ZONE, Logging, Metadata, logging_se
 from plain_store import wait_for
 
 import stoker.cloudapi.google
-from stoker.agent.logs.cloud_copy import LogCopy, open_copy
+from stoker.agent.logs.cloud_copy import LogCopy, open_log_copy
 from stoker.agent.logs.cloud_logging import CloudLoggingSink
 from stoker.cloudapi.google import logs
-from stoker.cloudapi.google.logs import CloudLogging, Entry, LogsError, Source, is_log, log_name, query
+from stoker.cloudapi.google.logs import (
+    CloudLogging,
+    CloudLoggingError,
+    GoogleLogEntry,
+    GoogleLogSource,
+    is_log,
+    log_name,
+    query,
+)
 from stoker.cloudapi.google.metadata import Metadata as Asking
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Launched
@@ -47,7 +55,7 @@ def service(metadata: Metadata) -> Iterator[Logging]:
 
 def client(metadata: Metadata, endpoint: str, log: str = "stoker") -> CloudLogging:
     environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": endpoint}
-    return CloudLogging(log, logs.labels("job-1", 2, 0), Source(NUMBER, ZONE), Asking(metadata.host), environ)
+    return CloudLogging(log, logs.labels("job-1", 2, 0), GoogleLogSource(NUMBER, ZONE), Asking(metadata.host), environ)
 
 
 @contextmanager
@@ -116,7 +124,7 @@ def test_two_agents_on_one_machine_do_not_hide_each_others_lines(service: Loggin
 
 def test_an_outage_costs_nothing_and_is_told_where_it_was(service: Logging) -> None:
     service.trouble = ""
-    with copying(service, most_bytes=1000) as copy:
+    with copying(service, max_bytes=1000) as copy:
         copy.feed(b"before\n", NOW)
         wait_for(lambda: copy.warning is not None)
         assert str(copy.warning).startswith("logs.cloud_logging: stoker does not get the log: ")
@@ -164,16 +172,16 @@ def test_of_a_batch_the_good_lines_are_taken(service: Logging) -> None:
 
 def test_a_token_that_has_ended_is_asked_for_again(metadata: Metadata, service: Logging) -> None:
     writing = client(metadata, service.endpoint)
-    writing.write([Entry(1, "a", "one")])
+    writing.write([GoogleLogEntry(1, "a", "one")])
     metadata.tokens += 1
-    assert writing.write([Entry(2, "b", "two")]) == 0
+    assert writing.write([GoogleLogEntry(2, "b", "two")]) == 0
     assert service.texts == ["one", "two"] and service.calls == 3
 
 
 def test_a_machine_without_an_account_says_so(metadata: Metadata, service: Logging) -> None:
     metadata.has_account = False
-    with pytest.raises(LogsError, match="no service account"):
-        client(metadata, service.endpoint).write([Entry(1, "a", "one")])
+    with pytest.raises(CloudLoggingError, match="no service account"):
+        client(metadata, service.endpoint).write([GoogleLogEntry(1, "a", "one")])
     assert service.calls == 0
 
 
@@ -246,7 +254,7 @@ def test_each_attempt_and_node_is_labelled_by_its_own(
     state = make_state(pair, Launched(2, nodes(2, 2)), Closed(2, "lost", "gone"), pair, Launched(5, nodes(5, 2)))
     for claim, rank in ((2, 0), (2, 1), (5, 0)):
         config = NodeConfig("gs://b/p", "gce", "job-1", claim, rank, 2, f"us-central1-c.{claim}{rank}")
-        copy = open_copy(spec, config, state)
+        copy = open_log_copy(spec, config, state)
         assert copy is not None
         copy.feed(b"line\n", NOW)
         assert copy.drain(PATIENCE_S)
@@ -256,8 +264,8 @@ def test_each_attempt_and_node_is_labelled_by_its_own(
     last = service.batches[-1][0]
     assert last["logName"].endswith("/logs/team%2Fjobs")
     assert last["resource"]["labels"] == {"project_id": PROJECT, "instance_id": "50", "zone": "us-central1-c"}
-    assert open_copy(make_spec(), config, state) is None
-    assert open_copy(spec, config, None) is None and open_copy(spec, replace(config, claim=99), state) is None
+    assert open_log_copy(make_spec(), config, state) is None
+    assert open_log_copy(spec, config, None) is None and open_log_copy(spec, replace(config, claim=99), state) is None
 
 
 def test_a_job_that_asks_for_no_copy_imports_no_http() -> None:

@@ -27,12 +27,12 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from stoker.agent.logs import cloudwatch
-from stoker.agent.logs.cloud_copy import LogCopy, open_copy
+from stoker.agent.logs.cloud_copy import LogCopy, open_log_copy
 from stoker.agent.logs.cloudwatch import CloudWatchSink
 from stoker.agent.logs.log_pump import LogPump
 from stoker.cloudapi.aws import logs
 from stoker.cloudapi.aws.imds import Imds
-from stoker.cloudapi.aws.logs import CloudWatchLogs, LogsError, is_group
+from stoker.cloudapi.aws.logs import CloudWatchLogs, CloudWatchLogsError, is_group
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Launched
@@ -323,7 +323,7 @@ def test_an_outage_costs_nothing_and_what_fits_arrives_after_it(
     service: CloudWatchLogs, gate: Gate, group: str
 ) -> None:
     gate.trouble["*"] = ""
-    with pumping(service, group, most_bytes=4000) as pump:
+    with pumping(service, group, max_bytes=4000) as pump:
         pump.feed(b"before\n", NOW)
         until(lambda: pump.warning, "the warning")
         assert pump.warning is not None and "does not get the log" in pump.warning and group in pump.warning
@@ -420,7 +420,7 @@ def test_credentials_that_have_ended_are_asked_for_again(
     gate.broken.clear()
     gate.trouble["CreateLogStream"] = "ExpiredTokenException"
     told.values[place] = right
-    with pytest.raises(LogsError, match="ExpiredTokenException"):
+    with pytest.raises(CloudWatchLogsError, match="ExpiredTokenException"):
         service.create_stream(group, "s")
     assert gate.calls.count("CreateLogStream") == 2
     gate.trouble.clear()
@@ -431,7 +431,7 @@ def test_a_machine_without_a_profile_says_so(gate: Gate) -> None:
     with metadata_service() as told:
         del told.values["meta-data/iam/security-credentials/"]
         service = CloudWatchLogs(Imds(told.endpoint), {"AWS_ENDPOINT_URL": gate.endpoint})
-        with pytest.raises(LogsError, match="no instance profile"):
+        with pytest.raises(CloudWatchLogsError, match="no instance profile"):
             service.create_group("/a")
     assert gate.calls == []
 
@@ -469,7 +469,7 @@ def test_each_attempt_and_node_has_a_stream_of_its_own(
     state = make_state(pair, Launched(2, nodes(2, 2)), Closed(2, "lost", "gone"), pair, Launched(5, nodes(5, 2)))
     for claim, rank in ((2, 0), (2, 1), (5, 0)):
         config = NodeConfig("s3://b/p", "ec2", "job-1", claim, rank, 2, f"i-{claim}-{rank}")
-        pump = open_copy(spec, config, state)
+        pump = open_log_copy(spec, config, state)
         assert pump is not None
         pump.feed(b"claim %d rank %d\n" % (claim, rank), NOW)
         assert pump.drain(PATIENCE_S)
@@ -477,7 +477,7 @@ def test_each_attempt_and_node_has_a_stream_of_its_own(
     streams = boto(gate).describe_log_streams(logGroupName=group)["logStreams"]
     assert sorted(each["logStreamName"] for each in streams) == ["job-1/1/0", "job-1/1/1", "job-1/2/0"]
     assert there(gate, group, keys.log_stream("job-1", 2, 0)) == ["claim 5 rank 0"]
-    assert open_copy(make_spec(), config, state) is None
+    assert open_log_copy(make_spec(), config, state) is None
 
 
 def test_the_store_gets_its_log_whatever_becomes_of_the_copy(
@@ -486,7 +486,7 @@ def test_the_store_gets_its_log_whatever_becomes_of_the_copy(
     gate.trouble["*"] = ""
     path = tmp_path / "train.log"
     path.write_bytes(b"".join(b"line %d\n" % n for n in range(1000)))
-    store = MemoryStore(lambda: at(0), near=True)
+    store = MemoryStore(lambda: at(0), is_local=True)
     with pumping(service, group) as pump:
         pumping_log = LogPump(store, "node", path, tap=pump.feed)
         pumping_log.start()

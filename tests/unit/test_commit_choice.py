@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from checkpoint_world import write
 
-from stoker.agent.checkpoints.commit_choice import Choice, before_newest, from_copies
+from stoker.agent.checkpoints.commit_choice import CommitChoice, before_newest, from_copies
+from stoker.agent.checkpoints.file_copies import FileCopy, SaveCopy
 from stoker.agent.checkpoints.file_numbers import hide_generations, newest_counts, newest_of_each_kind, number_of
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, scan
-from stoker.agent.checkpoints.save_copies import KeptFile, KeptSave
 from stoker.model.node_facts import BlobRef
 
 
@@ -30,7 +30,7 @@ def blobs(*paths: str) -> dict[str, BlobRef]:
 
 
 def without_newest(found: Files, *committed: str, streams: tuple[str, ...] = ()) -> list[str] | None:
-    choice = Choice(found, frozenset(), {}, frozenset(streams))
+    choice = CommitChoice(found, frozenset(), {}, frozenset(streams))
     news = {path: one for path, one in found.items() if path not in committed}
     earlier = before_newest(choice, news, blobs(*committed))
     return None if earlier is None else sorted(earlier.files)
@@ -73,7 +73,7 @@ def test_a_save_that_is_written_again_is_no_new_one() -> None:
     found = files(step_1__m=1, step_2__m=5, step_3__m=8)
     news = {path: one for path, one in found.items() if path != "step-1/m"}
     last = blobs("step-1/m", "step-2/m")
-    assert before_newest(Choice(found, frozenset(), {}, frozenset()), news, last) is None
+    assert before_newest(CommitChoice(found, frozenset(), {}, frozenset()), news, last) is None
 
 
 # ── From copies ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,12 +90,12 @@ class Copied:
         self.kept = {}
         for name in ("a.json", "b.json"):
             write(root / "copies" / name, "[1]")
-            self.kept[name] = KeptFile(root / "copies" / name, 5)
+            self.kept[name] = FileCopy(root / "copies" / name, 5)
 
     def choose(
         self, committed: dict[str, Signature] | None = None, last: dict[str, BlobRef] | None = None, *logs: str
-    ) -> Choice | None:
-        save = KeptSave(self.files, self.kept, 77.0)
+    ) -> CommitChoice | None:
+        save = SaveCopy(self.files, self.kept, 77.0)
         grown = {path: one for path, one in scan(self.folder).items() if path in logs}
         return from_copies(save, self.folder, committed or {}, last or {}, grown)
 
@@ -111,8 +111,8 @@ def copied(tmp_path: Path) -> Copied:
 def test_a_save_is_taken_from_its_copies_and_the_rest_from_the_folder(copied: Copied) -> None:
     choice = copied.choose()
     assert choice is not None
-    assert (choice.files, choice.kept, choice.carried) == (copied.files, copied.kept, {})
-    assert (choice.copies, choice.streams, choice.as_of) == (frozenset(), frozenset(), 77.0)
+    assert (choice.files, choice.copies, choice.carried) == (copied.files, copied.kept, {})
+    assert (choice.to_copy, choice.logs, choice.as_of) == (frozenset(), frozenset(), 77.0)
 
 
 def test_what_is_in_the_last_commit_is_taken_from_there(copied: Copied) -> None:
@@ -121,7 +121,7 @@ def test_what_is_in_the_last_commit_is_taken_from_there(copied: Copied) -> None:
     assert choice is not None
     assert choice.carried == blobs("a.json")
     assert sorted(choice.files) == ["b.json", "old.bin"]
-    assert list(choice.kept) == ["b.json"]
+    assert list(choice.copies) == ["b.json"]
 
 
 def test_a_save_that_is_new_in_nothing_is_not_committed_again(copied: Copied) -> None:
@@ -135,8 +135,8 @@ def test_a_log_is_taken_as_it_is_now(copied: Copied) -> None:
     assert choice is not None
     assert choice.carried == {}
     assert choice.files["a.json"].size == 6
-    assert (choice.copies, choice.streams) == (frozenset({"a.json"}), frozenset({"a.json"}))
-    assert list(choice.kept) == ["b.json"]
+    assert (choice.to_copy, choice.logs) == (frozenset({"a.json"}), frozenset({"a.json"}))
+    assert list(choice.copies) == ["b.json"]
 
 
 def test_a_save_of_which_something_is_not_whole_any_more_is_not_taken(copied: Copied) -> None:
@@ -153,7 +153,7 @@ def test_a_file_that_is_held_open_counts_as_long_as_it_is_what_it_was(tmp_path: 
     held = tmp_path / "copies/held.json"
     write(held, "[1]")
     status = held.stat()
-    kept = KeptFile(held, 5, Signature.of(status))
+    kept = FileCopy(held, 5, Signature.of(status))
     (tmp_path / "link").hardlink_to(held)
     assert kept.is_intact(), "another name changes its status alone"
     copied.kept["a.json"] = kept

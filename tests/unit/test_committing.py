@@ -11,13 +11,13 @@ import pytest
 from checkpoint_world import World, checkpoints, manifest_keys, restored_content
 from test_sync_gang import gang
 
-from stoker.agent.checkpoints.blobs import BlobSender, Outgoing, Unstable
-from stoker.agent.checkpoints.commit_choice import Choice
-from stoker.agent.checkpoints.commit_strategies import FolderCommits, name_of
+from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
+from stoker.agent.checkpoints.commit_choice import CommitChoice
+from stoker.agent.checkpoints.file_copies import FileCopy
+from stoker.agent.checkpoints.folder_commits import FolderCommits, name_of
 from stoker.agent.checkpoints.folder_snapshot import File, Signature, scan
-from stoker.agent.checkpoints.save_copies import KeptFile
 from stoker.model.node_facts import BlobRef
-from stoker.store.base import Sent
+from stoker.store.base import StoredFile
 from stoker.testing.memory_store import MemoryStore
 
 memory, world = checkpoint_world.memory, checkpoint_world.world
@@ -61,7 +61,7 @@ def test_what_would_be_lost_is_the_newest_save_that_waits(
     assert world.sync.status().unsynced_bytes == 0
 
     def unstable(*_args: object) -> dict[str, BlobRef]:
-        raise Unstable("model")
+        raise FileUnstable("model")
 
     with monkeypatch.context() as patch:
         patch.setattr(BlobSender, "send", unstable)
@@ -82,7 +82,7 @@ def test_a_small_save_goes_before_a_newer_large_one_only_when_seconds_count(worl
     world.save("small", {"model": "1"})
     world.save("large", {"model": "2" * 10_000})
     if pressed:
-        world.sync.press(1000.0)
+        world.sync.hurry(1000.0)
     world.tick(rounds=3)
     assert [one.name for one in checkpoints(world.store)] == (["small", "large"] if pressed else ["large"])
 
@@ -96,17 +96,17 @@ class Sending:
     def __init__(self, world: World) -> None:
         world.write(model="model")
         (world.folder / "run.log").write_text("log")
-        world.sync._watch.look()
+        world.sync._rounds.watch.scan()
         self.world = world
         self.files = scan(world.folder)
 
     def send(
-        self, copies: Iterable[str] = (), streams: Iterable[str] = (), kept: dict[str, KeptFile] | None = None
+        self, copies: Iterable[str] = (), streams: Iterable[str] = (), kept: dict[str, FileCopy] | None = None
     ) -> dict[str, BlobRef]:
-        commits = self.world.sync._watched
+        commits = self.world.sync._rounds.folder_commits
         assert isinstance(commits, FolderCommits)
         try:
-            return commits._send(Choice(self.files, frozenset(copies), {}, frozenset(streams), kept=kept or {}))
+            return commits._send(CommitChoice(self.files, frozenset(copies), {}, frozenset(streams), copies=kept or {}))
         finally:
             assert not (self.world.scratch / "copies").exists(), "copies are removed, whatever comes"
 
@@ -122,7 +122,7 @@ def test_what_is_sent_comes_from_the_folder_or_from_copies_of_it(
     sources: dict[str, Path] = {}
     send = BlobSender.send
 
-    def noting(self: BlobSender, files: list[Outgoing], *args: object) -> dict[str, BlobRef]:
+    def noting(self: BlobSender, files: list[OutgoingFile], *args: object) -> dict[str, BlobRef]:
         sources.update({one.file.path: one.source for one in files})
         assert all(one.source.exists() for one in files)
         return send(self, files, *args)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def test_what_is_sent_comes_from_the_folder_or_from_copies_of_it(
     assert sources["model.pt"] == folder / "model.pt"
     other = sending.world.root / "kept"
     shutil.copy(folder / "model.pt", other)
-    sending.send(copies=["model.pt"], kept={"model.pt": KeptFile(other, 2**62)})
+    sending.send(copies=["model.pt"], kept={"model.pt": FileCopy(other, 2**62)})
     assert sources["model.pt"] == other
 
 
@@ -148,7 +148,7 @@ def test_a_file_that_changed_since_it_was_seen_is_not_copied(sending: Sending, h
         (sending.world.folder / "model.pt").unlink()
     else:
         sending.world.write(model="other")
-    with pytest.raises(Unstable):
+    with pytest.raises(FileUnstable):
         sending.send(copies=["model.pt"])
 
 
@@ -156,16 +156,16 @@ def test_a_file_that_is_open_again_after_it_was_copied_is_not_sent(sending: Send
     sending.world.open = {"run.log"}
     sending.send(copies=["model.pt"])
     sending.send(copies=["model.pt", "run.log"], streams=["run.log"])
-    with pytest.raises(Unstable, match="opened"):
+    with pytest.raises(FileUnstable, match="opened"):
         sending.send(copies=["model.pt", "run.log"])
 
 
 def test_what_was_copied_while_a_process_died_is_not_sent(sending: Sending) -> None:
-    assert sending.world.sync._watch.history.members == {1}
+    assert sending.world.sync._rounds.watch.history.members == {1}
     sending.world.alive = False
     sending.send()
     sending.send(copies=["run.log"], streams=["run.log"])
-    with pytest.raises(Unstable, match="a process ended"):
+    with pytest.raises(FileUnstable, match="a process ended"):
         sending.send(copies=["model.pt"])
 
 
@@ -174,11 +174,11 @@ def test_a_kept_file_that_is_written_while_it_is_sent_is_not_committed(
 ) -> None:
     kept = sending.world.root / "kept"
     kept.write_text("model")
-    held = KeptFile(kept, 2**62, Signature.of(kept.stat()))
+    held = FileCopy(kept, 2**62, Signature.of(kept.stat()))
     after_sending(monkeypatch, lambda: None)
     sending.send(kept={"model.pt": held})
     after_sending(monkeypatch, lambda: bool(kept.write_text("longer than it was")) and None)
-    with pytest.raises(Unstable, match="written while"):
+    with pytest.raises(FileUnstable, match="written while"):
         sending.send(kept={"model.pt": held})
 
 
@@ -210,7 +210,7 @@ def test_what_takes_long_is_sent_ahead_once_while_rank_0_is_still_at_it(
     sent: list[Path] = []
     put_file = memory.put_file
 
-    def noting(source: Path, key: Callable[[str], str]) -> Sent:
+    def noting(source: Path, key: Callable[[str], str]) -> StoredFile:
         sent.append(source)
         return put_file(source, key)
 
@@ -219,21 +219,21 @@ def test_what_takes_long_is_sent_ahead_once_while_rank_0_is_still_at_it(
     other.tick()
     assert not sent
     for _ in range(4):
-        assert other.sync._watched.advance(final=True) is False
+        assert other.sync._rounds.folder_commits.advance(final=True) is False
         other.clock.s += 1.0
     assert len(sent) == 1
     assert manifest_keys(memory) == []
     lead.write(shard_0="0")
     lead.tick(rounds=80)
     other.clock.s += 1.0
-    assert other.sync._watched.advance(final=True) is True
+    assert other.sync._rounds.folder_commits.advance(final=True) is True
     (checkpoint,) = checkpoints(memory)
     assert set(checkpoint.manifests) == {0, 1}
     assert restored_content(memory, tmp_path / "back") == {"shard_0.pt": b"0", "shard_1.pt": b"1"}
 
 
 def test_a_store_that_is_far_away_gets_all_files_of_a_save(tmp_path: Path) -> None:
-    far = checkpoint_world.memory_store(near=False)
+    far = checkpoint_world.memory_store(is_local=False)
     world = World(tmp_path, far).begin()
     files = {f"part-{number}": f"{number}".encode() for number in range(20)}
     world.save("step-1", files)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker.agent.environment.conda import forget, may_be_here, without_channels
+from stoker.agent.environment.conda import erase_password, may_install_code, without_channels
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_passwords_are_taken_out_of_what_conda_notes(tmp_path: Path) -> None:
     (notes / "sub").mkdir(parents=True)
     (notes / "python.json").write_text('{"channel": "https://jane:hunter2@host/conda"}')
     (notes / "history").write_text("nothing\n")
-    forget(tmp_path, "hunter2")
+    erase_password(tmp_path, "hunter2")
     assert (notes / "python.json").read_text() == '{"channel": "https://jane:***@host/conda"}'
     assert (notes / "history").read_text() == "nothing\n"
 
@@ -56,8 +56,8 @@ def test_passwords_are_taken_out_of_what_conda_notes(tmp_path: Path) -> None:
 def test_what_installs_parts_of_the_code(tmp_path: Path, text: str, local: bool) -> None:
     (tmp_path / "libs/mine").mkdir(parents=True)
     head = "name: x # ./no\nchannels: [nvidia/label/cuda-12.4, conda-forge]\ndependencies:\n  - python=3.12\n  - pip:\n"
-    assert may_be_here(f"{head}{text}prefix: /opt/conda/envs/x\n", tmp_path) is local
+    assert may_install_code(f"{head}{text}prefix: /opt/conda/envs/x\n", tmp_path) is local
 
 
 def test_what_installs_parts_of_the_code_on_one_line(tmp_path: Path) -> None:
-    assert may_be_here("dependencies: [python=3.12, {pip: [numpy, './libs/mine']}]\n", tmp_path)
+    assert may_install_code("dependencies: [python=3.12, {pip: [numpy, './libs/mine']}]\n", tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from installing_machine import Bench
 
-from stoker.agent.environment.conda import Conda, Made, is_here
+from stoker.agent.environment.conda import Conda, CondaEnvironment, is_installed
 from stoker.model.errors import SetupFailed
 from stoker.model.spec import Environment, PackageIndex
 
@@ -42,7 +42,7 @@ class Place(Bench):
         (self.programs / "conda").chmod(0o755)
         self.env = {"PATH": f"{self.programs}:/usr/bin:/bin", "MAMBA_EXE": "", "CONDA_EXE": "", "HOME": str(root)}
 
-    def make(self, **wishes: Any) -> Made:
+    def make(self, **wishes: Any) -> CondaEnvironment:
         with self._set_up(Environment(conda="environment.yml", **wishes)) as (node, submission, steps):
             assert self.making is not None
             fetch = lambda field, _: f"pass/{field.split('.')[1]}"  # noqa: E731
@@ -74,7 +74,7 @@ def test_the_variables_with_which_it_is_found(place: Place) -> None:
     }
     assert made.python == f"{prefix}/bin/python"
     program = place.programs / "conda"
-    assert f"environment.yml: making an environment with {program} (conda 9.9)" in place.said
+    assert f"environment.yml: building an environment with {program} (conda 9.9)" in place.said
     assert place.noted("asked") == f"env create --quiet --file {place.code}/environment.yml --prefix {prefix}\n"
     assert left(place) == ["environment.yml"]
     # Once is enough.
@@ -131,4 +131,4 @@ def test_a_file_that_cannot_be_read_is_told(place: Place, data: bytes | None) ->
 def test_the_programs_of_this_computer_are_looked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in place.env.items():
         monkeypatch.setenv(name, value)
-    assert is_here()
+    assert is_installed()

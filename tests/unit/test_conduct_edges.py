@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_hanging_or_wasteful import GPU, NOW_S, RUNNING, STALL, WASTE, hung, policy
+from test_hanging_or_wasteful import GPU, NOW_S, RUNNING, STALL, WASTE, hung, settings
 from test_retry import KEY, make_case
 
 from stoker.core import health_rules
 from stoker.core.decide import decide_job
 from stoker.core.ended_jobs import retire
-from stoker.core.governor_settings import DEFAULT, Policy
-from stoker.core.health_rules import Sighting
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
+from stoker.core.health_rules import Violation
 from stoker.core.policy_rules import Subject
 from stoker.core.retry import closing, verdict
-from stoker.core.saved_work import kept_of
+from stoker.core.saved_work import describe_saved_work
 from stoker.core.snapshot import Append, JobSnapshot, Terminate, Unmark
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Warned, Waste
 from stoker.model.node_facts import Activity, CheckpointRef
@@ -37,7 +37,7 @@ from tests.support.sim_data import (
 )
 
 
-def entry(job: JobSnapshot, now_s: float, by: Policy = DEFAULT) -> Event | None:
+def entry(job: JobSnapshot, now_s: float, by: GovernorSettings = DEFAULT) -> Event | None:
     plan = decide_job(job, by, at(now_s))
     return next((action.event for action in plan.actions if isinstance(action, Append)), None)
 
@@ -45,10 +45,10 @@ def entry(job: JobSnapshot, now_s: float, by: Policy = DEFAULT) -> Event | None:
 # ── Sightings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sightings(job: JobSnapshot, by: Policy = DEFAULT) -> list[Sighting]:
+def sightings(job: JobSnapshot, by: GovernorSettings = DEFAULT) -> list[Violation]:
     (claim,) = job.state.open_claims
     subject = Subject(job.spec, at(NOW_S).date(), job.state.job)
-    return list(health_rules.findings(job, claim, by.house, subject, at(NOW_S)))
+    return list(health_rules.find_violations(job, claim, by.policy, subject, at(NOW_S)))
 
 
 def debugged(seconds: float | None, stall_s: float | None = None) -> JobSnapshot:
@@ -58,18 +58,18 @@ def debugged(seconds: float | None, stall_s: float | None = None) -> JobSnapshot
 
 
 def test_a_debugger_is_told_of_where_a_rule_waits_for_it() -> None:
-    for by in (policy(STALL), policy(WASTE)):
+    for by in (settings(STALL), settings(WASTE)):
         (found,) = sightings(debugged(10.0), by)
-        assert (found.rule, found.then, found.evidence, found.counts) == ("debugger", "warn", False, True)
+        assert (found.rule, found.action, found.evidence, found.enforced) == ("debugger", "warn", False, True)
         assert found.reason.startswith("a process of node 0 is stopped, or in a debugger")
         assert sightings(debugged(9.9), by) == [] == sightings(debugged(None), by)
     assert len(sightings(debugged(10.0, stall_s=600.0))) == 1
-    assert sightings(debugged(10.0)) == [] and sightings(debugged(10.0), policy(f"{STALL}, then: warn")) == []
+    assert sightings(debugged(10.0)) == [] and sightings(debugged(10.0), settings(f"{STALL}, then: warn")) == []
 
 
 def test_a_jobs_own_bound_asks_for_a_restart_with_evidence() -> None:
     (found,) = sightings(hung(20, stall_s=1200.0))
-    assert (found.rule, found.then, found.counts, found.evidence, found.lasts_s) == (
+    assert (found.rule, found.action, found.enforced, found.evidence, found.lasts_s) == (
         "stall",
         "restart",
         True,
@@ -80,15 +80,15 @@ def test_a_jobs_own_bound_asks_for_a_restart_with_evidence() -> None:
 
 
 def test_rules_say_for_how_long_it_has_been_so_and_when_they_act() -> None:
-    (stall,) = sightings(hung(20), policy("name: hangs, stall: {window: 5m, windows: 3, warn_before: 10m}"))
+    (stall,) = sightings(hung(20), settings("name: hangs, stall: {window: 5m, windows: 3, warn_before: 10m}"))
     assert (stall.rule, stall.lasts_s, stall.warn_before_s, stall.evidence) == ("policy:hangs", 1200.0, 600.0, True)
-    (waste,) = sightings(hung(60, silent=0, working=True), policy(WASTE))
-    assert (waste.rule, waste.lasts_s, waste.warn_before_s, waste.then) == ("policy:waste", 3600.0, 0.0, "stop")
-    (audited,) = sightings(hung(60, silent=0, working=True), policy(f"{WASTE}, audit: true"))
-    assert not audited.counts and not audited.evidence
+    (waste,) = sightings(hung(60, silent=0, working=True), settings(WASTE))
+    assert (waste.rule, waste.lasts_s, waste.warn_before_s, waste.action) == ("policy:waste", 3600.0, 0.0, "stop")
+    (audited,) = sightings(hung(60, silent=0, working=True), settings(f"{WASTE}, audit: true"))
+    assert not audited.enforced and not audited.evidence
     beat = make_beat(NOW_S - 5, metrics={"loss": 9.0})
     metric = make_snapshot(make_state(*RUNNING), make_facts(2, beat=beat))
-    (number,) = sightings(metric, policy("name: high, metric: {name: loss, above: 5}"))
+    (number,) = sightings(metric, settings("name: high, metric: {name: loss, above: 5}"))
     assert (number.evidence, number.lasts_s, number.warn_before_s) == (False, 0.0, 0.0)
 
 
@@ -98,7 +98,7 @@ CODE = "policy:hangs:2"
 
 
 def test_a_stall_is_told_with_where_to_look_and_acted_on_with_evidence() -> None:
-    by = policy(STALL)
+    by = settings(STALL)
     plan = decide_job(hung(20), by, at(NOW_S))
     (action,) = plan.actions
     assert isinstance(action, Append) and action.event == Warned(CODE, evidence=True)
@@ -112,7 +112,7 @@ def test_a_stall_is_told_with_where_to_look_and_acted_on_with_evidence() -> None
 
 
 def test_a_warning_that_comes_before_says_when_and_is_waited_for() -> None:
-    by = policy("name: hangs, stall: {window: 5m, windows: 3, warn_before: 10m}")
+    by = settings("name: hangs, stall: {window: 5m, windows: 3, warn_before: 10m}")
     (action,) = decide_job(hung(20), by, at(NOW_S)).actions
     assert isinstance(action, Append) and "; unless that changes, it is asked to leave in 10 min;" in action.reason
     for told_s, acts in ((599.0, False), (600.0, True)):
@@ -130,18 +130,18 @@ def test_a_warning_that_comes_before_says_when_and_is_waited_for() -> None:
 
 def test_a_rule_that_only_tells_hides_none_that_acts() -> None:
     told = [(Warned("policy:quiet:2", evidence=True), NOW_S - 9), (Warned(CODE, evidence=True), NOW_S - 8)]
-    by = policy("name: quiet, stall: {window: 5m, windows: 3}, then: warn", STALL)
+    by = settings("name: quiet, stall: {window: 5m, windows: 3}, then: warn", STALL)
     assert entry(hung(20, *told, evidence=(CODE,)), NOW_S, by) == Draining(2, "infrastructure", "policy:hangs")
 
 
 def test_a_rule_that_is_not_due_yet_hides_none_that_is() -> None:
-    by = policy("name: later, stall: {window: 5m, windows: 3, warn_before: 1h}", STALL)
+    by = settings("name: later, stall: {window: 5m, windows: 3, warn_before: 1h}", STALL)
     told = [(Warned("policy:later:2", evidence=True), NOW_S - 9), (Warned(CODE, evidence=True), NOW_S - 8)]
     assert entry(hung(20, *told, evidence=(CODE,)), NOW_S, by) == Draining(2, "infrastructure", "policy:hangs")
 
 
 def test_a_rule_without_its_evidence_hides_none_that_has_it() -> None:
-    by = policy("name: first, stall: {window: 5m, windows: 3}", STALL)
+    by = settings("name: first, stall: {window: 5m, windows: 3}", STALL)
     told = [(Warned("policy:first:2", evidence=True), NOW_S - 9), (Warned(CODE, evidence=True), NOW_S - 8)]
     assert entry(hung(20, *told, evidence=(CODE,)), NOW_S, by) == Draining(2, "infrastructure", "policy:hangs")
 
@@ -293,7 +293,7 @@ def test_accelerators_of_the_offering_are_those_that_count() -> None:
     assert beat.value.activity is not None
     blind = replace(beat, value=replace(beat.value, activity=replace(beat.value.activity, utilization=(), devices=0)))
     hidden = replace(job, facts={2: (replace(facts, heartbeat=Known(blind)),)})
-    assert sightings(hidden, policy(STALL)) == [] and len(sightings(job, policy(STALL))) == 1
+    assert sightings(hidden, settings(STALL)) == [] and len(sightings(job, settings(STALL))) == 1
 
 
 def test_of_several_nodes_the_newest_checkpoint_is_named() -> None:
@@ -303,19 +303,22 @@ def test_of_several_nodes_the_newest_checkpoint_is_named() -> None:
     first = make_exit("interrupted", "notice", at_s=130, started=True, checkpoint=newer)
     second = make_exit("interrupted", "notice", at_s=160, started=True, checkpoint=older)
     for exits in ((first, second), (second, first)):
-        assert kept_of(make_case(*exits)) == "in the store: step 20, saved 30 s before"
+        assert describe_saved_work(make_case(*exits)) == "in the store: step 20, saved 30 s before"
     unnumbered = replace(newer, step=None, committed_at=None)
-    assert kept_of(make_case(replace(first, checkpoint=unnumbered))) == "in the store: step (1.2)"
-    assert kept_of(make_case(make_exit("interrupted", "notice"))) == "", "it never trained"
+    assert describe_saved_work(make_case(replace(first, checkpoint=unnumbered))) == "in the store: step (1.2)"
+    assert describe_saved_work(make_case(make_exit("interrupted", "notice"))) == "", "it never trained"
 
 
 def test_what_an_attempt_began_from_is_named_where_it_saved_nothing() -> None:
     began = make_exit("interrupted", "notice", started=True, restored_from=KEY)
-    assert kept_of(make_case(began)) == "nothing new was saved: the store has step-10 (1.1), from which it began"
+    assert (
+        describe_saved_work(make_case(began))
+        == "nothing new was saved: the store has step-10 (1.1), from which it began"
+    )
     beat = make_beat(0, trained_s=5.0, checkpoint_files=1).value
-    told = kept_of(make_case(None, beat=beat))
+    told = describe_saved_work(make_case(None, beat=beat))
     assert told == "nothing was saved: what was written to checkpoints/ was not whole in time"
     elsewhere = make_exit("interrupted", "notice", started=True, saves_elsewhere=("out/a.pt", "out/b.pt"))
-    assert kept_of(make_case(elsewhere)).endswith(
+    assert describe_saved_work(make_case(elsewhere)).endswith(
         "; out/a.pt, out/b.pt look like saves: write `checkpoints: {dir: out}` in the job file"
     )

@@ -11,11 +11,11 @@ from checkpoint_world import JOB, World, content, memory_store, restored_content
 
 from stoker.agent import job_folders
 from stoker.agent.checkpoints.commit_requests import CommitQueue
-from stoker.agent.checkpoints.folder_snapshot import Selection, hold, scan
+from stoker.agent.checkpoints.folder_snapshot import Selection, pinned_path, scan
 from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
 from stoker.agent.logs.file_tail import FileTail
 from stoker.agent.logs.log_pump import last_lines, say
-from stoker.agent.output_files import Baseline, OutputFiles, Source
+from stoker.agent.output_files import Baseline, OutputFiles, OutputSource
 from stoker.agent.output_sync import OutputSync
 from stoker.agent.training_environment import ask_to_save, write_notice
 from stoker.model import keys
@@ -95,11 +95,11 @@ def test_a_file_that_becomes_a_link_after_the_scan_is_not_read(node: Path, secre
     folder = node / "code/checkpoints"
     write(folder / "model.pt", "weights")
     file = scan(folder)["model.pt"]
-    with hold(folder / "model.pt", file, exact=exact) as held:
+    with pinned_path(folder / "model.pt", file, exact=exact) as held:
         (folder / "model.pt").unlink()
         (folder / "model.pt").symlink_to(secret)
         assert held.read_text() == "weights"
-    with pytest.raises(FileChanged), hold(folder / "model.pt", file, exact=exact):
+    with pytest.raises(FileChanged), pinned_path(folder / "model.pt", file, exact=exact):
         pass
 
 
@@ -147,7 +147,7 @@ def test_no_output_is_a_file_of_the_machine(node: Path, secret: Path) -> None:
 def test_an_output_folder_that_is_a_link_is_not_followed(node: Path, secret: Path) -> None:
     link(node / "code/outputs", secret.parent)
     confinement = Confinement([node], lambda _line: None)
-    assert kept(OutputFiles([Source(node / "code/outputs", whole=True)], confinement=confinement)) == {}
+    assert kept(OutputFiles([OutputSource(node / "code/outputs", whole=True)], confinement=confinement)) == {}
 
 
 # ── What the agent writes and reads beside the training ───────────────────────────────────────────────────────────────
@@ -177,10 +177,10 @@ def test_requests_behind_a_link_are_neither_read_nor_removed_nor_answered(node: 
     assert queue.waiting() == []
     write(node / "elsewhere/commits/00000001.json", request)
     (asked,) = CommitQueue(node / "elsewhere", folder).waiting()
-    assert queue.holds(asked) is None
+    assert queue.in_folder(asked) is None
     with pytest.raises(NotADirectoryError):
         queue.answer(asked, key="k")
-    queue.tidy(1)
+    queue.remove_old_saves(1)
     assert content(secret.parent) == before
 
 
@@ -190,7 +190,9 @@ def test_no_save_is_removed_behind_a_checkpoint_folder_that_is_a_link(node: Path
     before = content(secret.parent)
     (node / "channel").mkdir()
     link(node / "code/checkpoints", secret.parent)
-    CommitQueue(node / "channel", node / "code/checkpoints", Confinement([node], lambda _text: None)).tidy(1)
+    CommitQueue(node / "channel", node / "code/checkpoints", Confinement([node], lambda _text: None)).remove_old_saves(
+        1
+    )
     assert content(secret.parent) == before
 
 

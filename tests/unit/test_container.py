@@ -18,16 +18,18 @@ from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 from small_engine import SmallEngine
 
-from stoker.agent.container import container as container_module
-from stoker.agent.container import host_devices
-from stoker.agent.container.container import Container, ContainerRun
-from stoker.agent.container.host_devices import Surroundings, look
-from stoker.agent.runtime import Command, Mount, View
+from stoker.agent.container import container_run, host_devices, job_image
+from stoker.agent.container.container import ContainerRuntime
+from stoker.agent.container.container_run import ContainerRun
+from stoker.agent.container.host_devices import HostCapabilities, detect_host
+from stoker.agent.runtime import BindMount, Command, RuntimeView
 from stoker.model import codec, keys
 from stoker.model.errors import SetupFailed
 from stoker.model.node_facts import ImageFact
+from stoker.model.resources import Gpus, Resources
 from stoker.model.spec import Container as ContainerSpec
-from stoker.model.spec import Environment, Gpus, Resources, Spec, Submission
+from stoker.model.spec import Environment, Spec
+from stoker.model.submission import Submission
 from stoker.processes.container_sweep import container_name, read_record
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces of processes everywhere")
@@ -41,7 +43,7 @@ IMAGE: dict[str, Any] = {
     },
 }
 OTHER: dict[str, Any] = {**IMAGE, "Id": "sha256:2", "RepoDigests": ["repo/x@sha256:d2"]}
-AROUND = Surroundings(uid=0, gid=0, gpus=0, toolkit=False, shm_bytes=0, selinux=False)
+AROUND = HostCapabilities(uid=0, gid=0, gpus=0, toolkit=False, shm_bytes=0, selinux=False)
 
 
 def timed(_name: str, _remedy: str) -> AbstractContextManager[None]:
@@ -61,24 +63,24 @@ class Yard:
         self.node.paths.train_log.touch()
         self.node.paths.code.mkdir()
         self.around = AROUND
-        self.made: list[Container] = []
+        self.made: list[ContainerRuntime] = []
 
-    def make(self, *, gpus: int | None = None, **options: Any) -> Container:
+    def make(self, *, gpus: int | None = None, **options: Any) -> ContainerRuntime:
         spec = ContainerSpec(**{"image": "repo/x:1"} | options)
         wanted = Resources(gpus=Gpus("", gpus) if gpus else None)
         whole = Spec(name="job", run=("true",), environment=Environment(container=spec), resources=wanted)
-        made = Container(self.node, Submission(JOB, whole, "test"), lambda question: question(), lambda: None)
-        made._around = self.around
+        made = ContainerRuntime(self.node, Submission(JOB, whole, "test"), lambda question: question(), lambda: None)
+        made._host = self.around
         self.made.append(made)
         return made
 
-    def entered(self, view: View | None = None, **options: Any) -> Container:
+    def entered(self, view: RuntimeView | None = None, **options: Any) -> ContainerRuntime:
         made = self.make(**options)
         made.open(timed)
-        made.enter(view or View())
+        made.enter(view or RuntimeView())
         return made
 
-    def run(self, container: Container, *words: str, **options: Any) -> Any:
+    def run(self, container: ContainerRuntime, *words: str, **options: Any) -> Any:
         env = {"PATH": os.environ["PATH"]} | options.pop("env", {})
         command = Command(words, env, self.node.paths.code, options.pop("secrets", {}), **options)
         return container.spawn(command, self.node.paths.train_log)
@@ -169,20 +171,20 @@ def test_a_registry_password_is_had_anew_for_each_pull(yard: Yard, monkeypatch: 
         fetched.append((field, reference))
         return "me:word"
 
-    monkeypatch.setattr(container_module, "fetch", fetch)
-    login = yard.make(secret="env:TOKEN")._login("own.registry/x:1")
+    monkeypatch.setattr(job_image, "fetch", fetch)
+    login = yard.make(secret="env:TOKEN")._job_image._login("own.registry/x:1")
     assert login is not None and (login.registry, login.user, login.password) == ("own.registry", "me", "word")
     assert fetched == [("environment.container.secret", "env:TOKEN")]
     ecr = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
-    assert yard.make()._login("own.registry/x:1") is None, "the machine's identity is of no use there"
-    login = yard.make()._login(f"{ecr}/x:1")
+    assert yard.make()._job_image._login("own.registry/x:1") is None, "the machine's identity is of no use there"
+    login = yard.make()._job_image._login(f"{ecr}/x:1")
     assert (
         login is not None
         and login.user == "AWS"
         and fetched[-1] == ("environment.container.image", "aws-ecr:eu-west-1")
     )
-    monkeypatch.setattr(container_module.registry_login, "knows", lambda where, _environ: where == ecr)
-    assert yard.make()._login(f"{ecr}/x:1") is None and len(fetched) == 2, "the person has logged in already"
+    monkeypatch.setattr(job_image.registry_login, "has_login", lambda where, _environ: where == ecr)
+    assert yard.make()._job_image._login(f"{ecr}/x:1") is None and len(fetched) == 2, "the person has logged in already"
 
 
 # ── What is set inside ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,9 +204,9 @@ def test_what_is_set_inside_is_the_images_and_the_submitters(yard: Yard, monkeyp
     assert found["PATH"] == "/image/bin:/usr/bin:/bin" and found["MINE"] == "1" and found["A"] == "own"
     assert found["AWS_REGION"] == "eu-west-1" and found["https_proxy"] == "http://proxy"
     assert not {"UNRELATED", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "HOME"} & found.keys()
-    container._around = replace(AROUND, gpus=2, toolkit=True)
+    container._host = replace(AROUND, gpus=2, toolkit=True)
     assert container.environ({})["CUDA_VISIBLE_DEVICES"] == "1"
-    container._around = replace(AROUND, uid=1000, gid=1000)
+    container._host = replace(AROUND, uid=1000, gid=1000)
     assert container.environ({})["HOME"] == str(yard.node.paths.root / "home")
 
 
@@ -228,8 +230,8 @@ def test_what_is_around_a_container_is_what_this_machine_has(yard: Yard) -> None
     yard.make()
     spec = ContainerSpec(image="repo/x:1")
     whole = Spec(name="job", run=("true",), environment=Environment(container=spec))
-    made = Container(yard.node, Submission(JOB, whole, "test"), lambda question: question(), lambda: None)
-    assert made._around == look("docker")
+    made = ContainerRuntime(yard.node, Submission(JOB, whole, "test"), lambda question: question(), lambda: None)
+    assert made._host == detect_host("docker")
 
 
 @pytest.mark.parametrize("region", ["AWS_REGION", "AWS_DEFAULT_REGION"])
@@ -247,11 +249,11 @@ def test_an_alias_is_of_the_machines_own_region(yard: Yard, monkeypatch: pytest.
 def test_the_command_that_makes_it_names_the_node_and_all_that_is_seen(yard: Yard, tmp_path: Path) -> None:
     for name in ("out", "data", "environments"):
         (tmp_path / name).mkdir()
-    view = View(
+    view = RuntimeView(
         written=(tmp_path / "out",),
         read=(tmp_path / "data",),
         environments=tmp_path / "environments",
-        mounts=(Mount(tmp_path / "data", "/opt/data"),),
+        mounts=(BindMount(tmp_path / "data", "/opt/data"),),
     )
     yard.entered(view, run={"env": {"X": "1"}})
     [words] = yard.engine.asked("create")
@@ -272,12 +274,12 @@ def test_links_out_of_an_input_are_seen_inside(yard: Yard, tmp_path: Path, monke
     (tmp_path / "data").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
-    yard.entered(View(read=(tmp_path / "data",), in_place=(tmp_path / "data",)))
+    yard.entered(RuntimeView(read=(tmp_path / "data",), in_place=(tmp_path / "data",)))
     [words] = yard.engine.asked("create")
     target = tmp_path / "elsewhere"
     assert f"--mount=type=bind,source={target},target={target},readonly" in words and "inputs: only" not in yard.said
-    monkeypatch.setattr("stoker.agent.container.symlinks.MOST_LOOKED_AT", 0)
-    yard.entered(View(in_place=(tmp_path / "data",)))
+    monkeypatch.setattr("stoker.agent.container.symlinks.MAX_SCANNED", 0)
+    yard.entered(RuntimeView(in_place=(tmp_path / "data",)))
     assert "inputs: only the first" in yard.said
 
 
@@ -323,7 +325,9 @@ def test_a_program_that_is_not_in_the_image_is_told_as_on_the_machine(yard: Yard
     with pytest.raises(FileNotFoundError) as failed:
         yard.run(container, "no-such-program")
     assert failed.value.filename == "no-such-program"
-    assert list((yard.node.paths.root / "door").iterdir()) and len(list((yard.node.paths.root / "door").iterdir())) == 2
+    assert (
+        list((yard.node.paths.root / "pipes").iterdir()) and len(list((yard.node.paths.root / "pipes").iterdir())) == 2
+    )
 
 
 def test_a_command_that_cannot_be_brought_in_is_told_with_the_engines_words(yard: Yard) -> None:
@@ -332,22 +336,22 @@ def test_a_command_that_cannot_be_brought_in_is_told_with_the_engines_words(yard
     with pytest.raises(SetupFailed, match=r"FileNotFoundError: .*no-such-folder") as failed:
         container.spawn(command, yard.node.paths.train_log)
     assert failed.value.user and container.fault is None
-    assert sorted(path.name for path in (yard.node.paths.root / "door").iterdir()) == ["alive", "begun"]
+    assert sorted(path.name for path in (yard.node.paths.root / "pipes").iterdir()) == ["alive", "begun"]
 
 
 def test_leaving_ends_all_that_ran(yard: Yard) -> None:
     container = yard.entered()
     yard.run(container, "sleep", "1000")
-    cell = container.group.cell
+    cell = container.group.container
     assert cell is not None
     (sleeper,) = container.group.members()
-    container.leave()
+    container.begin_close()
     assert not Path(f"/proc/{sleeper}/cmdline").exists() or not Path(f"/proc/{sleeper}/cmdline").read_bytes()
-    assert not (yard.node.paths.root / "door").exists()
+    assert not (yard.node.paths.root / "pipes").exists()
 
 
 def test_nothing_runs_in_a_container_that_is_not_there(yard: Yard) -> None:
-    with pytest.raises(SetupFailed, match="the container is not there") as failed:
+    with pytest.raises(SetupFailed, match="the container does not exist") as failed:
         yard.run(yard.make(), "true")
     assert not failed.value.user
 
@@ -367,7 +371,7 @@ def test_an_engine_that_goes_away_is_told(yard: Yard) -> None:
     run = yard.run(container, "sh", "-c", "sleep 0.3; exit 3")
     yard.engine.say("away", "")
     assert run.wait() == 3 and container.fault is not None
-    assert container.fault.startswith("docker went away: Cannot connect")
+    assert container.fault.startswith("docker stopped answering: Cannot connect")
     yard.engine.unsay("away")
 
 
@@ -386,7 +390,7 @@ def test_a_container_of_the_same_name_makes_room(yard: Yard) -> None:
     container.open(timed)
     name = container_name(yard.node.paths.root)
     yard.engine.say(f"container-{name}", "{}")
-    container.enter(View())
+    container.enter(RuntimeView())
     assert len(yard.engine.asked("create")) == 2 and len(yard.engine.asked("rm")) == 1
     assert yard.run(container, "true").wait() == 0
 
@@ -413,7 +417,7 @@ def test_what_the_engine_refuses_is_told_by_its_field(yard: Yard, said: str, use
     container.open(timed)
     yard.engine.say("refuse", said)
     with pytest.raises(SetupFailed) as failed:
-        container.enter(View())
+        container.enter(RuntimeView())
     assert failed.value.user is user and told in str(failed.value)
     assert yard.engine.asked("start") == []
 
@@ -421,7 +425,7 @@ def test_what_the_engine_refuses_is_told_by_its_field(yard: Yard, said: str, use
 @pytest.mark.parametrize(
     ("code", "said", "user", "told"),
     [
-        (0, "", False, "environment.container: the container ended at once, and another one did not"),
+        (0, "", False, "environment.container: the container ended at once, but a second one did not"),
         (
             127,
             "exec sh failed: no such file",
@@ -442,7 +446,7 @@ def test_a_container_that_ends_at_once_says_why(yard: Yard, code: int, said: str
     container.open(timed)
     yard.engine.say("wordless", json.dumps({"code": code, "said": said}))
     with pytest.raises(SetupFailed) as failed:
-        container.enter(View())
+        container.enter(RuntimeView())
     assert failed.value.user is user and told in str(failed.value)
     assert "exit 0" in yard.engine.asked("create")[-1], "the second one has nothing to do"
     assert [words[-1] for words in yard.engine.asked("rm")] == [container_name(yard.node.paths.root)]
@@ -464,11 +468,11 @@ def test_a_daemon_of_the_users_own_is_noticed(yard: Yard) -> None:
     yard.around = replace(AROUND, uid=1000, gid=1000)
     yard.engine.say("options", "[name=rootless]")
     container = yard.make()
-    container._look_for_own_daemon()
-    assert container._around.rootless
+    container._detect_rootless()
+    assert container._host.rootless
     yard.engine.say("options", "[name=seccomp]")
-    container._look_for_own_daemon()
-    assert not container._around.rootless
+    container._detect_rootless()
+    assert not container._host.rootless
 
 
 def test_a_container_of_another_user_can_only_be_root_s(yard: Yard) -> None:
@@ -476,7 +480,7 @@ def test_a_container_of_another_user_can_only_be_root_s(yard: Yard) -> None:
     container = yard.make()
     container.open(timed)
     with pytest.raises(SetupFailed, match=r"run\.user: only root could save") as failed:
-        container.enter(View())
+        container.enter(RuntimeView())
     assert failed.value.user and "this agent is the user 1000" in str(failed.value)
     assert (yard.node.paths.root / "home").is_dir()
     assert yard.engine.asked("info"), "its daemon may be the user's own"
@@ -486,7 +490,7 @@ def test_a_container_of_another_user_can_only_be_root_s(yard: Yard) -> None:
 def test_a_container_whose_processes_are_not_here(yard: Yard) -> None:
     container = yard.make()
     with pytest.raises(SetupFailed, match="docker does not run on this machine") as failed:
-        container._settle_owner(2**22 + 1, None)
+        container._adopt_user(2**22 + 1, None)
     assert failed.value.user
 
 
@@ -500,7 +504,7 @@ def test_another_user_of_the_container_is_given_what_it_writes(yard: Yard, tmp_p
     idle = tmp_path / "environments" / "of-777"
     idle.mkdir()
     os.utime(idle, (0, 0))
-    container = yard.entered(View(written=(tmp_path / "out",), environments=tmp_path / "environments"))
+    container = yard.entered(RuntimeView(written=(tmp_path / "out",), environments=tmp_path / "environments"))
     assert not idle.exists(), "what no user used for long is removed"
     assert container.environments == tmp_path / "environments" / "of-12345"
     assert container.environments.stat().st_uid == 12345
@@ -508,7 +512,7 @@ def test_another_user_of_the_container_is_given_what_it_writes(yard: Yard, tmp_p
     yard.run(container, "true").wait()
     given = (tmp_path / "out", yard.node.paths.code, container.environments / "tools")
     assert [path.stat().st_uid for path in given] == [12345] * 3
-    assert (yard.node.paths.root / "door").stat().st_uid == 0, "the door is the agent's"
+    assert (yard.node.paths.root / "pipes").stat().st_uid == 0, "the door is the agent's"
     own, others = container.environments / "e1", tmp_path / "environments" / "e2"
     for folder in (own, others):
         folder.mkdir()
@@ -518,7 +522,7 @@ def test_another_user_of_the_container_is_given_what_it_writes(yard: Yard, tmp_p
 
 def test_the_agents_own_user_is_given_nothing(yard: Yard, tmp_path: Path) -> None:
     container = yard.entered()
-    assert container.environments is None and container._giving is None
+    assert container.environments is None and container._transfer is None
     container.hand_over(tmp_path)
 
 
@@ -529,7 +533,7 @@ def test_what_cannot_be_given_is_named(yard: Yard, tmp_path: Path) -> None:
         def give(self, _top: Path, _but: object) -> None:
             raise PermissionError(1, "Operation not permitted", "/the/file")
 
-    container._giving = Refusing()  # type: ignore[assignment]
+    container._transfer = Refusing()  # type: ignore[assignment]
     with pytest.raises(
         SetupFailed, match="/the/file cannot be given to the user of the container: Operation not"
     ) as failed:
@@ -540,11 +544,11 @@ def test_what_cannot_be_given_is_named(yard: Yard, tmp_path: Path) -> None:
 def test_what_is_left_of_a_container_ends_with_it(yard: Yard) -> None:
     container = yard.entered()
     run = yard.run(container, "sleep", "1000")
-    cell = container.group.cell
+    cell = container.group.container
     assert cell is not None and Path(f"/proc/{cell.init}").exists()
-    container.leave()
+    container.begin_close()
     wait_for(lambda: not Path(f"/proc/{cell.init}/root").exists())
-    assert run.wait() == 137 and not (yard.node.paths.root / "door").exists()
+    assert run.wait() == 137 and not (yard.node.paths.root / "pipes").exists()
     container.close()
 
 
@@ -590,7 +594,7 @@ def test_a_client_that_was_killed_with_the_container_is_its_end(processes: Begin
 
 
 def test_a_client_that_does_not_hear_of_the_end_is_ended(processes: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_module, "_CLIENT_S", 0.2)
+    monkeypatch.setattr(container_run, "_CLIENT_S", 0.2)
     client, command = processes(), processes("true")
     command.wait()
     run = ContainerRun(client, command.pid, lambda _code: None)
@@ -611,13 +615,13 @@ def test_a_client_tells_how_its_command_ended(processes: Begin) -> None:
 def test_what_this_machine_has_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_devices, "count_gpus", lambda: 0)
     monkeypatch.setattr(host_devices, "_has_toolkit", lambda _engine: True)
-    found = host_devices.look("docker")
+    found = host_devices.detect_host("docker")
     assert (found.uid, found.gid, found.gpus, found.toolkit) == (os.getuid(), os.getgid(), 0, False)
     assert found.privileged is (os.getuid() == 0)
     stat = os.statvfs("/dev/shm")
     assert found.shm_bytes == stat.f_blocks * stat.f_frsize > 0
     monkeypatch.setattr(host_devices, "count_gpus", lambda: 4)
-    assert host_devices.look("docker").toolkit and host_devices.look("docker").gpus == 4
+    assert host_devices.detect_host("docker").toolkit and host_devices.detect_host("docker").gpus == 4
 
 
 def test_the_toolkit_is_known_by_its_programs_or_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -664,4 +668,4 @@ def test_whether_selinux_is_enforced(
     if text is not None:
         (tmp_path / "sys/fs/selinux").mkdir(parents=True)
         (tmp_path / "sys/fs/selinux/enforce").write_text(text)
-    assert host_devices.look("docker").selinux is enforced
+    assert host_devices.detect_host("docker").selinux is enforced

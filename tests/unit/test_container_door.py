@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from stoker.agent.container import pipes as module
-from stoker.agent.container.pipes import Door, visit
+from stoker.agent.container.pipes import ContainerPipes, exec_in_container
 from stoker.processes.container_sweep import container_name
 
 
@@ -26,8 +26,8 @@ def handles() -> int:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    made = Door(tmp_path / "door")
+def door(tmp_path: Path) -> Iterator[ContainerPipes]:
+    made = ContainerPipes(tmp_path / "door")
     made.open()
     yield made
     made.close()
@@ -41,19 +41,19 @@ def read_all(pipe: Path) -> bytes:
 def test_any_user_goes_through_and_none_looks_around(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        door = Door(tmp_path / "door")
+        door = ContainerPipes(tmp_path / "door")
         door.open()
-        entrance = door.entrance()
+        entrance = door.command_pipes()
     finally:
         os.umask(before)
     assert stat.S_IMODE(door.folder.stat().st_mode) == 0o711
-    for pipe in (door.alive, door.begun, entrance.words, entrance.reply, entrance.out):
+    for pipe in (door.alive, door.begun, entrance.exports, entrance.reply, entrance.out):
         assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_IMODE(pipe.stat().st_mode) == 0o666
     entrance.close()
     door.close()
 
 
-def test_a_reader_at_the_door_learns_that_the_agent_is_gone(door: Door) -> None:
+def test_a_reader_at_the_door_learns_that_the_agent_is_gone(door: ContainerPipes) -> None:
     waiting = os.open(door.alive, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(BlockingIOError):
         os.read(waiting, 1)
@@ -64,14 +64,14 @@ def test_a_reader_at_the_door_learns_that_the_agent_is_gone(door: Door) -> None:
 
 def test_nothing_of_it_stays(tmp_path: Path) -> None:
     before = handles()
-    door = Door(tmp_path / "door")
+    door = ContainerPipes(tmp_path / "door")
     for _ in range(2):
         # What an earlier agent left is no hindrance.
         (tmp_path / "door").mkdir(exist_ok=True)
         (tmp_path / "door" / "alive").touch()
         door.open()
-        entrance = door.entrance()
-        assert entrance.pass_in({}, lambda: True) is None
+        entrance = door.command_pipes()
+        assert entrance.send_variables({}, lambda: True) is None
         entrance.close()
         assert sorted(path.name for path in door.folder.iterdir()) == ["alive", "begun"]
     door.close()
@@ -79,19 +79,19 @@ def test_nothing_of_it_stays(tmp_path: Path) -> None:
     assert handles() == before and not (tmp_path / "door").exists()
 
 
-def test_the_first_program_is_heard(door: Door) -> None:
-    assert not door.hear_begun(lambda: True)
+def test_the_first_program_is_heard(door: ContainerPipes) -> None:
+    assert not door.wait_started(lambda: True)
     writer = os.open(door.begun, os.O_WRONLY)
     os.write(writer, b"1")
-    assert not door.hear_begun(lambda: True), "half a line may be anything"
+    assert not door.wait_started(lambda: True), "half a line may be anything"
     os.write(writer, b"\n")
     # It was there, and is gone: what it said before is heard.
-    assert door.hear_begun(lambda: True)
+    assert door.wait_started(lambda: True)
     os.close(writer)
 
 
-def test_a_word_that_comes_in_parts_is_heard_as_one(door: Door) -> None:
-    entrance = door.entrance()
+def test_a_word_that_comes_in_parts_is_heard_as_one(door: ContainerPipes) -> None:
+    entrance = door.command_pipes()
     parts = [b"4", b"2", b"\n"]
     reply = os.open(entrance.reply, os.O_RDWR)
 
@@ -100,21 +100,23 @@ def test_a_word_that_comes_in_parts_is_heard_as_one(door: Door) -> None:
             os.write(reply, parts.pop(0))
         return False
 
-    reader = threading.Thread(target=read_all, args=(entrance.words,))
+    reader = threading.Thread(target=read_all, args=(entrance.exports,))
     reader.start()
-    assert entrance.pass_in({"A": "1"}, gone) == "42"
+    assert entrance.send_variables({"A": "1"}, gone) == "42"
     reader.join()
     os.close(reply)
     entrance.close()
 
 
-def test_one_that_leaves_before_it_has_heard_everything_is_gone(door: Door) -> None:
-    entrance = door.entrance()
+def test_one_that_leaves_before_it_has_heard_everything_is_gone(door: ContainerPipes) -> None:
+    entrance = door.command_pipes()
     before = handles()
-    reader = os.open(entrance.words, os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(entrance.exports, os.O_RDONLY | os.O_NONBLOCK)
     heard: list[str | None] = []
     # More than a pipe holds.
-    passing = threading.Thread(target=lambda: heard.append(entrance.pass_in({"A": "x" * 200_000}, lambda: False)))
+    passing = threading.Thread(
+        target=lambda: heard.append(entrance.send_variables({"A": "x" * 200_000}, lambda: False))
+    )
     passing.start()
     while not _read_some(reader):
         pass
@@ -131,11 +133,11 @@ def _read_some(reader: int) -> bytes:
         return b""
 
 
-def test_a_pipe_that_is_not_there_is_an_error(door: Door) -> None:
-    entrance = door.entrance()
-    entrance.words.unlink()
+def test_a_pipe_that_is_not_there_is_an_error(door: ContainerPipes) -> None:
+    entrance = door.command_pipes()
+    entrance.exports.unlink()
     with pytest.raises(FileNotFoundError):
-        entrance.pass_in({}, lambda: False)
+        entrance.send_variables({}, lambda: False)
     entrance.close()
 
 
@@ -149,7 +151,7 @@ class Visited:
         self.argv: list[str] = []
         self.brought = b""
         self.children: list[int] = []
-        (root / "door").mkdir(parents=True)
+        (root / "pipes").mkdir(parents=True)
         fork = os.fork
 
         def forked() -> int:
@@ -160,7 +162,7 @@ class Visited:
         def become(program: str, argv: tuple[str, ...]) -> NoReturn:
             assert program == argv[0]
             self.argv = list(argv)
-            (words,) = (root / "door").iterdir()
+            (words,) = (root / "pipes").iterdir()
             assert stat.S_IMODE(words.stat().st_mode) == 0o666
             self.brought = read(words)
             raise Become
@@ -168,10 +170,10 @@ class Visited:
         monkeypatch.setattr(module.os, "fork", forked)
         monkeypatch.setattr(module.os, "execvp", become)
         with pytest.raises(Become):
-            visit("podman", root, ["ls", "-l"], root / "code", {"LR": "it's", "BATCH-SIZE": "3"})
+            exec_in_container("podman", root, ["ls", "-l"], root / "code", {"LR": "it's", "BATCH-SIZE": "3"})
         (child,) = self.children
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert list((root / "door").iterdir()) == [], "the pipe is gone once it was of use"
+        assert list((root / "pipes").iterdir()) == [], "the pipe is gone once it was of use"
 
 
 @pytest.mark.parametrize(("stdin", "stdout"), [(True, True), (True, False), (False, True)])
@@ -189,9 +191,9 @@ def test_a_visitor_is_brought_in_with_the_variables(
     where = [f"--workdir={root / 'code'}", container_name(root)]
     assert first == ["podman", "exec", "--interactive", *terminal, *where]
     assert (shell, option, name, program, argument) == ("sh", "-c", "stoker", "ls", "-l")
-    assert script.startswith('. "$1"; shift\n') and words.startswith("/run/stoker/") and words.endswith(".words")
+    assert script.startswith('. "$1"; shift\n') and words.startswith("/run/stoker/") and words.endswith(".exports")
 
 
 def test_a_visitor_that_is_not_let_in_leaves_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_VISIT_S", 0.0)
+    monkeypatch.setattr(module, "_EXEC_TIMEOUT_S", 0.0)
     Visited(tmp_path / "node", monkeypatch, lambda _: b"")

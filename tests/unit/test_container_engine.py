@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container.engine import Answer, Engine
-from stoker.agent.container.field_errors import complaint
+from stoker.agent.container.engine import Engine, EngineResult, describe_refusal
 from stoker.model.errors import SetupFailed
 
 
@@ -30,7 +29,7 @@ def write(program: Path, script: str) -> None:
 def test_an_engine_that_is_not_there_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupFailed, match=r"there is no podman on this machine.*engine: docker") as failed:
-        Engine("podman").ask("version")
+        Engine("podman").run("version")
     assert failed.value.user
 
 
@@ -50,9 +49,11 @@ def test_an_engine_that_is_not_there_names_what_to_do(tmp_path: Path, monkeypatc
     ],
 )
 def test_what_the_engine_says_is_told_in_one_line(said: str, away: bool) -> None:
-    answer = Answer(1, "", said)
-    assert answer.away is away
-    assert "\n" not in answer.said and answer.said == said.splitlines()[0].removeprefix("Error response from daemon: ")
+    answer = EngineResult(1, "", said)
+    assert answer.unreachable is away
+    assert "\n" not in answer.message and answer.message == said.splitlines()[0].removeprefix(
+        "Error response from daemon: "
+    )
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -68,8 +69,8 @@ def test_a_daemon_that_goes_away_for_a_while_is_waited_for(
             write(program, "exit 0")
 
     said: list[str] = []
-    answer = Engine("docker", back, said.append, here=here).ask_first("image", "inspect", "repo/x:1")
-    assert answer.code == 0 and said == [f"docker does not answer: {away}; it is waited for"]
+    answer = Engine("docker", back, said.append, runs_locally=here).run_when_ready("image", "inspect", "repo/x:1")
+    assert answer.code == 0 and said == [f"docker does not answer: {away}; waiting for it"]
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -77,7 +78,7 @@ def test_a_daemon_that_stays_away_is_the_machines(program: Path, monkeypatch: py
     monkeypatch.setattr("stoker.agent.container.engine._DAEMON_WAIT_S", 0.0)
     write(program, "echo 'Cannot connect to the Docker daemon at unix:///x.' >&2; exit 1")
     with pytest.raises(SetupFailed, match="Cannot connect") as failed:
-        Engine("docker", here=here).ask_first("image", "inspect", "x")
+        Engine("docker", runs_locally=here).run_when_ready("image", "inspect", "x")
     assert not failed.value.user
 
 
@@ -116,7 +117,10 @@ Options:
         (
             {"names": "x"},
             "unknown flag: --names",
-            "environment.container.run.names: docker: unknown flag: --names; `docker create --help` lists those it has",
+            (
+                "environment.container.run.names: docker: unknown flag: --names; "
+                "`docker create --help` lists the valid flags"
+            ),
         ),
         (
             {"cap_add": ["X"], "memory": "much"},
@@ -138,4 +142,4 @@ Options:
 )
 def test_a_flag_that_the_engine_refuses_is_named(program: Path, run: dict[str, Any], err: str, told: str) -> None:
     write(program, f"test \"$*\" = 'create --help' && cat <<'E'\n{HELP}\nE")
-    assert complaint(Engine("docker"), Answer(125, "", err), run) == told
+    assert describe_refusal(Engine("docker"), EngineResult(125, "", err), run) == told

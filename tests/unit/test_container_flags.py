@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from stoker.agent.container import create_command
-from stoker.agent.container.create_command import Blueprint, arguments, visible_gpus
-from stoker.agent.container.host_devices import Surroundings
-from stoker.agent.runtime import Mount
+from stoker.agent.container.create_command import ContainerPlan, arguments, visible_gpus
+from stoker.agent.container.host_devices import HostCapabilities
+from stoker.agent.runtime import BindMount
 from stoker.jobfile.document import layer_of
 from stoker.jobfile.parse import parse_layers
 from stoker.model import dlc_images
 from stoker.model.docker_flags import flags, problem
 from stoker.model.errors import SpecError
 
-PLAIN = Surroundings(uid=0, gid=0, gpus=0, toolkit=False, shm_bytes=1 << 30, selinux=False)
-GPUS = Surroundings(uid=0, gid=0, gpus=8, toolkit=True, shm_bytes=1 << 30, selinux=False)
+PLAIN = HostCapabilities(uid=0, gid=0, gpus=0, toolkit=False, shm_bytes=1 << 30, selinux=False)
+GPUS = HostCapabilities(uid=0, gid=0, gpus=8, toolkit=True, shm_bytes=1 << 30, selinux=False)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_podman_has_gpus_as_devices(value: Any, expected: list[str]) -> None:
         ("env_file", "x", "`env` or `secrets` of the job"),
         ("workdir", "/x", "code folder"),
         ("init", False, "puts an init"),
-        ("help", True, "makes no container"),
-        ("version", True, "makes no container"),
+        ("help", True, "creates no container"),
+        ("version", True, "creates no container"),
         ("v", "/a:/b", "long name"),
         ("--shm-size", "1g", "without dashes"),
         ("shm size", "1g", "name of a flag"),
@@ -99,15 +99,15 @@ def test_flags_that_are_not_the_users_are_refused_by_name(name: str, value: Any,
 
 
 def test_the_command_line_that_makes_a_container() -> None:
-    plan = Blueprint(
+    plan = ContainerPlan(
         engine="docker",
         name="stoker-x",
         image="sha256:1",
-        door=Path("/n/door"),
+        pipes=Path("/n/pipes"),
         labels={"stoker.job": "j-1"},
         folders=tuple(map(Path, ("/n/code", "/n/code/checkpoints", "/data,set", "/n/code", "/n/train.log"))),
         read=(Path("/n"), Path("/n/inputs/a"), Path("/home/me/data"), Path("/home/me/data/b")),
-        mounts=(Mount(Path("/n/ml"), "/opt/ml"), Mount(Path("/d"), "/opt/ml/input/data/d", read_only=True)),
+        mounts=(BindMount(Path("/n/ml"), "/opt/ml"), BindMount(Path("/d"), "/opt/ml/input/data/d", read_only=True)),
         run={"shm_size": "16g", "cap_add": ["SYS_ADMIN"]},
     )
     assert arguments(plan, GPUS) == [
@@ -118,7 +118,7 @@ def test_the_command_line_that_makes_a_container() -> None:
         "--rm",
         "--pull=never",
         "--log-driver=none",
-        "--mount=type=bind,source=/n/door,target=/run/stoker,readonly",
+        "--mount=type=bind,source=/n/pipes,target=/run/stoker,readonly",
         '--mount=type=bind,"source=/data,set","target=/data,set"',
         "--mount=type=bind,source=/n,target=/n,readonly",
         "--mount=type=bind,source=/n/code,target=/n/code",
@@ -133,15 +133,15 @@ def test_the_command_line_that_makes_a_container() -> None:
         "--entrypoint=sh",
         "sha256:1",
         "-c",
-        create_command.IDLE,
+        create_command.IDLE_SCRIPT,
         "stoker",
         "/run/stoker/alive",
         "/run/stoker/begun",
     ]
 
 
-def _defaults(engine: str, around: Surroundings, **run: Any) -> list[str]:
-    plan = Blueprint(engine=engine, name="n", image="i", door=Path("/d"), run=run)
+def _defaults(engine: str, around: HostCapabilities, **run: Any) -> list[str]:
+    plan = ContainerPlan(engine=engine, name="n", image="i", pipes=Path("/d"), run=run)
     words = arguments(plan, around)
     return words[words.index("--log-driver=none") + 2 : words.index("--entrypoint=sh")]
 
@@ -152,9 +152,9 @@ def test_a_container_has_what_a_training_on_the_machine_would_have() -> None:
     assert "--gpus=all" in _defaults("docker", GPUS)
     assert "--device=nvidia.com/gpu=all" in _defaults("podman", GPUS)
     assert not [word for word in _defaults("docker", GPUS, gpus=False) if "gpu" in word]
-    no_toolkit = Surroundings(uid=0, gid=0, gpus=8, toolkit=False, shm_bytes=0, selinux=True)
+    no_toolkit = HostCapabilities(uid=0, gid=0, gpus=8, toolkit=False, shm_bytes=0, selinux=True)
     assert _defaults("docker", no_toolkit) == ["--network=host", "--security-opt=label=disable"]
-    theirs = Surroundings(uid=1000, gid=100, gpus=0, toolkit=False, shm_bytes=0, selinux=False)
+    theirs = HostCapabilities(uid=1000, gid=100, gpus=0, toolkit=False, shm_bytes=0, selinux=False)
     assert _defaults("docker", theirs) == ["--network=host", "--user=1000:100"]
     assert _defaults("podman", theirs) == ["--network=host"]
     assert _defaults("docker", replace(theirs, rootless=True)) == ["--network=host"]
@@ -169,7 +169,7 @@ def test_as_many_processes_as_gpus_are_seen(run: dict[str, Any], seen: int) -> N
     assert visible_gpus({"device": "nvidia.com/gpu=all"}, GPUS) == 8, "the person has asked for them by another flag"
     assert visible_gpus({"gpus": 9}, GPUS) == 8, "no more than there are"
     assert visible_gpus({"gpus": True}, GPUS) == 8
-    assert visible_gpus({}, Surroundings(0, 0, 8, False, 0, False)) == 0
+    assert visible_gpus({}, HostCapabilities(0, 0, 8, False, 0, False)) == 0
 
 
 @pytest.mark.parametrize(

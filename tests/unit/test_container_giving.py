@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container.chown import Giving
+from stoker.agent.container.chown import OwnershipTransfer
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives anything away")
 
@@ -29,7 +29,7 @@ def test_everything_but_what_is_named_and_never_through_a_link(tmp_path: Path) -
     (other / "file").touch()
     (mine / "link").symlink_to(other)
     (mine / "a" / "dangling").symlink_to("nothing")
-    Giving(USER, USER).give(mine, {f"{mine}/mounted"})
+    OwnershipTransfer(USER, USER).give(mine, {f"{mine}/mounted"})
     assert owners(mine) == {
         "a": USER,
         "a/b": USER,
@@ -41,7 +41,7 @@ def test_everything_but_what_is_named_and_never_through_a_link(tmp_path: Path) -
     }
     assert mine.stat().st_uid == USER and (mine.stat().st_gid, other.stat().st_uid) == (USER, 0)
     assert owners(other) == {"file": 0}
-    Giving(USER, USER).give(tmp_path / "nothing")
+    OwnershipTransfer(USER, USER).give(tmp_path / "nothing")
 
 
 def test_what_is_new_is_given_and_the_rest_is_not_looked_at_again(
@@ -50,7 +50,7 @@ def test_what_is_new_is_given_and_the_rest_is_not_looked_at_again(
     (tmp_path / "old" / "deep").mkdir(parents=True)
     (tmp_path / "old" / "deep" / "file").touch()
     _age(tmp_path)
-    giving = Giving(USER, USER)
+    giving = OwnershipTransfer(USER, USER)
     giving.give(tmp_path)
     looked: list[int] = []
     scandir = os.scandir
@@ -94,7 +94,7 @@ def test_what_others_replace_meanwhile_does_no_harm(tmp_path: Path) -> None:
     thread.start()
     try:
         for _ in range(300):
-            Giving(USER, USER).give(tmp_path)
+            OwnershipTransfer(USER, USER).give(tmp_path)
     finally:
         ended.set()
         thread.join()

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container.process_group import Cell, ContainerGroup, _cgroups, find_cgroups
+from stoker.agent.container.process_group import ContainerGroup, RunningContainer, _cgroups, find_cgroups
 from stoker.agent.runtime import Command
-from stoker.agent.supervise import Ending, Training
+from stoker.agent.supervise import EndRequest, Training
 from stoker.processes import stat_of
 
 ID = "0f66a0602ed9e58409b476f44cca0dcf6a5154576ffc1f6fdd9c9f94f6a51d1d"
@@ -100,13 +100,13 @@ def _until(condition: object, what: str) -> None:
 def test_without_a_cgroup_of_its_own_it_is_known_by_its_namespace() -> None:
     with namespace("sleep 1001 & wait; exec sleep 1004") as (init, _):
         _until(lambda: _children(init), "its child is there")
-        cell = Cell(ID, init, frozenset({init}), None, None)
+        cell = RunningContainer(ID, init, frozenset({init}), None, None)
         (sleeper,) = cell.members()
         assert b"1001" in Path(f"/proc/{sleeper}/cmdline").read_bytes()
-        assert cell.find(int(Path(f"/proc/{sleeper}/status").read_text().split("NSpid:")[1].split()[1])) == sleeper
-        assert cell.find(12345) == 0
+        assert cell.find_pid(int(Path(f"/proc/{sleeper}/status").read_text().split("NSpid:")[1].split()[1])) == sleeper
+        assert cell.find_pid(12345) == 0
         group = ContainerGroup(lambda: pytest.fail("signals are enough"))
-        group.cell = cell
+        group.container = cell
         assert group.members() == {sleeper}
         # Halted, and killed though halted; its init goes on.
         assert group.freeze()
@@ -120,8 +120,8 @@ def test_what_does_nothing_but_fork_is_caught() -> None:
     forking = "while :; do sleep 0.01 & done"
     with namespace(f"sh -c '{forking}' & sh -c '{forking}' & wait") as (init, _):
         group = ContainerGroup(lambda: pytest.fail("signals are enough"))
-        _until(lambda: len(Cell(ID, init, frozenset({init}), None, None).members()) > 5, "it forks")
-        group.cell = Cell(ID, init, frozenset({init}), None, None)
+        _until(lambda: len(RunningContainer(ID, init, frozenset({init}), None, None).members()) > 5, "it forks")
+        group.container = RunningContainer(ID, init, frozenset({init}), None, None)
         assert group.kill(timeout_s=20)
         assert not group.members()
 
@@ -130,14 +130,14 @@ def test_what_does_nothing_but_fork_is_caught() -> None:
 def test_whoever_is_brought_in_from_outside_is_a_visitor_unless_it_was_a_command() -> None:
     with namespace("sleep 1002 & wait") as (init, _):
         _until(lambda: _children(init), "its child is there")
-        first = frozenset(Cell(ID, init, frozenset(), None, None).members())
+        first = frozenset(RunningContainer(ID, init, frozenset(), None, None).members())
         enter = ["nsenter", "--pid", f"--target={init}", "sh", "-c", "sleep 1003 & wait"]
         visitor = subprocess.Popen(enter, start_new_session=True)
         try:
-            cell = Cell(ID, init, first, None, None)
+            cell = RunningContainer(ID, init, first, None, None)
             _until(lambda: len(cell.members()) == 2, "the visitor and its child are there")
             group = ContainerGroup(lambda: pytest.fail("signals are enough"))
-            group.cell = cell
+            group.container = cell
             assert group.members() == set()
             (brought,) = [pid for pid in cell.members() if stat_of(pid).parent not in cell.members()]  # type: ignore[union-attr]
             group.add(brought)
@@ -189,7 +189,7 @@ def test_an_init_is_asked_through_and_nobody_is_asked_twice(name: str, tmp_path:
     enclosure: Any = SimpleNamespace(group=Everybody(), spawn=lambda *_: child)
     training = Training(enclosure, threading.Event())
     training.start(Command(("x",), {}, tmp_path), tmp_path / "log")
-    training.tell(Ending("stop", "asked", 1.0), tmp_path / "notice")
+    training.notify(EndRequest("stop", "asked", 1.0), tmp_path / "notice")
     assert child.stdout.readline() == "1\n"
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -199,12 +199,12 @@ class OneProcess:
     """A container with one process in it, whose cgroups are these."""
 
     def __init__(self, process: subprocess.Popen[bytes], counting: Path | None = None) -> None:
-        self.process, self.counting = process, counting
+        self.process, self.memory_cgroup = process, counting
 
     def members(self) -> set[int]:
         return {self.process.pid} if self.process.poll() is None else set()
 
-    def without_visitors(self, _commands: set[int]) -> set[int]:
+    def without_exec_sessions(self, _commands: set[int]) -> set[int]:
         return self.members()
 
 
@@ -226,7 +226,7 @@ def test_where_signals_are_not_allowed_the_engine_ends_it_all(monkeypatch: pytes
 
         made = ContainerGroup(end)
         assert made.members() == set() and made.folder is None and made.kill(), "there is no container yet"
-        made.cell = OneProcess(sleeper)  # type: ignore[assignment]
+        made.container = OneProcess(sleeper)  # type: ignore[assignment]
         monkeypatch.setattr("stoker.agent.container.process_group.Process.of", lambda _pid: Forbidden())
         assert not made.freeze(0.0) and not ended, "to halt it is no reason to end it"
         assert made.kill(2.0) and ended == [None]
@@ -235,7 +235,7 @@ def test_where_signals_are_not_allowed_the_engine_ends_it_all(monkeypatch: pytes
 def test_what_cannot_be_ended_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         made = ContainerGroup(lambda: None)
-        made.cell = OneProcess(sleeper, Path("/sys/fs/cgroup/x"))  # type: ignore[assignment]
+        made.container = OneProcess(sleeper, Path("/sys/fs/cgroup/x"))  # type: ignore[assignment]
         monkeypatch.setattr("stoker.agent.container.process_group.Process.of", lambda _pid: Forbidden())
         assert made.folder == "/sys/fs/cgroup/x"
         assert not made.kill(0.01)
@@ -246,8 +246,8 @@ def test_a_pid_that_changed_hands_gets_no_signal() -> None:
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         made = ContainerGroup(lambda: None)
         # It was listed, and is no member any more when it is looked up again.
-        made.cell = OneProcess(sleeper)  # type: ignore[assignment]
-        made.cell.members = lambda: set()  # type: ignore[union-attr, method-assign, misc]
+        made.container = OneProcess(sleeper)  # type: ignore[assignment]
+        made.container.members = lambda: set()  # type: ignore[union-attr, method-assign, misc]
         assert made._signal(sleeper.pid, signal.SIGKILL)
         assert sleeper.poll() is None
         sleeper.kill()
@@ -257,18 +257,18 @@ def test_a_container_that_has_ended_is_told() -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     with pytest.raises(ProcessLookupError, match=f"the container {ID[:12]} has ended"):
-        Cell.of(ID, ended.pid)
+        RunningContainer.of(ID, ended.pid)
 
 
 def test_the_members_of_a_cgroup_are_those_of_all_below(tmp_path: Path) -> None:
     (tmp_path / "init/more").mkdir(parents=True)
     for folder, text in ((".", "11\n12\n0\n"), ("init/more", "13\n")):
         (tmp_path / folder / "cgroup.procs").write_text(text)
-    cell = Cell(ID, 11, frozenset({11}), tmp_path, tmp_path)
+    cell = RunningContainer(ID, 11, frozenset({11}), tmp_path, tmp_path)
     assert cell.members() == {12, 13}, "without those that only wait there, and those that cannot be seen"
-    assert Cell(ID, 2**22 + 1, frozenset(), None, None).members() == set(), "it is gone"
+    assert RunningContainer(ID, 2**22 + 1, frozenset(), None, None).members() == set(), "it is gone"
     # Where all processes share the machine's numbers, its namespace says nothing.
-    assert Cell(ID, os.getpid(), frozenset(), None, None).members() == set()
+    assert RunningContainer(ID, os.getpid(), frozenset(), None, None).members() == set()
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,19 @@ import pytest
 
 from stoker.agent.container import images, registry_login
 from stoker.agent.container.engine import Engine
-from stoker.agent.container.images import Images, pull_arguments
-from stoker.agent.container.pipes import ENTER, Door
-from stoker.agent.container.registry_login import Login
+from stoker.agent.container.images import ImageFetcher, pull_arguments
+from stoker.agent.container.pipes import START_COMMAND, ContainerPipes
+from stoker.agent.container.registry_login import RegistryLogin
 from stoker.model.errors import SetupFailed
 from stoker.model.node_facts import ImageFact
-from stoker.processes.container_sweep import Record, container_name, read_record, record_of, sweep, write_record
+from stoker.processes.container_sweep import (
+    ContainerRecord,
+    container_name,
+    read_record,
+    record_of,
+    sweep,
+    write_record,
+)
 
 PAUSES_S = images.PAUSES_S
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
@@ -79,7 +86,7 @@ class World:
         self.program.chmod(0o755)
         self.said: list[str] = []
         self.timed: list[str] = []
-        self.login: Login | None = None
+        self.login: RegistryLogin | None = None
         self.pauses: list[float] = []
         self.has({}, {})
 
@@ -91,7 +98,7 @@ class World:
     def asked(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "asked").read_text().splitlines()]
 
-    def images(self) -> Images:
+    def images(self) -> ImageFetcher:
         @contextmanager
         def timed(name: str, remedy: str) -> Iterator[None]:
             assert remedy
@@ -99,7 +106,7 @@ class World:
             yield
 
         engine = Engine(self.program.name)
-        return Images(engine, lambda _: self.login, self.folder / "private", self.said.append, timed, self.pause)
+        return ImageFetcher(engine, lambda _: self.login, self.folder / "private", self.said.append, timed, self.pause)
 
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -114,8 +121,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_what_is_here_is_not_pulled(world: World) -> None:
     world.has({"repo/x:1": image(1)}, {})
-    found = world.images().bring("repo/x:1")
-    assert (found.id, found.known_as, found.entrypoint) == ("sha256:1", "repo/x@sha256:d1", ("/entry", "--"))
+    found = world.images().fetch("repo/x:1")
+    assert (found.id, found.identity, found.entrypoint) == ("sha256:1", "repo/x@sha256:d1", ("/entry", "--"))
     assert found.environ == {"A": "1", "B": "x=y"}
     assert [each["words"][0] for each in world.asked] == ["image"] and not world.timed
 
@@ -123,8 +130,8 @@ def test_what_is_here_is_not_pulled(world: World) -> None:
 def test_a_login_is_in_a_file_that_goes_away(world: World) -> None:
     world.has({}, {f"{ECR}/x:1": image(1, f"{ECR}/x")})
     world.login = registry_login.make_login(ECR, "pass:word", "a field")
-    found = world.images().bring(f"{ECR}/x:1")
-    assert found.known_as == f"{ECR}/x@sha256:d1"
+    found = world.images().fetch(f"{ECR}/x:1")
+    assert found.identity == f"{ECR}/x@sha256:d1"
     (pull,) = [each for each in world.asked if "pull" in each["words"]]
     assert pull["words"] == ["pull", "--quiet", f"{ECR}/x:1"]
     # base64 of AWS:pass:word
@@ -150,21 +157,21 @@ def test_a_later_attempt_has_the_image_of_the_first(world: World) -> None:
     before = ImageFact(name="repo/x:1", id="sha256:1", digest="repo/x@sha256:d1")
     # The tag has moved on, and another machine has neither.
     world.has({}, {"repo/x:1": image(2), "repo/x@sha256:d1": image(1)})
-    assert world.images().bring("repo/x:1", before).id == "sha256:1"
+    assert world.images().fetch("repo/x:1", before).id == "sha256:1"
     assert not world.said
     # It is gone from the registry: what the name means now is taken, and told.
     world.has({}, {"repo/x:1": image(2)})
-    assert world.images().bring("repo/x:1", before).id == "sha256:2"
-    assert "cannot be had any more" in world.said[0] and "manifest unknown" in world.said[0]
+    assert world.images().fetch("repo/x:1", before).id == "sha256:2"
+    assert "is no longer available" in world.said[0] and "manifest unknown" in world.said[0]
     # A registry that only has no time now, or lets nobody in, is no reason to take another image.
     for complaint, user in (("toomanyrequests: You have reached your limit", False), ("denied: expired", True)):
         world.has({}, {"repo/x:1": image(2), "*": complaint})
         with pytest.raises(SetupFailed, match="repo/x@sha256:d1") as failed:
-            world.images().bring("repo/x:1", before)
+            world.images().fetch("repo/x:1", before)
         assert failed.value.user is user
     # One that no registry knows can only be here.
     world.has({"sha256:1": image(1), "repo/x:1": image(2)}, {})
-    assert world.images().bring("repo/x:1", ImageFact("repo/x:1", "sha256:1")).id == "sha256:1"
+    assert world.images().fetch("repo/x:1", ImageFact("repo/x:1", "sha256:1")).id == "sha256:1"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,7 @@ def test_a_name_says_nothing_about_whose_fault_it_is(
 def _pulled(world: World, name: str, complaint: str, user: bool, word: str) -> None:
     world.has({}, {"*": complaint})
     with pytest.raises(SetupFailed) as failed:
-        world.images().bring(name)
+        world.images().fetch(name)
     assert failed.value.user is user
     assert word in str(failed.value) and str(failed.value).startswith("environment.container.image: ")
     assert "\n" not in str(failed.value)
@@ -226,7 +233,7 @@ def test_a_registry_that_does_not_answer_gets_minutes_to_do_so(world: World, mon
     monkeypatch.setattr(images, "PAUSES_S", PAUSES_S)
     world.has({}, {"*": "dial tcp 1.2.3.4:443: connect: connection refused"})
     with pytest.raises(SetupFailed):
-        world.images().bring("repo/x:1")
+        world.images().fetch("repo/x:1")
     assert world.pauses == sorted(world.pauses) and world.pauses[0] < 5
     assert 180 <= sum(world.pauses) <= 600
     said = "repo/x:1 cannot be pulled now: dial tcp 1.2.3.4:443: connect: connection refused; trying again in "
@@ -244,7 +251,7 @@ def test_a_registry_that_is_back_is_heard(world: World, monkeypatch: pytest.Monk
             world.has({}, {"repo/x:1": image(1)})
 
     monkeypatch.setattr(world, "pause", pause)
-    assert world.images().bring("repo/x:1").id == "sha256:1"
+    assert world.images().fetch("repo/x:1").id == "sha256:1"
     assert len(world.pauses) == len(world.said) == 2
 
 
@@ -259,7 +266,7 @@ def test_who_is_told_to_go_does_not_wait_for_a_registry(world: World, monkeypatc
     world.has({}, {f"{ECR}/y": {}, "*": "toomanyrequests: slow down"})
     world.login = registry_login.make_login(ECR, "pass:word", "a field")
     with pytest.raises(Told):
-        world.images().bring(f"{ECR}/x:1")
+        world.images().fetch(f"{ECR}/x:1")
     assert not (world.folder / "private").exists()
 
 
@@ -291,9 +298,11 @@ def test_the_machines_own_identity_is_for_its_clouds_registries_alone(
 
 
 def test_logins_by_registry() -> None:
-    assert registry_login.make_login("ghcr.io", "jane:to:ken", "f") == Login("ghcr.io", "jane", "to:ken")
-    assert registry_login.make_login("eu.gcr.io", "ya29.x", "f") == Login("eu.gcr.io", "oauth2accesstoken", "ya29.x")
-    assert registry_login.make_login("eu.gcr.io", '_json_key:{"a": 1}', "f") == Login(
+    assert registry_login.make_login("ghcr.io", "jane:to:ken", "f") == RegistryLogin("ghcr.io", "jane", "to:ken")
+    assert registry_login.make_login("eu.gcr.io", "ya29.x", "f") == RegistryLogin(
+        "eu.gcr.io", "oauth2accesstoken", "ya29.x"
+    )
+    assert registry_login.make_login("eu.gcr.io", '_json_key:{"a": 1}', "f") == RegistryLogin(
         "eu.gcr.io", "_json_key", '{"a": 1}'
     )
     with pytest.raises(SetupFailed, match=r"f: the secret has to be `user:password` for ghcr\.io"):
@@ -312,7 +321,7 @@ def test_logins_by_registry() -> None:
 )
 def test_who_has_logged_in_already_is_left_alone(tmp_path: Path, config: dict[str, Any], known: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert registry_login.knows(ECR, {"DOCKER_CONFIG": str(tmp_path)}) is known
+    assert registry_login.has_login(ECR, {"DOCKER_CONFIG": str(tmp_path)}) is known
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh", "ksh"])
@@ -320,7 +329,7 @@ def test_what_goes_through_the_door_arrives_as_it_was(tmp_path: Path, shell: str
     program, *more = shell.split()
     if shutil.which(program) is None:
         pytest.skip(f"there is no {program} here")
-    door = Door(tmp_path / "door")
+    door = ContainerPipes(tmp_path / "door")
     door.open()
     # More than a pipe holds, and everything that a shell may take for its own.
     variables = {"BIG": "x" * 100_000, "ODD": 'it\'s "so"\nnext $HOME `x` \\', "BATCH-SIZE": "$x 'y'", "-a.b": "2"}
@@ -329,17 +338,17 @@ def test_what_goes_through_the_door_arrives_as_it_was(tmp_path: Path, shell: str
         ([sys.executable, "-c", script, "ODD", "BATCH-SIZE", "-a.b"], None, 7),
         (["no-such-program"], "missing", 127),
     ):
-        entrance = door.entrance()
-        words = [str(entrance.words), str(tmp_path / "out"), str(entrance.reply), *argv]
-        child = subprocess.Popen([program, *more, "-c", ENTER, "stoker", *words])
-        heard = entrance.pass_in(variables, lambda: child.poll() is not None)  # noqa: B023
+        entrance = door.command_pipes()
+        words = [str(entrance.exports), str(tmp_path / "out"), str(entrance.reply), *argv]
+        child = subprocess.Popen([program, *more, "-c", START_COMMAND, "stoker", *words])
+        heard = entrance.send_variables(variables, lambda: child.poll() is not None)  # noqa: B023
         assert heard == (said or str(child.pid)) and child.wait() == code
         entrance.close()
     assert (tmp_path / "out").read_text() == f"100000 {variables['ODD']} $x 'y' 2\n"
     assert sorted(path.name for path in door.folder.iterdir()) == ["alive", "begun"]
     # Nobody comes through: that is noticed, not waited for.
-    entrance = door.entrance()
-    assert entrance.pass_in(variables, lambda: True) is None
+    entrance = door.command_pipes()
+    assert entrance.send_variables(variables, lambda: True) is None
     entrance.close()
     door.close()
     assert not door.folder.exists()
@@ -350,8 +359,8 @@ def test_nobody_but_an_agent_says_what_is_swept(world: World, tmp_path: Path) ->
     root.mkdir()
     private = tmp_path / container_name(root)
     private.mkdir()
-    write_record(root, Record("docker", str(private)))
-    assert read_record(root) == Record("docker", str(private))
+    write_record(root, ContainerRecord("docker", str(private)))
+    assert read_record(root) == ContainerRecord("docker", str(private))
     sweep(root)
     assert not private.exists() and not record_of(root).exists()
     assert world.asked[-1]["words"] == ["rm", "--force", "--volumes", container_name(root)]
@@ -376,27 +385,27 @@ def test_nobody_but_an_agent_says_what_is_swept(world: World, tmp_path: Path) ->
 def test_logins_are_looked_for_where_engines_keep_them(tmp_path: Path, variable: str, file: str | None) -> None:
     place = tmp_path / (file or "auth.json")
     environ = {variable: str(tmp_path if file else place)}
-    assert not registry_login.knows("docker.io", environ)
+    assert not registry_login.has_login("docker.io", environ)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("no JSON")
-    assert not registry_login.knows("docker.io", environ)
+    assert not registry_login.has_login("docker.io", environ)
     for name in ("https://index.docker.io/v1/", "docker.io", "https://docker.io"):
         place.write_text(json.dumps({"auths": {name: {}}}))
-        assert registry_login.knows("docker.io", environ) and not registry_login.knows("ghcr.io", environ)
+        assert registry_login.has_login("docker.io", environ) and not registry_login.has_login("ghcr.io", environ)
     # The engine's own place wins over the one below the home.
-    assert not registry_login.knows("docker.io", {**environ, "DOCKER_CONFIG": "/nowhere"}) or variable != "HOME"
+    assert not registry_login.has_login("docker.io", {**environ, "DOCKER_CONFIG": "/nowhere"}) or variable != "HOME"
 
 
 def test_a_password_is_kept_where_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert registry_login.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path
+    assert registry_login.private_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path
     may = {"/dev/shm", "/run"}
     monkeypatch.setattr(os, "access", lambda place, _how: place in may)
-    assert registry_login.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == Path("/dev/shm")
+    assert registry_login.private_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == Path("/dev/shm")
     may.remove("/dev/shm")
-    assert registry_login.private_place({}) == Path("/run")
+    assert registry_login.private_folder({}) == Path("/run")
     may.clear()
-    with pytest.raises(SetupFailed, match=r"neither /dev/shm nor /run can be written to") as failed:
-        registry_login.private_place({})
+    with pytest.raises(SetupFailed, match=r"neither /dev/shm nor /run is writable") as failed:
+        registry_login.private_folder({})
     assert not failed.value.user
 
 
@@ -407,14 +416,14 @@ def test_a_password_is_kept_where_it_is_in_memory(tmp_path: Path, monkeypatch: p
 def test_a_login_is_for_its_registry_and_for_this_user_alone(tmp_path: Path, where: str, names: list[str]) -> None:
     folder = tmp_path / "login"
     (folder / "left").mkdir(parents=True)
-    with registry_login.login_folder(Login(where, "jane", "hunter2"), folder) as made:
+    with registry_login.login_folder(RegistryLogin(where, "jane", "hunter2"), folder) as made:
         assert made == folder and [path.name for path in folder.iterdir()] == ["config.json"]
         modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "config.json")]
         assert modes == [0o700, 0o600]
         auth = base64.b64encode(b"jane:hunter2").decode()
         assert json.loads((folder / "config.json").read_text()) == {"auths": {name: {"auth": auth} for name in names}}
     assert not folder.exists()
-    assert "hunter2" not in repr(Login(where, "jane", "hunter2"))
+    assert "hunter2" not in repr(RegistryLogin(where, "jane", "hunter2"))
 
 
 @pytest.mark.parametrize(
@@ -436,10 +445,10 @@ def test_a_container_that_is_not_gone_is_removed_again_later(
     script.write_text(f'#!/bin/sh\necho asked >>{tmp_path}/asked\necho "{said}" >&2\nexit {code}\n')
     script.chmod(0o755)
     root = tmp_path / "node"
-    (root / "door").mkdir(parents=True)
-    write_record(root, Record("docker", str(tmp_path / container_name(root))))
+    (root / "pipes").mkdir(parents=True)
+    write_record(root, ContainerRecord("docker", str(tmp_path / container_name(root))))
     sweep(root)
-    assert not (root / "door").exists() and record_of(root).exists() is not gone
+    assert not (root / "pipes").exists() and record_of(root).exists() is not gone
     assert len((tmp_path / "asked").read_text().splitlines()) == (1 if gone else 3)
     script.unlink()
     sweep(root)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.container import symlinks
-from stoker.agent.container.create_command import Blueprint, places
-from stoker.agent.container.symlinks import Leads
-from stoker.agent.runtime import Mount
+from stoker.agent.container.create_command import ContainerPlan, mount_targets
+from stoker.agent.container.symlinks import LinkTargets
+from stoker.agent.runtime import BindMount
 from stoker.model.errors import SetupFailed
 
 
@@ -24,9 +24,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def follow(data: Path, *seen: Path) -> dict[str, str]:
-    leads = Leads([str(data), *map(str, seen)])
+    leads = LinkTargets([str(data), *map(str, seen)])
     leads.follow(data)
-    assert leads.whole and all(mount.read_only for mount in leads.mounts)
+    assert leads.complete and all(mount.read_only for mount in leads.mounts)
     above = f"{data.parent}/"
     return {mount.target.removeprefix(above): str(mount.source).removeprefix(above) for mount in leads.mounts}
 
@@ -71,7 +71,7 @@ def test_folders_that_lead_to_each_other_have_an_end(data: Path) -> None:
 
 
 def test_too_many_are_named_and_not_mounted(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symlinks, "MOST_TARGETS", 2)
+    monkeypatch.setattr(symlinks, "MAX_TARGETS", 2)
     for number in range(3):
         (data.parent / f"x{number}").touch()
         (data / f"l{number}").symlink_to(data.parent / f"x{number}")
@@ -83,12 +83,12 @@ def test_too_many_are_named_and_not_mounted(data: Path, monkeypatch: pytest.Monk
 
 
 def test_no_more_is_looked_at_than_is_worth_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symlinks, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(symlinks, "MAX_SCANNED", 3)
     for number in range(4):
         (data / str(number)).touch()
-    leads = Leads([str(data)])
+    leads = LinkTargets([str(data)])
     leads.follow(data)
-    assert not leads.whole
+    assert not leads.complete
 
 
 def test_an_input_that_is_one_file(data: Path) -> None:
@@ -96,18 +96,18 @@ def test_an_input_that_is_one_file(data: Path) -> None:
 
 
 def test_what_the_person_mounts_is_seen() -> None:
-    plan = Blueprint(
+    plan = ContainerPlan(
         engine="docker",
         name="x",
         image="x",
-        door=Path("/n/door"),
+        pipes=Path("/n/pipes"),
         folders=(Path("/n"),),
         read=(Path("/data"),),
-        mounts=(Mount(Path("/n/ml"), "/opt/ml"),),
+        mounts=(BindMount(Path("/n/ml"), "/opt/ml"),),
         run={
             "volumes": ["/a:/in/a:ro", "/cache"],
             "mounts": [{"type": "bind", "source": "/b", "dst": "/in/b"}],
             "tmpfs": {"/scratch": "size=1g"},
         },
     )
-    assert places(plan) == ["/n", "/data", "/opt/ml", "/in/a", "/cache", "/in/b", "/scratch"]
+    assert mount_targets(plan) == ["/n", "/data", "/opt/ml", "/in/a", "/cache", "/in/b", "/scratch"]

@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_told(service: tuple[Service, str], answer: tuple
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(ImdsError, match="do not come"):
+    with pytest.raises(ImdsError, match="are not available"):
         container.metadata({container.FULL: "http://127.0.0.1:9/role"}).credentials()
     with pytest.raises(ImdsError):
         container.metadata(

@@ -12,18 +12,18 @@ import pytest
 from stoker import client
 from stoker.cli import main
 from stoker.core.costs import Cost
-from stoker.core.daily_costs import Sum, Sums
+from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.summary import summarize
-from stoker.governor.cost_ledger import Spent, read_spent, write_spent
+from stoker.governor.cost_ledger import DailyCost, read_daily_costs, record_job_costs
 from stoker.jobfile import Job
 from stoker.maintenance.delete import remove_job
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Waste
 from stoker.model.offerings import Offering
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.policy import versions
 from stoker.read.cost_records import read_accounts
-from stoker.read.costs import Row, Shares, report, shares_of
+from stoker.read.costs import CostRow, WasteShares, report, shares_of
 from stoker.store import job_log
 from stoker.store.base import open_store
 from stoker.store.job_index import IndexRecord, write_index
@@ -63,7 +63,7 @@ WASTE = Waste(waited_s=HOUR, idle_s=2 * HOUR, lost_s=0.5 * HOUR)
 NOW = at(30 * 24 * HOUR)
 
 
-def known(row: Row) -> dict[str, float | None]:
+def known(row: CostRow) -> dict[str, float | None]:
     names = ("spent", "on_demand", "saved", "idle", "lost", "startup", "waiting")
     return {name: getattr(row, name).known for name in names}
 
@@ -127,7 +127,9 @@ def test_since_a_moment_counts_what_came_after_it() -> None:
 
 
 def test_jobs_that_were_removed_are_in_the_sum() -> None:
-    gone = Spent("old-1", date(2026, 1, 3), 9, Sums(Sum(5.0), Sum(8.0), Sum(5.0)), {"team": "nlp"})
+    gone = DailyCost(
+        "old-1", date(2026, 1, 3), 9, DaySums(KnownSum(5.0), KnownSum(8.0), KnownSum(5.0)), {"team": "nlp"}
+    )
     found = report([ran(waste=WASTE, team="nlp")], [gone], "team", NOW)
     (row,) = found.rows
     assert row.spent.known == pytest.approx(25.0) and row.spent.complete
@@ -179,13 +181,13 @@ def test_shares_of_an_attempt_that_runs_are_of_what_was_heard(
     heard = None if heard_h is None else at(heard_h * HOUR)
     found = shares_of(state.claims[0], attempt, at(10 * HOUR), heard)
     assert (found.idle, found.lost, found.startup, found.waiting) == pytest.approx(shares)
-    assert shares_of(state.claims[0], attempt, at(0.0), heard) == Shares(), "no time has passed"
+    assert shares_of(state.claims[0], attempt, at(0.0), heard) == WasteShares(), "no time has passed"
     alone = shares_of(state.claims[0], None, at(10 * HOUR), at(4 * HOUR))
     assert (alone.idle, alone.lost, alone.startup, alone.waiting) == (0.0, 0.0, 0.4, None)
 
 
 def test_what_is_known_of_a_row() -> None:
-    row = Row("x")
+    row = CostRow("x")
     assert row.saved_share is None and row.wasted == 0.0
     row.add("a", Cost(spent=1.0, on_demand=4.0))
     row.add("b", Cost(spent=2.0, on_demand=None))
@@ -193,8 +195,8 @@ def test_what_is_known_of_a_row() -> None:
     assert (row.jobs, row.spent.known, row.on_demand.known, row.saved.known) == ({"a", "b", "c"}, 3.0, 12.0, 3.0)
     assert not (row.spent.complete or row.on_demand.complete or row.saved.complete)
     assert row.saved_share == 0.75, "of those where both are known"
-    row.waste(Shares(0.5, None, 0.25, 0.0), 2.0)
-    row.waste(Shares(0.0, 0.0, 0.0, 0.5), None)
+    row.waste(WasteShares(0.5, None, 0.25, 0.0), 2.0)
+    row.waste(WasteShares(0.0, 0.0, 0.0, 0.5), None)
     assert [getattr(row, name).known for name in ("idle", "lost", "startup", "waiting")] == [1.0, 0.0, 0.5, 0.0]
     assert [getattr(row, name).complete for name in ("idle", "lost", "startup", "waiting")] == [
         True,
@@ -208,17 +210,17 @@ def test_what_is_known_of_a_row() -> None:
 @pytest.mark.parametrize(
     ("spent", "on_demand", "known", "saved"),
     [
-        (Sum(1.0, True), Sum(4.0, True), (1.0, True, 4.0, True), (3.0, True)),
-        (Sum(1.0, False), Sum(4.0, True), (1.0, False, 4.0, True), (None, False)),
-        (Sum(0.0, False), Sum(0.0, False), (None, False, None, False), (None, False)),
-        (Sum(0.0, True), Sum(0.0, True), (0.0, True, 0.0, True), (0.0, True)),
+        (KnownSum(1.0, True), KnownSum(4.0, True), (1.0, True, 4.0, True), (3.0, True)),
+        (KnownSum(1.0, False), KnownSum(4.0, True), (1.0, False, 4.0, True), (None, False)),
+        (KnownSum(0.0, False), KnownSum(0.0, False), (None, False, None, False), (None, False)),
+        (KnownSum(0.0, True), KnownSum(0.0, True), (0.0, True, 0.0, True), (0.0, True)),
     ],
 )
 def test_sums_of_a_day_are_known_as_far_as_they_are_whole(
-    spent: Sum, on_demand: Sum, known: tuple[object, ...], saved: tuple[object, ...]
+    spent: KnownSum, on_demand: KnownSum, known: tuple[object, ...], saved: tuple[object, ...]
 ) -> None:
-    row = Row("x")
-    row.add_sums("a", Sums(spent, on_demand))
+    row = CostRow("x")
+    row.add_sums("a", DaySums(spent, on_demand))
     found = (row.spent.known, row.spent.complete, row.on_demand.known, row.on_demand.complete)
     assert (found, (row.saved.known, row.saved.complete), row.jobs) == (known, saved, {"a"})
     assert row.saved_share == (0.75 if saved == (3.0, True) else None)
@@ -287,17 +289,17 @@ def test_what_was_spent_is_in_the_names_of_keys(tmp_path: Path) -> None:
             record = ran(hours=30.0, job=f"job-{len(tags)}")
             spec = replace(make_spec(2), tags=tags)
             for _ in range(2):
-                write_spent(store, record.state, spec, NOW)
-            found = [each for each in read_spent(store, [keys.SPENT]) if each.job == record.state.job]
+                record_job_costs(store, record.state, spec, NOW)
+            found = [each for each in read_daily_costs(store, [keys.SPENT]) if each.job == record.state.job]
             assert [(each.day, each.sums.spent.known) for each in found] == [
                 (date(2026, 1, 1), pytest.approx(48.0)),
                 (date(2026, 1, 2), pytest.approx(12.0)),
             ]
             assert all(dict(each.tags) == tags for each in found)
-        (one,) = read_spent(store, [keys.spent_day(date(2026, 1, 2))])[:1]
+        (one,) = read_daily_costs(store, [keys.spent_day(date(2026, 1, 2))])[:1]
         assert one.day == date(2026, 1, 2)
         store.put(f"{keys.SPENT}2026-01/01/job/nonsense", b"")
-        assert len(read_spent(store, [keys.spent_month(date(2026, 1, 1))])) == 6
+        assert len(read_daily_costs(store, [keys.spent_month(date(2026, 1, 1))])) == 6
 
 
 def test_one_that_was_resumed_is_counted_once_and_the_dearest_is_right() -> None:
@@ -305,18 +307,18 @@ def test_one_that_was_resumed_is_counted_once_and_the_dearest_is_right() -> None
     day = date(2026, 1, 1)
     for key in ("00000005.3000000.9000000.", "00000009.7000000.9000000.", "00000009.6900000.9000000."):
         store.put(f"{keys.spent_day(day)}job-1/{key}", b"")
-    (only,) = read_spent(store, [keys.SPENT])
-    assert only.sums == Sums(Sum(7.0), Sum(9.0), Sum(7.0))
+    (only,) = read_daily_costs(store, [keys.SPENT])
+    assert only.sums == DaySums(KnownSum(7.0), KnownSum(9.0), KnownSum(7.0))
     store.put(f"{keys.spent_day(day)}job-1/00000012.x.9500000.", b"")
-    (only,) = read_spent(store, [keys.SPENT])
-    assert only.sums == Sums(Sum(0.0, whole=False), Sum(9.5), Sum(9.5)), "what is not known stays so"
+    (only,) = read_daily_costs(store, [keys.SPENT])
+    assert only.sums == DaySums(KnownSum(0.0, whole=False), KnownSum(9.5), KnownSum(9.5)), "what is not known stays so"
 
 
 def test_accounts_are_of_all_jobs_that_are_there_or_were() -> None:
     store = MemoryStore(lambda: NOW)
     there, gone = ran(), ran(job="gone-1")
     for record in (there, gone):
-        write_spent(store, record.state, make_spec(2), NOW)
+        record_job_costs(store, record.state, make_spec(2), NOW)
     write_index(store, there)
     found = read_accounts(store, NOW)
     assert [record.state.job for record in found.records] == ["job-1"]
@@ -372,7 +374,7 @@ def test_what_was_removed_is_still_in_the_total(store_url: str, capsys: pytest.C
     store = open_store(store_url)
     record = ran(start_s=(datetime.now(timezone.utc) - EPOCH).total_seconds() - 11 * HOUR)
     write_index(store, record)
-    write_spent(store, record.state, make_spec(2), NOW)
+    record_job_costs(store, record.state, make_spec(2), NOW)
     before = json.loads(costs(store_url, capsys, "--json"))
     remove_job(store, "job-1")
     after = json.loads(costs(store_url, capsys, "--json"))
@@ -395,7 +397,7 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
     began_s = (datetime.combine(today, time(), timezone.utc) - EPOCH).total_seconds()
     for job, hours, tags in (("job-1", 15.79, {"team": "vision"}), ("job-2", 1.0, {})):
         record = ran(hours, job=job, start_s=began_s, **tags)
-        write_spent(store, record.state, replace(make_spec(2), tags=tags), NOW)
+        record_job_costs(store, record.state, replace(make_spec(2), tags=tags), NOW)
     shown = costs(store_url, capsys)
     assert [line for line in shown.splitlines() if line.startswith("budget")] == [
         f"budget house: $33.58 of $4,000.00 (1%), $0.00 reserved, $3,966.42 left, until {tomorrow}",
@@ -416,8 +418,8 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
         "until": tomorrow,
         "incomplete": False,
     }
-    store.put(keys.rules(2), codec.dumps(versions.Written("rules: [{vibes: 3}]", "joe")))
-    assert "how the budgets stand is not known: policy version 2" in costs(store_url, capsys)
+    store.put(keys.rules(2), codec.dumps(versions.PolicyText("rules: [{vibes: 3}]", "joe")))
+    assert "the state of the budgets is not known: policy version 2" in costs(store_url, capsys)
     assert json.loads(costs(store_url, capsys, "--json"))["budgets"] is None
 
 

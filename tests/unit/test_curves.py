@@ -82,7 +82,7 @@ def test_a_span_is_shown_in_a_unit_that_keeps_numbers_small(span_s: float, unit:
 def test_one_job_without_steps_moves_all_to_time() -> None:
     jobs = [compared("a", loss=stepped(3, 2)), compared("b", loss=timed(2, 1))]
     assert choose_axis(jobs, "loss") == "time"
-    with pytest.raises(UserError, match=r"--over step: b-abcd does not tell it for loss; it has time"):
+    with pytest.raises(UserError, match=r"--over step: b-abcd does not report it for loss; it has time"):
         choose_axis(jobs, "loss", "step")
 
 
@@ -165,7 +165,7 @@ def test_the_axis_of_a_picture_is_labelled(store: Store, capsys: pytest.CaptureF
     assert run(capsys, "compare", "steps")[1].splitlines()[-2].strip() == "step"
     assert run(capsys, "compare", "times")[1].splitlines()[-2].strip() == "seconds since the first value"
     code, _, err = run(capsys, "compare", "times", "--over", "epoch")
-    assert (code, err.count("\n")) == (2, 1) and "does not tell it for loss; it has time" in err
+    assert (code, err.count("\n")) == (2, 1) and "does not report it for loss; it has time" in err
 
 
 def test_curves_are_exported(store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.health import debuggers
-from stoker.agent.health.activity import Sight
+from stoker.agent.health.activity_probe import ActivityProbe
 from stoker.agent.health.debuggers import is_debugged
 
 AGENT = 5
@@ -151,7 +151,7 @@ def test_a_real_prompt_at_a_terminal(breaks: str) -> None:
     try:
         if not os.access(f"/proc/{asked.pid}/syscall", os.R_OK):
             pytest.skip("this machine lets nobody look")
-        sight = Sight(lambda: (), lambda: {asked.pid}, shared=True)
+        sight = ActivityProbe(lambda: (), lambda: {asked.pid}, shared=True)
         wait_for(lambda: sight().debugged)
     finally:
         asked.kill()
@@ -177,7 +177,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_real_process_that_was_stopped_by_hand(child: subprocess.Popen[bytes]) -> None:
-    sight = Sight(lambda: (), lambda: {child.pid}, shared=True)
+    sight = ActivityProbe(lambda: (), lambda: {child.pid}, shared=True)
     wait_for(lambda: not sight().debugged)
     os.kill(child.pid, signal.SIGSTOP)
     wait_for(lambda: sight().debugged)

@@ -38,10 +38,10 @@ GANG = (PAIR, Launched(2, nodes(2, 2)))
 SAVED = make_exit("interrupted", "notice", checkpoint=None, step=4)
 
 
-def act(job: JobSnapshot, now_s: float = 100.0, *, blind: bool = False) -> list[object]:
+def act(job: JobSnapshot, now_s: float = 100.0, *, silence_inconclusive: bool = False) -> list[object]:
     """What is done: events for appends, instance names for terminations."""
     found: list[object] = []
-    for action in decide_job(job, DEFAULT, at(now_s), blind=blind).actions:
+    for action in decide_job(job, DEFAULT, at(now_s), silence_inconclusive=silence_inconclusive).actions:
         match action:
             case Append(event=event):
                 found.append(event)
@@ -340,7 +340,7 @@ def test_strays_are_ended_unless_newborn() -> None:
     snapshot = Snapshot(strays=(stray("old", 0), stray("newborn", 70)), newborn_s={"sim": 60.0})
     plan = decide(snapshot, DEFAULT, at(100))
     assert [action.instance for action in plan.actions if isinstance(action, Terminate)] == ["old"]
-    assert [each.id for each in orphans.too_young(snapshot, at(100))] == ["newborn"]
+    assert [each.id for each in orphans.newborn_strays(snapshot, at(100))] == ["newborn"]
 
 
 def test_a_machine_that_the_cloud_has_not_heard_of_is_gone_only_when_it_is_not_new() -> None:
@@ -352,7 +352,7 @@ def test_a_machine_that_the_cloud_has_not_heard_of_is_gone_only_when_it_is_not_n
     over = entry(job, 100 + newborn_s + 1)
     assert isinstance(over, Closed) and over.outcome == "lost"
     # While most of the store is silent, it may be the one who asks that nobody answers.
-    assert decide_job(job, DEFAULT, at(100 + newborn_s + 1), blind=True).actions == ()
+    assert decide_job(job, DEFAULT, at(100 + newborn_s + 1), silence_inconclusive=True).actions == ()
     # What has positively ended need not be waited for.
     ended = entry(make_snapshot(launched, states={"i-2-0": "gone"}), 101)
     assert isinstance(ended, Closed) and ended.outcome == "lost"
@@ -369,11 +369,11 @@ def test_a_machine_that_speaks_is_not_gone_though_a_cloud_has_not_heard_of_it() 
 
 def test_what_lies_beside_machines_is_left_over_once_its_claim_is_closed() -> None:
     thing = Leftover("placement-policy", "p", "sim", "job-1", 2, None, at(90))
-    assert orphans.why_left(thing, make_state(*RUNNING), 60.0, at(100)) is None
+    assert orphans.why_unowned(thing, make_state(*RUNNING), 60.0, at(100)) is None
     closed = make_state(*RUNNING, Closed(2, "stopped", "stop"))
     # However young: its claim is known, and over.
-    assert "closed" in (orphans.why_left(thing, closed, 60.0, at(100)) or "")
+    assert "closed" in (orphans.why_unowned(thing, closed, 60.0, at(100)) or "")
     # A claim that is not known yet may be written in a moment.
     for state in (None, make_state()):
-        assert orphans.why_left(thing, state, 60.0, at(100)) is None
-        assert orphans.why_left(thing, state, 60.0, at(200)) is not None
+        assert orphans.why_unowned(thing, state, 60.0, at(100)) is None
+        assert orphans.why_unowned(thing, state, 60.0, at(200)) is not None

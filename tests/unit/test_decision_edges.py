@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_retry import KEY, make_case, past
 
-from stoker.core.attempt_evidence import case_of, cause_of
+from stoker.core.attempt_evidence import cause_of, evidence_of
 from stoker.core.decide import decide, decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
-from stoker.core.place_capacity import Rooms
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
+from stoker.core.place_capacity import CapacityQueue
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan, Snapshot, Terminate
 from stoker.model.log_entries import (
     AttemptOutcome,
@@ -44,8 +44,8 @@ from tests.support.sim_data import (
 RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes(2)))
 
 
-def entry(job: JobSnapshot, now_s: float, policy: Policy = DEFAULT) -> Event | None:
-    plan = decide_job(job, policy, at(now_s))
+def entry(job: JobSnapshot, now_s: float, settings: GovernorSettings = DEFAULT) -> Event | None:
+    plan = decide_job(job, settings, at(now_s))
     return next((action.event for action in plan.actions if isinstance(action, Append)), None)
 
 
@@ -79,14 +79,14 @@ def test_half_of_the_nodes_may_fall_silent_by_themselves_and_one_more_may_not() 
 
 def test_what_a_blind_governor_waits_for_is_told() -> None:
     job = make_snapshot(make_state(*RUNNING), make_facts(2, beat=make_beat(100)))
-    plan = decide_job(job, DEFAULT, at(1000), blind=True)
+    plan = decide_job(job, DEFAULT, at(1000), silence_inconclusive=True)
     assert plan.actions == () and "may be this governor's own trouble with the store" in plan.waiting["job-1"]
 
 
 def test_a_blind_governor_gives_up_on_what_was_never_heard_behind_one_that_fell_silent() -> None:
     state = make_state(Claimed(SPOT_A, 2), Launched(2, nodes(2, 2)))
     job = make_snapshot(state, make_facts(2, 0, beat=make_beat(100)), make_facts(2, 1))
-    plan = decide_job(job, DEFAULT, at(1000), blind=True)
+    plan = decide_job(job, DEFAULT, at(1000), silence_inconclusive=True)
     assert [action.event for action in plan.actions if isinstance(action, Append)] == [Suspected(2, 1, "")]
 
 
@@ -144,17 +144,17 @@ def test_a_cloud_that_found_no_machine_is_quoted() -> None:
         make_facts(2, 0),
         replace(make_facts(2, 1), dry="CapacityError: none left"),
     )
-    case = case_of(job, job.state.open_claims[0], DEFAULT)
+    case = evidence_of(job, job.state.open_claims[0], DEFAULT)
     assert case.dry == "CapacityError: none left"
-    assert case_of(make_snapshot(make_state(*RUNNING)), job.state.open_claims[0], DEFAULT).dry == ""
+    assert evidence_of(make_snapshot(make_state(*RUNNING)), job.state.open_claims[0], DEFAULT).dry == ""
 
 
 def test_a_notice_is_known_from_the_exit_of_an_agent_that_left_before_it_was_written() -> None:
     left = make_exit("interrupted", "notice")
     job = make_snapshot(make_state(*RUNNING), make_facts(2, left=left))
-    assert case_of(job, job.state.open_claims[0], DEFAULT).noticed
+    assert evidence_of(job, job.state.open_claims[0], DEFAULT).noticed
     other = make_snapshot(make_state(*RUNNING), make_facts(2, left=make_exit("interrupted", "drain")))
-    assert not case_of(other, other.state.open_claims[0], DEFAULT).noticed
+    assert not evidence_of(other, other.state.open_claims[0], DEFAULT).noticed
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ BOUNDED = replace(ON_DEMAND, most_nodes=4)
 
 
 def in_use(job: JobSnapshot) -> str:
-    return Rooms.of([job], complete=True).why_wait("other", BOUNDED, 5) or ""
+    return CapacityQueue.of([job], complete=True).why_wait("other", BOUNDED, 5) or ""
 
 
 def machine(claim: int, rank: int) -> Instance:
@@ -257,38 +257,38 @@ def test_a_launched_machine_that_is_gone_takes_no_room() -> None:
 
 
 def test_a_place_says_how_much_of_it_is_in_use_by_whom_and_how_many_wait() -> None:
-    rooms = Rooms()
+    capacity = CapacityQueue()
     one = replace(BOUNDED, most_nodes=1)
-    assert rooms.why_wait("a", one, 1) is None
+    assert capacity.why_wait("a", one, 1) is None
     begin = "no room yet: 1 of at most 1 node is in use by a (resources.sim.capacity)"
-    assert rooms.why_wait("b", one, 1) == begin
-    assert rooms.why_wait("c", one, 1) == f"{begin}; 1 job is ahead of it"
-    assert rooms.why_wait("d", one, 1) == f"{begin}; 2 jobs are ahead of it"
-    empty = Rooms()
+    assert capacity.why_wait("b", one, 1) == begin
+    assert capacity.why_wait("c", one, 1) == f"{begin}; 1 job is ahead of it"
+    assert capacity.why_wait("d", one, 1) == f"{begin}; 2 jobs are ahead of it"
+    empty = CapacityQueue()
     assert empty.why_wait("a", one, 2) == "no room yet: 0 of at most 1 node is in use (resources.sim.capacity)"
 
 
 def test_of_many_jobs_that_take_the_room_two_are_named() -> None:
-    rooms = Rooms()
+    capacity = CapacityQueue()
     for job in "dcba":
-        assert rooms.why_wait(job, BOUNDED, 1) is None
-    assert "4 of at most 4 nodes are in use by a, b and 2 more (" in (rooms.why_wait("e", BOUNDED, 1) or "")
-    three = Rooms()
+        assert capacity.why_wait(job, BOUNDED, 1) is None
+    assert "4 of at most 4 nodes are in use by a, b and 2 more (" in (capacity.why_wait("e", BOUNDED, 1) or "")
+    three = CapacityQueue()
     for job in "cba":
         assert three.why_wait(job, replace(BOUNDED, most_nodes=3), 1) is None
     assert "by a, b and 1 more (" in (three.why_wait("e", replace(BOUNDED, most_nodes=3), 1) or "")
 
 
 def test_a_job_that_takes_more_nodes_has_all_of_them_counted() -> None:
-    rooms = Rooms()
-    assert rooms.why_wait("a", BOUNDED, 1) is None and rooms.why_wait("a", BOUNDED, 2) is None
-    assert "3 of at most 4" in (rooms.why_wait("b", BOUNDED, 2) or "")
+    capacity = CapacityQueue()
+    assert capacity.why_wait("a", BOUNDED, 1) is None and capacity.why_wait("a", BOUNDED, 2) is None
+    assert "3 of at most 4" in (capacity.why_wait("b", BOUNDED, 2) or "")
 
 
 # ── Conduct ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 HIGH = replace(
-    DEFAULT, house=parse_policy(b"rules: [{name: high, metric: {name: loss, above: 5}, then: stop}]", "p.yaml")
+    DEFAULT, policy=parse_policy(b"rules: [{name: high, metric: {name: loss, above: 5}, then: stop}]", "p.yaml")
 )
 WORD = Warned(code="policy:high:2")
 

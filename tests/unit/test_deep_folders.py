@@ -9,7 +9,7 @@ import pytest
 from checkpoint_world import JOB, memory_store, write
 
 from stoker.agent.checkpoints.folder_snapshot import scan
-from stoker.agent.output_files import OutputFiles, Source
+from stoker.agent.output_files import OutputFiles, OutputSource
 from stoker.agent.output_sync import OutputSync
 from stoker.processes.tree_removal import remove_tree
 
@@ -36,7 +36,7 @@ def deep(tmp_path: Path) -> Path:
 
 def test_the_rest_is_kept_and_what_is_too_deep_is_told(deep: Path) -> None:
     assert sorted(scan(deep)) == ["also/result", "result"]
-    for files in (OutputFiles([Source(deep, whole=True)]), OutputFiles([], Source(deep))):
+    for files in (OutputFiles([OutputSource(deep, whole=True)]), OutputFiles([], OutputSource(deep))):
         sync = OutputSync(memory_store(), JOB, 1, 0, files)
         assert sync.final(60.0)
         report = sync.report()

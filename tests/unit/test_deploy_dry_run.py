@@ -11,7 +11,7 @@ import pytest
 from stoker.cli import main
 from stoker.deploy import package
 from stoker.model.errors import UserError
-from stoker.submit.agent_bundle import NotServed
+from stoker.submit.agent_bundle import NoAgentAvailable
 
 Stoker = Callable[..., tuple[int, str, str]]
 AWS = ("--store", "s3://bucket/p", "deploy", "aws", "--dry-run")
@@ -38,7 +38,7 @@ def stoker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def unserved(tag: str, _offline: bool) -> dict[str, bytes]:
-    raise NotServed(f"{tag} cannot be served yet; choose another resources.machine")
+    raise NoAgentAvailable(f"{tag} cannot be served yet; choose another resources.machine")
 
 
 def test_it_shows_the_template_where_the_package_cannot_be_built_yet(

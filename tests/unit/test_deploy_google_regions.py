@@ -7,7 +7,7 @@ from dataclasses import replace
 from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stoker
 
 from stoker.governor import deployment_record
-from stoker.governor.deployment_record import Deployed
+from stoker.governor.deployment_record import DeploymentRecord
 from stoker.model import keys
 from stoker.testing.memory_store import MemoryStore
 from tests.support.google_functions import GoogleProject
@@ -18,7 +18,7 @@ DEPLOY = ("deploy", "gcp", "-y")
 REMOVE = ("deploy", "gcp", "--remove", "-y")
 SLIP = "us-centrl1"
 # As an older Stoker left it.
-HALFWAY = Deployed(
+HALFWAY = DeploymentRecord(
     "gcp", PLAN.name, SLIP, PLAN.topic, "0" * 64, "me", elsewhere=("europe-wset1",), project=PROJECT, state="making"
 )
 

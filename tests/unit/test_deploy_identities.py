@@ -8,16 +8,19 @@ import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 
 from stoker.governor import deployment_record, pass_role
-from stoker.governor.deployment_record import Deployed
-from stoker.model.spec import Ec2Resources, GceResources, Resources, SagemakerResources, Spec
+from stoker.governor.deployment_record import DeploymentRecord
+from stoker.model.resources import Ec2Resources, GceResources, Resources, SagemakerResources
+from stoker.model.spec import Spec
 from stoker.testing.memory_store import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 
 DEPLOY = ("deploy", "aws", "-y")
-AWS = Deployed("aws", "stoker-1", HOME, "stoker-1", "0" * 64, "me", identities=("vision", "arn:aws:iam::1:role/a/nlp"))
+AWS = DeploymentRecord(
+    "aws", "stoker-1", HOME, "stoker-1", "0" * 64, "me", identities=("vision", "arn:aws:iam::1:role/a/nlp")
+)
 VISION = "vision@vision-1.iam.gserviceaccount.com"
-GCP = Deployed("gcp", "stoker-1", "us-central1", "t", "0" * 64, "me", project="vision-1", identities=(VISION,))
+GCP = DeploymentRecord("gcp", "stoker-1", "us-central1", "t", "0" * 64, "me", project="vision-1", identities=(VISION,))
 
 
 def passable(account: Account) -> str:
@@ -58,7 +61,7 @@ def test_keys_are_kept_until_they_are_given_up(account: Account, bucket: MemoryS
 @pytest.mark.parametrize("named", ["*", "1234abcd", "arn:aws:kms:us-east-1:123456789012:alias/team", f"{KEY}*"])
 def test_what_is_no_key_is_refused(named: str, account: Account, stoker: Stoker) -> None:
     code, _, said = stoker(*DEPLOY, "--kms-key", named)
-    assert code == 2 and said.startswith(f"stoker: --kms-key: {named!r} is no key; give its ARN, as arn:aws:kms:")
+    assert code == 2 and said.startswith(f"stoker: --kms-key: {named!r} is no key; give its ARN, such as arn:aws:kms:")
     assert account.asked == []
 
 
@@ -91,8 +94,8 @@ def gce(account: str | None) -> Spec:
         (GCP, gce(VISION)),
     ],
 )
-def test_nothing_is_said_of_what_it_may_pass(deployed: Deployed, spec: Spec) -> None:
-    assert pass_role.remark(deployed, spec) is None
+def test_nothing_is_said_of_what_it_may_pass(deployed: DeploymentRecord, spec: Spec) -> None:
+    assert pass_role.role_warning(deployed, spec) is None
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,6 @@ def test_nothing_is_said_of_what_it_may_pass(deployed: Deployed, spec: Spec) -> 
         ),
     ],
 )
-def test_what_it_may_not_pass_is_one_line_with_the_option(deployed: Deployed, spec: Spec, told: str) -> None:
-    said = pass_role.remark(deployed, spec)
+def test_what_it_may_not_pass_is_one_line_with_the_option(deployed: DeploymentRecord, spec: Spec, told: str) -> None:
+    said = pass_role.role_warning(deployed, spec)
     assert said is not None and told in said and "\n" not in said

@@ -24,7 +24,7 @@ def resources(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("AWS_REGION", HOME)
     elsewhere = TOPIC.replace(HOME, "eu-west-1")
     notify = (f"sns:{TOPIC}", f"sns:{elsewhere}", "aws-sm:stoker/slack", f"sns:{TOPIC}")
-    plan = aws.planned(open_store("s3://bucket/team"), Package(b"zip", "x86_64"), HOME, notify=notify).plan
+    plan = aws.plan_deployment(open_store("s3://bucket/team"), Package(b"zip", "x86_64"), HOME, notify=notify).plan
     found: dict[str, Any] = template(plan)["Resources"]
     return {name: {"Type": each["Type"], **each["Properties"]} for name, each in found.items()}
 

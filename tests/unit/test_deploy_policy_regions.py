@@ -31,14 +31,14 @@ def written(bucket: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_policys_regions_send_their_events(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
     versions.write(bucket, POLICY, "me", "")
     code, _, said = stoker(*DEPLOY, "--sagemaker")
-    assert code == 0 and "events come from eu-west-1, too: the policy is about training jobs there\n" in said
+    assert code == 0 and "events come from eu-west-1, too: the policy covers training jobs there\n" in said
     found = deployment_record.find(bucket)
     assert found is not None and found.elsewhere == ("eu-west-1",) and {*account.stacks} == {HOME, "eu-west-1"}
     code, _, said = stoker(*DEPLOY)
     assert code == 0 and "events come from" not in said, "once"
 
     code, _, said = stoker(*DEPLOY, "--no-events-from")
-    assert code == 0 and "about training jobs in eu-west-1, of which it will hear nothing" in said
+    assert code == 0 and "covers training jobs in eu-west-1, from which no events will come" in said
     assert [*account.stacks] == [HOME]
     assert "without --sagemaker" in stoker(*DEPLOY, "--no-sagemaker")[2] and [*account.stacks] == [HOME]
 
@@ -50,13 +50,13 @@ def test_a_policy_that_is_set_warns_of_what_is_not_heard_and_wakes_it(
     account.invoked.clear()
     code, _, said = stoker("policy", "set", written)
     assert code == 0 and said.count("warning") == 1
-    assert "may not touch training jobs of others; `stoker deploy aws --sagemaker` puts that right\n" in said
+    assert "may not touch external training jobs; `stoker deploy aws --sagemaker` corrects that\n" in said
     assert account.invoked == [TICK], "a whole tick, and nobody waits for it"
 
     assert stoker(*DEPLOY, "--sagemaker", "--no-events-from")[0] == 0
     Path(written).write_text(POLICY.replace("eu-west-1", "eu-west-1, eu-north-1"))
     code, _, said = stoker("policy", "set", written)
-    assert code == 0 and "hears nothing of eu-west-1, eu-north-1; `stoker deploy aws --sagemaker` puts" in said
+    assert code == 0 and "gets no events from eu-west-1, eu-north-1; `stoker deploy aws --sagemaker` corrects" in said
     assert stoker(*DEPLOY)[0] == 0
     Path(written).write_text(POLICY)
     assert "warning" not in stoker("policy", "set", written)[2]

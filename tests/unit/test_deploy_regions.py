@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from deployed_account import DENIED, HOME, NOT_ENABLED, NOWHERE, Account, Stoker, account, bucket, stoker
 
-from stoker.external_jobs.gpu_alarms import prefix
+from stoker.external_jobs.gpu_alarms import alarm_prefix
 from stoker.governor import deployment_record
-from stoker.governor.deployment_record import Deployed
+from stoker.governor.deployment_record import DeploymentRecord
 from stoker.model import keys
 from stoker.policy import versions
 from stoker.testing.memory_store import MemoryStore
@@ -68,7 +68,7 @@ def test_a_region_is_forgotten_by_who_says_so(account: Account, bucket: MemorySt
 
 def test_removing_takes_what_it_can_and_names_the_rest(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
     assert stoker(*DEPLOY, "--events-from", "me-south-1", "--events-from", "eu-west-1")[0] == 0
-    account.alarms = {"eu-west-1": [f"{prefix(bucket.url)}x"]}
+    account.alarms = {"eu-west-1": [f"{alarm_prefix(bucket.url)}x"]}
     account.closed["me-south-1"] = NOWHERE
     code, _, said = stoker(*REMOVE)
     assert code != 0 and [*account.stacks] == ["me-south-1"] and account.alarms == {}
@@ -104,12 +104,12 @@ def test_a_log_that_a_call_makes_again_goes_too(account: Account, stoker: Stoker
 
 def test_what_is_on_record_before_anything_is_made() -> None:
     """All that is to be, and all that may be there; only what was relied on still is."""
-    wanted = Deployed("aws", "stoker-1", HOME, "stoker-1", "0" * 64, "me", elsewhere=("eu-west-1",))
-    assert deployment_record.begun(wanted, None) == replace(wanted, state="making")
+    wanted = DeploymentRecord("aws", "stoker-1", HOME, "stoker-1", "0" * 64, "me", elsewhere=("eu-west-1",))
+    assert deployment_record.record_before_change(wanted, None) == replace(wanted, state="making")
     before = replace(wanted, elsewhere=("eu-west-1", "eu-north-1"), leaving=("ap-south-1",), notify=("sns:x",))
-    begun = deployment_record.begun(wanted, before)
+    begun = deployment_record.record_before_change(wanted, before)
     assert begun == replace(wanted, leaving=("eu-north-1", "ap-south-1"), notify=("sns:x",), state="there")
     for state in ("making", "removing"):
-        assert deployment_record.begun(wanted, replace(before, state=state)).state == "making"
-    elsewhere = deployment_record.begun(replace(wanted, region="eu-north-1"), before)
+        assert deployment_record.record_before_change(wanted, replace(before, state=state)).state == "making"
+    elsewhere = deployment_record.record_before_change(replace(wanted, region="eu-north-1"), before)
     assert elsewhere.leaving == ("ap-south-1", HOME)

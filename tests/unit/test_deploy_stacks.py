@@ -72,7 +72,7 @@ def test_a_stack_that_never_came_to_be_says_why() -> None:
         event(2, "CREATE_FAILED", "Role", "jane may not iam:CreateRole"),
     ]
     with pytest.raises(ProviderError, match="Role: jane may not iam:CreateRole"):
-        aws_stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
+        aws_stacks.create_or_update(cloud, REQUEST)  # type: ignore[arg-type]
 
 
 def test_the_reason_is_of_this_time() -> None:
@@ -80,14 +80,14 @@ def test_the_reason_is_of_this_time() -> None:
     cloud = CloudFormation("UPDATE_COMPLETE", "UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_COMPLETE", events=old)
     cloud.news = [event(3, "UPDATE_FAILED", "Function", "the zip is not there")]
     with pytest.raises(ProviderError, match="Function: the zip is not there"):
-        aws_stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
+        aws_stacks.create_or_update(cloud, REQUEST)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", ["UPDATE_ROLLBACK_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS"])
 def test_what_no_update_leads_out_of_names_what_does(status: str) -> None:
     cloud = CloudFormation(status, "DELETE_IN_PROGRESS", "DELETE_COMPLETE")
     with pytest.raises(ProviderError, match="--remove"):
-        aws_stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
+        aws_stacks.create_or_update(cloud, REQUEST)  # type: ignore[arg-type]
     assert aws_stacks.remove(cloud, "stoker-1", "us-east-1") is True  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ def test_what_no_update_leads_out_of_names_what_does(status: str) -> None:
 def test_a_stack_that_never_came_to_be_is_removed_and_made_anew(status: str) -> None:
     """No update leads out of that."""
     cloud = CloudFormation(status, "DELETE_COMPLETE", "CREATE_IN_PROGRESS", "CREATE_COMPLETE")
-    assert aws_stacks.settle(cloud, REQUEST) == "made"  # type: ignore[arg-type]
+    assert aws_stacks.create_or_update(cloud, REQUEST) == "made"  # type: ignore[arg-type]
     assert cloud.asked == ["delete_stack", "create_stack"]
 
 

@@ -16,7 +16,7 @@ from stoker.testing.memory_store import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 
-NAME = keys.deployment("s3://bucket/team")
+NAME = keys.deployment_name("s3://bucket/team")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(url: str = "s3://bucket/team") -> aws.Deployment:
-    return aws.planned(open_store(url), NOTHING, "us-east-1", ("us-west-2",))
+    return aws.plan_deployment(open_store(url), NOTHING, "us-east-1", ("us-west-2",))
 
 
 def templates() -> dict[str, dict[str, Any]]:
@@ -79,7 +79,7 @@ def test_cloudformation_takes_it_in_one_piece() -> None:
 def test_forty_channels_fit_into_one_role() -> None:
     secrets = tuple(f"aws-sm:stoker/teams/computer-vision/channel-{number:02d}" for number in range(40))
     more = (*secrets, "aws-ssm:/stoker/pager", "sns:arn:aws:sns:us-east-1:123456789012:alerts", secrets[0])
-    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", training=True, notify=more).plan
+    plan = aws.plan_deployment(open_store("s3://bucket/team"), NOTHING, "us-east-1", training=True, notify=more).plan
     policies = template(plan)["Resources"]["Role"]["Properties"]["Policies"]
     assert sum(len(json.dumps(each["PolicyDocument"], separators=(",", ":"))) for each in policies) < 10_240
     found = {each["Sid"]: each for each in plan.statements}
@@ -91,7 +91,7 @@ def test_forty_channels_fit_into_one_role() -> None:
 def test_what_does_not_fit_is_told_before_anything_is_made() -> None:
     secrets = tuple(f"aws-sm:stoker/teams/computer-vision/channel-{number:03d}" for number in range(100))
     with pytest.raises(UserError, match=r"--notify, --pass-role and --kms-key: .* characters, and IAM takes 10240"):
-        aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", notify=secrets)
+        aws.plan_deployment(open_store("s3://bucket/team"), NOTHING, "us-east-1", notify=secrets)
 
 
 def test_it_may_do_what_a_governor_may_and_switch_its_own_clock() -> None:
@@ -119,7 +119,7 @@ def test_it_may_do_what_a_governor_may_and_switch_its_own_clock() -> None:
 )
 def test_it_may_pass_the_roles_that_were_named_and_to_machines_alone(region: str, start: str, service: str) -> None:
     whole = f"{start}iam::123456789012:role/team/vision"
-    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, region, roles=("vision", whole)).plan
+    plan = aws.plan_deployment(open_store("s3://bucket/team"), NOTHING, region, roles=("vision", whole)).plan
     (named,) = (each for each in plan.statements if each["Sid"] == "PassNamedRoles")
     assert named["Action"] == "iam:PassRole" and named["Resource"] == [f"{start}iam::*:role/vision", whole]
     passed_to = [service, "sagemaker.amazonaws.com"]
@@ -129,7 +129,7 @@ def test_it_may_pass_the_roles_that_were_named_and_to_machines_alone(region: str
 
 def test_it_may_use_the_keys_that_were_named_and_lend_them_to_aws_alone() -> None:
     keys = tuple(f"arn:aws:kms:{region}:123456789012:key/1234abcd" for region in ("us-east-1", "eu-west-1"))
-    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", kms_keys=keys).plan
+    plan = aws.plan_deployment(open_store("s3://bucket/team"), NOTHING, "us-east-1", kms_keys=keys).plan
     about = [each for each in plan.statements if "kms:" in json.dumps(each["Action"])]
     use, lend = about
     assert use["Resource"] == lend["Resource"] == list(keys)
@@ -147,7 +147,7 @@ def test_its_clock_is_off_at_first() -> None:
 @pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
 def test_what_it_may_do_is_said_in_the_words_of_its_region(region: str, partition: str) -> None:
     """This computer works elsewhere."""
-    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, region).plan
+    plan = aws.plan_deployment(open_store("s3://bucket/team"), NOTHING, region).plan
     text = json.dumps(plan.statements)
     assert f"arn:{partition}:s3:::bucket" in text and '"arn:aws:' not in text
     assert ('"ec2.amazonaws.com.cn"' in text) is (partition == "aws-cn")
@@ -160,7 +160,7 @@ def test_two_stores_never_meet() -> None:
 
 def test_a_folder_has_no_governor_on_aws(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="s3://BUCKET/PREFIX"):
-        aws.planned(open_store(tmp_path.as_uri()), NOTHING, "us-east-1")
+        aws.plan_deployment(open_store(tmp_path.as_uri()), NOTHING, "us-east-1")
     assert deployment_record.find(open_store(tmp_path.as_uri())) is None
 
 

@@ -12,13 +12,13 @@ from woken_world import submit
 
 from stoker import client
 from stoker.cli import follow_and_govern, main
-from stoker.cli.format import tell_problem
+from stoker.cli.format import report_governor
 from stoker.deploy import aws
 from stoker.deploy.aws_function import NAME as LAMBDA
 from stoker.deploy.gcp_function import NAME as CLOUD_RUN
 from stoker.governor import background, deployment_record, pass_role
-from stoker.governor.background import Governed, call_deployed, carry_on
-from stoker.governor.deployment_record import Deployed
+from stoker.governor.background import GovernorChoice, ensure_governed, wake_deployed
+from stoker.governor.deployment_record import DeploymentRecord
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.model.errors import AuthDenied
@@ -29,7 +29,7 @@ from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.testing.memory_store import MemoryStore
 
-DEPLOYED = Deployed("aws", "stoker-1", "us-east-1", door="stoker-1", digest="0" * 64, by="jane@desk")
+DEPLOYED = DeploymentRecord("aws", "stoker-1", "us-east-1", door="stoker-1", digest="0" * 64, by="jane@desk")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def woken(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]
     """The jobs that the deployed governor was called for."""
     found: list[tuple[str, ...]] = []
 
-    def call(_deployed: Deployed, jobs: tuple[str, ...]) -> None:
+    def call(_deployed: DeploymentRecord, jobs: tuple[str, ...]) -> None:
         found.append(jobs)
         record_pass(store, LAMBDA, 0, time.monotonic)
 
@@ -67,7 +67,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's machines are a cloud's."""
-    monkeypatch.setattr(registry, "capabilities", lambda _name: replace(CAPABILITIES, here=False))
+    monkeypatch.setattr(registry, "capabilities", lambda _name: replace(CAPABILITIES, runs_locally=False))
 
 
 def test_the_deployed_governor_takes_it(
@@ -76,7 +76,7 @@ def test_the_deployed_governor_takes_it(
     job = submit(store, tmp_path)
     assert woken == [(job,)], "also where whoever submits means to govern: they may leave"
     elsewhere(monkeypatch)
-    assert carry_on(store, [job]) == Governed(by="stoker-1 in us-east-1")
+    assert ensure_governed(store, [job]) == GovernorChoice(by="stoker-1 in us-east-1")
     assert woken == [(job,), (job,)] and started == []
 
 
@@ -85,16 +85,16 @@ def test_where_others_govern_too_the_deployed_governor_is_called_and_not_waited_
 ) -> None:
     job = submit(store, tmp_path)
     monkeypatch.setattr(deployment_record, "has_passed", lambda *_: pytest.fail("it is waited for"))
-    assert call_deployed(store, [job]) == Governed(by="stoker-1 in us-east-1")
+    assert wake_deployed(store, [job]) == GovernorChoice(by="stoker-1 in us-east-1")
     monkeypatch.setattr(deployment_record, "has_passed", lambda *_: False)
-    assert "has done nothing" in str(call_deployed(store, [job], relied_on=True).problem)
+    assert "has done nothing" in str(wake_deployed(store, [job], relied_on=True).problem)
 
 
 def test_what_runs_here_is_governed_from_here(
     store: Store, tmp_path: Path, started: list[str], woken: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
-    assert carry_on(store, [submit(store, tmp_path)]) == Governed()
+    assert ensure_governed(store, [submit(store, tmp_path)]) == GovernorChoice()
     assert started == [store.url]
 
 
@@ -108,7 +108,7 @@ def test_a_governor_that_cannot_be_woken_is_told_and_replaced(
     elsewhere(monkeypatch)
     monkeypatch.setattr(aws, "wake", refuse)
     monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
-    governed = carry_on(store, [job])
+    governed = ensure_governed(store, [job])
     assert governed.by is None and "lambda:InvokeFunction" in str(governed.problem)
     assert started == [store.url]
 
@@ -122,7 +122,7 @@ def test_a_governor_that_is_called_and_does_nothing_is_told_and_replaced(
     monkeypatch.setattr(aws, "wake", lambda _deployed, _jobs: None)
     monkeypatch.setattr(deployment_record, "ANSWERS_WITHIN_S", 0.1)
     monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
-    governed = carry_on(store, [job])
+    governed = ensure_governed(store, [job])
     assert governed.by is None and "stoker-1 in us-east-1 was called and has done nothing" in str(governed.problem)
     assert started == [store.url]
 
@@ -134,18 +134,18 @@ def test_what_it_may_not_pass_is_told_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pass_role, "remark", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}")
+    monkeypatch.setattr(pass_role, "role_warning", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}")
     elsewhere(monkeypatch)
     job = submit(store, tmp_path)
     name = job.rpartition("-")[0]
-    governed = carry_on(store, [job])
-    assert governed == Governed(by="stoker-1 in us-east-1", remark=f"stoker-1 may not, for {name}")
-    tell_problem(governed)
+    governed = ensure_governed(store, [job])
+    assert governed == GovernorChoice(by="stoker-1 in us-east-1", warning=f"stoker-1 may not, for {name}")
+    report_governor(governed)
     assert capsys.readouterr().err == f"warning: stoker-1 may not, for {name}\n"
 
 
 def test_passes_are_looked_for_where_they_are_written() -> None:
-    assert deployment_record.SIGNS == {"aws": LAMBDA, "gcp": CLOUD_RUN}
+    assert deployment_record.GOVERNOR_NAMES == {"aws": LAMBDA, "gcp": CLOUD_RUN}
 
 
 def test_stopping_and_resuming_from_python_wake_it(
@@ -181,7 +181,7 @@ def test_commands_tell_that_it_could_not_be_woken(
 
     monkeypatch.setattr(aws, "wake", refuse)
     monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
-    monkeypatch.setattr(follow_and_govern, "follow_governing", lambda *_, **__: 0)
+    monkeypatch.setattr(follow_and_govern, "follow_job", lambda *_, **__: 0)
     with pytest.raises(SystemExit) as left:
         main(["--store", store.url, words[0], job, *words[1:]])
     assert left.value.code == 0

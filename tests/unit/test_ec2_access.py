@@ -11,8 +11,9 @@ import pytest
 
 from stoker.agent import exec_command as visiting
 from stoker.model.errors import AuthDenied, UserError
-from stoker.model.spec import Resources, Spec
-from stoker.providers.base import Visit
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.providers.base import ShellRequest
 from stoker.providers.ec2 import access
 
 MACHINE = "i-0123456789abcdef0"
@@ -85,12 +86,12 @@ def spec(image: str | None = None) -> Spec:
 
 
 def way(
-    clients: Clients, visit: Visit | None = None, *, image: str | None = "debian/12", answers: bool = True
+    clients: Clients, visit: ShellRequest | None = None, *, image: str | None = "debian/12", answers: bool = True
 ) -> tuple[str, list[str]]:
-    with access.way(
+    with access.shell_command(
         clients,  # type: ignore[arg-type]
         MACHINE,
-        visit or Visit(),
+        visit or ShellRequest(),
         spec(image),
         "us-east-1",
         answers=lambda _: answers,
@@ -98,9 +99,9 @@ def way(
         return found.name, list(found.argv)
 
 
-def hint(clients: Clients, visit: Visit, *, answers: bool = True) -> str:
+def hint(clients: Clients, visit: ShellRequest, *, answers: bool = True) -> str:
     """What is said when ssh itself fails."""
-    with access.way(
+    with access.shell_command(
         clients,  # type: ignore[arg-type]
         MACHINE,
         visit,
@@ -143,7 +144,7 @@ def test_without_a_key_one_is_lent_and_gone_afterwards() -> None:
 
 
 def test_without_an_open_port_ssh_goes_through_ssm() -> None:
-    name, argv = way(Clients(), Visit(command=("true",)), answers=False)
+    name, argv = way(Clients(), ShellRequest(command=("true",)), answers=False)
     assert name == "ssm"
     (proxy,) = [word for word in argv if word.startswith("ProxyCommand=")]
     words = shlex.split(proxy.removeprefix("ProxyCommand="))
@@ -155,7 +156,7 @@ def test_without_any_key_there_is_a_plain_session_for_a_shell_alone() -> None:
     clients = Clients(connect=Connect(refuses=True))
     name, argv = way(clients, answers=False)
     assert name == "ssm" and argv[1:3] == ["ssm", "start-session"] and argv[-1] == MACHINE
-    for visit in (Visit(command=("true",)), Visit(options=("-L", "1:localhost:1"))):
+    for visit in (ShellRequest(command=("true",)), ShellRequest(options=("-L", "1:localhost:1"))):
         with pytest.raises(UserError, match="no exit status") as told:
             way(clients, visit, answers=False)
         assert "key: port 22 of 54.0.0.5 and 10.0.0.5 does not answer" in str(told.value)
@@ -163,22 +164,22 @@ def test_without_any_key_there_is_a_plain_session_for_a_shell_alone() -> None:
 
 def test_the_person_may_insist(computer: Path) -> None:
     own_key(computer)
-    assert way(Clients(Ec2(KeyName="mine")), Visit(via="connect"))[0] == "connect"
-    assert way(Clients(Ec2(KeyName="mine")), Visit(via="ssm"))[0] == "ssm"
+    assert way(Clients(Ec2(KeyName="mine")), ShellRequest(via="connect"))[0] == "connect"
+    assert way(Clients(Ec2(KeyName="mine")), ShellRequest(via="ssm"))[0] == "ssm"
     with pytest.raises(UserError, match=r"--via pigeon: there are key, connect, ssm"):
-        way(Clients(), Visit(via="pigeon"))
+        way(Clients(), ShellRequest(via="pigeon"))
     with pytest.raises(UserError, match=r"no way to .*: key: .*neither in .* nor in an agent"):
-        way(Clients(), Visit(via="key"))
+        way(Clients(), ShellRequest(via="key"))
 
 
 def test_a_key_lent_in_vain_says_what_to_do_next(computer: Path) -> None:
-    shell, command = Visit(), Visit(command=("true",))
+    shell, command = ShellRequest(), ShellRequest(command=("true",))
     for visit, answers in ((shell, True), (command, True), (command, False)):
         told = hint(Clients(), visit, answers=answers)
         assert "Permission denied? its image may lack ec2-instance-connect" in told
         assert "set resources.ec2.key" in told and ("or try --via ssm" in told) == (visit is shell)
     # There it needs no key at all: the way out is no dead end.
-    name, argv = way(Clients(), Visit(via="ssm"))
+    name, argv = way(Clients(), ShellRequest(via="ssm"))
     assert name == "ssm" and argv[1:3] == ["ssm", "start-session"] and argv[-1] == MACHINE
     # Nothing was lent.
     assert "ec2-instance-connect" not in hint(Clients(connect=Connect(refuses=True)), shell, answers=False)
@@ -188,23 +189,23 @@ def test_a_key_lent_in_vain_says_what_to_do_next(computer: Path) -> None:
 
 def test_an_identity_is_used_as_it_is(computer: Path) -> None:
     key = own_key(computer, "other")
-    name, argv = way(Clients(), Visit(identity=key, user="jane"))
+    name, argv = way(Clients(), ShellRequest(identity=key, user="jane"))
     assert name == "key" and argv[argv.index("-i") + 1] == key and argv[-1] == "jane@54.0.0.5"
     with pytest.raises(UserError, match="--identity"):
-        way(Clients(), Visit(identity=str(computer / "none")))
+        way(Clients(), ShellRequest(identity=str(computer / "none")))
 
 
 def test_options_of_ssh_come_before_the_machine() -> None:
-    argv = way(Clients(), Visit(options=("-L", "6006:localhost:6006", "-N")))[1]
+    argv = way(Clients(), ShellRequest(options=("-L", "6006:localhost:6006", "-N")))[1]
     assert argv[-4:] == ["-L", "6006:localhost:6006", "-N", "admin@54.0.0.5"]
 
 
 def test_a_command_is_one_word_for_whatever_shell(computer: Path) -> None:
-    argv = way(Clients(), Visit(command=("sh", "-c", "echo $HOME 'a  b'; exit 3"), terminal=True))[1]
+    argv = way(Clients(), ShellRequest(command=("sh", "-c", "echo $HOME 'a  b'; exit 3"), terminal=True))[1]
     assert "-t" in argv
     assert shlex.split(argv[-1])[-3:] == ["sh", "-c", "echo $HOME 'a  b'; exit 3"]
     assert argv[-1].startswith("sudo -n -- ")
-    as_root = way(Clients(), Visit(command=("true",), user="root"))[1]
+    as_root = way(Clients(), ShellRequest(command=("true",), user="root"))[1]
     assert not as_root[-1].startswith("sudo") and "-t" not in as_root
 
 
@@ -238,7 +239,7 @@ def test_a_program_that_is_missing_is_one_clear_line(computer: Path, monkeypatch
     own_key(computer)
     (computer / "bin" / "session-manager-plugin").unlink()
     with pytest.raises(UserError, match="there is no session-manager-plugin on this computer"):
-        way(Clients(), Visit(via="ssm"))
+        way(Clients(), ShellRequest(via="ssm"))
     monkeypatch.setenv("PATH", str(computer))
     with pytest.raises(UserError, match="there is no ssh on this computer: install OpenSSH's client"):
         way(Clients(Ec2(KeyName="mine")))
@@ -247,6 +248,6 @@ def test_a_program_that_is_missing_is_one_clear_line(computer: Path, monkeypatch
 def test_a_visitor_is_not_taken_for_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "vt100")
     monkeypatch.setenv("EDITOR", "ed")
-    seen = visiting.visitor_environ({"A": "1", "TERM": "dumb", "STOKER_TRAINING": "x", "STOKER_NODE": "y"})
+    seen = visiting.shell_environ({"A": "1", "TERM": "dumb", "STOKER_TRAINING": "x", "STOKER_NODE": "y"})
     assert seen.pop("TERM") == "vt100"
     assert seen["A"] == "1" and not {"STOKER_TRAINING", "STOKER_NODE", "EDITOR"} & set(seen)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.model.errors import UserError
-from stoker.model.spec import Gpus, Resources
+from stoker.model.resources import Gpus, Resources
 from stoker.providers.ec2 import catalog
 
 GIB = 1024**3

@@ -10,8 +10,9 @@ from botocore.exceptions import ClientError, NoCredentialsError
 
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Ec2Resources, Resources, Spec, master_port
-from stoker.providers.ec2 import check, firewall, iam, permissions, quotas, verdicts
+from stoker.model.resources import Ec2Resources, Resources
+from stoker.model.spec import Spec, master_port
+from stoker.providers.ec2 import check, iam, network_check, permissions, quotas, verdicts
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
 
@@ -32,7 +33,7 @@ ENCODED = "You are not authorized to perform this operation. Encoded authorizati
     ],
 )
 def test_an_answer_to_a_dry_run(code: str, ok: bool | None, denied: bool) -> None:
-    tried = verdicts.judged(code, ENCODED, 500 if ok is None else 400)
+    tried = verdicts.dry_run_result(code, ENCODED, 500 if ok is None else 400)
     assert (tried.ok, tried.denied) == (ok, denied)
     assert not denied or "8cZ4x" not in tried.detail
 
@@ -52,7 +53,7 @@ def test_an_answer_to_a_dry_run(code: str, ok: bool | None, denied: bool) -> Non
     ],
 )
 def test_a_fix_names_what_to_change(code: str, message: str, field: str) -> None:
-    assert field in verdicts.judged(code, message, 500 if code == "InternalError" else 400).fix
+    assert field in verdicts.dry_run_result(code, message, 500 if code == "InternalError" else 400).fix
 
 
 def test_a_session_is_asked_about_as_its_role() -> None:
@@ -118,7 +119,7 @@ def from_range(cidr: str, **rule: Any) -> dict[str, Any]:
     ],
 )
 def test_what_nodes_let_in_from_one_another(groups: list[dict[str, Any]], found: str) -> None:
-    assert firewall.openness(groups, 29500, "10.0.1.0/24") == found
+    assert network_check.openness(groups, 29500, "10.0.1.0/24") == found
 
 
 def test_the_fix_of_a_denial_is_its_statement() -> None:
@@ -154,7 +155,7 @@ def test_what_cannot_be_tried_is_asked_of_iam(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(provider, "list_instances", lambda *_: ())
     identity = {"Arn": "arn:aws:sts::1:assumed-role/dev/jane", "Account": "1"}
     spec = Spec(name="c", run="true", resources=Resources(provider="ec2", region="us-east-1"))
-    found = {each.name: each for each in check._Checks(provider, spec, "s3://b/t", identity).keeping()}
+    found = {each.name: each for each in check._AccountChecks(provider, spec, "s3://b/t", identity).machine_actions()}
     assert found["ec2:TerminateInstances"].ok is True
     assert found["ec2:DeleteVolume"].ok is False and "ec2:DeleteVolume" in found["ec2:DeleteVolume"].fix
     assert simulator.asked["PolicySourceArn"] == "arn:aws:iam::1:role/dev"
@@ -191,9 +192,9 @@ def test_what_a_launch_lacks_is_named(monkeypatch: pytest.MonkeyPatch, part: str
     monkeypatch.setattr(provider.clients, "get", lambda *_: Picky(part))
     monkeypatch.setattr(provider, "offerings", lambda *_: (Offering("ec2", "c7i.large", "a", False, "us-east-1"),))
     spec = Spec(name="c", run="true", resources=Resources(provider="ec2", region="us-east-1"))
-    checks = check._Checks(provider, spec, "s3://b/t", {})
+    checks = check._AccountChecks(provider, spec, "s3://b/t", {})
     assert [each.ok for each in checks.offers()] == [True]
-    group, launch = checks.launching()
+    group, launch = checks.launch()
     assert (group.name, group.ok) == ("ec2:CreatePlacementGroup", True)
     assert (launch.name, launch.ok) == ((missing, False) if missing else ("ec2:RunInstances", True))
     assert not missing or missing in launch.fix
@@ -216,11 +217,11 @@ class Aws:
         return call
 
 
-def checks_of(monkeypatch: pytest.MonkeyPatch, aws: Aws, **ec2: Any) -> check._Checks:
+def checks_of(monkeypatch: pytest.MonkeyPatch, aws: Aws, **ec2: Any) -> check._AccountChecks:
     provider = Ec2Provider(Context(store="s3://b/t"))
     monkeypatch.setattr(provider.clients, "get", lambda *_, **__: aws)
     wanted = Resources(provider="ec2", region="us-east-1", ec2=Ec2Resources(**ec2))
-    return check._Checks(provider, Spec(name="c", run="true", resources=wanted), "s3://b/t", {})
+    return check._AccountChecks(provider, Spec(name="c", run="true", resources=wanted), "s3://b/t", {})
 
 
 HOME = {"describe_subnets": {"Subnets": [{"VpcId": "vpc-1", "CidrBlock": "10.0.1.0/24"}]}}
@@ -288,7 +289,7 @@ def test_quotas_that_nobody_tells_have_no_fix_that_would_not_help(monkeypatch: p
     assert len(found) == len(quotas.QUOTAS)
     assert {each.ok for each in found} == {None}
     ((detail, fix),) = {(each.detail, each.fix) for each in found}
-    assert "could not be told" in detail and fix == ""
+    assert "unknown" in detail and fix == ""
     denied = list(checks_of(monkeypatch, Aws({"get_service_quota": "AccessDeniedException"})).limits())
     assert {each.fix for each in denied} == {"allow servicequotas:GetServiceQuota to learn it"}
 
@@ -300,7 +301,9 @@ def test_without_credentials_there_is_one_way_out(monkeypatch: pytest.MonkeyPatc
 
     provider = Ec2Provider(Context(store="s3://b/t"))
     monkeypatch.setattr(provider.clients, "get", lambda *_: Nobody())
-    (found,) = check.examine(provider, Spec(name="c", run="true", resources=Resources(region="us-east-1")), "s3://b/t")
+    (found,) = check.check_account(
+        provider, Spec(name="c", run="true", resources=Resources(region="us-east-1")), "s3://b/t"
+    )
     assert (found.name, found.ok, found.detail) == ("credentials", False, "there are none here")
     assert "aws configure" in found.fix
 

@@ -17,8 +17,8 @@ import stoker.providers.ec2 as package
 from stoker.cli import main
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.providers.base import Grants
 from stoker.providers.ec2 import iam, permissions
+from stoker.providers.grants import Grants
 
 STORE = "s3://my-bucket/team"
 # Whoever launches, lists and ends machines: what a governor runs of the provider.
@@ -117,7 +117,7 @@ GOVERNED = (
     *DECISIONS,
     keys.governor("me"),
     keys.dry("ec2/m/z/spot"),
-    f"{keys.markets(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
+    f"{keys.market_day(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
     keys.probe("me"),
     "places/ec2/us-east-1",
 )

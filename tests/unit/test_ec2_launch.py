@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from test_ec2_request import P4D, order
 
 from stoker.model.errors import InvalidRequest, Transient
-from stoker.model.spec import Ec2Resources
+from stoker.model.resources import Ec2Resources
 from stoker.providers.ec2 import client, request
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
@@ -129,4 +129,4 @@ def test_a_bucket_on_this_computer_is_told_to_be_out_of_reach(
     (tmp_path / "train.py").touch()
     spec = order(machine=("c7i.large",)).spec
     with prepare(spec, open_store("s3://bucket/team"), folder=tmp_path, offline=True) as prepared:
-        assert any("AWS_ENDPOINT_URL_S3" in line and address in line for line in prepared.told) == warned
+        assert any("AWS_ENDPOINT_URL_S3" in line and address in line for line in prepared.warnings) == warned

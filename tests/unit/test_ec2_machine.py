@@ -18,7 +18,7 @@ from aws_services import Metadata, bucket_service, metadata_service
 from plain_store import wait_for
 from watching_machines import closed_afterwards
 
-from stoker.agent.node import Node
+from stoker.agent.node import AgentNode
 from stoker.agent.notices import Notices
 from stoker.cloudapi.aws.imds import Imds, ImdsError
 from stoker.model import codec, keys
@@ -27,7 +27,8 @@ from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.providers import registry
 from stoker.providers.ec2.machine import Ec2Machine
 from stoker.store import job_log
@@ -210,9 +211,9 @@ class Told:
     def power_off(self) -> None: ...
 
 
-def a_node(store: Store, machine: Told, root: Path) -> Node:
+def a_node(store: Store, machine: Told, root: Path) -> AgentNode:
     config = NodeConfig("memory://", "ec2", "job", 2, 0, 1, "i-1")
-    return Node(config, NodePaths(root), store, machine, keys.node("job", 2, 0, "i-1.0"))
+    return AgentNode(config, NodePaths(root), store, machine, keys.node("job", 2, 0, "i-1.0"))
 
 
 def test_a_hint_counts_as_a_request_and_moves_no_deadline(tmp_path: Path) -> None:
@@ -220,11 +221,11 @@ def test_a_hint_counts_as_a_request_and_moves_no_deadline(tmp_path: Path) -> Non
     notices = Notices(a_node(store, machine, tmp_path))
     for count in (1, 2):
         machine.now = NoticeFact(hard=False, source="hint", at=NOW + timedelta(seconds=count), grace_s=0.0)
-        assert notices.look() is None and notices.look() is None
-        assert notices.saves_asked == count
+        assert notices.poll() is None and notices.poll() is None
+        assert notices.hints == count
     machine.now = NoticeFact(hard=True, source="reclaim", at=NOW, grace_s=60.0)
-    assert notices.look() is not None
-    assert notices.saves_asked == 2
+    assert notices.poll() is not None
+    assert notices.hints == 2
 
 
 def test_a_hint_does_not_make_it_deaf_to_a_shutdown(tmp_path: Path) -> None:
@@ -232,14 +233,14 @@ def test_a_hint_does_not_make_it_deaf_to_a_shutdown(tmp_path: Path) -> None:
     node = a_node(store, machine, tmp_path)
     notices = Notices(node)
     machine.now = NoticeFact(hard=False, source="hint", at=NOW, grace_s=0.0)
-    assert notices.look() is None
+    assert notices.poll() is None
     notices.take_signal()
-    deadline_s = notices.look()
-    assert deadline_s is not None and notices.look() == deadline_s
+    deadline_s = notices.poll()
+    assert deadline_s is not None and notices.poll() == deadline_s
     assert notices.notice is not None and notices.notice.hard
-    assert notices.saves_asked == 1
-    assert notices._telling is not None
-    notices._telling.join(60)
+    assert notices.hints == 1
+    assert notices._writer is not None
+    notices._writer.join(60)
     found = read_fact(store, keys.notice(node.key), NoticeFact)
     assert isinstance(found, Known) and found.value is not None and found.value.value.hard
 
@@ -259,15 +260,15 @@ def test_a_slow_hint_does_not_hide_the_reclaim_that_follows_it(tmp_path: Path) -
     node = a_node(store, machine, tmp_path)
     notices = Notices(node)
     machine.now = NoticeFact(hard=False, source="hint", at=NOW, grace_s=0.0)
-    notices.look()
+    notices.poll()
     wait_for(lambda: len(written) == 1)
     machine.now = NoticeFact(hard=True, source="reclaim", at=NOW, grace_s=60.0)
-    notices.look()
+    notices.poll()
     wait_for(lambda: len(written) == 2)
     hold.set()
     written[0].join(60)
-    assert notices._telling is not None
-    notices._telling.join(60)
+    assert notices._writer is not None
+    notices._writer.join(60)
     found = read_fact(store, keys.notice(node.key), NoticeFact)
     assert isinstance(found, Known) and found.value is not None and found.value.value.hard
 
@@ -304,7 +305,7 @@ def test_the_packed_agent_trains_saves_on_hints_and_leaves_on_a_reclaim(
     metadata: Metadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    with tarfile.open(agent_bundle.build(agent_bundle.runs_here()).path) as archive:
+    with tarfile.open(agent_bundle.build_archive(agent_bundle.local_tag()).path) as archive:
         archive.extractall(tmp_path / "agent")
     (tmp_path / "train.py").write_text(SCRIPT)
     store = open_store(str(tmp_path / "store"))

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from stoker.cli import cli
 from stoker.cli.offers import listing
-from stoker.core.placement import acceptable
+from stoker.core.acceptable_offerings import acceptable
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Gpus, Limits, Resources, Spec
+from stoker.model.resources import Gpus, Resources
+from stoker.model.spec import Limits, Spec
 from stoker.providers.ec2 import catalog, offers, prices
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
@@ -409,7 +410,7 @@ class TestTheListing:
         assert "SOURCE" not in header
 
     def invoke(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-        from stoker.submit import prepare
+        from stoker.submit import choose_offerings
 
         class Cloud:
             def offerings(self, resources: Resources) -> tuple[Offering, ...]:
@@ -418,7 +419,7 @@ class TestTheListing:
             def why_none(self, resources: Resources) -> str:
                 return offers.why_none(resources)
 
-        monkeypatch.setattr(prepare, "connect", lambda *_args, **_more: Cloud())
+        monkeypatch.setattr(choose_offerings, "connect", lambda *_args, **_more: Cloud())
         result = CliRunner().invoke(
             cli, ["offers", "--provider", "ec2", "--set", "resources.region=us-east-1", *arguments]
         )
@@ -435,7 +436,7 @@ class TestTheListing:
         *lines, last = everything.splitlines()
         assert len(lines) == 15
         # Nobody is asked here, so spot is not known.
-        assert last == "7 of 14 prices are not known; `stoker prices --provider ec2 --refresh` may bring some"
+        assert last == "7 of 14 prices are not known; `stoker prices --provider ec2 --refresh` may fetch them"
         # Spot comes first where it is preferred, whatever it costs.
         assert [line.split()[2] for line in lines[1:]] == ["spot"] * 7 + ["on-demand"] * 7
         first = " ".join(lines[8].split())

@@ -16,11 +16,12 @@ import pytest
 from stoker.cli import main
 from stoker.cli.plan_view import old_prices
 from stoker.model.offerings import Offering
-from stoker.model.spec import Ec2Resources, Gpus, Limits, Resources, Spec
+from stoker.model.resources import Ec2Resources, Gpus, Resources
+from stoker.model.spec import Limits, Spec
 from stoker.providers.ec2 import catalog, offers, places, prices
 from stoker.submit import agent_bundle
-from stoker.submit.agent_bundle import Built, NotServed
-from stoker.submit.prepare import _spot_left_out
+from stoker.submit.agent_bundle import AgentArchive, NoAgentAvailable
+from stoker.submit.choose_offerings import spot_left_out
 
 Plan = Callable[..., tuple[int, str, str]]
 
@@ -55,13 +56,13 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def served(monkeypatch: pytest.MonkeyPatch, *tags: str) -> None:
     """Agents can be built for these machines alone."""
 
-    def build(tag: str, *, offline: bool) -> Built:
+    def build(tag: str, *, offline: bool) -> AgentArchive:
         assert offline
         if tag not in tags:
-            raise NotServed(f"{tag} is not there")
-        return Built(tag, "d" * 64, Path(), 1)
+            raise NoAgentAvailable(f"{tag} is not there")
+        return AgentArchive(tag, "d" * 64, Path(), 1)
 
-    monkeypatch.setattr(agent_bundle, "build", build)
+    monkeypatch.setattr(agent_bundle, "build_archive", build)
 
 
 def offered(told: tuple[int, str, str]) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def test_the_plan_tells_what_an_old_table_is_worth(plan: Plan) -> None:
     (offering,) = offers.offline(Resources(provider="ec2", region="us-east-1", machine=("c7i.large",)))[:1]
     made = prices.tables()["us-east-1"].date
     assert old_prices((offering,), made + timedelta(days=90)) == ""
-    said = "on-demand prices are 91 days old; `stoker prices --provider ec2 --refresh` asks for today's"
+    said = "on-demand prices are 91 days old; `stoker prices --provider ec2 --refresh` fetches today's"
     assert old_prices((offering,), made + timedelta(days=91)) == said
     assert old_prices((replace(offering, provider="local"),), made + timedelta(days=91)) == ""
     today = old_prices((offering,))
@@ -238,10 +239,10 @@ def test_spot_that_is_left_out_for_want_of_a_price_is_told() -> None:
     spot = Offering("ec2", "c7i.large", "us-east-1a", spot=True, price=0.04)
     paid = replace(spot, spot=False, price=0.1)
     spec = Spec(name="x", run="true", resources=Resources(provider="ec2", spot="prefer"), limits=Limits(max_cost=5.0))
-    (line,) = _spot_left_out(spec, (paid,), (replace(spot, price=None), paid))
+    (line,) = spot_left_out(spec, (paid,), (replace(spot, price=None), paid))
     assert line.startswith("spot is left out: limits.max_cost needs a known price; `stoker prices --provider ec2")
-    assert _spot_left_out(spec, (spot, paid), (spot, paid)) == ()
-    assert _spot_left_out(replace(spec, limits=Limits()), (paid,), (replace(spot, price=None), paid)) == ()
+    assert spot_left_out(spec, (spot, paid), (spot, paid)) == ()
+    assert spot_left_out(replace(spec, limits=Limits()), (paid,), (replace(spot, price=None), paid)) == ()
 
 
 # ── Names that no table has ───────────────────────────────────────────────────────────────────────────────────────────

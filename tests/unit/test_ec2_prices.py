@@ -172,7 +172,7 @@ class TestRefreshing:
             answer = {"PriceList": [product("g5.xlarge", "7", region)]}
             aws.add_response("get_products", answer, asked(region))
             prices.refresh(client, [region], today=TODAY)
-        assert set(prices.kept()) == {"eu-west-1", "us-east-1"}
+        assert set(prices.refreshed_tables()) == {"eu-west-1", "us-east-1"}
 
     def test_no_access_is_told_and_nothing_changes(self, client: Any, aws: Stubber, home: Path) -> None:
         aws.add_response("get_products", {"PriceList": [product("g5.xlarge", "7")]}, asked("us-east-1"))

@@ -151,7 +151,7 @@ def test_an_experiment_that_fails_ends_the_machine_and_leaves_no_template(client
 def test_on_demand_machines_are_ended(clients: StubbedClients) -> None:
     describe(clients, lifecycle=None)
     terminate(clients)
-    assert "no spot machine" in go(clients)
+    assert "not a spot machine" in go(clients)
 
 
 def test_a_region_without_the_service(clients: StubbedClients) -> None:

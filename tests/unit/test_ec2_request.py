@@ -23,10 +23,11 @@ from stoker.model.errors import (
     UserError,
 )
 from stoker.model.offerings import Offering
-from stoker.model.spec import Ec2Resources, Resources, Spec
+from stoker.model.resources import Ec2Resources, Resources
+from stoker.model.spec import Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2 import images, request, tags
-from stoker.providers.ec2.errors import kind_of, mapped
+from stoker.providers.ec2.errors import error_type, map_error
 
 GOLDEN = Path(__file__).parent / "golden"
 P4D = Offering("ec2", "p4d.24xlarge", "us-east-1b", True, "us-east-1", 9.5, 32.77, "test", 96, 1152 << 30, "A100", 8)
@@ -166,7 +167,7 @@ def test_overrides_win_part_by_part() -> None:
         ({"InstanceInitiatedShutdownBehavior": "stop"}, "InstanceInitiatedShutdownBehavior: is Stoker's own"),
         ({"MaxCount": 3}, "MaxCount: is Stoker's own"),
         ({"InstanceType": "p5.48xlarge"}, "InstanceType: is Stoker's own"),
-        ({"ImageId": "ami-1"}, "resources.ec2.overrides.ImageId: is told by resources.image; write it there"),
+        ({"ImageId": "ami-1"}, "resources.ec2.overrides.ImageId: is set by resources.image; write it there"),
         ({"InstanceMarketOptions": {"SpotOptions": {"SpotInstanceType": "persistent"}}}, "InstanceMarketOptions: is"),
         ({"MetadataOptions": {"HttpEndpoint": "disabled"}}, "MetadataOptions.HttpEndpoint: is Stoker's own"),
         ({"MetadataOptions": None}, "MetadataOptions.HttpEndpoint: is Stoker's own"),
@@ -236,15 +237,15 @@ def test_the_tags_that_ec2_takes_are_taken() -> None:
     ],
 )
 def test_errors_are_mapped_by_code(code: str, status: int, kind: type[ProviderError]) -> None:
-    assert kind_of(code, status) is kind
+    assert error_type(code, status) is kind
 
 
 def test_an_error_is_one_line_with_its_code() -> None:
     told = {"Error": {"Code": "VcpuLimitExceeded", "Message": "too many\nrequest id 7"}}
-    line = str(mapped("p4d.24xlarge", told))
+    line = str(map_error("p4d.24xlarge", told))
     assert line.startswith("p4d.24xlarge: too many (VcpuLimitExceeded); ") and "`stoker check ec2`" in line
     gone = {"Error": {"Code": "InvalidSubnetID.NotFound", "Message": "no such subnet"}}
-    assert str(mapped("subnet", gone)) == "resources.ec2.subnet: no such subnet (InvalidSubnetID.NotFound)"
+    assert str(map_error("subnet", gone)) == "resources.ec2.subnet: no such subnet (InvalidSubnetID.NotFound)"
 
 
 def test_an_image_that_is_none_is_refused_before() -> None:

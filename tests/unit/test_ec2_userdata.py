@@ -25,20 +25,22 @@ from aws_services import SECRET, TOKEN, Bucket, Metadata, bucket_service, metada
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.node_config import NodeConfig
-from stoker.providers.boot.install import BootFailed, Places, Unsettled, agent_unit, unpack
-from stoker.providers.boot.script import Boot
+from stoker.providers.boot.agent_service import InstallPaths, agent_unit
+from stoker.providers.boot.install import unpack
+from stoker.providers.boot.retry import BootFailed, RetryableFailure
+from stoker.providers.boot.script import BootSettings
 from stoker.providers.ec2.bootstrap import Bucket as S3Bucket
 from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
 from stoker.providers.image_info import newer_image
-from stoker.submit.agent_bundle import runs_here
+from stoker.submit.agent_bundle import local_tag
 
-TAG = runs_here()
+TAG = local_tag()
 INSTANCE = "i-0123456789abcdef0"
 STORE = "s3://bucket/team/stoker"
 OUTPUT = "bucket/team/stoker/" + keys.boot_output(keys.node("train-abcd", 7, 1, keys.boot(INSTANCE, 0)))
 
 
-def a_boot(**changes: object) -> Boot:
+def a_boot(**changes: object) -> BootSettings:
     told: dict[str, object] = {
         "store": STORE,
         "job": "train-abcd",
@@ -49,7 +51,7 @@ def a_boot(**changes: object) -> Boot:
         "environ": {"AWS_DEFAULT_REGION": "us-east-1"},
         "max_life_s": 7200.0,
     }
-    return Boot(**(told | changes))  # type: ignore[arg-type]
+    return BootSettings(**(told | changes))  # type: ignore[arg-type]
 
 
 # ── As text ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,7 +89,7 @@ def test_a_store_that_machines_cannot_reach_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "DB_PASSWORD"])
 def test_no_credential_is_ever_in_it(name: str) -> None:
-    with pytest.raises(ValueError, match="no place in a boot script"):
+    with pytest.raises(ValueError, match="must not be in a boot script"):
         render(a_boot(environ={name: "x"}))
 
 
@@ -112,7 +114,9 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/cloudapi/aws/sigv4.py",
         "stoker/providers/__init__.py",
         "stoker/providers/boot/__init__.py",
+        "stoker/providers/boot/agent_service.py",
         "stoker/providers/boot/install.py",
+        "stoker/providers/boot/retry.py",
     }
     for name, text in sources.items():
         tree = ast.parse(text, name, feature_version=(3, 6))
@@ -504,7 +508,7 @@ def test_where_a_bucket_is() -> None:
 
 def test_a_bucket_in_another_region_is_followed_there() -> None:
     bucket = a_bucket()
-    with pytest.raises(Unsettled):
+    with pytest.raises(RetryableFailure):
         bucket._refused("GET", "c", Answer(301, "PermanentRedirect", x_amz_bucket_region="eu-west-1"))  # type: ignore[arg-type]
     assert bucket.region == "eu-west-1"
     assert bucket._url("c") == "https://bucket.s3.eu-west-1.amazonaws.com/c"
@@ -513,14 +517,14 @@ def test_a_bucket_in_another_region_is_followed_there() -> None:
 def test_a_clock_that_is_wrong_is_set_by_the_buckets() -> None:
     bucket = a_bucket()
     answer = Answer(403, "RequestTimeTooSkewed", Date="Wed, 01 May 2030 12:00:00 GMT")
-    with pytest.raises(Unsettled):
+    with pytest.raises(RetryableFailure):
         bucket._refused("GET", "c", answer)  # type: ignore[arg-type]
-    ahead = datetime.now(timezone.utc) + bucket._ahead
+    ahead = datetime.now(timezone.utc) + bucket._clock_offset
     assert abs(ahead - datetime(2030, 5, 1, 12, tzinfo=timezone.utc)) < timedelta(minutes=1)
 
 
 def test_an_environment_survives_the_service_file() -> None:
-    unit = agent_unit("job", "/usr/bin/python3", Places(), {"ODD": 'a "b" \\ 100%'})
+    unit = agent_unit("job", "/usr/bin/python3", InstallPaths(), {"ODD": 'a "b" \\ 100%'})
     assert r'Environment="ODD=a \"b\" \\ 100%%"' in unit
     for line in (
         "OnFailure=stoker-leave.service",

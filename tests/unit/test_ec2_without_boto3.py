@@ -10,8 +10,9 @@ import pytest
 from stoker.cli import main
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.model.spec import Resources, Spec
-from stoker.providers.base import Visit
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.providers.base import ShellRequest
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
 from stoker.store.base import open_store
@@ -42,7 +43,7 @@ def test_every_question_to_ec2_says_so(region: str | None) -> None:
         lambda: provider.state([MACHINE], region),
         lambda: provider.terminate(MACHINE, region),
         lambda: provider.interrupt(MACHINE, 60.0, region),
-        lambda: provider.way(MACHINE, Visit(), spec, region).__enter__(),
+        lambda: provider.shell_command(MACHINE, ShellRequest(), spec, region).__enter__(),
         lambda: provider.offerings(spec.resources),
     ):
         with pytest.raises(UserError, match=r"^resources\.provider: ec2 needs boto3; pip install 'stoker\[aws\]'$"):

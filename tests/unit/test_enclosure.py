@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from stoker.agent import runtime
-from stoker.agent.runtime import Command, Host, Mount, View
+from stoker.agent.runtime import BindMount, Command, HostRuntime, RuntimeView
 from stoker.processes import TRAINING, make_group
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    made = Host(make_group(TRAINING, f"host-{os.getpid()}", sessions=tmp_path / "sessions"))
+def host(tmp_path: Path) -> Iterator[HostRuntime]:
+    made = HostRuntime(make_group(TRAINING, f"host-{os.getpid()}", sessions=tmp_path / "sessions"))
     yield made
     made.close()
 
@@ -27,18 +27,20 @@ def test_secrets_are_not_shown_with_a_command() -> None:
 
 
 def test_a_mount_may_be_for_reading_alone() -> None:
-    assert Mount(Path("/a"), "/b").view == ("/a", "/b")
-    assert Mount(Path("/a"), "/b", read_only=True).view == ("/a", "/b", "ro")
+    assert BindMount(Path("/a"), "/b").view == ("/a", "/b")
+    assert BindMount(Path("/a"), "/b", read_only=True).view == ("/a", "/b", "ro")
 
 
-def test_what_the_submitter_sent_along_wins_over_the_machines(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_submitter_sent_along_wins_over_the_machines(
+    host: HostRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BOTH", "machine")
     monkeypatch.setenv("ONE", "machine")
     found = host.environ({"BOTH": "submitter", "OTHER": "submitter"})
     assert (found["BOTH"], found["ONE"], found["OTHER"]) == ("submitter", "machine", "submitter")
 
 
-def test_a_command_has_its_secrets_and_they_are_masked_in_the_log(host: Host, tmp_path: Path) -> None:
+def test_a_command_has_its_secrets_and_they_are_masked_in_the_log(host: HostRuntime, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     text = 'echo "$A $KEY $PWD"; echo error >&2; exit 3'
@@ -49,22 +51,22 @@ def test_a_command_has_its_secrets_and_they_are_masked_in_the_log(host: Host, tm
 
 
 def test_the_machine_itself_is_there_and_closing_it_ends_what_runs(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "count_gpus", lambda: 4)
     assert (host.gpus, host.image, host.fault, host.environments) == (4, None, None, None)
     host.open(lambda _name, _remedy: pytest.fail("there is nothing to wait for"))
-    host.enter(View())
+    host.enter(RuntimeView())
     host.hand_over(tmp_path)
     env = {"PATH": os.environ["PATH"]}
     run = host.spawn(Command(("sleep", "600"), env, tmp_path), tmp_path / "log")
-    host.leave()
+    host.begin_close()
     assert run.poll() is None and run.pid in host.group.members()
     host.close()
     assert run.wait() == -9 and not host.group.members()
 
 
-def test_each_command_brings_its_own_mounts(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_command_brings_its_own_mounts(host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
 
     class Refused(Exception):
@@ -75,7 +77,7 @@ def test_each_command_brings_its_own_mounts(host: Host, tmp_path: Path, monkeypa
         raise Refused
 
     monkeypatch.setattr(host.group, "spawn", spawn)
-    mounts = (Mount(Path("/a"), "/b"), Mount(Path("/c"), "/d", read_only=True))
+    mounts = (BindMount(Path("/a"), "/b"), BindMount(Path("/c"), "/d", read_only=True))
     with pytest.raises(Refused):
         host.spawn(Command(("true",), {}, tmp_path, mounts=mounts), tmp_path / "log")
     assert asked["mounts"] == [("/a", "/b"), ("/c", "/d", "ro")] and asked["dies_with_parent"] is True

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import archive, store_cache
-from stoker.agent.environment.archive import Changed, Listing, fingerprint, take_listing, with_compiled
-from stoker.agent.environment.store_cache import Cache, Damaged, Keeping, Kept
+from stoker.agent.environment.archive import FolderChanged, FolderListing, fingerprint, list_folder, with_compiled
+from stoker.agent.environment.store_cache import BackgroundUpload, DamagedCopy, EnvironmentManifest, StoreCache
 from stoker.maintenance.delete import UNUSED_FOR, collect_environments
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreUnavailable
@@ -62,14 +62,14 @@ def store(faults: Callable[[str, str], Fault | None] | None = None) -> MemorySto
 
 
 def keep(kept_in: MemoryStore, folder: Path, key: str = "k", job: str = "job-abcd") -> bool:
-    return Cache(kept_in, job).keep(key, HERE, folder, take_listing(folder))
+    return StoreCache(kept_in, job).upload(key, HERE, folder, list_folder(folder))
 
 
 def restore(kept_in: MemoryStore, folder: Path, key: str = "k", job: str = "job-abcd") -> bool:
     """False: nothing is kept."""
-    found = Cache(kept_in, job).find(key)
+    found = StoreCache(kept_in, job).find(key)
     if found is not None:
-        Cache(kept_in, job).restore(found, key, HERE, folder)
+        StoreCache(kept_in, job).restore(found, key, HERE, folder)
     return found is not None
 
 
@@ -91,9 +91,9 @@ def parts(kept_in: MemoryStore, place: str = keys.ENVIRONMENTS) -> list[str]:
     return [meta.key for meta in kept_in.list(place) if len(meta.key.rpartition("/")[2]) == 64]
 
 
-@pytest.mark.parametrize("near", [True, False], ids=["as it is", "compressed"])
-def test_what_was_kept_is_restored(made: Path, tmp_path: Path, near: bool) -> None:
-    kept_in = MemoryStore(lambda: NOW, near=near)
+@pytest.mark.parametrize("is_local", [True, False], ids=["as it is", "compressed"])
+def test_what_was_kept_is_restored(made: Path, tmp_path: Path, is_local: bool) -> None:
+    kept_in = MemoryStore(lambda: NOW, is_local=is_local)
     assert not restore(kept_in, tmp_path / "restored")
     assert keep(kept_in, made)
     # What is there of an attempt before this one is no hindrance.
@@ -101,12 +101,12 @@ def test_what_was_kept_is_restored(made: Path, tmp_path: Path, near: bool) -> No
     (tmp_path / "restored/left").touch()
     assert restore(kept_in, tmp_path / "restored")
     assert picture(tmp_path / "restored") == picture(made)
-    found = Cache(kept_in, "job-abcd").find("k")
-    assert found is not None and found.kept.compressed is not near and len(found.kept.parts) > 3
+    found = StoreCache(kept_in, "job-abcd").find("k")
+    assert found is not None and found.manifest.compressed is not is_local and len(found.manifest.parts) > 3
 
 
 def test_what_the_training_compiled_is_kept_and_nothing_else_that_is_new(made: Path) -> None:
-    before = take_listing(made)
+    before = list_folder(made)
     compiled = made / "lib/site/__pycache__"
     compiled.mkdir()
     (compiled / "m3.cpython-311.pyc").write_bytes(b"compiled")
@@ -119,16 +119,16 @@ def test_what_the_training_compiled_is_kept_and_nothing_else_that_is_new(made: P
 
 @pytest.mark.parametrize("change", ["written", "removed"])
 def test_an_environment_that_changed_meanwhile_is_not_kept(made: Path, change: str) -> None:
-    listing = take_listing(made)
+    listing = list_folder(made)
     if change == "written":
         (made / "lib/site/m9.py").write_bytes(b"x" * 63)
         os.utime(made / "lib/site/m9.py", ns=(1, 1))
     else:
         (made / "lib/site/m9.py").unlink()
     kept_in = store()
-    with pytest.raises(Changed, match=r"m9.py was (changed|removed)"):
-        Cache(kept_in, "job-abcd").keep("k", HERE, made, listing)
-    assert Cache(kept_in, "job-abcd").find("k") is None
+    with pytest.raises(FolderChanged, match=r"m9.py was (changed|removed)"):
+        StoreCache(kept_in, "job-abcd").upload("k", HERE, made, listing)
+    assert StoreCache(kept_in, "job-abcd").find("k") is None
 
 
 # ── Attacks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,7 +137,7 @@ PACKER = """\
 import os, sys, signal
 from pathlib import Path
 from stoker.agent.environment import store_cache as cache
-from stoker.agent.environment.archive import take_listing
+from stoker.agent.environment.archive import list_folder
 from stoker.store.base import open_store
 cache.PART_BYTES = 100
 kept_in = open_store(sys.argv[1])
@@ -149,7 +149,7 @@ def dying(key, data):
         os.kill(os.getpid(), signal.SIGKILL)
 kept_in.put = dying
 folder = Path(sys.argv[2])
-cache.Cache(kept_in, "job-abcd").keep("k", sys.argv[3], folder, take_listing(folder))
+cache.StoreCache(kept_in, "job-abcd").upload("k", sys.argv[3], folder, list_folder(folder))
 """
 
 
@@ -160,9 +160,9 @@ def test_killed_while_packing(made: Path, tmp_path: Path) -> None:
     kept_in = open_store(url)
     # Several are sent at once: another may have arrived by then.
     assert len(list(kept_in.list(keys.ENVIRONMENTS))) >= 5
-    cached = Cache(kept_in, "job-abcd")
+    cached = StoreCache(kept_in, "job-abcd")
     assert cached.find("k") is None
-    assert cached.keep("k", HERE, made, take_listing(made))
+    assert cached.upload("k", HERE, made, list_folder(made))
     found = cached.find("k")
     assert found is not None
     cached.restore(found, "k", HERE, tmp_path / "restored")
@@ -184,8 +184,8 @@ def scramble(kept_in: MemoryStore, key: str) -> None:
 @pytest.mark.parametrize(
     ("attack", "told"),
     [
-        (truncate, "a part of it is not what was kept"),
-        (scramble, "a part of it is not what was kept"),
+        (truncate, "a part of it does not match its digest"),
+        (scramble, "a part of it does not match its digest"),
         (lambda kept_in, key: kept_in.delete([key]), "a part of it is missing"),
     ],
     ids=["truncated", "scrambled", "missing"],
@@ -197,9 +197,9 @@ def test_a_damaged_part_is_noticed_and_replaced(
     kept_in = store()
     keep(kept_in, made)
     attack(kept_in, parts(kept_in)[which])
-    with pytest.raises(Damaged, match=told) as damaged:
+    with pytest.raises(DamagedCopy, match=told) as damaged:
         restore(kept_in, tmp_path / "restored")
-    cached = Cache(kept_in, "job-abcd")
+    cached = StoreCache(kept_in, "job-abcd")
     cached.discard(damaged.value)
     assert cached.find("k") is None
     assert keep(kept_in, made), "what is damaged stands in the way of what is whole"
@@ -212,9 +212,9 @@ def test_a_manifest_that_cannot_be_read_is_replaced(made: Path, text: bytes) -> 
     kept_in = store()
     keep(kept_in, made)
     kept_in.put(keys.environment_manifest(keys.ENVIRONMENTS, "k"), text)
-    with pytest.raises(Damaged, match="its manifest cannot be read") as damaged:
+    with pytest.raises(DamagedCopy, match="its manifest cannot be read") as damaged:
         restore(kept_in, made)
-    Cache(kept_in, "job-abcd").discard(damaged.value)
+    StoreCache(kept_in, "job-abcd").discard(damaged.value)
     assert keep(kept_in, made)
 
 
@@ -222,9 +222,9 @@ def forge(kept_in: MemoryStore, listing: bytes, *contents: bytes, **changes: obj
     """A copy whose names are right and whose contents are these. Answers the key of its manifest."""
     digests = []
     for data in (listing, *contents):
-        digests.append(store_cache.Part(hashlib.sha256(data).hexdigest(), len(data)))
+        digests.append(store_cache.StoredPart(hashlib.sha256(data).hexdigest(), len(data)))
         kept_in.put(keys.environment_part(keys.ENVIRONMENTS, "k", digests[-1].digest), data)
-    kept = replace(Kept("k", HERE, digests[0], tuple(digests[1:]), 100, 4), **changes)  # type: ignore[arg-type]
+    kept = replace(EnvironmentManifest("k", HERE, digests[0], tuple(digests[1:]), 100, 4), **changes)  # type: ignore[arg-type]
     manifest = keys.environment_manifest(keys.ENVIRONMENTS, "k")
     kept_in.put(manifest, codec.dumps(kept))
     return manifest
@@ -241,10 +241,10 @@ FILE = b'[["file", "a", 4, 0, 0]]'
         (FILE, (), {}, "its manifest and its listing do not agree"),
         (FILE, (b"four", b"more"), {}, "its manifest and its listing do not agree"),
         (FILE, (b"four",), {"part_bytes": 0}, "its manifest and its listing do not agree"),
-        (FILE, (b"five5",), {}, "a part has another length than it should"),
-        (b'[["folder", "a"], ["file", "a", 4, 0, 0]]', (b"four",), {}, "its listing makes no sense ("),
-        (b'[["file", "a", 4, 0, 0], ["link", "a", "b"]]', (b"four",), {}, "its listing makes no sense ("),
-        (FILE, (b"four",), {"compressed": True}, "a part of it is not what was kept (Error"),
+        (FILE, (b"five5",), {}, "a part has the wrong length"),
+        (b'[["folder", "a"], ["file", "a", 4, 0, 0]]', (b"four",), {}, "its listing is inconsistent ("),
+        (b'[["file", "a", 4, 0, 0], ["link", "a", "b"]]', (b"four",), {}, "its listing is inconsistent ("),
+        (FILE, (b"four",), {"compressed": True}, "a part of it cannot be decompressed (Error"),
     ],
 )
 def test_a_copy_that_makes_no_sense_is_told_and_replaced(
@@ -252,10 +252,10 @@ def test_a_copy_that_makes_no_sense_is_told_and_replaced(
 ) -> None:
     kept_in = store()
     manifest = forge(kept_in, listing, *contents, **changes)
-    with pytest.raises(Damaged, match=f"^{re.escape(told)}") as damaged:
+    with pytest.raises(DamagedCopy, match=f"^{re.escape(told)}") as damaged:
         restore(kept_in, tmp_path / "restored")
     assert damaged.value.keys[0] == manifest
-    Cache(kept_in, "job-abcd").discard(damaged.value)
+    StoreCache(kept_in, "job-abcd").discard(damaged.value)
     assert keep(kept_in, made), "what makes no sense stands in the way of what is whole"
     assert restore(kept_in, tmp_path / "restored")
     assert picture(tmp_path / "restored") == picture(made)
@@ -281,11 +281,11 @@ def test_a_copy_that_says_nothing_of_its_form_is_as_it_is(tmp_path: Path) -> Non
 
 
 def test_parts_are_written_whole_and_nothing_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listing = Listing.load(b'[["file", "empty", 0, 0, 7], ["file", "a", 10, 1, 5], ["file", "b", 4, 0, 6]]')
+    listing = FolderListing.load(b'[["file", "empty", 0, 0, 7], ["file", "a", 10, 1, 5], ["file", "b", 4, 0, 6]]')
     whole = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: whole(handle, data[:3], offset))
     before = len(list(Path("/proc/self/fd").iterdir()))
-    archive.lay_out(tmp_path / "made", listing)
+    archive.create_folders(tmp_path / "made", listing)
     # In any order, and a file in two of them.
     archive.write_part(tmp_path / "made", listing, 8, b"89bbbb")
     archive.write_part(tmp_path / "made", listing, 0, b"01234567")
@@ -295,16 +295,16 @@ def test_parts_are_written_whole_and_nothing_stays_open(tmp_path: Path, monkeypa
 
 
 def test_what_is_neither_file_folder_nor_link_is_left_out(made: Path) -> None:
-    before = take_listing(made).dump()
+    before = list_folder(made).dump()
     os.mkfifo(made / "lib/pipe")
-    assert take_listing(made).dump() == before
+    assert list_folder(made).dump() == before
 
 
 def test_a_copy_that_may_not_be_discarded_does_not_stop_the_machine(made: Path) -> None:
     kept_in = store(lambda call, _key: Fault(error=StoreDenied("not yours")) if call == "delete" else None)
     keep(kept_in, made)
-    Cache(kept_in, "job-abcd").discard(Damaged("", keys.environment_manifest(keys.ENVIRONMENTS, "k")))
-    assert Cache(kept_in, "job-abcd").find("k") is not None
+    StoreCache(kept_in, "job-abcd").discard(DamagedCopy("", keys.environment_manifest(keys.ENVIRONMENTS, "k")))
+    assert StoreCache(kept_in, "job-abcd").find("k") is not None
 
 
 @pytest.mark.parametrize("field", ["platform", "key"])
@@ -314,10 +314,10 @@ def test_what_was_made_for_another_machine_is_not_used(made: Path, tmp_path: Pat
     name = keys.environment_manifest(keys.ENVIRONMENTS, "k")
     found = kept_in.get(name)
     assert found is not None
-    kept = codec.loads(Kept, found.data)
+    kept = codec.loads(EnvironmentManifest, found.data)
     other = {"platform": "linux-aarch64 glibc-2.36 cpython-311"} if field == "platform" else {"key": "other"}
-    kept_in.put(name, codec.dumps(Kept(**{**kept.__dict__, **other})))
-    with pytest.raises(Damaged, match="it was made for"):
+    kept_in.put(name, codec.dumps(EnvironmentManifest(**{**kept.__dict__, **other})))
+    with pytest.raises(DamagedCopy, match="it was built for"):
         restore(kept_in, tmp_path / "restored")
     assert not (tmp_path / "restored").exists()
 
@@ -335,17 +335,17 @@ def test_what_was_made_for_another_machine_is_not_used(made: Path, tmp_path: Pat
 )
 def test_a_listing_that_leads_out_is_refused(text: bytes) -> None:
     with pytest.raises(CodecError):
-        Listing.load(text)
+        FolderListing.load(text)
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    listing = Listing.load(f'[["link", "in", "{outside}"], ["file", "in/file", 4, 0, 0]]'.encode())
-    archive.lay_out(tmp_path / "restored", listing)
+    listing = FolderListing.load(f'[["link", "in", "{outside}"], ["file", "in/file", 4, 0, 0]]'.encode())
+    archive.create_folders(tmp_path / "restored", listing)
     archive.write_part(tmp_path / "restored", listing, 0, b"evil")
     with pytest.raises(CodecError):
-        archive.lay_links(tmp_path / "restored", listing)
+        archive.create_links(tmp_path / "restored", listing)
     assert not list(outside.iterdir())
 
 
@@ -356,18 +356,18 @@ def test_no_link_is_made_behind_another(tmp_path: Path) -> None:
     rows = [["link", "in", str(outside)], ["link", "in/authorized_keys", "/etc/passwd"]]
     for number, listing in enumerate((rows, rows[::-1])):
         restored = tmp_path / f"restored-{number}"
-        loaded = Listing.load(json.dumps(listing).encode())
-        archive.lay_out(restored, loaded)
+        loaded = FolderListing.load(json.dumps(listing).encode())
+        archive.create_folders(restored, loaded)
         with pytest.raises(CodecError):
-            archive.lay_links(restored, loaded)
+            archive.create_links(restored, loaded)
         assert not list(outside.iterdir())
 
 
 def test_a_folder_swapped_for_a_link_meanwhile_is_not_passed(tmp_path: Path) -> None:
     outside, restored = tmp_path / "outside", tmp_path / "restored"
     outside.mkdir()
-    listing = Listing.load(b'[["folder", "bin"], ["file", "bin/x", 4, 0, 0]]')
-    archive.lay_out(restored, listing)
+    listing = FolderListing.load(b'[["folder", "bin"], ["file", "bin/x", 4, 0, 0]]')
+    archive.create_folders(restored, listing)
     (restored / "bin").rmdir()
     (restored / "bin").symlink_to(outside)
     archive.write_part(restored, listing, 0, b"evil")
@@ -400,9 +400,9 @@ def test_two_race_to_fill_it(made: Path, tmp_path: Path) -> None:
     assert restore(kept_in, tmp_path / "restored")
     winner = made if won["made"] else other
     assert picture(tmp_path / "restored") == picture(winner)
-    found = Cache(kept_in, "job-abcd").find("k")
+    found = StoreCache(kept_in, "job-abcd").find("k")
     assert found is not None
-    assert set(parts(kept_in)) == set(Cache(kept_in, "job-abcd").names(found)[1:])
+    assert set(parts(kept_in)) == set(StoreCache(kept_in, "job-abcd").keys_of(found)[1:])
 
 
 def test_a_machine_that_may_write_only_what_is_its_own_job_keeps_it_there(made: Path, tmp_path: Path) -> None:
@@ -414,15 +414,15 @@ def test_a_machine_that_may_write_only_what_is_its_own_job_keeps_it_there(made: 
     assert restore(kept_in, tmp_path / "restored")
     assert picture(tmp_path / "restored") == picture(made)
     # Another job does not see it.
-    assert Cache(kept_in, "other-abcd").find("k") is None
+    assert StoreCache(kept_in, "other-abcd").find("k") is None
 
 
 def test_a_machine_that_may_write_nothing_goes_on_without(made: Path) -> None:
     said: list[str] = []
     kept_in = store(lambda call, _key: None if call in ("get", "head") else Fault(error=StoreDenied("not yours")))
-    keeping = Keeping(Cache(kept_in, "job-abcd"), "k", HERE, made, take_listing(made), said.append)
-    keeping.settle(lambda: time.monotonic() + 30)
-    assert said == ["the environment is not kept for the next time: not yours"]
+    keeping = BackgroundUpload(StoreCache(kept_in, "job-abcd"), "k", HERE, made, list_folder(made), said.append)
+    keeping.wait(lambda: time.monotonic() + 30)
+    assert said == ["the environment is not stored for the next time: not yours"]
 
 
 def test_what_is_there_is_not_sent_again(made: Path) -> None:
@@ -450,7 +450,7 @@ def test_what_is_there_is_not_sent_again(made: Path) -> None:
 
 def test_what_is_not_wanted_any_more_is_not_sent(made: Path) -> None:
     kept_in = store()
-    assert not Cache(kept_in, "job-abcd").keep("k", HERE, made, take_listing(made), lambda: False)
+    assert not StoreCache(kept_in, "job-abcd").upload("k", HERE, made, list_folder(made), lambda: False)
     assert not list(kept_in.list(keys.ENVIRONMENTS))
 
 
@@ -483,20 +483,20 @@ def test_it_is_kept_when_the_training_has_imported_what_it_needs(made: Path, tmp
     nice: list[int] = []
     kept_in = store(lambda *_: nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
     said: list[str] = []
-    keeping = Keeping(Cache(kept_in, "job-abcd"), "k", HERE, made, take_listing(made), said.append)
+    keeping = BackgroundUpload(StoreCache(kept_in, "job-abcd"), "k", HERE, made, list_folder(made), said.append)
     (made / "lib/site/__pycache__").mkdir()
     (made / "lib/site/__pycache__/m3.cpython-311.pyc").write_bytes(b"compiled")
     assert not nice, "the store is left alone while the training starts"
-    keeping.settle(lambda: float("inf"))
+    keeping.wait(lambda: float("inf"))
     assert set(nice) == {19}, "the training comes first"
     (line,) = said
-    assert re.fullmatch(r"the environment \(0 MB\) is kept in the store for the next time; that took [\d.]+ s", line)
+    assert re.fullmatch(r"the environment \(0 MB\) is stored for the next time; that took [\d.]+ s", line)
     assert restore(kept_in, tmp_path / "restored")
     assert (tmp_path / "restored/lib/site/__pycache__/m3.cpython-311.pyc").read_bytes() == b"compiled"
 
 
 def test_waiting_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_cache, "_WORTH_TELLING_S", 0.0)
+    monkeypatch.setattr(store_cache, "_LOG_WAIT_AFTER_S", 0.0)
     begun, go_on = threading.Event(), threading.Event()
     calls: list[str] = []
 
@@ -507,11 +507,11 @@ def test_waiting_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch
             go_on.wait(60)
 
     said: list[str] = []
-    keeping = Keeping(Cache(store(hangs), "job-abcd"), "k", HERE, made, take_listing(made), said.append)
-    keeping.settle(lambda: 0.0 if begun.is_set() else time.monotonic() + 100)
+    keeping = BackgroundUpload(StoreCache(store(hangs), "job-abcd"), "k", HERE, made, list_folder(made), said.append)
+    keeping.wait(lambda: 0.0 if begun.is_set() else time.monotonic() + 100)
     assert [line for line in said if "still being kept" in line] in (
         [],  # It had begun by then.
-        ["the environment is still being kept for the next time; that gets 100 s more"],
+        ["the environment is still being stored for the next time; waiting up to 100 s more"],
     )
     go_on.set()
     keeping._thread.join(60)
@@ -530,8 +530,8 @@ def test_the_exit_waits_for_so_long_and_no_longer(made: Path) -> None:
             never.wait(60)
 
     said: list[str] = []
-    keeping = Keeping(Cache(store(hangs), "job-abcd"), "k", HERE, made, take_listing(made), said.append)
-    keeping.settle(lambda: 0.0 if begun.is_set() else time.monotonic() + 30)
+    keeping = BackgroundUpload(StoreCache(store(hangs), "job-abcd"), "k", HERE, made, list_folder(made), said.append)
+    keeping.wait(lambda: 0.0 if begun.is_set() else time.monotonic() + 30)
     assert begun.is_set()
     never.set()
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from stoker.agent.environment import cpu_level
-from stoker.agent.environment.conda import Conda, Program
+from stoker.agent.environment.conda import Conda, CondaProgram
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python
 from stoker.agent.environment.requirements import Requirements
 from stoker.agent.runtime import Command
-from stoker.model.spec import Code, Environment, PackageIndex, Resources, Spec, Submission
+from stoker.model.resources import Resources
+from stoker.model.spec import Environment, PackageIndex, Spec
+from stoker.model.submission import Code, Submission
 
 BASE = Python(
     path="/opt/bin/python",
@@ -40,7 +42,7 @@ FILES = Requirements(
     local=True,
     local_settings=False,
 )
-PROGRAM = Program("/opt/conda/bin/conda", "conda 24.1", "x86_64 glibc 2.36 v3", "/usr/bin")
+PROGRAM = CondaProgram("/opt/conda/bin/conda", "conda 24.1", "x86_64 glibc 2.36 v3", "/usr/bin")
 TEXT = "dependencies: [pip, {pip: [./libs/mine]}]\n"
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import local_cache as module
-from stoker.agent.environment.local_cache import Held, InUse, Shelf
+from stoker.agent.environment.local_cache import EnvironmentInUse, EnvironmentLock, LocalCache
 
 # Makes an environment as slowly as it is told to, or finds it; says which, and holds it until its input ends.
 NODE = """\
 import sys, time
 from pathlib import Path
-from stoker.agent.environment.local_cache import Shelf
-held = Shelf(Path(sys.argv[1])).hold("k", lambda: None, lambda text: print("said", text, flush=True))
+from stoker.agent.environment.local_cache import LocalCache
+held = LocalCache(Path(sys.argv[1])).acquire("k", lambda: None, lambda text: print("said", text, flush=True))
 if held.complete:
     print("found", flush=True)
 else:
@@ -57,12 +57,12 @@ class Node:
         self.process.communicate()
 
 
-def hold(shelf: Shelf) -> Held:
-    return shelf.hold("k", lambda: None, lambda _text: None)
+def acquire(shelf: LocalCache) -> EnvironmentLock:
+    return shelf.acquire("k", lambda: None, lambda _text: None)
 
 
-def make(shelf: Shelf) -> Held:
-    held = hold(shelf)
+def make(shelf: LocalCache) -> EnvironmentLock:
+    held = acquire(shelf)
     assert not held.complete
     held.folder.mkdir()
     (held.folder / "file").write_text("whole")
@@ -74,7 +74,7 @@ def test_of_many_nodes_one_makes_it_and_the_others_wait_for_it(tmp_path: Path) -
     first, second = Node(tmp_path), None
     assert first.says() == "making"
     second = Node(tmp_path)
-    assert second.says().startswith("said another node on this machine is making the same")
+    assert second.says().startswith("said another node on this machine is building the same")
     first.go_on()
     assert first.says() == "made"
     # Both use it at once.
@@ -89,7 +89,7 @@ def test_who_dies_while_making_it_leaves_it_to_the_next(tmp_path: Path) -> None:
     (tmp_path / "k").mkdir()
     (tmp_path / "k/half").touch()
     first.end(signal.SIGKILL)
-    held = make(Shelf(tmp_path))
+    held = make(LocalCache(tmp_path))
     assert not (held.folder / "half").exists()
     held.release()
 
@@ -104,7 +104,7 @@ def test_whoever_waits_can_be_told_to_go(tmp_path: Path) -> None:
     first = Node(tmp_path)
     assert first.says() == "making"
     with pytest.raises(Told):
-        Shelf(tmp_path).hold("k", check, lambda _text: None)
+        LocalCache(tmp_path).acquire("k", check, lambda _text: None)
     first.end()
 
 
@@ -148,46 +148,46 @@ def poison(folder: Path, how: str) -> None:
     ],
 )
 def test_what_was_changed_is_made_anew(tmp_path: Path, how: str) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = LocalCache(tmp_path)
     made = make(shelf)
-    assert not made.changed, "it was never there"
+    assert not made.modified, "it was never there"
     made.release()
     poison(tmp_path / "k", how)
     again = make(shelf)
-    assert again.changed
+    assert again.modified
     assert [path.name for path in again.folder.iterdir()] == ["file"]
     again.release()
-    held = hold(shelf)
-    assert (held.complete, held.changed) == (True, False)
+    held = acquire(shelf)
+    assert (held.complete, held.modified) == (True, False)
 
 
 def test_what_python_compiles_is_no_change(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = LocalCache(tmp_path)
     make(shelf).release()
     (tmp_path / "k/__pycache__").mkdir()
     (tmp_path / "k/__pycache__/file.cpython-311.pyc").write_text("")
     (tmp_path / "k/old.pyc").write_text("")
-    assert hold(shelf).complete
+    assert acquire(shelf).complete
 
 
 def test_what_somebody_trains_with_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOKED_S", 0.2)
-    shelf = Shelf(tmp_path)
+    monkeypatch.setattr(module, "_IN_USE_AFTER_S", 0.2)
+    shelf = LocalCache(tmp_path)
     make(shelf).release()
     user = Node(tmp_path)
     assert user.says() == "found"
     poison(tmp_path / "k", "added")
-    with pytest.raises(InUse):
-        hold(shelf)
+    with pytest.raises(EnvironmentInUse):
+        acquire(shelf)
     assert (tmp_path / "k/more").exists()
     user.end()
-    again = hold(shelf)
-    assert (again.complete, again.changed) == (False, True)
+    again = acquire(shelf)
+    assert (again.complete, again.modified) == (False, True)
 
 
 def test_what_could_not_be_made_is_not_on_the_disk(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    held = hold(shelf)
+    shelf = LocalCache(tmp_path)
+    held = acquire(shelf)
     held.folder.mkdir()
     (held.folder / "half").touch()
     held.abandon()
@@ -196,7 +196,7 @@ def test_what_could_not_be_made_is_not_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_what_nobody_used_for_long_is_removed_and_nothing_that_is_used(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = LocalCache(tmp_path)
     make(shelf).release()
     assert shelf.prune() == []
     long_ago = time.time() - module.UNUSED_FOR_S - 60
@@ -214,21 +214,21 @@ def test_what_nobody_used_for_long_is_removed_and_nothing_that_is_used(tmp_path:
 
 
 def test_finding_it_is_using_it(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = LocalCache(tmp_path)
     make(shelf).release()
     long_ago = time.time() - module.UNUSED_FOR_S - 60
     for path in (tmp_path / "k.lock", tmp_path / "k.ready"):
         os.utime(path, (long_ago, long_ago))
-    hold(shelf).release()
+    acquire(shelf).release()
     assert shelf.prune() == [], "it was used just now"
-    assert shelf.knows("k") and not shelf.knows("other")
+    assert shelf.contains("k") and not shelf.contains("other")
 
 
 def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = LocalCache(tmp_path)
     keys = ("a", "b", "c", "d")
     for key in keys:
-        held = shelf.hold(key, lambda: None, lambda _text: None)
+        held = shelf.acquire(key, lambda: None, lambda _text: None)
         held.folder.mkdir()
         held.finish()
         held.release()
@@ -241,9 +241,9 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
 
 
 def test_the_young_are_kept_among_the_old(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = LocalCache(tmp_path)
     for key in ("a", "b", "c"):
-        held = shelf.hold(key, lambda: None, lambda _text: None)
+        held = shelf.acquire(key, lambda: None, lambda _text: None)
         held.folder.mkdir()
         held.finish()
         held.release()
@@ -255,20 +255,20 @@ def test_the_young_are_kept_among_the_old(tmp_path: Path) -> None:
     assert hold_named(shelf, "b").complete
 
 
-def hold_named(shelf: Shelf, key: str) -> Held:
-    return shelf.hold(key, lambda: None, lambda _text: None)
+def hold_named(shelf: LocalCache, key: str) -> EnvironmentLock:
+    return shelf.acquire(key, lambda: None, lambda _text: None)
 
 
 def test_one_that_is_made_between_two_looks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(Shelf(tmp_path)).release()
-    shelf = Shelf(tmp_path)
-    lock = shelf._lock
+    make(LocalCache(tmp_path)).release()
+    shelf = LocalCache(tmp_path)
+    lock = shelf._flock
     # At the first look it was still being made.
-    monkeypatch.setattr(shelf, "_lock", lambda key, handle, how: how == fcntl.LOCK_EX and lock(key, handle, how))
-    held = hold(shelf)
+    monkeypatch.setattr(shelf, "_flock", lambda key, handle, how: how == fcntl.LOCK_EX and lock(key, handle, how))
+    held = acquire(shelf)
     assert held.complete and (held.folder / "file").read_text() == "whole"
     monkeypatch.undo()
-    other = hold(Shelf(tmp_path))
+    other = acquire(LocalCache(tmp_path))
     assert other.complete, "others may use it as well"
     held.release()
     held.release()
@@ -288,8 +288,8 @@ def test_a_lock_that_was_removed_meanwhile_locks_nothing(tmp_path: Path, monkeyp
         flock(handle, how)
 
     monkeypatch.setattr(module.fcntl, "flock", late)
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
-    held = hold(Shelf(tmp_path))
+    monkeypatch.setattr(module, "_POLL_S", 0.0)
+    held = acquire(LocalCache(tmp_path))
     assert not held.complete and not left
     monkeypatch.undo()
     with (tmp_path / "k.lock").open() as file, pytest.raises(BlockingIOError):
@@ -298,10 +298,10 @@ def test_a_lock_that_was_removed_meanwhile_locks_nothing(tmp_path: Path, monkeyp
 
 
 def test_a_node_that_waits_is_told_once_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WORTH_TELLING_S", 0.0)
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
-    shelf, said, looks = Shelf(tmp_path / "deep/shelf"), [], []
-    making = hold(shelf)
+    monkeypatch.setattr(module, "_LOG_WAIT_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "_POLL_S", 0.0)
+    shelf, said, looks = LocalCache(tmp_path / "deep/shelf"), [], []
+    making = acquire(shelf)
     making.folder.mkdir()
 
     def check() -> None:
@@ -309,8 +309,8 @@ def test_a_node_that_waits_is_told_once_what_for(tmp_path: Path, monkeypatch: py
         if len(looks) == 3:
             making.finish()
 
-    assert shelf.hold("k", check, said.append).complete
-    assert said == ["another node on this machine is making the same environment; waiting for it"]
+    assert shelf.acquire("k", check, said.append).complete
+    assert said == ["another node on this machine is building the same environment; waiting for it"]
 
 
 def test_a_node_that_cannot_make_room_or_has_to_wait_keeps_no_lock(
@@ -325,19 +325,19 @@ def test_a_node_that_cannot_make_room_or_has_to_wait_keeps_no_lock(
     def go() -> None:
         raise Told
 
-    shelf = Shelf(tmp_path)
+    shelf = LocalCache(tmp_path)
     before = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(shelf, "clear", refuse)
     with pytest.raises(PermissionError):
-        hold(shelf)
+        acquire(shelf)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     monkeypatch.undo()
-    making = hold(shelf)
+    making = acquire(shelf)
     with pytest.raises(Told):
-        shelf.hold("k", go, lambda _text: None)
+        shelf.acquire("k", go, lambda _text: None)
     making.release()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     make(shelf).release()
-    long = Shelf(tmp_path)
+    long = LocalCache(tmp_path)
     monkeypatch.setattr(long, "clear", refuse)
     assert long.prune(-1.0) == [] and len(list(Path("/proc/self/fd").iterdir())) == before

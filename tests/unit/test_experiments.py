@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.metrics import MAX_NAMES, MAX_TRENDS, MetricsPump
+from stoker.agent.metric_progress import MAX_NAMES, MAX_TRENDS
+from stoker.agent.metrics import MetricsPump
 from stoker.core.decide import decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
-from stoker.core.metric_rules import hopeless
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
+from stoker.core.metric_rules import metric_violation
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model.log_entries import Claimed, Draining, Event, Launched, Warned
 from stoker.model.node_facts import Trend
-from stoker.model.policy import Metric
+from stoker.model.policy import MetricRule
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from tests.support.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_state, nodes
@@ -34,8 +35,8 @@ def job(
     return make_snapshot(make_state(*RUNNING, *more), make_facts(2, beat=told))
 
 
-def told(wanted: Metric, found: JobSnapshot) -> str | None:
-    return hopeless(wanted, found, found.state.claims[0], at(100))
+def told(wanted: MetricRule, found: JobSnapshot) -> str | None:
+    return metric_violation(wanted, found, found.state.claims[0], at(100))
 
 
 TREND = Trend(low=0.5, low_s=400.0, high=2.0, high_s=30.0)
@@ -44,40 +45,40 @@ TREND = Trend(low=0.5, low_s=400.0, high=2.0, high_s=30.0)
 @pytest.mark.parametrize(
     ("wanted", "reason"),
     [
-        (Metric("loss", nan=True), None),
-        (Metric("gone", nan=True), None),
-        (Metric("bad", nan=True), "bad is nan"),
-        (Metric("loss", above=0.9), "loss is 1, above 0.9"),
-        (Metric("loss", above=1.0), None),
-        (Metric("bad", above=0.0), None),
-        (Metric("loss", below=1.5), "loss is 1, below 1.5"),
-        (Metric("loss", no_improvement_s=300.0), "loss has not improved on 0.5 for 6 min 40 s"),
-        (Metric("loss", no_improvement_s=500.0), None),
-        (Metric("loss", no_improvement_s=20.0, goal="max"), "loss has not improved on 2 for 30 s"),
-        (Metric("bad", no_improvement_s=1.0), None),
-        (Metric("loss", above=0.9, after_s=61.0), None),
+        (MetricRule("loss", nan=True), None),
+        (MetricRule("gone", nan=True), None),
+        (MetricRule("bad", nan=True), "bad is nan"),
+        (MetricRule("loss", above=0.9), "loss is 1, above 0.9"),
+        (MetricRule("loss", above=1.0), None),
+        (MetricRule("bad", above=0.0), None),
+        (MetricRule("loss", below=1.5), "loss is 1, below 1.5"),
+        (MetricRule("loss", no_improvement_s=300.0), "loss has not improved on 0.5 for 6 min 40 s"),
+        (MetricRule("loss", no_improvement_s=500.0), None),
+        (MetricRule("loss", no_improvement_s=20.0, goal="max"), "loss has not improved on 2 for 30 s"),
+        (MetricRule("bad", no_improvement_s=1.0), None),
+        (MetricRule("loss", above=0.9, after_s=61.0), None),
     ],
 )
-def test_what_is_reported(wanted: Metric, reason: str | None) -> None:
+def test_what_is_reported(wanted: MetricRule, reason: str | None) -> None:
     found = job(metrics={"loss": 1.0, "bad": math.nan}, trends={"loss": TREND})
     assert told(wanted, found) == reason
 
 
 def test_what_is_old_or_not_training_says_nothing() -> None:
-    wanted = Metric("loss", nan=True)
+    wanted = MetricRule("loss", nan=True)
     assert told(wanted, job(metrics={"loss": math.inf})) == "loss is inf"
     assert told(wanted, job(metrics={"loss": math.inf}, now_s=0.0)) is None
     assert told(wanted, job(metrics={"loss": math.inf}, phase="restoring")) is None
 
 
-def policy(text: str) -> Policy:
+def settings(text: str) -> GovernorSettings:
     from dataclasses import replace
 
-    return replace(DEFAULT, house=parse_policy(f"rules: [{{{text}}}]".encode(), "p.yaml"))
+    return replace(DEFAULT, policy=parse_policy(f"rules: [{{{text}}}]".encode(), "p.yaml"))
 
 
 def test_it_is_told_then_stopped_without_waiting_for_a_witness() -> None:
-    by = policy("name: diverged, metric: {name: loss, nan: true}")
+    by = settings("name: diverged, metric: {name: loss, nan: true}")
     (first,) = decide_job(job(metrics={"loss": math.nan}), by, at(100)).actions
     assert isinstance(first, Append) and first.event == Warned(code="policy:diverged:2")
     assert first.reason == "policy diverged: loss is nan"
@@ -90,7 +91,7 @@ def test_it_is_told_then_stopped_without_waiting_for_a_witness() -> None:
 
 
 def test_who_looks_seldom_comes_to_an_end_too() -> None:
-    by = policy("name: diverged, metric: {name: loss, nan: true}")
+    by = settings("name: diverged, metric: {name: loss, nan: true}")
     words: list[tuple[Event, float]] = []
     for now_s in (1000.0, 1900.0, 2800.0):
         (action,) = decide_job(job(*words, metrics={"loss": math.nan}, now_s=now_s), by, at(now_s + 1)).actions
@@ -100,7 +101,7 @@ def test_who_looks_seldom_comes_to_an_end_too() -> None:
 
 
 def test_a_rank_that_has_left_is_not_waited_for() -> None:
-    by = policy("name: diverged, metric: {name: loss, nan: true}")
+    by = settings("name: diverged, metric: {name: loss, nan: true}")
     gang = (Claimed(offering=SPOT_A, nodes=2), Launched(2, nodes(2, 2)))
     left = make_facts(2, 1, beat=make_beat(50.0), left=make_exit("succeeded", started=True, code=0))
     bad = make_facts(2, beat=make_beat(200.0, trained_s=60.0, metrics={"loss": math.nan}))

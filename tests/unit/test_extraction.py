@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.store import safe_extraction as extracting
-from stoker.store.safe_extraction import Extraction, Obstructed, inner_parts
+from stoker.store.safe_extraction import Extraction, PathObstructed, inner_parts
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def write(handle: int, data: bytes) -> None:
 
 @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", ".", "a/..", "../a", "a/./b", "a\0b"])
 def test_only_paths_below_the_folder_are_paths(path: str) -> None:
-    with pytest.raises(Obstructed, match="is not a path below a folder"):
+    with pytest.raises(PathObstructed, match="is not a path below a folder"):
         inner_parts(path)
 
 
@@ -65,7 +65,7 @@ def test_a_new_file_takes_no_ones_place_and_another_takes_any_but_a_folders(extr
         assert not (extraction.folder / "a" / name).is_symlink()
         assert (extraction.folder / "a" / name).read_bytes() == b"2"
         assert stat.S_IMODE((extraction.folder / "a" / name).stat().st_mode) == 0o640
-    with pytest.raises(Obstructed, match=r"target/a is a folder, and a file is to be there; remove it"):
+    with pytest.raises(PathObstructed, match=r"target/a is a folder, and a file is to be there; remove it"):
         extraction.create_anew("a")
 
 
@@ -98,7 +98,7 @@ def test_files_and_links_move_from_one_folder_to_another(extraction: Extraction,
         assert list((tmp_path / "other" / "a").iterdir()) == []
         other.write("a/dir", b"file")
         extraction.make_folder("a/dir")
-        with pytest.raises(Obstructed, match="a/dir is a folder, and a file is to be there"):
+        with pytest.raises(PathObstructed, match="a/dir is a folder, and a file is to be there"):
             extraction.move_from(other, "a/dir")
 
 
@@ -120,7 +120,9 @@ def test_links_give_way_to_folders_and_files_do_not(extraction: Extraction) -> N
     (extraction.folder / "link").symlink_to("elsewhere")
     extraction.write("link/file", b"1")
     assert not (extraction.folder / "link").is_symlink() and (extraction.folder / "link/file").is_file()
-    with pytest.raises(Obstructed, match="link/file is there and is not a folder; remove it, or name another folder"):
+    with pytest.raises(
+        PathObstructed, match="link/file is there and is not a folder; remove it, or name another folder"
+    ):
         extraction.write("link/file/inner", b"1")
 
 
@@ -138,7 +140,7 @@ def test_staged_files_are_given_their_paths_modes_and_times(extraction: Extracti
         staging.place_link("a/link", "other")
         with staging.new_file("left"):
             pass
-        with pytest.raises(Obstructed, match="is a folder"):
+        with pytest.raises(PathObstructed, match="is a folder"):
             staging.place("left", "a")
     found = (extraction.folder / "a/file").stat()
     assert (stat.S_IMODE(found.st_mode), found.st_mtime) == (0o751, 7.0)
@@ -168,6 +170,6 @@ def test_one_that_keeps_changing_is_given_up(extraction: Extraction, monkeypatch
     monkeypatch.setattr(extracting.os, "open", busy)
     for path in ("busy", "folder/file"):
         tries[0] = 0
-        with pytest.raises(Obstructed, match=f"target/{path[:4]}.*: another process keeps changing it"):
+        with pytest.raises(PathObstructed, match=f"target/{path[:4]}.*: another process keeps changing it"):
             extraction.create_anew(path)
         assert 2 < tries[0] < 1000

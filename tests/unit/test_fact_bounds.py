@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from stoker.model.log_entries import Waste
-from stoker.model.node_facts import CheckpointRef, Exit, FailureCause, Heartbeat, KeptOutputs, LeftOutput, SaveTimes
+from stoker.model.node_facts import CheckpointRef, Exit, FailureCause, Heartbeat, OmittedOutput, SavedOutputs, SaveTimes
 from stoker.store import node_facts
-from stoker.store.node_facts import bounded
+from stoker.store.node_facts import clamp_fact
 from tests.support.sim_data import at, hard_notice, make_exit
 
 CENTURY_S = node_facts._LONGEST_SPAN_S
@@ -24,7 +24,7 @@ PLAIN = make_exit(
     tail=("one", "two"),
     save=SaveTimes(1.0, 2.0, None, 30.0, 4),
     waste=Waste(1.0, 2.0, None),
-    outputs=KeptOutputs(1, 2, 3, 4, (LeftOutput("a", 5, "too large"),)),
+    outputs=SavedOutputs(1, 2, 3, 4, (OmittedOutput("a", 5, "too large"),)),
     evidence=("oom",),
     cause=FailureCause("oom", "script", "killed"),
     saves_elsewhere=("/tmp/x",),
@@ -44,12 +44,12 @@ BEAT = Heartbeat(
 
 
 def left(**changes: object) -> Exit:
-    return bounded(replace(PLAIN, **changes))  # type: ignore[arg-type]
+    return clamp_fact(replace(PLAIN, **changes))  # type: ignore[arg-type]
 
 
 def test_what_an_agent_says_comes_back_as_it_is() -> None:
-    assert bounded(PLAIN) == PLAIN and bounded(BEAT) == BEAT and bounded(hard_notice(5)) == hard_notice(5)
-    assert bounded("another") == "another"
+    assert clamp_fact(PLAIN) == PLAIN and clamp_fact(BEAT) == BEAT and clamp_fact(hard_notice(5)) == hard_notice(5)
+    assert clamp_fact("another") == "another"
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_spans_are_neither_negative_nor_endless(told_s: float, kept_s: float) ->
     assert left(trained_s=told_s).trained_s == kept_s
     assert left(waste=Waste(told_s, told_s, told_s)).waste == Waste(kept_s, kept_s, kept_s)
     assert left(save=SaveTimes(told_s, None, told_s, None, 1)).save == SaveTimes(kept_s, None, kept_s, None, 1)
-    beat = bounded(replace(BEAT, trained_s=told_s, interval_s=told_s))
+    beat = clamp_fact(replace(BEAT, trained_s=told_s, interval_s=told_s))
     assert (beat.trained_s, beat.interval_s) == (kept_s, kept_s)
-    assert bounded(hard_notice(0, told_s)).grace_s == kept_s
+    assert clamp_fact(hard_notice(0, told_s)).grace_s == kept_s
 
 
 def test_absent_parts_stay_absent() -> None:
@@ -80,15 +80,15 @@ def test_texts_are_cut() -> None:
     assert len(found.reason) == 4000 and len(found.evidence) == 10 and {len(each) for each in found.evidence} == {100}
     assert found.cause is not None and (len(found.cause.name), len(found.cause.line)) == (100, 4000)
     assert found.saves_elsewhere == ("b" * 300, "c", "d", "e"), "of the first five those that are short enough"
-    beat = bounded(replace(BEAT, warnings=("w" * 9000,) * 30))
+    beat = clamp_fact(replace(BEAT, warnings=("w" * 9000,) * 30))
     assert len(beat.warnings) == 20 and {len(each) for each in beat.warnings} == {4000}
-    assert len(bounded(replace(hard_notice(0), source="s" * 999)).source) == 300
+    assert len(clamp_fact(replace(hard_notice(0), source="s" * 999)).source) == 300
 
 
 @pytest.mark.parametrize(("size", "kept"), [(300, True), (301, False)])
 def test_a_key_that_is_too_long_is_none(size: int, kept: bool) -> None:
     assert (left(restored_from="k" * size).restored_from is not None) is kept
-    beat = bounded(replace(BEAT, image="k" * size))
+    beat = clamp_fact(replace(BEAT, image="k" * size))
     assert (beat.image is not None) is kept
     ref = replace(REF, key="k" * size, name="n" * 300)
     assert (left(checkpoint=ref).checkpoint is not None) is kept
@@ -102,8 +102,8 @@ def test_the_last_lines_are_kept_as_many_as_fit() -> None:
 
 
 def test_counts_of_outputs_are_neither_negative_nor_beyond_any_store() -> None:
-    many = tuple(LeftOutput("p" * 999, -5, "w" * 999) for _ in range(30))
-    found = left(outputs=KeptOutputs(-1, 10**30, -2, 10**18, many)).outputs
+    many = tuple(OmittedOutput("p" * 999, -5, "w" * 999) for _ in range(30))
+    found = left(outputs=SavedOutputs(-1, 10**30, -2, 10**18, many)).outputs
     assert found is not None and (found.files, found.size, found.left_out, found.left_out_size) == (
         0,
         10**18,

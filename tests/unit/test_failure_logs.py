@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete
+from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete_exit
 from stoker.agent.logs.log_pump import last_lines
 from stoker.core.failure_patterns import diagnose
 from stoker.model.log_entries import Waste
@@ -151,6 +151,6 @@ def test_a_long_stack_hides_no_cause(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("\n".join([own, *([WATCHDOG, *[frame] * 60] * 16)]))
     assert path.stat().st_size > 200 * 1024
-    left = complete(make_exit("failed", code=1), None, None, last_lines(path, CAUSE_LINES, CAUSE_BYTES), Waste())
+    left = complete_exit(make_exit("failed", code=1), None, None, last_lines(path, CAUSE_LINES, CAUSE_BYTES), Waste())
     assert left.cause is not None and left.cause.name == "gpu-memory"
     assert len(left.tail) == 20

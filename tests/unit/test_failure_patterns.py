@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stoker.agent.exit_report import complete
+from stoker.agent.exit_report import complete_exit
 from stoker.core.failure_patterns import EXCUSES, PATTERNS, diagnose
 from stoker.external_jobs.failure_diagnosis import diagnose as diagnose_external
 from stoker.model.log_entries import Waste
@@ -263,6 +263,6 @@ def test_an_agent_finds_the_cause_behind_the_stacks_that_follow_it() -> None:
     """The exit keeps twenty lines for people; a crash of several processes prints more."""
     frames = tuple(f"frame #{number}: <unknown function> + 0x1" for number in range(60))
     lines = ("step 1", *TIMEOUT[:3], *frames)
-    left = complete(make_exit("failed", code=None, signal=6), None, None, lines, Waste())
+    left = complete_exit(make_exit("failed", code=None, signal=6), None, None, lines, Waste())
     assert len(left.tail) == 20 and left.cause is not None and left.cause.name == "nccl"
-    assert complete(make_exit("succeeded", code=0), None, None, lines, Waste()).cause is None
+    assert complete_exit(make_exit("succeeded", code=0), None, None, lines, Waste()).cause is None

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.flush_after_restart import flush
-from stoker.agent.node import Node
+from stoker.agent.node import AgentNode
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record, Submitted
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.log_chunks import parse_segments
@@ -46,12 +47,12 @@ class Here:
         raise AssertionError("only `main` switches the machine off")
 
 
-def second_boot(store: Store, root: Path) -> Node:
+def second_boot(store: Store, root: Path) -> AgentNode:
     paths = NodePaths(root)
     paths.channel.mkdir(parents=True)
     config = NodeConfig("memory://", "local", JOB, CLAIM, RANK, 1, MACHINE)
     first, second = (keys.node(JOB, CLAIM, RANK, keys.boot(MACHINE, n)) for n in (1, 2))
-    return Node(config, paths, store, Here(), second, (first,))
+    return AgentNode(config, paths, store, Here(), second, (first,))
 
 
 def logged(store: Store, key: str) -> bytes:

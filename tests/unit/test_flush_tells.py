@@ -17,14 +17,14 @@ from noticing_machine import Here
 
 from stoker.agent import flush_after_restart as flush_module
 from stoker.agent.flush_after_restart import flush
-from stoker.agent.node import Node
+from stoker.agent.node import AgentNode
 from stoker.agent.output_files import Baseline
 from stoker.model import codec, keys
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat
 from stoker.model.observed import Known
 from stoker.model.spec import Checkpoints
-from stoker.store.checkpoint_manifests import trust_of
+from stoker.store.checkpoint_manifests import trusted_claims
 from stoker.store.node_facts import read_fact
 from stoker.testing.memory_store import Fault
 
@@ -37,7 +37,7 @@ def world(tmp_path: Path) -> AgentWorld:
     return AgentWorld(tmp_path)
 
 
-def restarted(world: AgentWorld, *, told: dict[str, Any] | None = None, rank: int = 0, **spec: Any) -> Node:
+def restarted(world: AgentWorld, *, told: dict[str, Any] | None = None, rank: int = 0, **spec: Any) -> AgentNode:
     """The second boot of a node whose first agent died; `told` is what that one said last."""
     world.submit("true", **spec)
     node = world.node(world.claim(nodes=rank + 1), rank, boots=1)
@@ -48,19 +48,19 @@ def restarted(world: AgentWorld, *, told: dict[str, Any] | None = None, rank: in
     return node
 
 
-def exit_of(world: AgentWorld, node: Node) -> Exit:
+def exit_of(world: AgentWorld, node: AgentNode) -> Exit:
     found = read_fact(world.store, keys.exit_(node.key), Exit)
     assert isinstance(found, Known) and found.value is not None
     return found.value.value
 
 
-def beat_of(world: AgentWorld, node: Node) -> Heartbeat:
+def beat_of(world: AgentWorld, node: AgentNode) -> Heartbeat:
     found = read_fact(world.store, keys.heartbeat(node.key), Heartbeat)
     assert isinstance(found, Known) and found.value is not None
     return found.value.value
 
 
-def said(node: Node) -> str:
+def said(node: AgentNode) -> str:
     return node.paths.train_log.read_text()
 
 
@@ -123,7 +123,7 @@ def test_the_newest_of_several_boots_is_inherited_from(world: AgentWorld) -> Non
     assert exit_of(world, node).trained_s == 20.0, "the third boot told nothing"
 
 
-def saved_by(node: Node, name: str, folder: str = "checkpoints") -> None:
+def saved_by(node: AgentNode, name: str, folder: str = "checkpoints") -> None:
     """A save that the training wrote long before its agent died."""
     path = node.paths.code / folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ def test_the_clouds_copy_gets_the_rest_of_the_log(world: AgentWorld, monkeypatch
     node = restarted(world)
     node.paths.train_log.write_text("the last line\n")
     copy = Copy()
-    monkeypatch.setattr(flush_module, "open_copy", lambda *_: copy)
+    monkeypatch.setattr(flush_module, "open_log_copy", lambda *_: copy)
     flush(node)
     assert b"the last line\n" in copy.fed and len(copy.drained) == 1 and 1.0 < copy.drained[0] <= 10.0
 
@@ -266,7 +266,7 @@ def test_signals_are_heard_as_before_when_all_is_flushed(world: AgentWorld) -> N
 def test_a_claim_that_the_log_does_not_have_is_still_awaited(world: AgentWorld) -> None:
     node = restarted(world)
     other = replace(node, config=replace(node.config, claim=99))
-    assert flush_module._is_awaited(other, world.state) and flush_module._is_awaited(node, None)
+    assert flush_module._is_claim_open(other, world.state) and flush_module._is_claim_open(node, None)
 
 
 def test_the_store_may_be_away_where_the_dead_agent_told_something(world: AgentWorld) -> None:
@@ -330,8 +330,8 @@ def test_what_older_attempts_saved_is_known_to_the_agent_that_commits(
     made: list[dict[str, Any]] = []
 
     class Sync:
-        def __init__(self, *_: Any, **options: Any) -> None:
-            made.append(options)
+        def __init__(self, options: Any) -> None:
+            made.append(vars(options))
 
         def final(self, seconds: float, until_s: Any) -> None: ...
 
@@ -345,6 +345,6 @@ def test_what_older_attempts_saved_is_known_to_the_agent_that_commits(
     [options] = made
     named = {"job": JOB, "claim": node.config.claim, "rank": 0, "nodes": 1, "keep": 7, "recovering": True}
     assert {name: options[name] for name in named} == named
-    assert options["trust"] == trust_of(world.state, own=node.config.claim)
+    assert options["trust"] == trusted_claims(world.state, own=node.config.claim)
     assert options["folder"] == node.paths.code / "checkpoints"
     assert (options["channel"], options["scratch"]) == (node.paths.channel, node.paths.scratch)

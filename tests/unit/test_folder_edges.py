@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import folder as folders
+from stoker.store import disk
 from stoker.store.folder import FolderStore
 
 PARTIAL = ".stoker-partial"
@@ -71,7 +71,7 @@ def test_what_follows_a_place_is_read_and_nothing_beyond_the_end(store: FolderSt
 
 @pytest.mark.parametrize("key", [PARTIAL, f"{PARTIAL}/x", f"{PARTIAL}/x/y"])
 def test_a_key_among_unfinished_files_is_refused(store: FolderStore, key: str) -> None:
-    with pytest.raises(StoreError, match="a folder keeps unfinished files there"):
+    with pytest.raises(StoreError, match="unfinished files are stored there"):
         store.put(key, b"x")
     assert store.create(f"{PARTIAL}-not", b"x") and keys(store) == [f"{PARTIAL}-not", "a/b/c"]
 
@@ -128,7 +128,7 @@ def test_one_unfinished_file_that_cannot_be_removed_keeps_no_other(
         (partial / name).write_bytes(b"x")
         os.utime(partial / name, (0, 0))
     (partial / "new").write_bytes(b"x")
-    genuine, refused = folders.remove_unlocked, list[str]()
+    genuine, refused = disk.remove_unlocked, list[str]()
 
     def remove(path: str) -> None:
         if not refused:
@@ -136,7 +136,7 @@ def test_one_unfinished_file_that_cannot_be_removed_keeps_no_other(
             raise PermissionError(errno.EPERM, "not yours")
         genuine(path)
 
-    monkeypatch.setattr(folders, "remove_unlocked", remove)
+    monkeypatch.setattr(disk, "remove_unlocked", remove)
     (tmp_path / "in").write_bytes(b"x")
     store.put_file(tmp_path / "in", lambda _: "k")
     assert sorted(path.name for path in partial.iterdir()) == sorted([Path(refused[0]).name, "new"])
@@ -222,7 +222,7 @@ def test_a_file_that_is_being_sent_is_swept_by_no_other(store: FolderStore, tmp_
     def key(digest: str) -> str:
         seen.extend((tmp_path / "store" / PARTIAL).iterdir())
         for path in seen:
-            folders.remove_unlocked(str(path))
+            disk.remove_unlocked(str(path))
         return digest
 
     sent = store.put_file(tmp_path / "in", key)
@@ -230,4 +230,4 @@ def test_a_file_that_is_being_sent_is_swept_by_no_other(store: FolderStore, tmp_
 
 
 def test_a_folder_is_near(store: FolderStore) -> None:
-    assert store.near is True
+    assert store.is_local is True

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_world import write
 
 from stoker.agent.checkpoints import folder_events
-from stoker.agent.checkpoints.folder_events import Event, FolderEvents, Unobserved
+from stoker.agent.checkpoints.folder_events import EventsLost, FolderEvent, FolderEvents
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_files_of_a_folder_that_was_renamed_are_told_by_their_new_names(events: 
     events.read()
     (tmp_path / "old").rename(tmp_path / "step-1")
     found = events.read()
-    assert found[:2] == [Event("old", gone=True), Event("step-1", "old")]
+    assert found[:2] == [FolderEvent("old", gone=True), FolderEvent("step-1", "old")]
     assert {event.path for event in found[2:]} == {"step-1/deep", "step-1/deep/a"}
     write(tmp_path / "step-1/deep/a", "2")
     assert paths(events) == {"step-1/deep/a"}
@@ -55,7 +55,7 @@ def test_a_folder_that_comes_with_files_tells_of_them(events: FolderEvents, tmp_
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     write(outside / "inner/b", "1")
     outside.rename(tmp_path / "new")
-    assert events.read() == [Event("new"), Event("new/inner"), Event("new/inner/b")]
+    assert events.read() == [FolderEvent("new"), FolderEvent("new/inner"), FolderEvent("new/inner/b")]
     write(tmp_path / "new/inner/b", "2")
     assert paths(events) == {"new/inner/b"}
 
@@ -64,7 +64,7 @@ def test_a_link_to_a_folder_is_not_followed(events: FolderEvents, tmp_path: Path
     outside = tmp_path.parent / f"{tmp_path.name}-elsewhere"
     write(outside / "b", "1")
     (tmp_path / "link").symlink_to(outside)
-    assert events.read() == [Event("link")]
+    assert events.read() == [FolderEvent("link")]
     write(outside / "b", "2")
     assert not events.pending()
 
@@ -74,10 +74,10 @@ def test_a_folder_that_is_gone_before_it_is_read_of_hurts_nothing(events: Folder
     shutil.rmtree(tmp_path / "brief")
     write(tmp_path / "old/deep/a", "2")
     found = events.read()
-    assert Event("brief") in found and Event("brief", gone=True) in found
-    assert Event("old/deep/a") in found
+    assert FolderEvent("brief") in found and FolderEvent("brief", gone=True) in found
+    assert FolderEvent("old/deep/a") in found
     shutil.rmtree(tmp_path / "old")
-    assert Event("old", gone=True) in events.read()
+    assert FolderEvent("old", gone=True) in events.read()
     write(tmp_path / "top", "1")
     assert paths(events) == {"top"}
 
@@ -108,7 +108,7 @@ def test_a_wait_ends_when_its_time_has_passed(events: FolderEvents) -> None:
 def test_what_was_lost_is_said(events: FolderEvents, monkeypatch: pytest.MonkeyPatch) -> None:
     overflow = folder_events._HEADER.pack(-1, 0x4000, 0, 0)
     monkeypatch.setattr(folder_events.os, "read", lambda _handle, _size: overflow)
-    with pytest.raises(Unobserved, match="events were lost"):
+    with pytest.raises(EventsLost, match="events were lost"):
         events.read()
 
 
@@ -117,21 +117,21 @@ def test_a_folder_that_was_renamed_itself_is_not_heard_any_more(tmp_path: Path) 
     folder.mkdir()
     events = FolderEvents(folder)
     folder.rename(tmp_path / "renamed")
-    with pytest.raises(Unobserved):
+    with pytest.raises(EventsLost):
         events.read()
     events.close()
 
 
 def test_too_many_folders_are_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_events, "MOST_FOLDERS", 3)
+    monkeypatch.setattr(folder_events, "MAX_FOLDERS", 3)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     events = FolderEvents(tmp_path)
     (tmp_path / "c").mkdir()
-    with pytest.raises(Unobserved, match="more than 3 folders"):
+    with pytest.raises(EventsLost, match="more than 3 folders"):
         events.read()
     events.close()
-    with pytest.raises(Unobserved):
+    with pytest.raises(EventsLost):
         FolderEvents(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_where_the_kernel_has_no_watches_it_says_so(
     with pytest.raises(OSError) as refused:
         FolderEvents(tmp_path)
     assert refused.value.errno == problem
-    assert isinstance(refused.value, Unobserved) is (problem is None)
+    assert isinstance(refused.value, EventsLost) is (problem is None)
 
 
 def test_an_interrupt_lasts(events: FolderEvents) -> None:

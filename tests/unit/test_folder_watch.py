@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.checkpoints.commit_choice import Choice
+from stoker.agent.checkpoints.commit_choice import CommitChoice
+from stoker.agent.checkpoints.commit_chooser import CommitChooser
+from stoker.agent.checkpoints.folder_snapshot import FolderView
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.model.node_facts import BlobRef
-from stoker.processes import OpenFile, Writing
+from stoker.processes import OpenFile, WritableFiles
 
 SETTLE_S, BUSY_S = 2.0, 30.0
 
@@ -26,13 +28,15 @@ class Folder:
         self.open: dict[str, bool] = {}
         self.members = frozenset({1})
         self.broken: set[str] = set()
+        view = FolderView(root, self.writing)
         self.watch = FolderWatch(
-            root, self.writing, settle_s=SETTLE_S, busy_s=BUSY_S, monotonic=lambda: self.now, check=self.check
+            view, settle_s=SETTLE_S, patience_s=BUSY_S, monotonic=lambda: self.now, check=self.check
         )
+        self.chooser = CommitChooser(self.watch, settle_s=SETTLE_S, busy_s=BUSY_S, monotonic=lambda: self.now)
 
-    def writing(self) -> Writing:
+    def writing(self) -> WritableFiles:
         files = {self.root / path: OpenFile(frozenset({1}), appending) for path, appending in self.open.items()}
-        return Writing(files | {Path("/elsewhere/x"): OpenFile(frozenset({1}), False)}, self.members)
+        return WritableFiles(files | {Path("/elsewhere/x"): OpenFile(frozenset({1}), False)}, self.members)
 
     def check(self, path: Path) -> FormatCheck:
         return FormatCheck("broken", "it is torn") if path.name in self.broken else FormatCheck("unknown")
@@ -47,11 +51,11 @@ class Folder:
 
     def look(self, after_s: float = 1.0) -> None:
         self.now += after_s
-        self.watch.look()
+        self.watch.scan()
 
-    def choose(self, after_s: float = 1.0) -> Choice | None:
+    def choose(self, after_s: float = 1.0) -> CommitChoice | None:
         self.look(after_s)
-        return self.watch.choose()
+        return self.chooser.choose()
 
     def commit(self) -> None:
         """As it is, once it has settled."""
@@ -60,11 +64,11 @@ class Folder:
         assert choice is not None
         self.take(choice)
 
-    def take(self, choice: Choice) -> None:
+    def take(self, choice: CommitChoice) -> None:
         files = {
             path: BlobRef(path, f"{file.signature.modified_ns:064d}", file.size) for path, file in choice.files.items()
         }
-        self.watch.committed_now(choice, choice.carried | files)
+        self.watch.note_commit(choice, choice.carried | files)
 
 
 @pytest.fixture
@@ -72,9 +76,9 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def chosen(choice: Choice | None) -> tuple[set[str], set[str], set[str]] | None:
+def chosen(choice: CommitChoice | None) -> tuple[set[str], set[str], set[str]] | None:
     """The files, those of them that are copied, and what stays as it was committed."""
-    return None if choice is None else (set(choice.files), set(choice.copies), set(choice.carried))
+    return None if choice is None else (set(choice.files), set(choice.to_copy), set(choice.carried))
 
 
 def test_a_folder_settles_when_nothing_was_written_for_a_while(folder: Folder) -> None:
@@ -99,12 +103,12 @@ def test_a_log_that_is_held_open_is_copied_and_is_no_reason_to_commit(folder: Fo
     folder.open = {"run.bin": True}
     folder.look()
     choice = folder.choose(SETTLE_S)
-    assert choice is not None and choice.streams == {"run.bin"}
+    assert choice is not None and choice.logs == {"run.bin"}
     assert chosen(choice) == ({"a", "run.bin"}, {"run.bin"}, set())
     folder.take(choice)
     folder.write("run.bin", size=20)
     folder.look()
-    assert set(folder.watch.dirty()) == {"run.bin"}
+    assert set(folder.watch.dirty.files) == {"run.bin"}
     assert folder.choose(SETTLE_S) is None
 
 
@@ -132,37 +136,37 @@ def test_a_unit_with_a_broken_file_stays_as_it_was(folder: Folder) -> None:
     folder.broken = {"a"}
     folder.look()
     assert folder.choose(SETTLE_S) is None, "nothing that is new is whole"
-    assert (folder.watch.held_back or "")[3:] == " (and 1 more) is not part of the checkpoint: it is torn"
+    assert (folder.chooser.held_back or "")[3:] == " (and 1 more) is not part of the checkpoint: it is torn"
     folder.write("new")
     folder.look()
     choice = folder.choose(SETTLE_S)
     assert chosen(choice) == ({"new"}, set(), {"s/a", "s/b", "t/a"})
     assert choice is not None and [held.unit for held in choice.held] == ["s", "t"]
     folder.take(choice)
-    assert set(folder.watch.dirty()) == {"s/a", "s/b", "t/a"}
+    assert set(folder.watch.dirty.files) == {"s/a", "s/b", "t/a"}
     folder.broken = set()
     folder.write("s/a", "s/b", "t/a")
     folder.commit()
-    assert folder.watch.held_back is None
-    assert folder.watch.dirty() == {}
+    assert folder.chooser.held_back is None
+    assert folder.watch.dirty.files == {}
 
 
 def test_what_is_uncommitted_is_counted(folder: Folder) -> None:
     folder.write("a", size=7)
     folder.look()
-    assert (set(folder.watch.dirty()), folder.watch.dirty_bytes) == ({"a"}, 7)
+    assert (set(folder.watch.dirty.files), folder.watch.dirty.size_bytes) == ({"a"}, 7)
     folder.commit()
-    assert (folder.watch.dirty(), folder.watch.dirty_bytes) == ({}, 0)
+    assert (folder.watch.dirty.files, folder.watch.dirty.size_bytes) == ({}, 0)
     folder.write("b", size=5)
     folder.look()
-    assert (set(folder.watch.dirty()), folder.watch.dirty_bytes) == ({"b"}, 5)
+    assert (set(folder.watch.dirty.files), folder.watch.dirty.size_bytes) == ({"b"}, 5)
 
 
 def test_files_of_other_ranks_are_left_alone_as_long_as_they_look_the_same(folder: Folder) -> None:
     folder.write("mine", "theirs")
     folder.look()
-    folder.watch.set_foreign({"theirs": folder.watch.files["theirs"].signature})
-    assert set(folder.watch.files) == set(folder.watch.dirty()) == {"mine"}
+    folder.watch.set_restored({}, {}, other_ranks={"theirs": folder.watch.files["theirs"].signature})
+    assert set(folder.watch.files) == set(folder.watch.dirty.files) == {"mine"}
     folder.look()
     assert set(folder.watch.files) == {"mine"}
     folder.write("theirs")
@@ -173,7 +177,7 @@ def test_files_of_other_ranks_are_left_alone_as_long_as_they_look_the_same(folde
 # ── A folder that never settles ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def busy(folder: Folder, *paths: str, until_s: float) -> Choice | None:
+def busy(folder: Folder, *paths: str, until_s: float) -> CommitChoice | None:
     """These files grow once a second, for so long; what is chosen in the last look."""
     choice = None
     for _ in range(int(until_s) + 1):
@@ -252,11 +256,13 @@ DIED, FINISHED = TrainingEnd("died"), TrainingEnd("finished")
 def test_at_the_end_all_is_taken_that_is_new_unless_it_may_be_torn(folder: Folder) -> None:
     folder.write("s/a")
     folder.look()
-    assert chosen(folder.watch.choose_final(FINISHED)) == ({"s/a"}, set(), set())
-    choice = folder.watch.choose_final(DIED)
+    assert chosen(folder.chooser.choose_final(FINISHED)) == ({"s/a"}, set(), set())
+    choice = folder.chooser.choose_final(DIED)
     assert choice is None
-    assert folder.watch.held_back == "s/a is not part of the checkpoint: it was written just before the training ended"
-    choice = folder.watch.choose_final(DIED, anyway=True)
+    assert (
+        folder.chooser.held_back == "s/a is not part of the checkpoint: it was written just before the training ended"
+    )
+    choice = folder.chooser.choose_final(DIED, anyway=True)
     assert choice is not None and [held.unit for held in choice.held] == ["s"]
     assert chosen(choice) == (set(), set(), set())
 
@@ -264,15 +270,15 @@ def test_at_the_end_all_is_taken_that_is_new_unless_it_may_be_torn(folder: Folde
 def test_at_the_end_nothing_is_taken_where_nothing_is_new_unless_it_is_wanted_anyway(folder: Folder) -> None:
     folder.write("a")
     folder.commit()
-    assert folder.watch.choose_final(FINISHED) is None
-    assert chosen(folder.watch.choose_final(FINISHED, anyway=True)) == ({"a"}, set(), set())
+    assert folder.chooser.choose_final(FINISHED) is None
+    assert chosen(folder.chooser.choose_final(FINISHED, anyway=True)) == ({"a"}, set(), set())
 
 
 def test_what_was_written_before_an_agent_was_started_again_is_quiet(folder: Folder) -> None:
     folder.write("s/a", "t/a")
     folder.look()
-    folder.watch.forget_rest(folder.watch.files["t/a"].signature.modified_ns)
-    assert chosen(folder.watch.choose_final(DIED)) == ({"s/a"}, set(), set())
+    folder.watch.mark_quiet(folder.watch.files["t/a"].signature.modified_ns)
+    assert chosen(folder.chooser.choose_final(DIED)) == ({"s/a"}, set(), set())
 
 
 def test_the_mark_is_of_the_folder_as_it_is_then(folder: Folder) -> None:
@@ -281,18 +287,18 @@ def test_the_mark_is_of_the_folder_as_it_is_then(folder: Folder) -> None:
     folder.write("b")
     folder.open = {"b": False}
     folder.now += 1.0
-    folder.watch.mark()
-    mark = folder.watch.history.mark
+    folder.watch.record_pre_signal()
+    mark = folder.watch.history.pre_signal
     assert mark is not None
     assert (set(mark.files), mark.open, mark.at) == ({"a", "b"}, {"b"}, folder.now)
 
 
 def test_only_files_of_the_folder_are_seen_open(folder: Folder) -> None:
     folder.open = {"a": False, "s/b": True}
-    found = folder.watch.open_now()
+    found = folder.watch.view.open_files()
     assert (set(found.files), found.members) == ({"a", "s/b"}, frozenset({1}))
     assert found.files["s/b"].appending
-    folder.watch.poll(0.5)
+    folder.watch.poll_open_files(0.5)
     assert set(folder.watch.history.open) == {"a", "s/b"}
 
 
@@ -302,4 +308,4 @@ def test_a_folder_that_is_gone_has_no_files(folder: Folder) -> None:
     shutil.rmtree(folder.root)
     folder.look()
     assert folder.watch.files == {}
-    assert folder.watch.choose() is None
+    assert folder.chooser.choose() is None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.cli.follow_view import Follower, Screen
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.offerings import Offering
-from stoker.read.logs import Line
+from stoker.read.follow import Follower, PlainScreen
+from stoker.read.logs import LogLine
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Segment, encode_segment
@@ -17,30 +17,23 @@ JOB = "job-1"
 HERE = Offering(provider="local", machine="local", zone="this-computer", spot=True, price=0.0)
 
 
-class Recorded(Screen):
+class Recorded(PlainScreen):
     """Keeps what is shown, in order."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogLine) -> None:
         self.shown.append(line.text)
 
     def event(self, text: str) -> None:
         self.shown.append(f"[stoker] {text}")
-
-    def status(self, text: str) -> None:
-        del text
 
     def clear(self) -> None:
         pass
 
     def flush(self) -> None:
         pass
-
-    @property
-    def room(self) -> int:
-        return 80
 
 
 def append(store: Store, *events: Event) -> None:

@@ -15,9 +15,9 @@ from plain_store import wait_for
 from stoker.agent import peers as peers_module
 from stoker.agent import rendezvous as gang_module
 from stoker.agent.checkpoints.restore import RestoreError
-from stoker.agent.heartbeat import Beat
+from stoker.agent.heartbeat import HeartbeatThread
 from stoker.agent.peers import PeerLeft, PeerWatch
-from stoker.agent.rendezvous import Agreement, Gang, sleep_interruptibly
+from stoker.agent.rendezvous import GangRendezvous, RendezvousResult, sleep_interruptibly
 from stoker.model import codec, keys
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
@@ -38,8 +38,8 @@ class Rank:
         self.pauses: list[float] = []
         self.tells: list[Heartbeat] = []
         self.broken = broken
-        self.result: Agreement | BaseException | None = None
-        beat = self.beat = Beat(world.store, self.node.key, lambda found: found)
+        self.result: RendezvousResult | BaseException | None = None
+        beat = self.beat = HeartbeatThread(world.store, self.node.key, lambda found: found)
         change = beat.change
 
         def change_and_write(**changes: object) -> None:
@@ -48,7 +48,7 @@ class Rank:
             self.tells.append(beat.now)
 
         beat.change = change_and_write  # type: ignore[method-assign]
-        self.gang = Gang(self.node.store, JOB, claim, rank, beat, self.pause)
+        self.gang = GangRendezvous(self.node.store, JOB, claim, rank, beat, self.pause)
 
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -91,7 +91,7 @@ def ends_soon(rank: Rank) -> None:
     rank.gang._pause = bounded
 
 
-def agree(world: AgentWorld, ranks: list[Rank], proposals: Iterator[str]) -> Agreement:
+def agree(world: AgentWorld, ranks: list[Rank], proposals: Iterator[str]) -> RendezvousResult:
     for rank in ranks:
         ends_soon(rank)
     threads = [rank.follow(f"10.0.0.{number}") for number, rank in enumerate(ranks[1:], start=1)]
@@ -112,7 +112,7 @@ def test_every_rank_restores_what_the_first_proposes_and_knows_all_addresses(wor
     claim = world.claim(nodes=3)
     ranks = [Rank(world, claim, rank) for rank in range(3)]
     agreement = agree(world, ranks, iter(["new", "old"]))
-    assert agreement == Agreement(("10.0.0.0", "10.0.0.1", "10.0.0.2"), 29500, "new")
+    assert agreement == RendezvousResult(("10.0.0.0", "10.0.0.1", "10.0.0.2"), 29500, "new")
     assert [rank.result for rank in ranks[1:]] == [agreement, agreement]
     assert [rank.restored for rank in ranks] == [["new"]] * 3
     assert [rank.beat.now.restored_from for rank in ranks] == ["new"] * 3
@@ -157,7 +157,7 @@ def test_without_any_checkpoint_all_begin_at_the_beginning(world: AgentWorld) ->
 
 def test_a_rank_alone_agrees_with_itself(world: AgentWorld) -> None:
     rank = Rank(world, world.claim(), 0)
-    assert rank.gang.lead("here", 1, iter(["new"]), rank.restore) == Agreement(("here",), 1, "new")
+    assert rank.gang.lead("here", 1, iter(["new"]), rank.restore) == RendezvousResult(("here",), 1, "new")
     assert rank.pauses == []
 
 
@@ -169,9 +169,9 @@ def test_a_rank_that_the_log_does_not_name_is_waited_for(world: AgentWorld) -> N
         rank.gang.follow("10.0.0.1", rank.restore)
 
 
-@pytest.mark.parametrize("near", [True, False])
-def test_a_rank_asks_a_store_far_away_less_often(world: AgentWorld, near: bool) -> None:
-    store = MemoryStore(lambda: datetime.now(timezone.utc), near=near)
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_rank_asks_a_store_far_away_less_often(world: AgentWorld, is_local: bool) -> None:
+    store = MemoryStore(lambda: datetime.now(timezone.utc), is_local=is_local)
     claim = world.claim(nodes=2)
     rank = Rank(world, claim, 1)
     pauses: list[float] = []
@@ -180,10 +180,10 @@ def test_a_rank_asks_a_store_far_away_less_often(world: AgentWorld, near: bool) 
         pauses.append(seconds)
         raise Told
 
-    gang = Gang(store, JOB, claim, 1, rank.beat, pause)
+    gang = GangRendezvous(store, JOB, claim, 1, rank.beat, pause)
     with pytest.raises(Told):
         gang.follow("10.0.0.1", rank.restore)
-    assert pauses == [gang_module.NEAR_POLL_S if near else gang_module.FAR_POLL_S]
+    assert pauses == [gang_module.LOCAL_POLL_S if is_local else gang_module.REMOTE_POLL_S]
 
 
 def test_the_error_of_a_restore_is_told_in_short(world: AgentWorld) -> None:
@@ -223,7 +223,7 @@ def stop_now() -> None:
 
 @pytest.fixture
 def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Store, Claim, int], tuple[PeerWatch, list[str]]]]:
-    monkeypatch.setattr(peers_module, "NEAR_POLL_S", 0.01)
+    monkeypatch.setattr(peers_module, "LOCAL_POLL_S", 0.01)
     made: list[PeerWatch] = []
 
     def start(store: Store, claim: Claim, rank: int) -> tuple[PeerWatch, list[str]]:
@@ -243,7 +243,7 @@ Watches = Callable[[Store, Claim, int], tuple[PeerWatch, list[str]]]
 
 def beats(world: AgentWorld, claim: Claim, rank: int, **changes: object) -> str:
     node = world.node(claim, rank)
-    beat = Beat(world.store, node.key, lambda found: found)
+    beat = HeartbeatThread(world.store, node.key, lambda found: found)
     beat.change(**{"phase": "training"} | changes)
     beat.write()
     return node.key
@@ -386,9 +386,9 @@ class Pauses:
 def test_peers_are_looked_at_less_often_in_a_store_far_away(world: AgentWorld) -> None:
     claim = world.claim(nodes=2)
     asked: list[float] = []
-    for near in (True, False):
+    for is_local in (True, False):
         pauses = Pauses()
-        watch = PeerWatch(MemoryStore(lambda: datetime.now(timezone.utc), near=near), JOB, claim, 0)
+        watch = PeerWatch(MemoryStore(lambda: datetime.now(timezone.utc), is_local=is_local), JOB, claim, 0)
         watch._stop = pauses  # type: ignore[assignment]
         watch._run(lambda: None)
         asked += pauses.asked

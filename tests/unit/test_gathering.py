@@ -14,9 +14,10 @@ import pytest
 from stoker import Job
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Spec, Wheel
+from stoker.model.spec import Spec
+from stoker.model.submission import Wheel
 from stoker.providers import registry
-from stoker.submit.wheel_targets import pack_wheels, taken_over
+from stoker.submit.wheel_targets import pack_wheels, reuse_wheels
 
 
 def spec(provider: str, image: str | None = None, **environment: object) -> Spec:
@@ -66,7 +67,7 @@ def test_on_this_computer_its_own() -> None:
 )
 def test_where_nobody_knows_it_is_asked_for(image: str, environment: dict[str, object]) -> None:
     with pytest.raises(
-        UserError, match=r"environment.wheels: the version of the Python .* set environment.python to it"
+        UserError, match=r"environment.wheels: the Python version of the machines .* set environment.python to it"
     ):
         planned(spec("ec2", image, **environment), offering("c7i.large"))
 
@@ -84,15 +85,15 @@ def test_nothing_to_gather() -> None:
 def test_a_clone_takes_over_what_fits() -> None:
     wheels = {"3.11-x86_64": (Wheel("a-1-py3-none-any.whl", "0", 1),), "3.11-arm64": ()}
     ec2 = registry.capabilities("ec2")
-    found = taken_over(spec("ec2", "debian/12"), ec2, (offering("c7i.large"),), arches, wheels)
+    found = reuse_wheels(spec("ec2", "debian/12"), ec2, (offering("c7i.large"),), arches, wheels)
     assert found is not None and found.wheels == {"3.11-x86_64": wheels["3.11-x86_64"]}
     with pytest.raises(UserError, match=r"gathered for 3.11-arm64, 3.11-x86_64, and this needs 3.13-x86_64; submit it"):
-        taken_over(spec("ec2", "debian/13"), ec2, (offering("c7i.large"),), arches, wheels)
+        reuse_wheels(spec("ec2", "debian/13"), ec2, (offering("c7i.large"),), arches, wheels)
     with pytest.raises(UserError, match=r"gathered for none, and this needs 3.11-x86_64; submit it from its folder"):
-        taken_over(spec("ec2", "debian/12"), ec2, (offering("c7i.large"),), arches, {})
+        reuse_wheels(spec("ec2", "debian/12"), ec2, (offering("c7i.large"),), arches, {})
     wanted = spec("ec2", "debian/12")
     without = replace(wanted, environment=replace(wanted.environment, wheels=None))
-    assert taken_over(without, ec2, (offering("c7i.large"),), arches, wheels) is None
+    assert reuse_wheels(without, ec2, (offering("c7i.large"),), arches, wheels) is None
 
 
 @pytest.mark.parametrize(("machine", "arch"), [("x86_64", "x86_64"), ("aarch64", "arm64"), ("arm64", "arm64")])
@@ -119,7 +120,7 @@ def test_they_are_gathered_from_the_index_that_the_job_names(tmp_path: Path, mon
         asked.append(given)
         return "gathered"
 
-    monkeypatch.setattr(importlib.import_module("stoker.submit.wheels"), "gather", gather)
+    monkeypatch.setattr(importlib.import_module("stoker.submit.wheels"), "gather_wheels", gather)
     (tmp_path / "requirements.txt").write_text("numpy\n")
     wanted = spec("ec2", "debian/12", index={"url": "https://index/simple"})
     found, told = pack_wheels(wanted, registry.capabilities("ec2"), (offering("c7i.large"),), arches, tmp_path)

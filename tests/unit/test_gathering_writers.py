@@ -13,10 +13,10 @@ import pytest
 from stoker.agent.checkpoints import save_protocol
 from stoker.agent.checkpoints.save_protocol import (
     MARKER,
-    Gathering,
     Lock,
     Save,
-    numbered,
+    SharedSave,
+    numbered_saves,
     read_json,
     remove,
     write_json,
@@ -28,7 +28,7 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     """Processes that are alive, by number, with their identity. The parent of all is 1."""
     alive: dict[int, list[int]] = {1: [1, 11]}
     monkeypatch.setattr(save_protocol, "_identity", lambda pid: alive.get(pid, [pid, 0]))
-    monkeypatch.setattr(save_protocol, "_alive", lambda who: alive.get(who[0]) == who[:2])
+    monkeypatch.setattr(save_protocol, "_is_alive", lambda who: alive.get(who[0]) == who[:2])
     return alive
 
 
@@ -41,15 +41,15 @@ def writer(
     parent: int = 1,
     channel: Path | None = None,
     monkeypatch: pytest.MonkeyPatch,
-) -> Gathering:
+) -> SharedSave:
     pids[pid] = [pid, pid * 10]
     with monkeypatch.context() as patch:
         patch.setattr(save_protocol.os, "getpid", lambda: pid)
         patch.setattr(save_protocol.os, "getppid", lambda: parent)
-        return Gathering("last", folder, channel, writers)
+        return SharedSave("last", folder, channel, writers)
 
 
-def waits(gathering: Gathering, monkeypatch: pytest.MonkeyPatch) -> bool:
+def waits(gathering: SharedSave, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether it cannot join now."""
 
     class Waiting(Exception):
@@ -198,8 +198,8 @@ def test_a_save_of_several_gets_its_name_when_the_last_leaves(tmp_path: Path) ->
     def write(who: int) -> None:
         try:
             save = Save("last", tmp_path, None, step=7, sharded=False, writers=2)
-            assert save._gathering is not None
-            save._gathering._me = [os.getpid(), save_protocol._identity(os.getpid())[1], who, 0]
+            assert save._shared is not None
+            save._shared._own_process = [os.getpid(), save_protocol._identity(os.getpid())[1], who, 0]
             with save as folder:
                 (folder / f"part-{who}").write_text("x")
                 inside.wait()
@@ -223,9 +223,9 @@ def test_a_save_of_several_gets_its_name_when_the_last_leaves(tmp_path: Path) ->
 def test_this_process_is_alive_and_a_later_one_of_its_number_is_another() -> None:
     me = save_protocol._identity(os.getpid())
     assert me[0] == os.getpid() and me[1] > 0
-    assert save_protocol._alive(me) and not save_protocol._alive([me[0], me[1] + 1])
+    assert save_protocol._is_alive(me) and not save_protocol._is_alive([me[0], me[1] + 1])
     nobody = 2**22 + 1
-    assert save_protocol._identity(nobody) == [nobody, 0] and not save_protocol._alive([nobody, 5])
+    assert save_protocol._identity(nobody) == [nobody, 0] and not save_protocol._is_alive([nobody, 5])
 
 
 def test_where_the_system_does_not_tell_a_process_that_answers_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_where_the_system_does_not_tell_a_process_that_answers_is_alive(monkeypa
 
     monkeypatch.setattr(save_protocol.os, "kill", denied)
     monkeypatch.setattr(save_protocol, "_identity", lambda pid: [pid, 0])
-    assert save_protocol._alive([5, 77])
+    assert save_protocol._is_alive([5, 77])
 
 
 def test_a_lock_that_is_held_is_waited_for_no_longer_than_its_time(tmp_path: Path) -> None:
@@ -300,21 +300,21 @@ def test_saves_are_numbered_and_strange_folders_are_none(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / MARKER, tree)
     (tmp_path / "d").mkdir()
-    assert numbered(tmp_path) == [(3, "a")]
-    assert numbered(tmp_path / "never") == []
+    assert numbered_saves(tmp_path) == [(3, "a")]
+    assert numbered_saves(tmp_path / "never") == []
 
 
 def test_what_was_asked_for_is_counted_and_strange_counters_are_none(tmp_path: Path) -> None:
-    assert save_protocol.counters(tmp_path) == (0, 0)
+    assert save_protocol.request_counters(tmp_path) == (0, 0)
     write_json(tmp_path / "commits.next", {"sequence": 4, "sharded": 2})
-    assert save_protocol.counters(tmp_path) == (4, 2)
+    assert save_protocol.request_counters(tmp_path) == (4, 2)
     write_json(tmp_path / "commits.next", {"sequence": "x", "sharded": None})
-    assert save_protocol.counters(tmp_path) == (0, 0)
-    assert save_protocol.done(tmp_path) == 0
+    assert save_protocol.request_counters(tmp_path) == (0, 0)
+    assert save_protocol.newest_answer(tmp_path) == 0
     (tmp_path / "commits.done").mkdir()
     for name in ("00000002.json", "00000010.json", "x.json", "00000099.tmp"):
         (tmp_path / "commits.done" / name).touch()
-    assert save_protocol.done(tmp_path) == 10
+    assert save_protocol.newest_answer(tmp_path) == 10
 
 
 @pytest.mark.parametrize("sharded", [True, False])
@@ -334,7 +334,7 @@ def test_each_save_asks_for_a_commit_with_its_number(tmp_path: Path, sharded: bo
             "step": 10 * number,
             "generation": number if sharded else 0,
         }
-    assert save_protocol.counters(channel) == (2, 2 if sharded else 0)
+    assert save_protocol.request_counters(channel) == (2, 2 if sharded else 0)
     assert read_json(folder / "last" / MARKER) == {"name": "last", "number": 2, "step": 20}
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from stoker.model.errors import AuthDenied, NotFound, UserError
-from stoker.model.spec import Resources, Spec
-from stoker.providers.base import Visit
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.providers.base import ShellRequest
 from stoker.providers.gce import access
-from stoker.providers.gce.errors import refused
+from stoker.providers.gce.errors import response_error
 from tests.support.gce.discovery import check_request
 
 PROJECT, ZONE, NUMBER = "vision-1", "us-central1-a", "4242424242424242424"
@@ -68,7 +69,7 @@ class Google:
             told = {
                 "error": {"errors": [{"reason": "conditionNotMet"}], "message": "Supplied fingerprint does not match"}
             }
-            raise refused(what, 412, told)
+            raise response_error(what, 412, told)
         self._change(body["items"])
         return {"status": "DONE"}
 
@@ -96,7 +97,7 @@ def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(access, "_KNOCK_EVERY_S", 0.0)
+    monkeypatch.setattr(access, "_KEY_POLL_S", 0.0)
     return tmp_path
 
 
@@ -104,23 +105,28 @@ class Visited:
     """A visit: what it came to, and what the machine knew meanwhile."""
 
     def __init__(
-        self, google: Google, visit: Visit | None = None, *, answers: bool = True, knocks: list[bool] | None = None
+        self,
+        google: Google,
+        visit: ShellRequest | None = None,
+        *,
+        answers: bool = True,
+        knocks: list[bool] | None = None,
     ) -> None:
         self.knocked: list[tuple[str, ...]] = []
         knocks = list(knocks or [True])
 
-        def knock(argv: tuple[str, ...]) -> bool:
+        def accepts_key(argv: tuple[str, ...]) -> bool:
             self.knocked.append(argv)
             return knocks.pop(0) if knocks else True
 
         spec = Spec(name="j", run="true", resources=Resources(provider="gce"))
-        with access.way(
+        with access.shell_command(
             google,  # type: ignore[arg-type]
             PATH,
-            visit or Visit(),
+            visit or ShellRequest(),
             spec,
             answers=lambda _: answers,
-            knock=knock,
+            accepts_key=accepts_key,
         ) as found:
             self.name, self.argv, self.hint = found.name, list(found.argv), found.hint
             self.keys = google.keys
@@ -157,12 +163,12 @@ def test_who_is_faster_loses_nothing() -> None:
     assert {"rival-0", "rival-1", "rival-2", "startup-script"} <= set(google.items) and google.keys == [THEIRS]
     # Whoever always is wins: nothing is written over theirs.
     google.rivals = 100
-    with pytest.raises(UserError, match="no key can be lent"):
+    with pytest.raises(UserError, match="no temporary key can be added"):
         Visited(google)
 
 
 def test_ssh_starts_once_the_machine_knows_the_key() -> None:
-    visited = Visited(Google(), Visit(command=("nvidia-smi",)), knocks=[False, False, True])
+    visited = Visited(Google(), ShellRequest(command=("nvidia-smi",)), knocks=[False, False, True])
     assert len(visited.knocked) == 3
     for knocked in visited.knocked:
         assert "BatchMode=yes" in knocked and knocked[-1] == "true" and knocked[-2] == "stoker@34.0.0.5"
@@ -170,7 +176,7 @@ def test_ssh_starts_once_the_machine_knows_the_key() -> None:
 
 
 def test_a_key_that_never_works_is_sshs_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_KNOCKS_S", 0.0)
+    monkeypatch.setattr(access, "_KEY_WAIT_S", 0.0)
     visited = Visited(Google(), knocks=[False])
     assert visited.name == "key" and "guest agent" in visited.hint
 
@@ -178,16 +184,18 @@ def test_a_key_that_never_works_is_sshs_to_tell(monkeypatch: pytest.MonkeyPatch)
 def test_a_machine_that_went_meanwhile_is_no_trouble() -> None:
     google = Google()
 
-    def knock(_: tuple[str, ...]) -> bool:
+    def accepts_key(_: tuple[str, ...]) -> bool:
         google.gone = True
         return True
 
-    with access.way(google, PATH, Visit(), Spec(name="j", run="true"), answers=lambda _: True, knock=knock) as found:  # type: ignore[arg-type]
+    with access.shell_command(
+        google, PATH, ShellRequest(), Spec(name="j", run="true"), answers=lambda _: True, accepts_key=accepts_key
+    ) as found:  # type: ignore[arg-type]
         assert found.name == "key"
 
 
 def test_without_an_open_port_ssh_goes_through_the_tunnel() -> None:
-    visited = Visited(Google(), Visit(command=("true",)), answers=False)
+    visited = Visited(Google(), ShellRequest(command=("true",)), answers=False)
     assert visited.name == "iap" and f"stoker@{MACHINE}" in visited.argv
     (proxy,) = [word for word in visited.argv if word.startswith("ProxyCommand=")]
     words = shlex.split(proxy.removeprefix("ProxyCommand="))
@@ -204,22 +212,22 @@ def test_without_a_public_address_the_private_one_is_tried() -> None:
 
 
 def test_the_person_may_insist() -> None:
-    assert Visited(Google(), Visit(via="iap")).name == "iap"
+    assert Visited(Google(), ShellRequest(via="iap")).name == "iap"
     with pytest.raises(UserError, match="--via pigeon: there are key, iap"):
-        Visited(Google(), Visit(via="pigeon"))
+        Visited(Google(), ShellRequest(via="pigeon"))
     with pytest.raises(UserError, match=r"no way to .*: key: port 22 of 34.0.0.5 and 10.0.0.5 does not answer"):
-        Visited(Google(), Visit(via="key"), answers=False)
+        Visited(Google(), ShellRequest(via="key"), answers=False)
 
 
 def test_an_identity_is_used_as_it_is(computer: Path) -> None:
     (computer / "mine").write_text("secret")
     google = Google({"key": "enable-oslogin", "value": "TRUE"})
-    visited = Visited(google, Visit(identity=str(computer / "mine"), user="jane_example_com"))
+    visited = Visited(google, ShellRequest(identity=str(computer / "mine"), user="jane_example_com"))
     assert visited.argv[visited.argv.index("-i") + 1] == str(computer / "mine")
     assert visited.argv[-1] == "jane_example_com@34.0.0.5" and google.changes == 0
-    assert Visited(google, Visit(identity=str(computer / "mine"))).argv[-1] == f"{getpass.getuser()}@34.0.0.5"
+    assert Visited(google, ShellRequest(identity=str(computer / "mine"))).argv[-1] == f"{getpass.getuser()}@34.0.0.5"
     with pytest.raises(UserError, match="--identity"):
-        Visited(google, Visit(identity=str(computer / "none")))
+        Visited(google, ShellRequest(identity=str(computer / "none")))
 
 
 ON = {"key": "enable-oslogin", "value": "TRUE"}
@@ -244,7 +252,7 @@ def test_where_os_login_is_on_no_key_is_lent(machine: Any, project: dict[str, st
 
 
 def test_through_gcloud() -> None:
-    visit = Visit(command=("sh", "-c", "exit 3"), options=("-L", "1:localhost:1"), terminal=True)
+    visit = ShellRequest(command=("sh", "-c", "exit 3"), options=("-L", "1:localhost:1"), terminal=True)
     visited = Visited(Google(ON), visit, answers=False)
     assert visited.name == "iap"
     assert visited.argv[1:4] == ["compute", "ssh", "stoker-gpt-ab12-1-0123abcd-0"]
@@ -258,7 +266,9 @@ def test_through_gcloud() -> None:
 def test_a_refusal_says_what_else_there_is(computer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     google = Google()
     google.refuses = AuthDenied("ssh-keys: Required 'compute.instances.setMetadata' permission (forbidden)")
-    with pytest.raises(UserError, match=r"key: no key can be lent: .*setMetadata.*--identity.*; iap: no key"):
+    with pytest.raises(
+        UserError, match=r"key: no temporary key can be added: .*setMetadata.*--identity.*; iap: no temporary key"
+    ):
         Visited(google)
     (computer / "bin" / "gcloud").unlink()
     monkeypatch.setenv("PATH", str(computer / "bin"))

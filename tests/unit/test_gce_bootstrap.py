@@ -36,10 +36,10 @@ from google_services import (
 from stoker.model import codec, keys
 from stoker.model.node_config import NodeConfig
 from stoker.providers.boot import script
-from stoker.providers.boot.script import Boot
-from stoker.submit.agent_bundle import runs_here
+from stoker.providers.boot.script import BootSettings
+from stoker.submit.agent_bundle import local_tag
 
-TAG = runs_here()
+TAG = local_tag()
 INSTANCE = f"{ZONE}.{NUMBER}"
 STORE = "gs://bucket/team/stoker"
 NAMES = ["stoker-train-abcd-7-0", "stoker-train-abcd-7-1"]
@@ -54,7 +54,7 @@ AGENT = {
 }
 
 
-def a_boot(**changes: object) -> Boot:
+def a_boot(**changes: object) -> BootSettings:
     told: dict[str, object] = {
         "store": STORE,
         "job": "train-abcd",
@@ -66,10 +66,10 @@ def a_boot(**changes: object) -> Boot:
         "max_life_s": 7200.0,
         "more": {"names": NAMES, "project": PROJECT},
     }
-    return Boot(**(told | changes))  # type: ignore[arg-type]
+    return BootSettings(**(told | changes))  # type: ignore[arg-type]
 
 
-def render(boot: Boot) -> str:
+def render(boot: BootSettings) -> str:
     return script.render(boot, PAYLOAD, gives_back=True)
 
 
@@ -187,7 +187,9 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/__init__.py",
         "stoker/providers/__init__.py",
         "stoker/providers/boot/__init__.py",
+        "stoker/providers/boot/agent_service.py",
         "stoker/providers/boot/install.py",
+        "stoker/providers/boot/retry.py",
         "stoker/cloudapi/__init__.py",
         "stoker/cloudapi/google/__init__.py",
         "stoker/cloudapi/google/metadata.py",

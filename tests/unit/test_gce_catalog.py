@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.model.errors import UserError
-from stoker.model.spec import Gpus, Resources
+from stoker.model.resources import Gpus, Resources
 from stoker.providers.gce import catalog, places
 
 GIB = 1024**3
@@ -65,8 +65,8 @@ class TestTheTable:
 
 class TestNames:
     def test_what_is_attached(self) -> None:
-        assert catalog.attached("n1-standard-8+nvidia-tesla-t4:2") == ("n1-standard-8", "nvidia-tesla-t4", 2)
-        assert catalog.attached("g2-standard-8") == ("g2-standard-8", None, 0)
+        assert catalog.split_name("n1-standard-8+nvidia-tesla-t4:2") == ("n1-standard-8", "nvidia-tesla-t4", 2)
+        assert catalog.split_name("g2-standard-8") == ("g2-standard-8", None, 0)
 
     def test_a_combination_that_the_table_does_not_have(self) -> None:
         machine = catalog.facts("n1-highcpu-16+nvidia-tesla-t4:2")
@@ -171,16 +171,16 @@ class TestWhatGoogleTells:
             "accelerators": [{"guestAcceleratorType": "nvidia-b200", "guestAcceleratorCount": 4}],
             "architecture": "X86_64",
         }
-        machine = catalog.described(told)
+        machine = catalog.from_api(told)
         assert (machine.cpus, machine.memory_bytes, machine.gpu, machine.gpus) == (100, 1024 * GIB, "B200", 4)
         assert machine.known and machine.maker == "nvidia"
 
     def test_shared_cores_arm_and_tpus(self) -> None:
         plain = {"guestCpus": 2, "memoryMb": 1024}
-        assert catalog.described({"name": "e2-micro", "isSharedCpu": True, **plain}).burstable
-        assert catalog.described({"name": "x9-standard-2", "architecture": "ARM64", **plain}).arch == "arm64"
+        assert catalog.from_api({"name": "e2-micro", "isSharedCpu": True, **plain}).burstable
+        assert catalog.from_api({"name": "x9-standard-2", "architecture": "ARM64", **plain}).arch == "arm64"
         tpu = {"accelerators": [{"guestAcceleratorType": "ct5lp", "guestAcceleratorCount": 4}]}
-        assert catalog.described({"name": "ct5lp-hightpu-4t", **plain, **tpu}).maker == "google"
+        assert catalog.from_api({"name": "ct5lp-hightpu-4t", **plain, **tpu}).maker == "google"
 
 
 class TestZones:
@@ -198,5 +198,5 @@ class TestZones:
     def test_what_has_gpus_is_in_zones_that_there_are(self) -> None:
         for name in catalog.table():
             for region in ("us-central1", "us-east1", "us-west1", "europe-west1", "europe-west4"):
-                kind = catalog.attached(name)[1] or catalog.family(name)
+                kind = catalog.split_name(name)[1] or catalog.family(name)
                 assert set(places.zones_with(kind, region)) <= set(places.zones_of(region))

@@ -30,10 +30,11 @@ from google_project import (
 from stoker.cli import check as cli_check
 from stoker.model.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, StoreDenied, Transient, UserError
 from stoker.model.offerings import Leftover, Offering
-from stoker.model.spec import GceResources, Resources, Spec
-from stoker.providers.base import Finding, HttpRequest, LaunchOrder, Visit
-from stoker.providers.gce import access, check, network, permissions, quotas, reclaim, verdicts
-from stoker.providers.gce.errors import refused
+from stoker.model.resources import GceResources, Resources
+from stoker.model.spec import Spec
+from stoker.providers.base import CheckResult, HttpRequest, LaunchOrder, ShellRequest
+from stoker.providers.gce import access, check, network, permissions, quotas, verdicts
+from stoker.providers.gce.errors import response_error
 from stoker.providers.gce.provider import GceProvider
 
 
@@ -49,8 +50,8 @@ def spec(nodes: int = 1, region: str | None = REGION, **resources: Any) -> Spec:
     return Spec(name="check", run="true", nodes=nodes, resources=Resources(**asked))
 
 
-def found(google: Google, wanted: Spec | None = None, store: str = STORE) -> dict[str, Finding]:
-    return {each.name: each for each in check.examine(connected(google), wanted or spec(), store)}
+def found(google: Google, wanted: Spec | None = None, store: str = STORE) -> dict[str, CheckResult]:
+    return {each.name: each for each in check.check_account(connected(google), wanted or spec(), store)}
 
 
 def test_where_all_is_well_nothing_is_said_to_fail(google: Google) -> None:
@@ -64,7 +65,7 @@ def test_where_all_is_well_nothing_is_said_to_fail(google: Google) -> None:
 
 
 def error(status: int, reason: str, message: str) -> ProviderError:
-    return refused("", status, {"error": {"errors": [{"reason": reason}], "message": message}})
+    return response_error("", status, {"error": {"errors": [{"reason": reason}], "message": message}})
 
 
 OFF = "Compute Engine API has not been used in project 123 before or it is disabled."
@@ -98,7 +99,7 @@ def test_without_the_extra_one_line_says_so(google: Google, monkeypatch: pytest.
         raise UserError("resources.provider: gce needs httpx and google.auth; pip install 'stoker[gcp]'")
 
     monkeypatch.setattr(check, "check_installed", missing)
-    (only,) = check.examine(connected(google), spec(), STORE)
+    (only,) = check.check_account(connected(google), spec(), STORE)
     assert (only.name, only.ok, only.detail) == ("stoker[gcp]", False, "gce needs httpx and google.auth")
     assert only.fix == "pip install 'stoker[gcp]'"
 
@@ -219,8 +220,8 @@ def test_spot_machines_have_limits_of_their_own_where_there_are_any() -> None:
 
 
 def test_the_least_that_would_do() -> None:
-    assert quotas.least([N2, T4], 1, KNOWN)["CPUS_ALL_REGIONS"] == 4
-    assert quotas.allowed([T4, N2], 1, KNOWN) and not quotas.allowed([T4, A100], 1, KNOWN)
+    assert quotas.smallest_needs([N2, T4], 1, KNOWN)["CPUS_ALL_REGIONS"] == 4
+    assert quotas.any_fits([T4, N2], 1, KNOWN) and not quotas.any_fits([T4, A100], 1, KNOWN)
 
 
 def test_a_limit_that_is_too_low_fails_only_where_nothing_else_would_do(google: Google) -> None:
@@ -365,7 +366,7 @@ DENIED = {"allowed": [], "denied": [{"IPProtocol": "all"}]}
     ],
 )
 def test_what_nodes_let_in_from_one_another(rules: list[dict[str, Any]], open_: str) -> None:
-    assert network.openness(rules, 29500, "10.128.0.0/20") == open_
+    assert network.node_traffic(rules, 29500, "10.128.0.0/20") == open_
 
 
 def test_a_closed_network_fails_for_several_nodes_alone(google: Google) -> None:
@@ -380,10 +381,10 @@ def test_a_closed_network_fails_for_several_nodes_alone(google: Google) -> None:
 
 def test_the_advice_to_check_is_not_given_by_the_check() -> None:
     told = error(403, "forbidden", "Required 'compute.instances.list' permission")
-    assert "stoker check gce" in str(told) and "stoker check gce" not in verdicts.said(told)
+    assert "stoker check gce" in str(told) and "stoker check gce" not in verdicts.error_text(told)
     spent = error(403, "quotaExceeded", "Quota 'CPUS' exceeded")
-    assert isinstance(spent, QuotaExceeded) and verdicts.said(spent).endswith("(quotaExceeded)")
-    assert verdicts.verdict(spent) is False and verdicts.verdict(Transient("x")) is None
+    assert isinstance(spent, QuotaExceeded) and verdicts.error_text(spent).endswith("(quotaExceeded)")
+    assert verdicts.check_ok(spent) is False and verdicts.check_ok(Transient("x")) is None
 
 
 # ── What is called ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -435,7 +436,7 @@ def test_a_governor_may_call_what_it_calls_and_nothing_else(google: Google) -> N
     provider.offerings(Resources(region=PLACE, machine=("n1-standard-8+nvidia-tesla-t4:1",), gce=held))
     provider.list_instances(PLACE)
     provider.state([instance], PLACE)
-    provider.why_gone(instance, PLACE)
+    provider.end_reason(instance, PLACE)
     provider.console(instance, PLACE)
     provider.terminate(instance, PLACE)
     provider.list_leftovers(PLACE)
@@ -478,12 +479,12 @@ def test_a_person_may_call_what_they_call_and_nothing_else(
     def always(_: Any) -> bool:
         return True
 
-    with access.way(google, path, Visit(), spec(), answers=always, knock=always):  # type: ignore[arg-type]
+    with access.shell_command(google, path, ShellRequest(), spec(), answers=always, accepts_key=always):  # type: ignore[arg-type]
         pass
-    assert set(google.called) == permissions.methods(permissions.VISIT)
+    assert set(google.called) == permissions.methods(permissions.SHELL)
     google.called.clear()
-    reclaim.interrupt(google, path, "x")  # type: ignore[arg-type]
-    assert set(google.called) <= permissions.methods((*permissions.INTERRUPT, *permissions.VISIT))
+    connected(google).interrupt(f"{ZONE}.{NUMBER}", 0.0, PLACE)
+    assert set(google.called) <= permissions.methods((*permissions.INTERRUPT, *permissions.SHELL))
     assert set(google.called) >= permissions.methods(permissions.INTERRUPT)
     google.called.clear()
     google.machines = [machine(google)]
@@ -497,10 +498,10 @@ def test_a_person_may_call_what_they_call_and_nothing_else(
 
 
 def test_permissions_are_one_line_and_each_that_is_missing_another(capsys: pytest.CaptureFixture[str]) -> None:
-    fine = [Finding(name, True, "allowed") for name in ("compute.instances.create", "iam.serviceAccounts.actAs")]
-    missing = Finding("compute.disks.delete", False, "denied: remove disks", "add it")
+    fine = [CheckResult(name, True, "allowed") for name in ("compute.instances.create", "iam.serviceAccounts.actAs")]
+    missing = CheckResult("compute.disks.delete", False, "denied: remove disks", "add it")
     assert {cli_check._kind(each) for each in (*fine, missing)} == {"may"}
-    assert cli_check._kind(Finding("stoker[gcp]", False, "")) == "stoker[gcp]"
+    assert cli_check._kind(CheckResult("stoker[gcp]", False, "")) == "stoker[gcp]"
     cli_check._print_together([*fine, missing])
     assert capsys.readouterr().out.splitlines() == [
         "✓ may: 2 of the 3 that a governor needs",
@@ -521,8 +522,8 @@ def test_what_the_store_lacks_as_well_is_told_once() -> None:
     class Looking:
         name = "gce"
 
-        def checkup(self, _spec: Any) -> Any:
-            return iter([Finding("stoker[gcp]", False, "gce needs httpx", "pip install 'stoker[gcp]'")])
+        def check_account(self, _spec: Any) -> Any:
+            return iter([CheckResult("stoker[gcp]", False, "gce needs httpx", "pip install 'stoker[gcp]'")])
 
     told = {each.name: each for each in cli_check._findings(Refusing(), Looking(), ())}  # type: ignore[arg-type]
     assert told["store"].ok is None and told["store"].detail == f"{STORE} cannot be tried without stoker[gcp]"

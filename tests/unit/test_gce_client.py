@@ -15,8 +15,8 @@ import pytest
 from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,
-    Misnamed,
     NoCapacity,
+    NoSuchResource,
     NotFound,
     ProviderError,
     QuotaExceeded,
@@ -25,7 +25,13 @@ from stoker.model.errors import (
 )
 from stoker.providers.gce import operations
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.errors import AlreadyThere, InUse, failed, refusal, refused
+from stoker.providers.gce.errors import (
+    AlreadyExists,
+    ResourceInUse,
+    as_invalid_request,
+    operation_error,
+    response_error,
+)
 from tests.support.servers import isolated, pytest_isolated
 
 OPERATION = "/compute/v1/projects/p/zones/z/operations/op"
@@ -39,8 +45,8 @@ def body(reason: str, message: str = "no") -> dict[str, Any]:
     ("status", "reason", "kind"),
     [
         (400, "invalid", InvalidRequest),
-        (400, "resourceInUseByAnotherResource", InUse),
-        (400, "resourceNotReady", InUse),
+        (400, "resourceInUseByAnotherResource", ResourceInUse),
+        (400, "resourceNotReady", ResourceInUse),
         (401, "authError", Transient),
         (400, "required", InvalidRequest),
         (403, "dailyLimitExceeded", Throttled),
@@ -50,7 +56,7 @@ def body(reason: str, message: str = "no") -> dict[str, Any]:
         (403, "quotaExceeded", QuotaExceeded),
         (403, "rateLimitExceeded", Throttled),
         (404, "notFound", NotFound),
-        (409, "alreadyExists", AlreadyThere),
+        (409, "alreadyExists", AlreadyExists),
         (429, "somethingNew", Throttled),
         (418, "somethingNew", InvalidRequest),
         (500, "somethingNew", Transient),
@@ -58,12 +64,12 @@ def body(reason: str, message: str = "no") -> dict[str, Any]:
     ],
 )
 def test_a_refused_request(status: int, reason: str, kind: type[ProviderError]) -> None:
-    assert type(refused("n1-standard-1", status, body(reason))) is kind
+    assert type(response_error("n1-standard-1", status, body(reason))) is kind
 
 
 def test_an_answer_that_is_none_of_googles() -> None:
-    assert type(refused("x", 502, "<html>")) is Transient
-    assert type(refused("x", 403, {})) is AuthDenied
+    assert type(response_error("x", 502, "<html>")) is Transient
+    assert type(response_error("x", 403, {})) is AuthDenied
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def test_an_answer_that_is_none_of_googles() -> None:
         ("QUOTA_EXCEEDED", 403, QuotaExceeded),
         ("PERMISSIONS_ERROR", 403, AuthDenied),
         ("RESOURCE_NOT_FOUND", 404, NotFound),
-        ("RESOURCE_ALREADY_EXISTS", 409, AlreadyThere),
+        ("RESOURCE_ALREADY_EXISTS", 409, AlreadyExists),
         ("RESOURCE_OPERATION_RATE_EXCEEDED", 403, Throttled),
         ("INTERNAL_ERROR", 500, Transient),
         ("SOMETHING_NEW", 400, InvalidRequest),
@@ -84,38 +90,44 @@ def test_an_answer_that_is_none_of_googles() -> None:
     ],
 )
 def test_a_failed_operation(code: str, status: int, kind: type[ProviderError]) -> None:
-    found = failed("n1", {"error": {"errors": [{"code": code, "message": "no"}]}, "httpErrorStatusCode": status})
+    found = operation_error(
+        "n1", {"error": {"errors": [{"code": code, "message": "no"}]}, "httpErrorStatusCode": status}
+    )
     assert type(found) is kind
-    assert failed("n1", {"status": "DONE"}) is None
+    assert operation_error("n1", {"status": "DONE"}) is None
 
 
 def test_a_gang_that_came_short_tells_why() -> None:
     errors = [{"code": "VM_MIN_COUNT_NOT_REACHED", "message": "1 of 2"}, {"code": "QUOTA_EXCEEDED", "message": "CPUS"}]
-    found = failed("n1", {"error": {"errors": errors}, "httpErrorStatusCode": 400})
+    found = operation_error("n1", {"error": {"errors": errors}, "httpErrorStatusCode": 400})
     assert isinstance(found, QuotaExceeded) and "CPUS" in str(found)
 
 
 def test_what_a_person_named_is_named_to_them() -> None:
     gone = "The resource 'projects/debian-cloud/global/images/family/debian-99' was not found"
-    assert str(refused("n1", 404, body("notFound", gone))).startswith("resources.image: ")
-    assert "`stoker check gce`" in str(refused("n1", 403, body("quotaExceeded", "CPUS")))
-    nobody = refused("/compute/v1/projects/x", 404, body("notFound", "The resource 'projects/x' was not found"))
+    assert str(response_error("n1", 404, body("notFound", gone))).startswith("resources.image: ")
+    assert "`stoker check gce`" in str(response_error("n1", 403, body("quotaExceeded", "CPUS")))
+    nobody = response_error("/compute/v1/projects/x", 404, body("notFound", "The resource 'projects/x' was not found"))
     assert str(nobody).startswith("resources.gce.project: ")
-    denied = refused("n1", 403, body("forbidden", "Required 'compute.instances.create' permission for 'projects/x'"))
+    denied = response_error(
+        "n1", 403, body("forbidden", "Required 'compute.instances.create' permission for 'projects/x'")
+    )
     assert isinstance(denied, AuthDenied) and str(denied).startswith("n1: Required 'compute.instances.create'")
 
 
 def test_what_no_zone_has_is_told_apart_from_what_another_may_have() -> None:
     """The one ends a job at once; the other leads to the next offering."""
-    network = refused("n1", 400, body("invalid", "'projects/p/global/networks/x' cannot be found"))
-    machine = refused("n1", 400, body("invalid", "'projects/p/zones/z/machineTypes/n9' does not exist in zone z"))
-    assert type(network) is Misnamed and "`stoker check gce`" in str(network)
+    network = response_error("n1", 400, body("invalid", "'projects/p/global/networks/x' cannot be found"))
+    machine = response_error(
+        "n1", 400, body("invalid", "'projects/p/zones/z/machineTypes/n9' does not exist in zone z")
+    )
+    assert type(network) is NoSuchResource and "`stoker check gce`" in str(network)
     assert type(machine) is InvalidRequest
-    reserved = refused("n1", 400, body("invalid", "'projects/p/zones/z/reservations/block-7' does not exist"))
+    reserved = response_error("n1", 400, body("invalid", "'projects/p/zones/z/reservations/block-7' does not exist"))
     assert type(reserved) is InvalidRequest and str(reserved).startswith("resources.gce.reservation: ")
     # What is looked for and not found is an answer; a launch that names it is at fault.
-    image = refused("n1", 404, body("notFound", "'projects/p/global/images/family/f' was not found"))
-    assert type(image) is NotFound and type(refusal(image)) is Misnamed
+    image = response_error("n1", 404, body("notFound", "'projects/p/global/images/family/f' was not found"))
+    assert type(image) is NotFound and type(as_invalid_request(image)) is NoSuchResource
 
 
 # ── Over the wire ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,12 +254,12 @@ if isolated():
         begun = {"status": "PENDING", "selfLink": f"https://www.googleapis.com{OPERATION}"}
         done = {**begun, "status": "DONE", "targetId": "7"}
         google.answers["POST", f"{OPERATION}/wait"] = [(200, {**begun, "status": "RUNNING"}), (200, done)]
-        assert operations.finished(Api(), begun, "n1", 60.0)["targetId"] == "7"
-        with pytest.raises(operations.Unfinished):
-            operations.finished(Api(), begun, "n1", 0.0)
+        assert operations.wait_until_done(Api(), begun, "n1", 60.0)["targetId"] == "7"
+        with pytest.raises(operations.OperationUnfinished):
+            operations.wait_until_done(Api(), begun, "n1", 0.0)
         short = {"status": "DONE", "error": {"errors": [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": "dry"}]}}
         with pytest.raises(NoCapacity, match="n1: dry"):
-            operations.finished(Api(), short, "n1", 60.0)
+            operations.wait_until_done(Api(), short, "n1", 60.0)
 
 else:
 

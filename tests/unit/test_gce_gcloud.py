@@ -16,7 +16,7 @@ import gcloud_recorder
 import pytest
 from test_gce_request import A100, E2, ROOT, T4, machine_of, order
 
-from stoker.model.spec import GceResources
+from stoker.model.resources import GceResources
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import names, request
 

@@ -20,9 +20,11 @@ from stoker.cli import main
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources, Spec
-from stoker.providers.base import Grants, LaunchOrder
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import iam, names, permissions
+from stoker.providers.grants import Grants
 
 STORE = "gs://my-bucket/team"
 READ, CREATE, DELETE = "storage.objects.get", "storage.objects.create", "storage.objects.delete"
@@ -123,7 +125,7 @@ DERIVED = (
     keys.index("gpt-ab12", 4),
     keys.governor("me"),
     keys.dry("gce/m/z/spot"),
-    f"{keys.markets(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
+    f"{keys.market_day(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
     keys.probe("me"),
     keys.place("gce", "vision-1/us-central1"),
 )
@@ -196,7 +198,7 @@ def test_a_person_submits_and_removes() -> None:
 def test_everybody_lists_the_bucket_since_else_absence_is_a_refusal() -> None:
     grants = iam.grants(STORE)
     assert all(may_list(grants, who) for who in ("node", "person", "governor"))
-    assert any("403 for what is absent" in note for note in grants.notes)
+    assert any("403 instead of 404 for an absent object" in note for note in grants.notes)
 
 
 def test_only_the_nodes_account_may_be_given_to_a_machine() -> None:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import GceResources, Resources, Spec
+from stoker.model.resources import GceResources, Resources
+from stoker.model.spec import Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import labels, names, places
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 
 VALUE = re.compile(r"[a-z0-9_-]*")
 KEY = re.compile(r"[a-z][a-z0-9_-]*")
@@ -158,12 +159,12 @@ def test_tags_that_are_kept_under_another_name_are_told_in_one_line() -> None:
     assert labels.remarks({"team": "vision", "cost-centre": "7"}) == ()
     (capitals,) = labels.remarks({"Team": "Vision"})
     assert capitals == (
-        "Compute Engine's labels are lower-case: tag Team is kept as k_00_54eam=_56ision; "
+        "Compute Engine's labels are lower-case: tag Team is stored as k_00_54eam=_56ision; "
         "write team: vision to filter by it"
     )
     (escaped,) = labels.remarks({"cost_centre": "7"})
     assert escaped == (
-        "Compute Engine's labels have an alphabet of their own: tag cost_centre is kept as cost_5fcentre=7; "
+        "Compute Engine's labels have an alphabet of their own: tag cost_centre is stored as cost_5fcentre=7; "
         "write cost-centre: 7 to filter by it"
     )
     (several,) = labels.remarks({"team": "vision", "Owner": "jane@example.com", "Team": "x"})
@@ -173,12 +174,12 @@ def test_tags_that_are_kept_under_another_name_are_told_in_one_line() -> None:
 class TestPlaces:
     @pytest.mark.parametrize("text", ["vision-1/us-central1", "example.com:vision-1/europe-west4"])
     def test_a_place_is_read_back(self, text: str) -> None:
-        assert str(Place.of(text)) == text
+        assert str(ProjectRegion.of(text)) == text
 
     @pytest.mark.parametrize("text", ["us-central1", "/us-central1", "a/b/c", "vision-1/", ""])
     def test_what_is_none(self, text: str) -> None:
         with pytest.raises(UserError, match="PROJECT/REGION"):
-            Place.of(text)
+            ProjectRegion.of(text)
 
     def test_a_machine_is_its_zone_and_number(self) -> None:
         name = places.instance_id("us-central1-a", 4242424242424242424)
@@ -196,22 +197,22 @@ class TestPlaces:
         for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_COMPUTE_REGION"):
             monkeypatch.delenv(name, raising=False)
         named = Resources(region="us-east1", gce=GceResources(project="vision-1"))
-        assert places.find(named) == Place("vision-1", "us-east1")
+        assert places.find(named) == ProjectRegion("vision-1", "us-east1")
         with pytest.raises(UserError, match=r"^resources\.gce\.project: "):
             places.find(Resources(region="us-east1"))
-        assert places.find(Resources(region="us-east1"), "from-adc") == Place("from-adc", "us-east1")
+        assert places.find(Resources(region="us-east1"), "from-adc") == ProjectRegion("from-adc", "us-east1")
         monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "from-gcloud")
         with pytest.raises(UserError, match=r"^resources\.region: .*CLOUDSDK_COMPUTE_REGION"):
             places.find(Resources())
         monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", "us-west4")
-        assert places.find(Resources(), "from-adc") == Place("from-gcloud", "us-west4")
+        assert places.find(Resources(), "from-adc") == ProjectRegion("from-gcloud", "us-west4")
         monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "from-environ")
-        assert places.find(Resources()) == Place("from-environ", "us-west4")
-        assert places.find(named) == Place("vision-1", "us-east1")
+        assert places.find(Resources()) == ProjectRegion("from-environ", "us-west4")
+        assert places.find(named) == ProjectRegion("vision-1", "us-east1")
 
     def test_a_frozen_place_is_where_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "another-1")
-        assert places.find(Resources(region="vision-1/us-east1")) == Place("vision-1", "us-east1")
+        assert places.find(Resources(region="vision-1/us-east1")) == ProjectRegion("vision-1", "us-east1")
         with pytest.raises(UserError, match=r"resources\.gce\.project: other-1 is not the project"):
             places.find(Resources(region="vision-1/us-east1", gce=GceResources(project="other-1")))
 
@@ -227,10 +228,10 @@ class TestPlaces:
     )
     def test_places_that_cannot_be(self, region: str, zones: tuple[str, ...], said: str) -> None:
         with pytest.raises(UserError) as raised:
-            places.check(Place("vision-1", region), zones)
+            places.check(ProjectRegion("vision-1", region), zones)
         assert said in str(raised.value)
 
     def test_a_project_is_told_by_its_id(self) -> None:
         with pytest.raises(UserError, match="'My Project' is no project; a project id is lower-case letters"):
-            places.check(Place("My Project", "us-central1"))
-        places.check(Place("vision-1", "us-south1"), ("us-south1-a", "us-south1-ai1b"))
+            places.check(ProjectRegion("My Project", "us-central1"))
+        places.check(ProjectRegion("vision-1", "us-south1"), ("us-south1-a", "us-south1-ai1b"))

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from stoker.model.errors import Transient, UserError
-from stoker.model.spec import GceResources, Gpus, Resources
+from stoker.model.resources import GceResources, Gpus, Resources
 from stoker.providers.gce import catalog, offers, prices
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 
-PLACE = Place("vision-1", "us-central1")
+PLACE = ProjectRegion("vision-1", "us-central1")
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ class TestOffline:
     def test_a_price_that_nobody_knows_is_unknown_and_last(self) -> None:
         found = offers.offline(asked(machine=("g4-standard-48",)), PLACE)
         assert found and all(each.price is None and not each.price_source for each in found)
-        here = Place("vision-1", "europe-north1")
+        here = ProjectRegion("vision-1", "europe-north1")
         assert all(each.price is None for each in offers.offline(asked(machine=("g2-standard-4",)), here))
 
     def test_zones_that_a_job_names(self) -> None:
@@ -109,16 +109,16 @@ class TestOffline:
     def test_only_where_there_are_such_gpus(self) -> None:
         h200 = asked(gpus=Gpus("H200", 8))
         assert {each.zone for each in offers.offline(h200, PLACE)} == {"us-central1-b"}
-        assert offers.offline(h200, Place("vision-1", "us-east1")) == ()
+        assert offers.offline(h200, ProjectRegion("vision-1", "us-east1")) == ()
         assert "does not offer such a machine in us-east1" in offers.why_none(
             asked(gpus=Gpus("H200", 8), region="us-east1")
         )
         # Who names a machine may know more than the table.
         named = asked(machine=("a3-ultragpu-8g",))
-        assert len({each.zone for each in offers.offline(named, Place("vision-1", "us-east1"))}) == 3
+        assert len({each.zone for each in offers.offline(named, ProjectRegion("vision-1", "us-east1"))}) == 3
 
     def test_a_region_newer_than_the_table(self) -> None:
-        found = offers.offline(asked(machine=("e2-standard-4",)), Place("vision-1", "mars-north1"))
+        found = offers.offline(asked(machine=("e2-standard-4",)), ProjectRegion("vision-1", "mars-north1"))
         assert {each.zone for each in found} == {"mars-north1-a"}
 
     def test_what_is_never_standard_is_offered_as_such_from_a_reservation_only(self) -> None:
@@ -140,7 +140,7 @@ class TestOffline:
         program = """
 import sys
 from stoker.providers import registry
-from stoker.model.spec import Gpus, Resources
+from stoker.model.resources import Gpus, Resources
 provider = registry.connect("gce", registry.Context("gs://bucket", offline=True))
 assert provider.offerings(Resources(provider="gce", gpus=Gpus("L4", 1), region="us-central1"))
 assert not {"httpx", "google.auth", "boto3"} & set(sys.modules), sorted(sys.modules)
@@ -208,7 +208,7 @@ class TestLive:
             assert {each.machine for each in offers.live(api, wanted, PLACE)} == machines  # type: ignore[arg-type]
 
     def test_a_region_that_nobody_knows_is_asked_about_first(self) -> None:
-        new = Place("vision-1", "southafrica-east1")
+        new = ProjectRegion("vision-1", "southafrica-east1")
         api = Lists({"southafrica-east1-a": [plain("g2-standard-4")]})
         assert offers.live(api, asked(machine=("g2-standard-4",)), new)  # type: ignore[arg-type]
         with pytest.raises(UserError, match="did you mean southamerica-east1"):

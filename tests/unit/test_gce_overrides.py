@@ -53,7 +53,7 @@ def said(given: dict[str, Any], nodes: int = 1) -> str:
             {"metadata": {"items": [{"key": "a", "Value": "b"}]}},
             ".metadata.items[0].Value: Compute Engine has no such field; did you mean value?",
         ),
-        ({"status": "RUNNING"}, ".status: is Compute Engine's to tell, not to be told; leave it out"),
+        ({"status": "RUNNING"}, ".status: is set by Compute Engine alone; leave it out"),
         ({"tags": ["a"]}, ".tags: must be a mapping, as Compute Engine takes it"),
         ({"tags": {"items": "a"}}, ".tags.items: must be a list, as Compute Engine takes it"),
         (
@@ -75,11 +75,11 @@ def said(given: dict[str, Any], nodes: int = 1) -> str:
         ),
         (
             {"disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": "global/images/x"}}]},
-            ".disks: what the machine boots is told by resources.image; write it there",
+            ".disks: resources.image names what the machine boots; write it there",
         ),
         (
             {"disks": [{"boot": True, "autoDelete": True, "source": "zones/z/disks/mine"}]},
-            ".disks: what the machine boots is told by resources.image; write it there",
+            ".disks: resources.image names what the machine boots; write it there",
         ),
     ],
 )

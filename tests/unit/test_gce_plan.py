@@ -11,11 +11,11 @@ import pytest
 
 from stoker.cli import main
 from stoker.model.errors import UserError
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers.gce import catalog, places, settings
 from stoker.providers.gce.client import Api
 from stoker.submit import agent_bundle
-from stoker.submit.agent_bundle import Built
+from stoker.submit.agent_bundle import AgentArchive
 from tests.support.gcs.tokens import make_account
 
 Plan = Callable[..., tuple[int, str, str]]
@@ -43,7 +43,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", "gs://bucket/team")
     monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", "us-central1")
-    monkeypatch.setattr(agent_bundle, "build", lambda tag, **_: Built(tag, "d" * 64, Path(), 1))
+    monkeypatch.setattr(agent_bundle, "build_archive", lambda tag, **_: AgentArchive(tag, "d" * 64, Path(), 1))
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     Path("stoker.yaml").write_text(

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from stoker.model.errors import Transient
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers.gce import leftovers, offers, operations
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.gce.provider import GceProvider
 from stoker.providers.registry import Context
 
-PLACE = Place("vision-1", "us-central1")
+PLACE = ProjectRegion("vision-1", "us-central1")
 HERE, THERE, ELSEWHERE = "us-central1-a", "us-central1-b", "europe-west4-a"
 
 
@@ -53,7 +53,7 @@ def test_a_zone_that_gives_no_answer_has_no_machines_that_are_gone(how: Any) -> 
     with pytest.raises(Transient, match=HERE):
         asked.list_instances(str(PLACE))
     with pytest.raises(Transient, match=HERE):
-        leftovers.listed(Lists("disks", {}, **how), "gs://bucket/team", PLACE)
+        leftovers.list_leftovers(Lists("disks", {}, **how), "gs://bucket/team", PLACE)
 
 
 def test_a_zone_elsewhere_hides_nothing() -> None:
@@ -82,5 +82,5 @@ def test_an_operation_on_another_machine_is_none_of_ours() -> None:
         {"operationType": "insert", "targetId": "8", "operationGroupId": "another"},
     ]
     api = Lists("operations", {HERE: told})
-    assert [each["targetId"] for each in operations.grouped(api, "p", "ours")] == ["7"]
-    assert [each["targetId"] for each in operations.about(api, "p", {"8": HERE})] == ["8"]
+    assert [each["targetId"] for each in operations.in_group(api, "p", "ours")] == ["7"]
+    assert [each["targetId"] for each in operations.on_instances(api, "p", {"8": HERE})] == ["8"]

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from google_project import BASE, EMAIL, LINK, NETWORK, PLACE, PROJECT, REGION, STORE, ZONE, Google, connected
 
-from stoker.model.errors import AuthDenied, Misnamed, NotFound, ProviderError, Throttled, Transient
+from stoker.model.errors import AuthDenied, NoSuchResource, NotFound, ProviderError, Throttled, Transient
 from stoker.model.offerings import Offering
-from stoker.model.spec import GceResources, Resources, Spec
-from stoker.providers.base import LaunchOrder, Rehearses
+from stoker.model.resources import GceResources, Resources
+from stoker.model.spec import Spec
+from stoker.providers.base import LaunchOrder, SupportsPreflight
 from stoker.providers.gce import identity, images, permissions
-from stoker.providers.gce.errors import refused
+from stoker.providers.gce.errors import response_error
 
 
 def rehearse(google: Google, nodes: int = 1, image: str | None = None, **gce: Any) -> list[str]:
@@ -23,7 +24,7 @@ def rehearse(google: Google, nodes: int = 1, image: str | None = None, **gce: An
     offering = Offering("gce", "c2-standard-4", ZONE, False, region=PLACE, cpus=4)
     order = LaunchOrder("gpt-ab12", "gpt", 2, nodes, 1, STORE, spec, "jane", offering)
     google.called.clear()
-    provider.rehearse(provider.build(order))
+    provider.preflight(provider.build(order))
     return google.called
 
 
@@ -42,16 +43,16 @@ def test_what_several_launches_name_is_looked_at_once(google: Google) -> None:
         offering = Offering("gce", "c2-standard-4", ZONE, spot, region=PLACE, cpus=4)
         launches.append(provider.build(LaunchOrder("gpt-ab12", "gpt", 2, 1, 1, STORE, spec, "jane", offering)))
     google.called.clear()
-    provider.rehearse(launches[0])
+    provider.preflight(launches[0])
     assert google.called == ["compute.networks.get"], "spot machines consume no reservation"
     google.called.clear()
-    with pytest.raises(Misnamed, match="there is no reservation blokc-7"):
-        provider.rehearse(*launches)
+    with pytest.raises(NoSuchResource, match="there is no reservation blokc-7"):
+        provider.preflight(*launches)
     assert google.called.count("compute.networks.get") == 1
 
 
 def refusal(google: Google, **asked: Any) -> str:
-    with pytest.raises(Misnamed) as raised:
+    with pytest.raises(NoSuchResource) as raised:
         rehearse(google, **asked)
     (line,) = str(raised.value).splitlines()
     return line
@@ -78,7 +79,7 @@ def google() -> Google:
 
 
 def test_it_is_a_provider_that_rehearses(google: Google) -> None:
-    assert isinstance(connected(google), Rehearses)
+    assert isinstance(connected(google), SupportsPreflight)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -93,7 +94,7 @@ def test_each_name_is_asked_about_once(google: Google, nodes: int) -> None:
     called = {*rehearse(google, nodes, **WHOLE)}
     assert len(google.called) == len(called) == 4
     google.let("GET", f"{BASE}/global/images/family/torch", {"name": "torch-7"})
-    assert {*called, *rehearse(google, image="family:vision-1/torch")} == permissions.methods(permissions.REHEARSE)
+    assert {*called, *rehearse(google, image="family:vision-1/torch")} == permissions.methods(permissions.PREFLIGHT)
 
 
 NETWORK_FIX = "set resources.gce.network to one that is there, or leave it out for the default one"
@@ -201,7 +202,7 @@ def test_a_zone_that_gives_no_answer_may_have_the_reservation(google: Google) ->
 
 
 def test_a_name_that_nothing_can_have(google: Google) -> None:
-    told = refused("resources.gce.placement_policy", 400, {"error": {"message": "Invalid value for field 'x'"}})
+    told = response_error("resources.gce.placement_policy", 400, {"error": {"message": "Invalid value for field 'x'"}})
     google.let("GET", f"{BASE}/regions/{REGION}/resourcePolicies/x", told)
     assert "resources.gce.placement_policy: Invalid value" in refusal(google, placement_policy="x")
 

@@ -16,7 +16,8 @@ import pytest
 from stoker.model import codec
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import GceResources, Resources, Spec
+from stoker.model.resources import GceResources, Resources
+from stoker.model.spec import Spec
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import identity, images, names, owners, request, startup
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from google_project import PLACE, REGION, STORE, ZONE, Google, connected
 
-from stoker.model.errors import AuthDenied, Misnamed, UserError
+from stoker.model.errors import AuthDenied, NoSuchResource, UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import GceResources, Resources, Spec
+from stoker.model.resources import GceResources, Resources
+from stoker.model.spec import Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import catalog, check, reservations
-from stoker.providers.gce.places import Place
-from stoker.providers.gce.reservations import Held
+from stoker.providers.gce.places import ProjectRegion
+from stoker.providers.gce.reservations import GceReservation
 
 OTHER = f"{REGION}-b"
 N2 = Offering("gce", "n2-standard-4", ZONE, False, region=PLACE, cpus=4)
@@ -44,7 +45,7 @@ def job(**resources: Any) -> Spec:
 def rehearse(google: Google, offering: Offering, nodes: int = 1) -> None:
     provider = connected(google)
     order = LaunchOrder("gpt-ab12", "gpt", 2, nodes, 1, STORE, job(), "jane", offering)
-    provider.rehearse(provider.build(order))
+    provider.preflight(provider.build(order))
 
 
 # ── What is offered ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -53,23 +54,27 @@ def rehearse(google: Google, offering: Offering, nodes: int = 1) -> None:
 def test_only_the_zone_and_the_type_that_are_held_are_offered_and_spot_is_not_narrowed() -> None:
     spot = offered("n2-standard-4", ZONE, OTHER, spot=True)
     many = (*offered("n2-standard-4", ZONE, OTHER), *offered("n2-standard-8", OTHER), *spot)
-    held = [Held(OTHER, "n2-standard-4")]
+    held = [GceReservation(OTHER, "n2-standard-4")]
     assert reservations.narrowed(many, held) == (*offered("n2-standard-4", OTHER), *spot)
-    assert reservations.narrowed(many, [Held(ZONE)]) == (*offered("n2-standard-4", ZONE), *spot), "it tells no type"
-    assert reservations.narrowed(many, [Held(ZONE, "c2-standard-4")]) == many, "who looks at the names says why"
+    assert reservations.narrowed(many, [GceReservation(ZONE)]) == (*offered("n2-standard-4", ZONE), *spot), (
+        "it tells no type"
+    )
+    assert reservations.narrowed(many, [GceReservation(ZONE, "c2-standard-4")]) == many, (
+        "who looks at the names says why"
+    )
 
 
 def test_whoever_may_not_look_tries_them_all(google: Google) -> None:
     two = offered("n2-standard-4", ZONE, OTHER)
-    place = Place.of(PLACE)
-    found = reservations.kept_for(google, job().resources, place, two)  # type: ignore[arg-type]
+    place = ProjectRegion.of(PLACE)
+    found = reservations.usable_offerings(google, job().resources, place, two)  # type: ignore[arg-type]
     assert found == two[:1]
     google.answers.insert(0, ("GET", ".*/reservations", AuthDenied("no")))
-    assert reservations.kept_for(google, job().resources, place, two) == two  # type: ignore[arg-type]
+    assert reservations.usable_offerings(google, job().resources, place, two) == two  # type: ignore[arg-type]
     google.called.clear()
     for none in ("any", "none", None):
         plain = job(gce=GceResources(reservation=none)).resources
-        assert reservations.kept_for(google, plain, place, two) == two  # type: ignore[arg-type]
+        assert reservations.usable_offerings(google, plain, place, two) == two  # type: ignore[arg-type]
     assert google.called == []
 
 
@@ -79,19 +84,19 @@ def test_whoever_may_not_look_tries_them_all(google: Google) -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_reservation_for_others_is_refused_before_the_submission(google: Google, nodes: int) -> None:
     rehearse(google, N2, nodes)
-    with pytest.raises(Misnamed) as raised:
+    with pytest.raises(NoSuchResource) as raised:
         rehearse(google, Offering("gce", "n1-standard-4", ZONE, False, region=PLACE, cpus=4), nodes)
     assert str(raised.value) == (
         f"resources.gce.reservation: block-7 is for n2-standard-4 in {ZONE}, and not for n1-standard-4; "
         "set resources.machine to n2-standard-4, or leave the reservation out"
     )
-    with pytest.raises(Misnamed, match=rf"set resources.zones to \[{ZONE}\]"):
+    with pytest.raises(NoSuchResource, match=rf"set resources.zones to \[{ZONE}\]"):
         rehearse(google, Offering("gce", "n2-standard-4", OTHER, False, region=PLACE, cpus=4), nodes)
 
 
 def test_the_check_compares_them_too(google: Google) -> None:
     def told(spec: Spec) -> Any:
-        found = {each.name: each for each in check.examine(connected(google), spec, STORE)}
+        found = {each.name: each for each in check.check_account(connected(google), spec, STORE)}
         return found["reservation"]
 
     assert told(job()).detail == f"block-7 (n2-standard-4 in {ZONE})"
@@ -106,7 +111,7 @@ def test_what_is_attached_belongs_to_the_type(google: Google) -> None:
     google.reserved_machines = {"block-7": {"machineType": "n1-standard-8", "guestAccelerators": [t4]}}
     with_t4 = Offering("gce", "n1-standard-8+nvidia-tesla-t4:1", ZONE, False, region=PLACE, gpu="T4", gpus=1)
     rehearse(google, with_t4)
-    with pytest.raises(Misnamed, match="and not for n1-standard-8;"):
+    with pytest.raises(NoSuchResource, match="and not for n1-standard-8;"):
         rehearse(google, Offering("gce", "n1-standard-8", ZONE, False, region=PLACE))
     a100 = {"acceleratorType": "nvidia-tesla-a100", "acceleratorCount": 1}
     google.reserved_machines = {"block-7": {"machineType": "a2-highgpu-1g", "guestAccelerators": [a100]}}

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources, Spec
-from stoker.providers.base import Finding
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.providers.base import CheckResult
 from stoker.providers.gce import check, quotas
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 
-PLACE = Place("vision-1", "us-central1")
+PLACE = ProjectRegion("vision-1", "us-central1")
 N2 = Offering("gce", "n2-standard-4", "us-central1-a", True, region=str(PLACE), cpus=4)
 H100 = Offering("gce", "a3-highgpu-1g", "us-central1-a", True, region=str(PLACE), cpus=26, gpu="H100", gpus=1)
 
@@ -21,7 +22,7 @@ def limit(metric: str, most: float) -> dict[str, Any]:
     return {"metric": metric, "limit": most, "usage": 0.0}
 
 
-def told(offerings: tuple[Offering, ...], *limits: dict[str, Any], nodes: int = 1) -> dict[str, Finding]:
+def told(offerings: tuple[Offering, ...], *limits: dict[str, Any], nodes: int = 1) -> dict[str, CheckResult]:
     spec = Spec(name="check", run="true", nodes=nodes, resources=Resources(provider="gce"))
     checks = check._Checks(SimpleNamespace(api=None), spec, "gs://bucket", PLACE, {})  # type: ignore[arg-type]
     checks._region, checks._offered = {"quotas": list(limits)}, offerings
@@ -50,4 +51,7 @@ def test_where_there_are_no_others_a_limit_of_zero_is_the_limit() -> None:
 def test_who_takes_no_spot_needs_no_limit_for_it() -> None:
     found = told((replace(N2, spot=False),), limit("N2_CPUS", 24), limit("PREEMPTIBLE_CPUS", 0))
     assert list(found) == ["quota of N2_CPUS"]
-    assert quotas.borrowed([replace(N2, spot=False)], quotas.limits({"quotas": [limit("PREEMPTIBLE_CPUS", 0)]})) == {}
+    assert (
+        quotas.borrowed_limits([replace(N2, spot=False)], quotas.limits({"quotas": [limit("PREEMPTIBLE_CPUS", 0)]}))
+        == {}
+    )

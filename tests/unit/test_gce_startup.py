@@ -18,7 +18,8 @@ import pytest
 
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import names, startup
 from stoker.providers.gce.machine import SHUTDOWN_FILE
@@ -88,7 +89,7 @@ class TestStarting:
             startup.startup_script(order(nodes=9000))
 
     def test_no_secret_travels(self) -> None:
-        with pytest.raises(ValueError, match="has no place in a boot script"):
+        with pytest.raises(ValueError, match="must not be in a boot script"):
             startup.startup_script(order(environ={"GOOGLE_TOKEN": "x"}))
 
 

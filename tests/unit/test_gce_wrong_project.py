@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from google_project import REGION, STORE, Google, connected
 
-from stoker.model.errors import Misnamed, UserError
-from stoker.model.spec import GceResources, Resources, Spec
+from stoker.model.errors import NoSuchResource, UserError
+from stoker.model.resources import GceResources, Resources
+from stoker.model.spec import Spec
 from stoker.providers.gce import check
 
 WRONG = "stoker-tset"
@@ -25,7 +26,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Google:
 
 def test_the_variable_is_blamed_that_names_it(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", WRONG)
-    with pytest.raises(Misnamed) as raised:
+    with pytest.raises(NoSuchResource) as raised:
         connected(google).offerings(resources())
     assert raised.value.exit_code == 2
     assert str(raised.value) == (
@@ -33,19 +34,19 @@ def test_the_variable_is_blamed_that_names_it(google: Google, monkeypatch: pytes
         "`gcloud projects list` shows yours"
     )
     spec = Spec(name="check", run="true", resources=resources())
-    told = {each.name: each for each in check.examine(connected(google), spec, STORE)}["project"]
+    told = {each.name: each for each in check.check_account(connected(google), spec, STORE)}["project"]
     assert told.detail == f"GOOGLE_CLOUD_PROJECT: there is no project {WRONG}, or none that you may see"
     assert told.ok is False and told.fix == "`gcloud projects list` shows yours"
 
 
 def test_or_the_field_or_the_credentials(google: Google) -> None:
-    with pytest.raises(Misnamed, match=r"^resources\.gce\.project: there is no project"):
+    with pytest.raises(NoSuchResource, match=r"^resources\.gce\.project: there is no project"):
         connected(google).offerings(resources(project=WRONG))
     google.project = WRONG
-    with pytest.raises(Misnamed, match=r"^your Google credentials: there is no project"):
+    with pytest.raises(NoSuchResource, match=r"^your Google credentials: there is no project"):
         connected(google).offerings(resources())
     asked = Resources(provider="gce", region=f"{WRONG}/{REGION}", machine=("n2-standard-4",))
-    with pytest.raises(Misnamed, match=r"^resources\.region: there is no project"):
+    with pytest.raises(NoSuchResource, match=r"^resources\.region: there is no project"):
         connected(google).offerings(asked)
 
 

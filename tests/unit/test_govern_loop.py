@@ -11,15 +11,15 @@ import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker.core.snapshot import Append, Plan, Terminate, Unmark
-from stoker.governor import loop
+from stoker.governor import loop, market_records, pass_notifier
 from stoker.governor.loop import TICK_FAR_S, TICK_NEAR_S, Pass
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched, Warned
 from stoker.model.offerings import Leftover
-from stoker.notifications.background_call import Errand
-from stoker.notifications.dispatcher import SINGLE_S, WATCH_S
-from stoker.notifications.events import Told
+from stoker.notifications.background_call import BackgroundCall
+from stoker.notifications.dispatcher import LOOP_WAIT_S, SINGLE_PASS_WAIT_S
+from stoker.notifications.events import Notification
 from stoker.store import job_log
 from stoker.store.job_index import read_summary
 from tests.support.sim_data import CAPABILITIES, SPOT_A, at, make_beat, make_snapshot, make_spec, make_state, nodes
@@ -45,7 +45,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("near", "wake_in_s", "pause_s"),
+    ("is_local", "wake_in_s", "pause_s"),
     [
         (True, None, TICK_NEAR_S),
         (False, None, TICK_FAR_S),
@@ -57,9 +57,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ],
 )
 def test_it_sleeps_until_a_deadline_or_the_tick(
-    near: bool, wake_in_s: float | None, pause_s: float, pauses: list[float]
+    is_local: bool, wake_in_s: float | None, pause_s: float, pauses: list[float]
 ) -> None:
-    ScriptedWorld(near=near).governor().sleep(wake_in_s)
+    ScriptedWorld(is_local=is_local).governor().sleep(wake_in_s)
     assert pauses == [pytest.approx(pause_s)]
 
 
@@ -109,17 +109,17 @@ class Loop:
 
         monkeypatch.setattr(self.governor, "run_pass", run_pass)
         monkeypatch.setattr(self.governor, "sleep", lambda wake_in_s: self.did.append(("sleep", wake_in_s)))
-        monkeypatch.setattr(self.governor, "_finish_telling", lambda: self.did.append("told the rest"))
+        monkeypatch.setattr(self.governor.notifier, "finish", lambda _clock: self.did.append("told the rest"))
 
 
 def test_it_passes_until_it_is_enough_and_sleeps_as_long_as_each_pass_says(
     world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop(world, monkeypatch, passing(2, 3.0), passing(1), passing(0))
-    assert loop.governor._patience_s == SINGLE_S
+    assert loop.governor.notifier.patience_s == SINGLE_PASS_WAIT_S
     loop.governor.watch(lambda done: done.active == 0, lambda done: loop.did.append(done.active))
     assert loop.did == [2, ("sleep", 3.0), 1, ("sleep", None), 0, "told the rest"]
-    assert loop.governor._patience_s == WATCH_S, "a loop can wait for messages in its next pass"
+    assert loop.governor.notifier.patience_s == LOOP_WAIT_S, "a loop can wait for messages in its next pass"
 
 
 def test_a_store_that_does_not_answer_is_tried_again(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,16 +142,16 @@ def test_what_is_not_told_when_the_loop_ends_never_raises(
         finished.append(now())
         raise StoreDenied("not yours")
 
-    monkeypatch.setattr(governor.teller, "finish", finish)
-    governor._finish_telling()
+    monkeypatch.setattr(governor.dispatcher, "finish", finish)
+    governor.notifier.finish(governor._clock)
     assert finished == [], "without a pass there is no clock, and nothing to tell"
     governor.run_pass()
-    governor._finish_telling()
+    governor.notifier.finish(governor._clock)
     assert finished == [at(0)]
 
 
 def test_a_pass_is_idle_when_nothing_is_active_and_everything_told() -> None:
-    assert passing(0).idle and not passing(1).idle and not replace(passing(0), untold=True).idle
+    assert passing(0).idle and not passing(1).idle and not replace(passing(0), can_send=True).idle
 
 
 # ── Before a job is forgotten ─────────────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +165,7 @@ def ended_world(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, error: Ex
     world.cloud.machines = {"i-2-0": replace(_running("i-2-0", 2), state="gone")}
     world.cloud.now_s += after_s
     governor = world.governor()
-    note, noted = governor.teller.note, []
+    note, noted = governor.dispatcher.record, []
 
     def noting(jobs: Any, now: Any, **rest: Any) -> None:
         noted.append(sorted(jobs))
@@ -173,7 +173,7 @@ def ended_world(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, error: Ex
             raise error
         note(jobs, now, **rest)
 
-    monkeypatch.setattr(governor.teller, "note", noting)
+    monkeypatch.setattr(governor.dispatcher, "record", noting)
     governor.run_pass()
     assert noted[0] == [A], "its end is noted before its marker is removed"
     return world.store.holds(keys.active(A, 1))
@@ -185,8 +185,8 @@ def ended_world(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, error: Ex
         (None, 0.0, False),
         (StoreUnavailable("did not answer"), 0.0, True),
         (StoreUnavailable("did not answer"), 60.0, True),
-        (StoreUnavailable("did not answer"), loop.NOTED_WITHIN_S - 1, True),
-        (StoreUnavailable("did not answer"), loop.NOTED_WITHIN_S, False),
+        (StoreUnavailable("did not answer"), pass_notifier.RECORD_WITHIN_S - 1, True),
+        (StoreUnavailable("did not answer"), pass_notifier.RECORD_WITHIN_S, False),
         (StoreDenied("may not write there"), 0.0, False),
         (RuntimeError("a bug in telling"), 0.0, False),
     ],
@@ -208,10 +208,10 @@ def test_only_what_ended_lately_is_held_back_and_nothing_else_of_the_plan(
     def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("did not answer")
 
-    monkeypatch.setattr(governor.teller, "note", away)
+    monkeypatch.setattr(governor.dispatcher, "record", away)
     late = replace(make_state(ENDED, job="old-aaaa"), job="old-aaaa")
     assert late.ended is not None
-    late = replace(late, ended=replace(late.ended, at=clock.now() - timedelta(seconds=loop.NOTED_WITHIN_S)))
+    late = replace(late, ended=replace(late.ended, at=clock.now() - timedelta(seconds=pass_notifier.RECORD_WITHIN_S)))
     new = make_state(ENDED, job="new-aaaa")
     assert new.ended is not None
     new = replace(new, ended=replace(new.ended, at=clock.now()))
@@ -221,7 +221,7 @@ def test_only_what_ended_lately_is_held_back_and_nothing_else_of_the_plan(
         Unmark("new-aaaa", (1,), "it has ended"),
         Unmark("old-aaaa", (1,), "it has ended"),
     )
-    kept = governor._noted_first(Plan(actions), newest, clock)
+    kept = governor.notifier.record_endings(Plan(actions), newest, clock)
     assert kept.actions == (actions[0], actions[2])
 
 
@@ -239,7 +239,7 @@ def test_a_job_whose_money_cannot_be_written_down_stays_active(
     def refuse(*_: object) -> None:
         raise StoreDenied("may not write there")
 
-    monkeypatch.setattr(loop, "write_spent", refuse)
+    monkeypatch.setattr(loop, "record_job_costs", refuse)
     world.submit(A, Claimed(SPOT_A, 1), Launched(2, nodes(2)), ENDED)
     world.cloud.machines = {"i-2-0": replace(_running("i-2-0", 2), state="gone")}
     done = world.governor().run_pass()
@@ -260,7 +260,7 @@ def test_a_message_that_cannot_be_noted_is_a_problem_and_ends_no_pass(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(governor.teller, "note", fail)
+    monkeypatch.setattr(governor.dispatcher, "record", fail)
     assert governor.run_pass().problems == {"notify": text}
 
 
@@ -271,7 +271,7 @@ def test_what_was_removed_is_told_by_a_later_pass_where_it_cannot_be_noted(
     world.cloud.machines = {"i-2-0": _running("i-2-0", 2)}
     world.cloud.leftovers = [Leftover("disk", "d-1", "sim", "gone-aaaa", 2)]
     governor = world.governor()
-    noted: list[list[Told]] = []
+    noted: list[list[Notification]] = []
     answers = iter([StoreUnavailable("did not answer"), None, None])
 
     def note(_jobs: object, _now: object, *, more: Any = (), active: object = None) -> None:
@@ -280,7 +280,7 @@ def test_what_was_removed_is_told_by_a_later_pass_where_it_cannot_be_noted(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(governor.teller, "note", note)
+    monkeypatch.setattr(governor.dispatcher, "record", note)
     first = governor.run_pass()
     assert first.problems["notify"] == "did not answer" and first.unsent
     world.cloud.leftovers = []
@@ -316,29 +316,29 @@ def test_a_pass_over_some_jobs_begins_the_accounts_of_all_and_reads_only_these(
         world.submit(job, Claimed(SPOT_A, 1), Launched(2, nodes(2)))
     governor = world.governor()
     begun: list[tuple[tuple[str, ...], bool]] = []
-    begin = governor.bookkeeper.begin
+    begin = governor.budget_tracker.begin
 
     def watched(jobs: tuple[str, ...], *, whole: bool, now: Any) -> None:
         begun.append((jobs, whole))
         begin(jobs, whole=whole, now=now)
 
-    monkeypatch.setattr(governor.bookkeeper, "begin", watched)
+    monkeypatch.setattr(governor.budget_tracker, "begin", watched)
     assert (governor.run_pass(only={A}).active, governor.run_pass().active) == (1, 2)
     assert begun == [((A, "b-bbbb"), False), ((A, "b-bbbb"), True)]
 
 
 def test_markets_are_read_anew_now_and_then(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    reader = loop.MarketReader
+    reader = market_records.MarketReader
 
     def reading(*args: Any) -> Any:
         made.append(args)
         return reader(*args)
 
-    monkeypatch.setattr(loop, "MarketReader", reading)
+    monkeypatch.setattr(market_records, "MarketReader", reading)
     governor = world.governor()
     counts = []
-    for seconds in (0.0, 30.0, loop.MARKETS_FOR_S - 30.0):
+    for seconds in (0.0, 30.0, market_records.MARKETS_FOR_S - 30.0):
         world.cloud.now_s += seconds
         governor.run_pass()
         counts.append(len(made))
@@ -373,7 +373,7 @@ def test_a_pass_tells_what_each_job_waits_for_and_ps_tells_the_same(
         world.submit(job)
     governor = world.governor()
     held = {A: "the money is spent"}
-    monkeypatch.setattr(governor.bookkeeper, "keeps_back", lambda _house, job, *_: held.get(job))
+    monkeypatch.setattr(governor.budget_tracker, "launch_denied", lambda _house, job, *_: held.get(job))
     done = governor.run_pass()
     assert done.waiting == held and done.problems == {}
     summary = read_summary(world.store, A)
@@ -409,9 +409,9 @@ def test_what_a_warning_costs_to_note_is_a_problem_of_its_job(
     def refuse(*_: object) -> None:
         raise StoreDenied("may not write there")
 
-    monkeypatch.setattr(governor.bookkeeper, "note_words", refuse)
+    monkeypatch.setattr(governor.budget_tracker, "record_warning", refuse)
     words = [Append(job, 2, Warned("budget", "soon"), "soon") for job in (A, "b-bbbb")]
-    governor._note_words([*words, Terminate("c-cccc", "i-1", "sim", "orphan")], problems)
+    governor._record_warnings([*words, Terminate("c-cccc", "i-1", "sim", "orphan")], problems)
     assert problems.keys() == {A, "b-bbbb"} and problems["b-bbbb"] == "before"
     assert "may not write there" in problems[A]
 
@@ -425,12 +425,12 @@ def test_a_market_that_cannot_be_noted_is_a_problem_of_its_job(
         noted.append((before and before.seq, state.job))
         raise OSError("no route")
 
-    monkeypatch.setattr(governor.applier.market, "note", note)
+    monkeypatch.setattr(governor.applier.market, "record", note)
     world.submit(A)
     _, seen = governor.plan()
-    governor._note_markets(seen, {}, problems)
+    governor._record_markets(seen, {}, problems)
     assert "no route" in problems[A]
-    governor._note_markets(seen, {A: seen.snapshot.jobs[0]}, problems)
+    governor._record_markets(seen, {A: seen.snapshot.jobs[0]}, problems)
     assert noted == [(None, A), (1, A)]
 
 
@@ -457,9 +457,9 @@ def test_a_marker_without_a_log_is_cleared_and_no_job(world: ScriptedWorld) -> N
 
 def test_an_errand_that_hangs_keeps_no_process_from_ending() -> None:
     go = threading.Event()
-    errand = Errand(go.wait)
+    errand = BackgroundCall(go.wait)
     try:
-        running = [thread for thread in threading.enumerate() if thread.name == "errand"]
+        running = [thread for thread in threading.enumerate() if thread.name == "background-call"]
         assert running and all(thread.daemon for thread in running) and not errand.over
     finally:
         go.set()

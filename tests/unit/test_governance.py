@@ -8,10 +8,11 @@ from datetime import date
 import pytest
 
 from stoker.core import audit
-from stoker.core.policy_rules import Subject, allowed, applies, bounded, broken, names_submitters
+from stoker.core.policy_rules import Subject, allowed, applies, broken, effective_limits, names_submitters
 from stoker.model.offerings import Offering
-from stoker.model.policy import House
-from stoker.model.spec import SUBMITTER, Container, Environment, Limits, Resources, Retry, Spec
+from stoker.model.policy import Policy
+from stoker.model.resources import Resources
+from stoker.model.spec import SUBMITTER_TAG, Container, Environment, Limits, Retry, Spec
 from stoker.policy.policy_file import parse_policy
 
 TODAY = date(2026, 11, 16)
@@ -21,7 +22,7 @@ P4 = Offering("ec2", "p4d.24xlarge", "eu-west-1b", spot=True, region="eu-west-1"
 HERE = Offering("local", "local", "this-computer", spot=False)
 
 
-def rules(*texts: str) -> House:
+def rules(*texts: str) -> Policy:
     return parse_policy(("rules:\n" + "".join(f"- {{{text}}}\n" for text in texts)).encode(), "p.yaml")
 
 
@@ -29,8 +30,8 @@ def subject(spec: Spec = SPEC, job: str | None = None) -> Subject:
     return Subject(spec, TODAY, job)
 
 
-def told(house: House, spec: Spec = SPEC, *offerings: Offering) -> list[str]:
-    return [str(finding) for finding in broken(house, subject(spec), offerings or None)]
+def told(policy: Policy, spec: Spec = SPEC, *offerings: Offering) -> list[str]:
+    return [str(finding) for finding in broken(policy, subject(spec), offerings or None)]
 
 
 @pytest.mark.parametrize(
@@ -73,11 +74,11 @@ def test_asking_for_too_much() -> None:
         resources=Resources(image="ami-1"),
         environment=Environment(container=Container("evil:1")),
     )
-    house = rules(
+    policy = rules(
         *("max_nodes: 2", "max_retries: 4", "max_runtime: 1h, then: refuse", "max_cost: 5, then: refuse"),
         "images: [ami-*, good]",
     )
-    assert told(house, spec) == [
+    assert told(policy, spec) == [
         "policy max-nodes: 3 nodes are more than 2; ask for fewer",
         "policy max-retries: retry.user_errors: 5 is more than 4",
         "policy max-runtime: limits.max_runtime: 2 h is more than 1 h",
@@ -87,16 +88,16 @@ def test_asking_for_too_much() -> None:
 
 
 def test_machines_are_left_out_and_a_job_is_refused_when_none_is_left() -> None:
-    house = rules("machines: ['g5.*']", "regions: [us-*]", "providers: [ec2]")
-    assert allowed(house, subject(), (G5, P4, HERE)) == (G5,)
-    assert told(house, SPEC, G5, P4) == []
-    assert told(house, SPEC, P4) == [
+    policy = rules("machines: ['g5.*']", "regions: [us-*]", "providers: [ec2]")
+    assert allowed(policy, subject(), (G5, P4, HERE)) == (G5,)
+    assert told(policy, SPEC, G5, P4) == []
+    assert told(policy, SPEC, P4) == [
         "policy machines: p4d.24xlarge may not be used; allowed is g5.*",
         "policy regions: eu-west-1 may not be used; allowed is us-*",
     ]
     assert told(rules("providers: [ec2]"), SPEC, HERE) == ["policy providers: local may not be used; allowed is ec2"]
     # What has no region is nowhere; what nobody knows breaks nothing.
-    assert told(rules("regions: [us-*]"), SPEC, HERE) == told(house, SPEC) == []
+    assert told(rules("regions: [us-*]"), SPEC, HERE) == told(policy, SPEC) == []
     assert allowed(rules("machines: [x], then: warn"), subject(), (G5,)) == (G5,)
     assert allowed(rules("machines: [x], audit: true"), subject(), (G5,)) == (G5,)
 
@@ -106,7 +107,7 @@ def test_for_whom_and_except_for_whom() -> None:
     assert applies(scoped, subject())
     assert not applies(scoped, subject(replace(SPEC, tags={"team": "vision"})))
     assert not applies(scoped, subject(replace(SPEC, tags={})))
-    mine = replace(SPEC, tags={SUBMITTER: "arn:aws:iam::111122223333:role/Trainers"})
+    mine = replace(SPEC, tags={SUBMITTER_TAG: "arn:aws:iam::111122223333:role/Trainers"})
     (exempted,) = rules("max_nodes: 1, except: [{submitter: '*:role/Trainers', until: 2026-11-16, why: x}]").rules
     assert not applies(exempted, subject(mine)) and applies(exempted, subject())
     assert applies(exempted, Subject(mine, date(2026, 11, 17)))
@@ -146,28 +147,28 @@ def test_a_rule_names_submitters() -> None:
         ("Trainers", False),
     ):
         (rule,) = rules(f"max_nodes: 1, for: {{submitter: {wanted if wanted[0] == '[' else repr(wanted)}}}").rules
-        assert applies(rule, subject(replace(SPEC, tags={SUBMITTER: role}))) is held, wanted
+        assert applies(rule, subject(replace(SPEC, tags={SUBMITTER_TAG: role}))) is held, wanted
         # What has no submitter that is known, a training job of SageMaker, is not meant.
         assert not applies(rule, subject(replace(SPEC, tags={})))
 
 
 def test_bounds_are_the_tightest() -> None:
     spec = replace(SPEC, limits=Limits(max_runtime_s=100, max_cost=50))
-    house = rules(
+    policy = rules(
         *("max_runtime: 1h", "name: a, max_cost: 20", "name: b, max_cost: 10", "max_wait: 5m"),
         *("name: c, max_cost: 1, audit: true", "name: d, max_cost: 2, then: warn"),
         *("resume: {min_runtime: 1m, times: 1}", "spot: {on_demand_after: 1, back_after: 1h}"),
     )
-    found = bounded(house, subject(spec))
+    found = effective_limits(policy, subject(spec))
     assert found.spec.limits == Limits(max_runtime_s=100, max_cost=10, max_wait_s=300)
     assert found.by_rule == {"max_cost": "b", "max_wait": "max-wait", "resumes": "resume"}
     assert (found.named("max_cost"), found.rule("max_cost")) == ("policy b", "policy:b")
     assert (found.named("max_runtime"), found.rule("max_runtime")) == ("limits.max_runtime", "max_runtime")
     retry = found.spec.retry
     assert (retry.min_runtime_s, retry.resumes, retry.on_demand_after, retry.spot_again_s) == (60, 1, 1, 3600)
-    told = audit.watched(house, subject(spec), "max_cost", "max_runtime_s")
+    told = audit.audited_limits(policy, subject(spec), "max_cost", "max_runtime_s")
     assert [(rule.name, bounds.value("max_cost")) for rule, bounds in told] == [("c", 1), ("d", 2)]
-    assert bounded(House(), subject(spec)).spec == spec
+    assert effective_limits(Policy(), subject(spec)).spec == spec
 
 
 def test_audit_and_warn_refuse_nothing() -> None:

@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
-import foreign_world
+import external_world
 import pytest
 
 from stoker.governor.loop import Governor
 from stoker.governor.store_clock import read_clock
 from stoker.model import keys
-from stoker.notifications.dispatcher import Teller
+from stoker.notifications.dispatcher import NotificationDispatcher
 from stoker.policy import versions
 from stoker.providers.ec2 import iam as amazon
 from stoker.providers.gce import iam as google
@@ -32,13 +32,13 @@ RARE: tuple[Change, ...] = (
     ("write", keys.dry("ec2/m/z/spot")),
     ("remove", keys.dry("ec2/m/z/spot")),
     ("write", keys.active("gpt-ab12", 4)),
-    ("write", keys.budget_told("team", date(2026, 1, 1), "vision", "spent")),
+    ("write", keys.budget_warning("team", date(2026, 1, 1), "vision", "spent")),
 )
 WRITTEN = [
-    *("foreign/index", "foreign/sagemaker", "governors", "index", "jobs"),
-    *("market", "places", "probes", "spent", "told"),
+    *("external_jobs/index", "external_jobs/sagemaker", "governors", "index", "jobs"),
+    *("market", "outbox", "places", "probes", "spent"),
 ]
-REMOVED = ["active", "index", "market", "probes", "told"]
+REMOVED = ["active", "index", "market", "outbox", "probes"]
 
 
 class Watched(World):
@@ -56,7 +56,9 @@ class Watched(World):
         store = governor.store
         assert isinstance(store, MemoryStore)
         store.faults = noting(self.changed, store.faults)
-        governor.teller = Teller(store, caller.name, governor.applier.token, lambda _to: lambda _letter: None)
+        governor.notifier.dispatcher = NotificationDispatcher(
+            store, caller.name, governor.applier.token, lambda _to: lambda _message: None
+        )
         return governor
 
 
@@ -81,10 +83,10 @@ def reached() -> frozenset[Change]:
         world = Watched(scenario, {job.name: job for job in jobs}, source)
         world.run()
         found |= world.changed
-    others = foreign_world.World(foreign_world.STALL)
+    others = external_world.World(external_world.STALL)
     assert isinstance(others.store, MemoryStore)
     others.store.faults = noting(found)
-    foreign_world.idle(others)
+    external_world.idle(others)
     others.wake()
     read_clock(MemoryStore(lambda: datetime.now(timezone.utc), faults=noting(found)), "me", lambda: 0.0)
     return frozenset(found)
@@ -92,7 +94,7 @@ def reached() -> frozenset[Change]:
 
 def head(key: str) -> str:
     parts = key.split("/")
-    return "/".join(parts[:2]) if parts[0] == "foreign" else parts[0]
+    return "/".join(parts[:2]) if parts[0] == "external_jobs" else parts[0]
 
 
 def test_the_stories_reach_what_they_are_for() -> None:

@@ -8,17 +8,18 @@ from typing import Any, get_args
 import pytest
 
 from stoker.cli.plan_view import worst_case
-from stoker.core.placement import acceptable
+from stoker.core.acceptable_offerings import acceptable
 from stoker.model.errors import Transient
 from stoker.model.offerings import Offering
-from stoker.model.spec import Gpus, Limits, Resources, Spec, Spot
+from stoker.model.resources import Gpus, Resources, Spot
+from stoker.model.spec import Limits, Spec
 from stoker.providers.ec2 import offers as ec2
 from stoker.providers.gce import catalog
 from stoker.providers.gce import offers as gce
-from stoker.providers.gce.client import Scoped
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.client import AggregatedList
+from stoker.providers.gce.places import ProjectRegion
 
-PLACE = Place("vision-1", "us-central1")
+PLACE = ProjectRegion("vision-1", "us-central1")
 CLOUDS = ("ec2", "gce")
 
 
@@ -110,13 +111,13 @@ class Silent:
     def __init__(self, *machines: str, silent: str = "us-central1-a") -> None:
         self.machines, self.silent = machines, silent
 
-    def scoped(self, _path: str, _kind: str, _params: object) -> Scoped:
+    def scoped(self, _path: str, _kind: str, _params: object) -> AggregatedList:
         listed = []
         for name in self.machines:
             known = catalog.facts(name)
             memory_mib = (known.memory_bytes or 0) // 2**20
             listed.append(("us-central1-b", {"name": name, "guestCpus": known.cpus, "memoryMb": memory_mib}))
-        return Scoped(tuple(listed), frozenset({self.silent}))
+        return AggregatedList(tuple(listed), frozenset({self.silent}))
 
 
 def test_a_zone_that_gives_no_answer_is_no_reason_for_larger_machines() -> None:

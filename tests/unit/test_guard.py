@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.governor import background, handover_guard
-from stoker.governor.handover_guard import Guard, guarding, watch
+from stoker.governor.handover_guard import HandoverGuard, guarding, watch
 from stoker.model.errors import StoreDenied, UserError
 
 URL = "file:///somewhere"
@@ -197,7 +197,7 @@ def test_a_released_guard_takes_nothing_over(pipe: tuple[int, int], monkeypatch:
 
 
 def test_the_guard_is_told_of_jobs_passes_and_the_release(spawned: Spawned) -> None:
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     assert spawned.stores == [URL] and guarded.problem is None
     guarded.job("a-aaaa")
     guarded.passed()
@@ -208,14 +208,14 @@ def test_the_guard_is_told_of_jobs_passes_and_the_release(spawned: Spawned) -> N
 
 
 def test_closing_without_a_release_makes_the_guard_take_over(spawned: Spawned) -> None:
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     guarded.job("a-aaaa")
     guarded.close()
     assert spawned.result() == ("a-aaaa",)
 
 
 def test_a_guard_that_was_killed_is_replaced_and_told_the_jobs_again(spawned: Spawned) -> None:
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     guarded.job("a-aaaa")
     guarded.job("b-bbbb")
     first = guarded._pipe
@@ -230,7 +230,7 @@ def test_a_guard_that_was_killed_is_replaced_and_told_the_jobs_again(spawned: Sp
 
 
 def test_the_pipe_of_a_guard_that_was_killed_is_closed(spawned: Spawned) -> None:
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     assert guarded._pipe is not None
     broken = str(Path(f"/proc/self/fd/{guarded._pipe}").readlink())
     spawned.kill()
@@ -242,7 +242,7 @@ def test_the_pipe_of_a_guard_that_was_killed_is_closed(spawned: Spawned) -> None
 def test_where_no_new_guard_can_be_started_nothing_is_written_anywhere(
     spawned: Spawned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     spawned.kill()
 
     def fail() -> tuple[int, int]:
@@ -265,7 +265,7 @@ def test_where_no_new_guard_can_be_started_nothing_is_written_anywhere(
 
 
 def test_a_full_pipe_holds_the_governor_up_no_moment(spawned: Spawned) -> None:
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     for _ in range(20_000):
         guarded.passed()
     assert spawned.read().startswith(b"pass\npass\n")
@@ -273,7 +273,7 @@ def test_a_full_pipe_holds_the_governor_up_no_moment(spawned: Spawned) -> None:
 
 
 def test_a_closed_guard_may_be_told_more(spawned: Spawned) -> None:
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     guarded.close()
     guarded.passed()
     guarded.release()
@@ -290,7 +290,7 @@ def test_a_guard_that_cannot_be_started_is_a_problem_and_no_error(
         raise OSError("no memory")
 
     monkeypatch.setattr(handover_guard, "_spawn", fail)
-    guarded = Guard(URL)
+    guarded = HandoverGuard(URL)
     guarded.job("a-aaaa")
     assert guarded.problem == "no memory" and guarded.jobs == ["a-aaaa"]
 

@@ -12,7 +12,7 @@ import pytest
 from stoker.model.errors import StoreError
 from stoker.store.disk import flush_folder, remove_unlocked
 from stoker.store.folder import FolderStore
-from stoker.store.safe_extraction import Extraction, Obstructed
+from stoker.store.safe_extraction import Extraction, PathObstructed
 
 
 def handles(below: Path) -> list[str]:
@@ -140,7 +140,7 @@ def staged(extraction: Extraction) -> None:
 def test_an_extraction_leaves_nothing_open(tmp_path: Path, call: Callable[[Extraction], object]) -> None:
     with all_closed(tmp_path), Extraction(tmp_path / "target") as extraction:
         fill(extraction)
-        with all_closed(tmp_path), suppress(Obstructed, OSError):
+        with all_closed(tmp_path), suppress(PathObstructed, OSError):
             call(extraction)
         assert not list(extraction.folder.glob(".tmp-*"))
 

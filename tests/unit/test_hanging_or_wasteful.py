@@ -8,7 +8,7 @@ import pytest
 
 from stoker.core import health_rules
 from stoker.core.decide import decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model.log_entries import Claimed, Draining, Event, Launched, Warned
@@ -25,9 +25,9 @@ WASTE = "name: waste, min_gpu_utilization: {value: 80%, over: 1h, after: 30m}, t
 STALL = "name: hangs, stall: {window: 5m, windows: 3}"
 
 
-def policy(*rules: str) -> Policy:
+def settings(*rules: str) -> GovernorSettings:
     text = "rules:\n" + "".join(f"- {{{rule}}}\n" for rule in rules)
-    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"))
+    return replace(DEFAULT, policy=parse_policy(text.encode(), "p.yaml"))
 
 
 def hung(
@@ -50,16 +50,16 @@ def hung(
     return make_snapshot(make_state(*RUNNING, *events), make_facts(2, beat=beat), spec=spec)
 
 
-def found(job: JobSnapshot, by: Policy) -> list[str]:
+def found(job: JobSnapshot, by: GovernorSettings) -> list[str]:
     (claim,) = job.state.open_claims
     subject = Subject(job.spec, at(NOW_S).date(), job.state.job)
-    return [each.rule for each in health_rules.findings(job, claim, by.house, subject, at(NOW_S))]
+    return [each.rule for each in health_rules.find_violations(job, claim, by.policy, subject, at(NOW_S))]
 
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("then", ["restart", "stop"])
 def test_the_rule_about_standing_still_is_waited_for_and_comes_first(order: int, then: str) -> None:
-    by = policy(*[WASTE, f"{STALL}, then: {then}"][::order])
+    by = settings(*[WASTE, f"{STALL}, then: {then}"][::order])
     # Nothing can be told before the first idle window is over.
     assert found(hung(4), by) == ["policy:waste"]
     for minutes in range(5, 15):
@@ -68,7 +68,7 @@ def test_the_rule_about_standing_still_is_waited_for_and_comes_first(order: int,
 
 
 def test_it_is_started_again_although_both_have_had_their_word() -> None:
-    by = policy(WASTE, STALL)
+    by = settings(WASTE, STALL)
     words = [(Warned(code=f"policy:{rule}:2", evidence=True), NOW_S - 10) for rule in ("waste", "hangs")]
     job = hung(15, *words, evidence=("policy:waste:2", "policy:hangs:2"))
     (action,) = [each for each in decide_job(job, by, at(NOW_S)).actions if isinstance(each, Append)]
@@ -82,11 +82,11 @@ def test_it_is_started_again_although_both_have_had_their_word() -> None:
     "rule", [f"{STALL}, then: warn", f"{STALL}, audit: true", f"{STALL}, for: {{team: vision}}", "max_nodes: 4"]
 )
 def test_a_rule_that_does_nothing_is_not_waited_for(rule: str) -> None:
-    assert found(hung(10), policy(WASTE, rule)) == ["policy:waste"]
+    assert found(hung(10), settings(WASTE, rule)) == ["policy:waste"]
 
 
 def test_what_moves_does_not_hang() -> None:
-    by = policy(WASTE, STALL)
+    by = settings(WASTE, STALL)
     assert found(hung(10, silent=2), by) == ["policy:waste"], "somebody logs"
     assert found(hung(14, working=True), by) == []
     assert found(hung(10, silent=60), by) == found(hung(60, silent=10), by) == [], "one is too young yet"
@@ -94,7 +94,7 @@ def test_what_moves_does_not_hang() -> None:
 
 
 def test_the_bound_of_a_job_itself_is_waited_for_too() -> None:
-    by = policy(WASTE)
+    by = settings(WASTE)
     assert found(hung(3, stall_s=600.0), by) == ["policy:waste"]
     assert found(hung(4, stall_s=600.0), by) == found(hung(9, stall_s=600.0), by) == []
     assert found(hung(10, stall_s=600.0), by) == ["stall"]
@@ -103,6 +103,6 @@ def test_the_bound_of_a_job_itself_is_waited_for_too() -> None:
 
 
 def test_windows_that_nobody_has_are_not_waited_for() -> None:
-    by = policy(WASTE, "stall: {window: 10m, windows: 12}")
+    by = settings(WASTE, "stall: {window: 10m, windows: 12}")
     assert found(hung(60, silent=119), by) == []
     assert found(hung(60, silent=120), by) == ["policy:waste"]

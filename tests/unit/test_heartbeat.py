@@ -12,7 +12,7 @@ import pytest
 from plain_store import wait_for
 
 from stoker.agent import heartbeat as beat_module
-from stoker.agent.heartbeat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
+from stoker.agent.heartbeat import REMOTE_INTERVAL_S, STEADY_INTERVAL_S, HeartbeatThread, is_steady
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected
 from stoker.model.node_facts import Ack, Activity, CheckpointRef, Heartbeat, Rendezvous
@@ -51,7 +51,7 @@ def active(**changes: Any) -> Heartbeat:
     ],
 )
 def test_a_node_is_calm_while_it_trains_steadily(beat: Heartbeat, calm: bool) -> None:
-    assert is_calm(beat, make_state(*RUNNING), 2, 0) is calm
+    assert is_steady(beat, make_state(*RUNNING), 2, 0) is calm
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_a_node_is_calm_while_it_trains_steadily(beat: Heartbeat, calm: bool) ->
     ],
 )
 def test_a_node_about_which_something_is_decided_is_not_calm(event: Event, calm: bool) -> None:
-    assert is_calm(STEADY, make_state(*RUNNING, event), 2, 0) is calm
+    assert is_steady(STEADY, make_state(*RUNNING, event), 2, 0) is calm
 
 
 def test_a_node_whose_claim_is_not_known_is_not_calm() -> None:
-    assert not is_calm(STEADY, None, 2, 0)
-    assert not is_calm(STEADY, make_state(*RUNNING), 3, 0)
+    assert not is_steady(STEADY, None, 2, 0)
+    assert not is_steady(STEADY, make_state(*RUNNING), 3, 0)
 
 
 # ── News ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,7 +84,7 @@ class Far:
         self.now_s = 1000.0
         self.told: dict[str, Any] = {}
         self.store = MemoryStore(lambda: T0)
-        self.beat = Beat(
+        self.beat = HeartbeatThread(
             self.store, NODE, lambda beat: replace(beat, **self.told), lambda _beat: True, lambda: self.now_s
         )
 
@@ -122,12 +122,12 @@ def test_another_step_is_no_news_until_the_heartbeat_is_due() -> None:
     far.beat.tick()
     far.told = {"first_step": 1, "step": 2}
     for _ in range(5):
-        far.now_s += FAR_INTERVAL_S
+        far.now_s += REMOTE_INTERVAL_S
         far.beat.tick()
         assert far.written().step == 1
-    far.now_s += FAR_INTERVAL_S / 2
+    far.now_s += REMOTE_INTERVAL_S / 2
     far.beat.tick()
-    assert far.written().step == 2 and far.written().interval_s == CALM_INTERVAL_S, "half a look early is not late"
+    assert far.written().step == 2 and far.written().interval_s == STEADY_INTERVAL_S, "half a look early is not late"
 
 
 def test_a_beat_counts_itself_and_tells_its_time() -> None:
@@ -140,21 +140,21 @@ def test_a_beat_counts_itself_and_tells_its_time() -> None:
 
 
 def test_a_heartbeat_is_written_often_unless_its_node_is_calm() -> None:
-    beat = Beat(MemoryStore(lambda: T0), NODE, lambda found: found)
+    beat = HeartbeatThread(MemoryStore(lambda: T0), NODE, lambda found: found)
     beat.write()
-    assert beat.now.interval_s == beat_module.FAR_INTERVAL_S
+    assert beat.now.interval_s == beat_module.REMOTE_INTERVAL_S
 
 
 # ── The thread ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
-def beats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Beat]]:
-    monkeypatch.setattr(beat_module, "NEAR_INTERVAL_S", 0.01)
-    made: list[Beat] = []
+def beats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., HeartbeatThread]]:
+    monkeypatch.setattr(beat_module, "LOCAL_INTERVAL_S", 0.01)
+    made: list[HeartbeatThread] = []
 
-    def start(store: MemoryStore, refresh: Callable[[Heartbeat], Heartbeat] = lambda beat: beat) -> Beat:
-        beat = Beat(store, NODE, refresh)
+    def start(store: MemoryStore, refresh: Callable[[Heartbeat], Heartbeat] = lambda beat: beat) -> HeartbeatThread:
+        beat = HeartbeatThread(store, NODE, refresh)
         made.append(beat)
         beat.start()
         return beat
@@ -164,11 +164,11 @@ def beats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Beat]]:
         beat.stop()
 
 
-def test_a_store_that_does_not_answer_is_told_of_and_written_to_again(beats: Callable[..., Beat]) -> None:
+def test_a_store_that_does_not_answer_is_told_of_and_written_to_again(beats: Callable[..., HeartbeatThread]) -> None:
     away = threading.Event()
     away.set()
     store = MemoryStore(
-        lambda: T0, faults=lambda method, _key: Fault() if method == "put" and away.is_set() else None, near=True
+        lambda: T0, faults=lambda method, _key: Fault() if method == "put" and away.is_set() else None, is_local=True
     )
     beat = beats(store)
     wait_for(lambda: beat.error == "injected fault")
@@ -177,7 +177,9 @@ def test_a_store_that_does_not_answer_is_told_of_and_written_to_again(beats: Cal
     wait_for(lambda: beat.error is None)
 
 
-def test_a_heartbeat_goes_on_after_a_mistake(beats: Callable[..., Beat], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_heartbeat_goes_on_after_a_mistake(
+    beats: Callable[..., HeartbeatThread], caplog: pytest.LogCaptureFixture
+) -> None:
     failing = [True]
 
     def refresh(beat: Heartbeat) -> Heartbeat:
@@ -186,16 +188,16 @@ def test_a_heartbeat_goes_on_after_a_mistake(beats: Callable[..., Beat], caplog:
             raise ValueError("a mistake")
         return beat
 
-    store = MemoryStore(lambda: T0, near=True)
+    store = MemoryStore(lambda: T0, is_local=True)
     beats(store, refresh)
     wait_for(lambda: store.holds(keys.heartbeat(NODE)))
     assert "the heartbeat failed" in caplog.text and "a mistake" in caplog.text
 
 
 def test_a_change_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beat_module, "NEAR_INTERVAL_S", 1000.0)
-    store = MemoryStore(lambda: T0, near=True)
-    beat = Beat(store, NODE, lambda found: found)
+    monkeypatch.setattr(beat_module, "LOCAL_INTERVAL_S", 1000.0)
+    store = MemoryStore(lambda: T0, is_local=True)
+    beat = HeartbeatThread(store, NODE, lambda found: found)
     beat.start()
     wait_for(lambda: store.holds(keys.heartbeat(NODE)))
 
@@ -212,8 +214,8 @@ def test_a_change_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not beat._thread.is_alive()
 
 
-def test_a_heartbeat_that_is_stopped_writes_no_more(beats: Callable[..., Beat]) -> None:
-    store = MemoryStore(lambda: T0, near=True)
+def test_a_heartbeat_that_is_stopped_writes_no_more(beats: Callable[..., HeartbeatThread]) -> None:
+    store = MemoryStore(lambda: T0, is_local=True)
     beat = beats(store)
     wait_for(lambda: store.holds(keys.heartbeat(NODE)))
     beat.stop()
@@ -229,7 +231,7 @@ def test_a_beat_that_hangs_is_left_behind() -> None:
         entered.set()
         release.wait(60.0)
 
-    beat = Beat(MemoryStore(lambda: T0, faults=faults, near=True), NODE, lambda found: found)
+    beat = HeartbeatThread(MemoryStore(lambda: T0, faults=faults, is_local=True), NODE, lambda found: found)
     beat.start()
     assert entered.wait(60.0)
     beat.stop(timeout_s=0.01)

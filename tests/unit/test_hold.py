@@ -19,7 +19,7 @@ from stoker.cli.job_report import held_text, job_text
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.hold import LEAVE_S, hold_of, is_kept
+from stoker.core.hold import LEAVE_S, hold_of, is_held
 from stoker.core.snapshot import JobSnapshot, Terminate, Unmark
 from stoker.core.summary import Summary, summarize
 from stoker.governor import background
@@ -42,7 +42,8 @@ from stoker.model.log_entries import (
 from stoker.model.node_facts import Exit, NodeFacts
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance, InstanceState, Offering
-from stoker.model.spec import Limits, Retry, Spec, Submission
+from stoker.model.spec import Limits, Retry, Spec
+from stoker.model.submission import Submission
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
@@ -134,9 +135,9 @@ def test_a_hold_past_the_end_of_the_calendar_is_no_error() -> None:
 
 def test_only_the_machines_that_the_log_names() -> None:
     state, spec = over(), held_spec()
-    assert is_kept(state, spec, "i-2-0", at(100))
-    assert not is_kept(state, spec, "i-2-0-twin", at(100))
-    assert not is_kept(state, spec, "i-2-0", at(END_S + HOLD_S + LEAVE_S))
+    assert is_held(state, spec, "i-2-0", at(100))
+    assert not is_held(state, spec, "i-2-0-twin", at(100))
+    assert not is_held(state, spec, "i-2-0", at(END_S + HOLD_S + LEAVE_S))
 
 
 # ── Money ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -322,7 +323,7 @@ class Stay:
         self._thread.start()
 
     def _run(self, spec: Spec) -> None:
-        self.over = staying.stay(spec, 2, lambda: self.state, lambda: self.signalled, self.wake)
+        self.over = staying.hold_machine(spec, 2, lambda: self.state, lambda: self.signalled, self.wake)
 
     @property
     def there(self) -> bool:
@@ -408,7 +409,7 @@ def test_it_stays_no_longer_than_the_money_lasts() -> None:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
+    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
     return open_store(str(tmp_path / "store"))
 
 

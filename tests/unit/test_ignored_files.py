@@ -8,7 +8,7 @@ import pytest
 
 from stoker.cli.plan_view import left_out_text
 from stoker.submit import ignored_files
-from stoker.submit.ignored_files import Ignored
+from stoker.submit.ignored_files import IgnoredFiles
 from stoker.submit.pack_code import pack
 
 
@@ -17,7 +17,7 @@ def put(path: Path, data: bytes = b"x") -> None:
     path.write_bytes(data)
 
 
-def ignored(code: Path, known: tuple[Path, ...] = ()) -> tuple[Ignored, ...]:
+def ignored(code: Path, known: tuple[Path, ...] = ()) -> tuple[IgnoredFiles, ...]:
     with pack(code, exclude=["checkpoints"], known=known) as packed:
         return packed.ignored
 
@@ -91,8 +91,8 @@ MADE_BY_RUNS = (
 )
 
 
-def weighed(root: Path, *names: str) -> tuple[Ignored, ...]:
-    return ignored_files.weigh(root, [(name, ".gitignore") for name in names])
+def weighed(root: Path, *names: str) -> tuple[IgnoredFiles, ...]:
+    return ignored_files.summarize_ignored(root, [(name, ".gitignore") for name in names])
 
 
 @pytest.mark.parametrize("name", MADE_BY_PROGRAMS)
@@ -160,7 +160,7 @@ def test_counting_ends(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_large_products_of_runs_are_a_plain_line(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script may begin with the weights in them."""
-    monkeypatch.setattr(ignored_files, "_WORTH_TELLING_BYTES", 5000)
+    monkeypatch.setattr(ignored_files, "_LEAST_REPORTED_BYTES", 5000)
     put(code / ".gitignore", b"results\n*.bin\nlogs\nvenv\n")
     put(code / "results/pretrained.pt", b"1" * 7000)
     data, products = ignored(code)
@@ -177,5 +177,5 @@ def test_a_link_to_a_dataset_is_told(code: Path, tmp_path: Path) -> None:
     put(code / ".gitignore", b"images\nvenv\n")
     (alone,) = ignored(code)
     assert left_out_text(alone) == (
-        ".gitignore leaves out the link images. If the script needs what is behind, name that under `inputs`"
+        ".gitignore leaves out the link images. If the script needs what they point to, name that under `inputs`"
     )

@@ -11,7 +11,7 @@ import pytest
 from checkpoint_world import JOB, World, checkpoints, content, memory_store, write
 
 from stoker.agent.checkpoints import resume_from
-from stoker.agent.checkpoints.blobs import BlobSender, Unstable
+from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable
 from stoker.agent.checkpoints.restore import restore
 from stoker.agent.checkpoints.resume_from import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.model import keys
@@ -129,7 +129,7 @@ def stop_after(calls: int) -> Callable[[], None]:
 def test_it_can_be_ended_between_any_two_files_and_imports_nothing_then(
     tmp_path: Path, memory: MemoryStore, source: World, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = memory_store(near=False)
+    bucket = memory_store(is_local=False)
     for name in ("a", "sub/b"):
         write(tmp_path / "base" / name, name)
         bucket.put(name, name.encode())
@@ -189,7 +189,7 @@ def test_a_folder_that_changes_while_it_is_read_is_the_users_mistake(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send(*_arguments: object) -> None:
-        raise Unstable("model")
+        raise FileUnstable("model")
 
     write(tmp_path / "base/model", "1")
     monkeypatch.setattr(BlobSender, "send", send)
@@ -200,7 +200,7 @@ def test_a_folder_that_changes_while_it_is_read_is_the_users_mistake(
 def test_a_bucket_is_read_without_what_cannot_be_a_file(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = memory_store(near=False)
+    bucket = memory_store(is_local=False)
     bucket.put("model", b"m")
     bucket.put("b" * 256, b"a name that no folder can hold")
     monkeypatch.setattr(resume_from, "open_store", lambda _url: bucket)
@@ -211,7 +211,7 @@ def test_a_bucket_is_read_without_what_cannot_be_a_file(
 
 
 def test_a_file_that_leaves_the_bucket_meanwhile_is_told(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = memory_store(near=False)
+    bucket = memory_store(is_local=False)
     bucket.put("model", b"m")
     monkeypatch.setattr(resume_from, "open_store", lambda _url: bucket)
     monkeypatch.setattr(bucket, "get_file", lambda *_arguments: None)

@@ -8,7 +8,7 @@ import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker.governor import index_writer
-from stoker.governor.index_writer import REFRESH_FAR_S, REFRESH_NEAR_S, Indexer
+from stoker.governor.index_writer import REFRESH_FAR_S, REFRESH_NEAR_S, IndexWriter
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied
@@ -25,12 +25,12 @@ RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes(2)))
 class Desk:
     """An indexer with one job, and what of it was written."""
 
-    def __init__(self, *events: Event, near: bool = True) -> None:
-        self.world = ScriptedWorld(near=near)
+    def __init__(self, *events: Event, is_local: bool = True) -> None:
+        self.world = ScriptedWorld(is_local=is_local)
         self.state = self.world.submit(A, *(events or RUNNING))
         self.memory = Memory(states={A: self.state})
         self.memory.submissions[A] = read_submission(self.world.store, self.state)
-        self.indexer = Indexer(self.world.store, self.memory, lambda: self.world.cloud.now_s)
+        self.indexer = IndexWriter(self.world.store, self.memory, lambda: self.world.cloud.now_s)
 
     def update(self, *facts: NodeFacts, waiting: str = "", after_s: float = 0.0) -> bool:
         """Whether a record was written, after so many seconds."""
@@ -58,13 +58,13 @@ def test_the_first_look_is_written_and_the_same_again_is_not() -> None:
 
 
 def test_what_a_node_does_is_written_at_once() -> None:
-    desk = Desk(near=False)
+    desk = Desk(is_local=False)
     assert desk.update(beat("a", "setup"))
     assert desk.update(beat("b", "training"))
 
 
 def test_an_entry_of_the_log_is_written_at_once() -> None:
-    desk = Desk(near=False)
+    desk = Desk(is_local=False)
     assert desk.update(beat("a"))
     assert job_log.append(desk.world.store, A, 4, Record(job_log.new_token(), "jane", "enough", StopAsked("jane")))
     desk.memory.states[A] = desk.world.state(A)
@@ -72,33 +72,37 @@ def test_an_entry_of_the_log_is_written_at_once() -> None:
     assert desk.record().state.seq == 4
 
 
-@pytest.mark.parametrize(("near", "refresh_s"), [(True, REFRESH_NEAR_S), (False, REFRESH_FAR_S)])
-def test_a_new_heartbeat_is_written_when_the_record_is_old(near: bool, refresh_s: float) -> None:
-    desk = Desk(near=near)
+@pytest.mark.parametrize(("is_local", "refresh_s"), [(True, REFRESH_NEAR_S), (False, REFRESH_FAR_S)])
+def test_a_new_heartbeat_is_written_when_the_record_is_old(is_local: bool, refresh_s: float) -> None:
+    desk = Desk(is_local=is_local)
     assert desk.update(beat("a"))
     assert not desk.update(beat("b"), after_s=refresh_s - 1)
     assert desk.update(beat("b"), after_s=1)
     assert not desk.update(beat("b"), after_s=1e6), "nothing was heard since"
 
 
-@pytest.mark.parametrize(("near", "after_s"), [(True, 2.0), (False, 15.0)])
-def test_passes_that_find_only_new_heartbeats_do_not_write_each_time(near: bool, after_s: float) -> None:
-    desk = Desk(near=near)
+@pytest.mark.parametrize(("is_local", "after_s"), [(True, 2.0), (False, 15.0)])
+def test_passes_that_find_only_new_heartbeats_do_not_write_each_time(is_local: bool, after_s: float) -> None:
+    desk = Desk(is_local=is_local)
     assert desk.update(beat("a"))
     assert not desk.update(beat("b"), after_s=after_s)
 
 
 def test_of_many_jobs_on_a_bucket_each_is_written_more_rarely() -> None:
-    desk = Desk(near=False)
+    desk = Desk(is_local=False)
     desk.memory.states |= {f"x-{number}": desk.state for number in range(99)}
     assert desk.update(beat("a"))
     assert not desk.update(beat("b"), after_s=499)
     assert desk.update(beat("b"), after_s=1)
 
 
-@pytest.mark.parametrize(("near", "after_s", "written"), [(True, 0.0, True), (False, 59.0, False), (False, 60.0, True)])
-def test_why_a_job_waits_is_written_at_once_where_that_costs_nothing(near: bool, after_s: float, written: bool) -> None:
-    desk = Desk(near=near)
+@pytest.mark.parametrize(
+    ("is_local", "after_s", "written"), [(True, 0.0, True), (False, 59.0, False), (False, 60.0, True)]
+)
+def test_why_a_job_waits_is_written_at_once_where_that_costs_nothing(
+    is_local: bool, after_s: float, written: bool
+) -> None:
+    desk = Desk(is_local=is_local)
     assert desk.update(waiting="no capacity")
     assert not desk.update(waiting="no capacity", after_s=0)
     assert desk.update(waiting="no quota", after_s=after_s) is written
@@ -161,14 +165,14 @@ def test_a_single_pass_writes_nothing_that_the_record_before_told() -> None:
     desk = Desk()
     assert desk.update(beat("a"))
     record = desk.record()
-    again = Indexer(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
+    again = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
     desk.memory.indexed[A] = replace(record, summary=replace(record.summary, heard_at=at(0)))
     desk.indexer = again
     waiting = record.summary.reason
     assert not desk.update(beat("b"), waiting=waiting, after_s=REFRESH_NEAR_S - 1)
-    desk.indexer = Indexer(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
+    desk.indexer = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
     assert desk.update(beat("b"), waiting=waiting, after_s=1), "the record is as old as what it heard"
-    desk.indexer = Indexer(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
+    desk.indexer = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
     assert desk.update(beat("b", "saving"), waiting=waiting), "a node does something else"
 
 
@@ -177,11 +181,11 @@ def test_a_record_whose_age_is_not_known_is_new() -> None:
     desk.update(beat("a"))
     record = desk.record()
     desk.memory.indexed[A] = replace(record, summary=replace(record.summary, heard_at=None))
-    desk.indexer = Indexer(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
+    desk.indexer = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
     assert not desk.update(beat("b"), waiting=record.summary.reason)
     future = replace(record, summary=replace(record.summary, heard_at=at(1e6)))
     desk.memory.indexed[A] = future
-    desk.indexer = Indexer(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
+    desk.indexer = IndexWriter(desk.world.store, desk.memory, lambda: desk.world.cloud.now_s)
     assert not desk.update(beat("b"), waiting=record.summary.reason), "a clock that is ahead makes no record old"
 
 

@@ -15,17 +15,17 @@ from plain_bucket import URL, PlainBucket
 from plain_store import PlainStore
 
 from stoker.agent.inputs import cache, service
-from stoker.agent.inputs.cache import Kept
+from stoker.agent.inputs.cache import CacheEntry
 from stoker.agent.inputs.mount import NotMountable
 from stoker.agent.inputs.service import Inputs
-from stoker.agent.inputs.source import Listing
+from stoker.agent.inputs.source import InputListing
 from stoker.model.errors import NoCredentials, SetupFailed, StoreDenied, StoreUnavailable
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
 from stoker.store.base import Meta
 
 # As they are outside of these tests.
-PAUSES = {name: getattr(service, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
+PAUSES = {name: getattr(service, name) for name in ("_FIRST_PAUSE_S", "_MAX_PAUSE_S")}
 FILES = {"a": b"aaa", "b": b"bb", "c": b"c"}
 
 
@@ -45,8 +45,8 @@ class World:
         self.listed = 0
         self.found: tuple[str, str | None] = (URL, None)
         monkeypatch.setattr(service, "_FIRST_PAUSE_S", 0.001)
-        monkeypatch.setattr(service, "_LONGEST_PAUSE_S", 0.01)
-        monkeypatch.setattr(service, "Source", self._source)
+        monkeypatch.setattr(service, "_MAX_PAUSE_S", 0.01)
+        monkeypatch.setattr(service, "InputSource", self._source)
 
     def _source(self, url: str, _say: Callable[[str], None]) -> Any:
         def ask() -> None:
@@ -54,18 +54,18 @@ class World:
             if self.answers:
                 raise self.answers.pop(0)
 
-        def listing() -> Listing:
+        def listing() -> InputListing:
             ask()
             return self.bucket.listing()
 
-        def those(files: tuple[Meta, ...]) -> Listing:
-            return Listing(url, self.bucket, files, found=len(files))  # type: ignore[arg-type]
+        def those(files: tuple[Meta, ...]) -> InputListing:
+            return InputListing(url, self.bucket, files, total_files=len(files))  # type: ignore[arg-type]
 
         def find() -> tuple[str, str | None]:
             ask()
             return self.found
 
-        return SimpleNamespace(url=url, list=listing, those=those, find=find, region="eu-north-1")
+        return SimpleNamespace(url=url, list=listing, with_files=those, find=find, region="eu-north-1")
 
     def inputs(
         self,
@@ -89,7 +89,7 @@ class World:
 
     def bring(self, wanted: Input | str = URL, **more: Any) -> Path:
         wanted = Input(wanted) if isinstance(wanted, str) else wanted
-        return Path(self.inputs(**more).bring({"data": wanted})["data"])
+        return Path(self.inputs(**more).provide({"data": wanted})["data"])
 
 
 @pytest.fixture
@@ -119,13 +119,13 @@ def test_a_copy_is_told_from_beginning_to_end_and_the_second_time_it_is_there(
     monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=time.sleep))
     monkeypatch.setattr(Inputs, "_ask", lambda _self, question, _say: question())
     inputs = world.inputs()
-    where = inputs.bring({"data": Input(URL)})["data"]
+    where = inputs.provide({"data": Input(URL)})["data"]
     assert tree(Path(where)) == FILES and inputs.paths == [Path(where)]
     assert world.bring() == Path(where)
     assert world.said == [
         f"inputs.data: fetching 3 files, 6 B from {URL}",
         "inputs.data: fetched 6 B in 2 s, 3 B/s",
-        "inputs.data: 3 files, 6 B, there already",
+        "inputs.data: 3 files, 6 B, already on this machine",
     ]
 
 
@@ -133,17 +133,17 @@ def test_what_is_there_of_a_copy_is_told(world: World) -> None:
     world.bring()
     world.bucket.objects["b"] = b"BB"
     world.bring(name="other")
-    assert f"inputs.data: fetching 3 files, 6 B from {URL}; 4 B are there" in world.said
+    assert f"inputs.data: fetching 3 files, 6 B from {URL}; 4 B are on this machine" in world.said
 
 
 def test_a_copy_for_another_place_is_kept_there(world: World, tmp_path: Path) -> None:
-    assert world.bring(kept=tmp_path / "elsewhere").is_relative_to(tmp_path / "elsewhere")
+    assert world.bring(cache_root=tmp_path / "elsewhere").is_relative_to(tmp_path / "elsewhere")
     assert world.bring().is_relative_to(tmp_path / "kept")
 
 
 def test_a_disk_with_just_enough_room_is_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service.shutil, "disk_usage", lambda _: SimpleNamespace(free=5))
-    assert "6 B are to come, and 5 B are free" in told(world)
+    assert "6 B are missing, and 5 B are free" in told(world)
     monkeypatch.setattr(service.shutil, "disk_usage", lambda _: SimpleNamespace(free=6))
     assert tree(world.bring()) == FILES
 
@@ -161,9 +161,9 @@ def test_a_fetch_that_fails_is_left_to_the_next_node(world: World) -> None:
 def test_a_node_says_that_it_waits_for_another_one_and_is_checked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_LOOK_EVERY_S", 0.0)
-    busy = Kept(world.root / "kept", world.bucket.listing())
-    busy.take(lambda: None, lambda: None)
+    monkeypatch.setattr(cache, "_POLL_S", 0.0)
+    busy = CacheEntry(world.root / "kept", world.bucket.listing())
+    busy.acquire(lambda: None, lambda: None)
     waits, checks = [], []
 
     def check() -> None:
@@ -174,7 +174,7 @@ def test_a_node_says_that_it_waits_for_another_one_and_is_checked(
             raise Left
 
     with pytest.raises(Left):
-        world.bring(check=check, waits=lambda: waits.append(1))
+        world.bring(check=check, on_wait=lambda: waits.append(1))
     assert world.said == ["inputs.data: another node of this machine is fetching it; waiting"]
     assert len(waits) == 3
 
@@ -194,7 +194,7 @@ def test_a_source_that_changes_is_looked_at_again_a_few_times(world: World) -> N
     world.bucket.trouble = change
     assert told(world) == f"inputs.data: {URL} keeps changing while it is fetched"
     assert world.listed == 5
-    assert sum("looking again at what is there" in line for line in world.said) == 5
+    assert sum("listing the files again" in line for line in world.said) == 5
 
 
 # ── Shards ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,7 +212,7 @@ def test_each_node_of_several_gets_its_shard_and_a_lone_one_everything(world: Wo
 
 def test_fewer_files_than_nodes_are_told(world: World) -> None:
     world.bucket.objects = {"a": b"a"}
-    assert told(world, Input(URL, shard=True), nodes=2) == ("inputs.data: 1 file cannot be shared out among 2 nodes")
+    assert told(world, Input(URL, shard=True), nodes=2) == ("inputs.data: 1 file cannot be divided among 2 nodes")
 
 
 def test_a_folder_of_this_machine_is_used_in_place_and_its_shard_is_links(world: World) -> None:
@@ -223,21 +223,21 @@ def test_a_folder_of_this_machine_is_used_in_place_and_its_shard_is_links(world:
     assert world.bring(str(folder)) == folder
     assert world.bring(Input(str(folder / "a"), shard=True), nodes=2) == folder / "a", "one file is no folder to share"
     inputs = world.inputs(rank=1, nodes=2)
-    view = Path(inputs.bring({"data": Input(folder.as_uri(), shard=True)})["data"])
+    view = Path(inputs.provide({"data": Input(folder.as_uri(), shard=True)})["data"])
     assert [(path.name, path.readlink()) for path in view.iterdir()] == [("b", folder / "b")]
     assert inputs.paths == [folder, view]
     (view / "left").symlink_to(folder / "a")
-    inputs.bring({"data": Input(folder.as_uri(), shard=True)})
+    inputs.provide({"data": Input(folder.as_uri(), shard=True)})
     assert [path.name for path in view.iterdir()] == ["b"], "what an earlier attempt had there is gone"
     (folder / "b").unlink()
     assert told(world, Input(folder.as_uri(), shard=True), rank=1, nodes=2) == (
-        f"inputs.data: {folder / 'b'} is not there any more; the nodes share out what the first of them found: "
-        "leave that as it is, and submit again"
+        f"inputs.data: {folder / 'b'} no longer exists; the nodes divide the files that the first node found: "
+        "leave them unchanged, and submit again"
     )
 
 
 def test_a_folder_that_is_not_there_is_named(world: World) -> None:
-    assert told(world, "/not/there") == "inputs.data: /not/there: is not there on this machine"
+    assert told(world, "/not/there") == "inputs.data: /not/there: does not exist on this machine"
 
 
 # ── A mount, and a stream ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,21 +252,21 @@ def test_a_mount_is_a_folder_or_one_file_in_it_and_is_cut_with_the_others(
     def mount(url: str, target: Path, log: Path, _check: object, *, region: str | None) -> Any:
         calls.append((url, target, log, region))
         assert target.parent.is_dir()
-        return SimpleNamespace(tool="s3fs", cut=lambda: cuts.append(1))
+        return SimpleNamespace(tool="s3fs", abort=lambda: cuts.append(1))
 
     monkeypatch.setattr(service, "mount", mount)
     inputs = world.inputs()
     mounts = NodePaths(world.root / "node").mounts
-    assert inputs.bring({"data": Input(URL, mode="mount")}) == {"data": str(mounts / "data")}
+    assert inputs.provide({"data": Input(URL, mode="mount")}) == {"data": str(mounts / "data")}
     world.found = ("s3://bucket", "data")
-    assert inputs.bring({"one": Input(URL, mode="mount")}) == {"one": str(mounts / "one" / "data")}
+    assert inputs.provide({"one": Input(URL, mode="mount")}) == {"one": str(mounts / "one" / "data")}
     assert calls == [
         (URL, mounts / "data", mounts / "data.log", "eu-north-1"),
         ("s3://bucket", mounts / "one", mounts / "one.log", "eu-north-1"),
     ]
-    assert world.said[0] == f"inputs.data: {URL} is mounted with s3fs, to be read"
+    assert world.said[0] == f"inputs.data: {URL} is mounted read-only with s3fs"
     assert inputs.paths == [mounts / "data", mounts / "one" / "data"]
-    inputs.cut()
+    inputs.abort()
     assert cuts == [1, 1]
 
 
@@ -280,7 +280,7 @@ def test_what_cannot_be_mounted_names_the_input(world: World, monkeypatch: pytes
 
 def test_a_stream_is_its_url_and_no_path_of_this_machine(world: World) -> None:
     inputs = world.inputs()
-    assert inputs.bring({"data": Input("https://example.com/x", mode="stream")}) == {"data": "https://example.com/x"}
+    assert inputs.provide({"data": Input("https://example.com/x", mode="stream")}) == {"data": "https://example.com/x"}
     assert inputs.paths == [] and world.listed == 0
 
 

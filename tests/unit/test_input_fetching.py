@@ -13,13 +13,13 @@ from plain_bucket import PlainBucket
 from plain_store import wait_for
 
 from stoker.agent.inputs import cache, download
-from stoker.agent.inputs.cache import Kept
-from stoker.agent.inputs.download import Fetch, size_text, time_text
+from stoker.agent.inputs.cache import CacheEntry
+from stoker.agent.inputs.download import InputDownload, size_text, time_text
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
 from stoker.store.base import ObjectChanged
 
 # As they are outside of these tests.
-PAUSES = {name: getattr(download, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
+PAUSES = {name: getattr(download, name) for name in ("_FIRST_PAUSE_S", "_MAX_PAUSE_S")}
 FILES = {"a": b"aaa", "sub/b": b"bb", "empty": b""}
 
 
@@ -34,18 +34,18 @@ def nothing() -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "THREADS", 1)
-    monkeypatch.setattr(download, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(download, "_POLL_S", 0.001)
     monkeypatch.setattr(download, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(download, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(download, "_MAX_PAUSE_S", 0.01)
 
 
-def begun(root: Path, bucket: PlainBucket) -> Kept:
-    kept = Kept(root, bucket.listing())
-    assert kept.take(nothing, nothing) is False
+def begun(root: Path, bucket: PlainBucket) -> CacheEntry:
+    kept = CacheEntry(root, bucket.listing())
+    assert kept.acquire(nothing, nothing) is False
     return kept
 
 
-def there(kept: Kept) -> dict[str, bytes]:
+def there(kept: CacheEntry) -> dict[str, bytes]:
     return {str(path.relative_to(kept.files)): path.read_bytes() for path in kept.files.rglob("*") if not path.is_dir()}
 
 
@@ -55,7 +55,7 @@ def no_threads() -> None:
 
 def test_nothing_to_fetch_is_done_at_once(tmp_path: Path) -> None:
     kept = begun(tmp_path, PlainBucket(FILES))
-    Fetch(kept, [], lambda _: None).run(lambda: pytest.fail("nothing is waited for"))
+    InputDownload(kept, [], lambda _: None).run(lambda: pytest.fail("nothing is waited for"))
 
 
 def test_every_part_is_fetched_once_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_every_part_is_fetched_once_and_noted(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(download, "THREADS", 3)
     bucket = PlainBucket(FILES)
     kept = begun(tmp_path, bucket)
-    fetch = Fetch(kept, kept.missing(), lambda _: None)
+    fetch = InputDownload(kept, kept.missing(), lambda _: None)
     fetch.run(nothing)
     assert there(kept) == FILES
     assert fetch._progress.text().startswith("5 B of 5 B, 3 of 3 files"), "one came in two parts and counts once"
@@ -79,7 +79,7 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_everything(tmp_path: Path, mo
     monkeypatch.setattr(download.os, "pwrite", lambda handle, data, offset: own(handle, data[:1], offset))
     files = {"large": b"0123456789", "small": b"abc"}
     kept = begun(tmp_path, PlainBucket(files))
-    Fetch(kept, kept.missing(), lambda _: None).run(nothing)
+    InputDownload(kept, kept.missing(), lambda _: None).run(nothing)
     assert there(kept) == files
 
 
@@ -97,10 +97,10 @@ def test_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         parts = kept.missing()
         before = open_files(tmp_path)
         if trouble is None:
-            Fetch(kept, parts, lambda _: None).run(nothing)
+            InputDownload(kept, parts, lambda _: None).run(nothing)
         else:
             with pytest.raises(StoreDenied):
-                Fetch(kept, parts, lambda _: None).run(nothing)
+                InputDownload(kept, parts, lambda _: None).run(nothing)
         assert open_files(tmp_path) == before
 
 
@@ -121,7 +121,7 @@ def test_of_a_large_file_that_was_begun_only_the_rest_is_fetched(
     kept = begun(tmp_path, bucket)
     rest = kept.missing()[1:]
     (kept.files / "a").write_bytes(b"ab\0\0\0\0")
-    Fetch(kept, rest, lambda _: None).run(nothing)
+    InputDownload(kept, rest, lambda _: None).run(nothing)
     assert there(kept) == {"a": b"abcdef"}
     assert (kept.files / "a").stat().st_mode & 0o777 == 0o444
 
@@ -132,7 +132,7 @@ def test_a_beginning_of_another_size_is_not_built_upon(tmp_path: Path, monkeypat
     kept = begun(tmp_path, bucket)
     parts = kept.missing()
     (kept.files / "a").write_bytes(b"longer than it was")
-    Fetch(kept, parts, lambda _: None).run(nothing)
+    InputDownload(kept, parts, lambda _: None).run(nothing)
     assert there(kept) == {"a": b"abcd"}
     assert open_files(tmp_path) == []
 
@@ -152,7 +152,7 @@ def test_a_file_that_comes_in_parts_has_its_size_from_the_first(
 
     bucket.trouble = deny
     with pytest.raises(StoreDenied):
-        Fetch(kept, parts, lambda _: None).run(nothing)
+        InputDownload(kept, parts, lambda _: None).run(nothing)
     assert there(kept) == {"a": b"ab\0\0\0\0"}
     bucket.trouble = lambda _key, _begin: None
     os.close(kept._lock)
@@ -167,7 +167,7 @@ def test_the_first_refusal_ends_the_fetch_and_every_thread(tmp_path: Path, monke
     monkeypatch.setattr(download, "THREADS", 2)
     bucket = PlainBucket({f"f{number}": b"x" for number in range(20)})
     kept = begun(tmp_path, bucket)
-    fetch = Fetch(kept, kept.missing(), lambda _: None)
+    fetch = InputDownload(kept, kept.missing(), lambda _: None)
 
     def refuse(key: str, _begin: int) -> None:
         if key == "f0":
@@ -188,7 +188,7 @@ def test_an_object_that_changed_ends_the_fetch(tmp_path: Path) -> None:
     kept = begun(tmp_path, bucket)
     bucket.objects["a"] = b"new"
     with pytest.raises(ObjectChanged, match="a is not any more"):
-        Fetch(kept, kept.missing(), lambda _: None).run(nothing)
+        InputDownload(kept, kept.missing(), lambda _: None).run(nothing)
     assert ("a", 0) in bucket.asked and bucket.asked.count(("a", 0)) == 1
 
 
@@ -205,7 +205,7 @@ def test_a_check_that_raises_ends_the_threads(tmp_path: Path) -> None:
     bucket.trouble = away
     kept = begun(tmp_path, bucket)
     with pytest.raises(Left):
-        Fetch(kept, kept.missing(), lambda _: None).run(leave)
+        InputDownload(kept, kept.missing(), lambda _: None).run(leave)
     no_threads()
 
 
@@ -224,10 +224,10 @@ def test_the_check_is_called_while_the_last_threads_end(tmp_path: Path, monkeypa
 
     bucket.trouble = trouble
     kept = begun(tmp_path, bucket)
-    fetch = Fetch(kept, kept.missing(), lambda _: None)
+    fetch = InputDownload(kept, kept.missing(), lambda _: None)
 
     def leave() -> None:
-        if fetch._over.is_set():
+        if fetch._finished.is_set():
             raise Left
 
     with pytest.raises(Left):
@@ -241,9 +241,9 @@ def test_a_folder_that_a_listing_shows_as_an_empty_object_is_made(tmp_path: Path
     listing = bucket.listing()
     del bucket.objects["dir"]
     bucket.objects["dir/"] = b""
-    kept = Kept(tmp_path, listing)
-    kept.take(nothing, nothing)
-    Fetch(kept, kept.missing(), lambda _: None).run(nothing)
+    kept = CacheEntry(tmp_path, listing)
+    kept.acquire(nothing, nothing)
+    InputDownload(kept, kept.missing(), lambda _: None).run(nothing)
     assert (kept.files / "dir").is_dir() and there(kept) == {"x": b"x"}
 
 
@@ -260,7 +260,7 @@ def test_what_is_no_folder_is_not_made_one(tmp_path: Path, before: dict[str, byt
     kept = begun(tmp_path, bucket)
     bucket.objects = after
     with pytest.raises(ObjectChanged):
-        Fetch(kept, kept.missing(), lambda _: None).run(nothing)
+        InputDownload(kept, kept.missing(), lambda _: None).run(nothing)
     assert not (kept.files / "dir").exists()
 
 
@@ -278,14 +278,14 @@ def test_an_outage_is_told_once_and_another_one_again(tmp_path: Path) -> None:
     bucket.trouble = trouble
     kept = begun(tmp_path, bucket)
     parts = kept.missing()
-    fetch = Fetch(kept, parts, said.append)
+    fetch = InputDownload(kept, parts, said.append)
     between = threading.Event()
     own = bucket.get_part
 
     def get_part(*arguments: object) -> memoryview:
         # The loop sees that the first outage is over before the second one begins.
         if arguments[0] == parts[1].meta and not between.is_set():
-            wait_for(lambda: not fetch._told_outage)
+            wait_for(lambda: not fetch._outage_reported)
             between.set()
         return own(*arguments)  # type: ignore[arg-type]
 
@@ -296,7 +296,7 @@ def test_an_outage_is_told_once_and_another_one_again(tmp_path: Path) -> None:
 
 
 def test_an_outage_before_the_first_look_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(download, "_POLL_S", 0.2)
     bucket = PlainBucket({"a": b"a"})
     said: list[str] = []
 
@@ -306,7 +306,7 @@ def test_an_outage_before_the_first_look_is_told(tmp_path: Path, monkeypatch: py
 
     bucket.trouble = trouble
     kept = begun(tmp_path, bucket)
-    Fetch(kept, kept.missing(), said.append).run(nothing)
+    InputDownload(kept, kept.missing(), said.append).run(nothing)
     assert said == ["away; trying again"]
 
 
@@ -323,7 +323,7 @@ def test_pauses_grow_up_to_the_longest_and_begin_anew_after_an_answer(
 
     bucket.trouble = trouble
     kept = begun(tmp_path, bucket)
-    fetch = Fetch(kept, kept.missing(), lambda _: None)
+    fetch = InputDownload(kept, kept.missing(), lambda _: None)
     pauses: list[float] = []
     monkeypatch.setattr(fetch._stop, "wait", lambda pause_s: pauses.append(pause_s))
     fetch.run(nothing)
@@ -346,7 +346,7 @@ def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[tuple
     kept = begun(tmp_path, bucket)
     parts = kept.missing()
     monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    Fetch(kept, parts, lambda _: None).run(nothing)
+    InputDownload(kept, parts, lambda _: None).run(nothing)
     assert there(kept) == {"a": b"a", "b": b"b"}
 
 
@@ -415,7 +415,7 @@ def test_progress_is_told_when_it_is_time(tmp_path: Path, monkeypatch: pytest.Mo
         looks[0] += 1
 
     bucket.trouble = trouble
-    Fetch(kept, kept.missing(), said.append).run(check)
+    InputDownload(kept, kept.missing(), said.append).run(check)
     assert said == ["2 B of 6 B, 0 of 2 files, 0 B/s, 10 s left"]
 
 
@@ -437,7 +437,7 @@ def test_what_was_fetched_is_flushed_now_and_then(tmp_path: Path, monkeypatch: p
         looks[0] += 1
 
     bucket.trouble = trouble
-    Fetch(kept, kept.missing(), lambda _: None).run(check)
+    InputDownload(kept, kept.missing(), lambda _: None).run(check)
 
 
 def test_sizes_and_times_as_people_read_them() -> None:

@@ -14,8 +14,8 @@ from plain_bucket import PlainBucket
 from plain_store import wait_for
 
 from stoker.agent.inputs import cache
-from stoker.agent.inputs.cache import KEEP_UNUSED_S, InUse, Kept, Part, prune
-from stoker.agent.inputs.download import Fetch
+from stoker.agent.inputs.cache import UNUSED_FOR_S, CacheEntry, InputInUse, ObjectPart, prune
+from stoker.agent.inputs.download import InputDownload
 
 FILES = {"a": b"aaa", "sub/b": b"bb", "empty": b""}
 
@@ -32,29 +32,29 @@ def leave() -> None:
     raise Left
 
 
-def take(kept: Kept) -> bool:
+def take(kept: CacheEntry) -> bool:
     """Take it at once, or raise Left."""
-    return kept.take(leave, nothing)
+    return kept.acquire(leave, nothing)
 
 
-def fill(kept: Kept) -> None:
-    Fetch(kept, kept.missing(), lambda _: None).run(nothing)
+def fill(kept: CacheEntry) -> None:
+    InputDownload(kept, kept.missing(), lambda _: None).run(nothing)
     kept.finish()
 
 
-def fetched(root: Path, bucket: PlainBucket) -> Kept:
+def fetched(root: Path, bucket: PlainBucket) -> CacheEntry:
     """All of it, taken and whole."""
-    kept = Kept(root, bucket.listing())
+    kept = CacheEntry(root, bucket.listing())
     assert take(kept) is False
     fill(kept)
     return kept
 
 
-def missing(kept: Kept) -> set[tuple[str, int]]:
+def missing(kept: CacheEntry) -> set[tuple[str, int]]:
     return {(part.meta.key, part.begin) for part in kept.missing()}
 
 
-def settled(kept: Kept) -> None:
+def settled(kept: CacheEntry) -> None:
     wait_for((kept.folder / "settled").exists)
 
 
@@ -64,15 +64,15 @@ def settled(kept: Kept) -> None:
 def test_a_whole_input_that_is_not_in_use_is_taken_by_several_at_once(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
     fetched(tmp_path, bucket).release()
-    first, second = Kept(tmp_path, bucket.listing()), Kept(tmp_path, bucket.listing())
+    first, second = CacheEntry(tmp_path, bucket.listing()), CacheEntry(tmp_path, bucket.listing())
     assert take(first) is True and take(second) is True
 
 
 def test_a_whole_input_is_shared_from_the_moment_that_it_is_whole(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
-    first = Kept(tmp_path, bucket.listing())
+    first = CacheEntry(tmp_path, bucket.listing())
     assert take(first) is False
-    second = Kept(tmp_path, bucket.listing())
+    second = CacheEntry(tmp_path, bucket.listing())
     with pytest.raises(Left):
         take(second)
     fill(first)
@@ -90,9 +90,9 @@ def open_locks(folder: Path) -> int:
 def test_waiting_for_another_node_is_told_once_and_checked_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(cache, "_POLL_S", 0.0)
     bucket = PlainBucket(FILES)
-    first, second = Kept(tmp_path, bucket.listing()), Kept(tmp_path, bucket.listing())
+    first, second = CacheEntry(tmp_path, bucket.listing()), CacheEntry(tmp_path, bucket.listing())
     take(first)
     told: list[int] = []
     checks: list[int] = []
@@ -103,7 +103,7 @@ def test_waiting_for_another_node_is_told_once_and_checked_all_the_time(
         if len(checks) == 5:
             fill(first)
 
-    assert second.take(check, lambda: told.append(1)) is True
+    assert second.acquire(check, lambda: told.append(1)) is True
     assert told == [1] and checks == [1] * 5
 
 
@@ -111,8 +111,8 @@ def test_what_is_in_use_and_changed_is_left_to_its_user_and_not_held(tmp_path: P
     bucket = PlainBucket(FILES)
     user = fetched(tmp_path, bucket)
     (user.files / "a").unlink()
-    other = Kept(tmp_path, bucket.listing())
-    with pytest.raises(InUse):
+    other = CacheEntry(tmp_path, bucket.listing())
+    with pytest.raises(InputInUse):
         take(other)
     user.release()
     assert take(other) is False, "now it can be repaired"
@@ -120,18 +120,18 @@ def test_what_is_in_use_and_changed_is_left_to_its_user_and_not_held(tmp_path: P
 
 def test_a_released_input_can_be_filled_by_the_next(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
-    first = Kept(tmp_path, bucket.listing())
+    first = CacheEntry(tmp_path, bucket.listing())
     take(first)
     first.missing()
     first.release()
-    second = Kept(tmp_path, bucket.listing())
+    second = CacheEntry(tmp_path, bucket.listing())
     assert take(second) is False
 
 
 def test_a_folder_that_is_pruned_while_it_is_taken_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Kept(tmp_path, PlainBucket(FILES).listing())
+    kept = CacheEntry(tmp_path, PlainBucket(FILES).listing())
     own, lost = os.open, [1]
 
     def open_lock(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -146,8 +146,8 @@ def test_a_folder_that_is_pruned_while_it_is_taken_is_made_again(
 
 
 def test_a_lock_of_a_folder_that_was_pruned_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_LOOK_EVERY_S", 0.0)
-    kept = Kept(tmp_path, PlainBucket(FILES).listing())
+    monkeypatch.setattr(cache, "_POLL_S", 0.0)
+    kept = CacheEntry(tmp_path, PlainBucket(FILES).listing())
     own, lost = fcntl.flock, [1]
 
     def lock_late(handle: int, how: int) -> None:
@@ -157,9 +157,9 @@ def test_a_lock_of_a_folder_that_was_pruned_holds_nothing(tmp_path: Path, monkey
         own(handle, how)
 
     monkeypatch.setattr(cache.fcntl, "flock", lock_late)
-    assert kept.take(nothing, nothing) is False
+    assert kept.acquire(nothing, nothing) is False
     with pytest.raises(Left):
-        take(Kept(tmp_path, kept.listing))
+        take(CacheEntry(tmp_path, kept.listing))
 
 
 # ── What is believed ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,14 +174,14 @@ def test_files_are_only_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_single_object_is_the_path_itself(tmp_path: Path) -> None:
     bucket = PlainBucket({"a": b"aaa"})
-    assert Kept(tmp_path, bucket.listing(single="a")).path.name == "a"
-    folder = Kept(tmp_path, bucket.listing())
+    assert CacheEntry(tmp_path, bucket.listing(single="a")).path.name == "a"
+    folder = CacheEntry(tmp_path, bucket.listing())
     assert folder.path == folder.files
 
 
 def test_parts_cover_an_object_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "PART_BYTES", 4)
-    kept = Kept(tmp_path, PlainBucket({"a": b"x" * 8, "b": b"x" * 9, "c": b"x" * 4, "d": b""}).listing())
+    kept = CacheEntry(tmp_path, PlainBucket({"a": b"x" * 8, "b": b"x" * 9, "c": b"x" * 4, "d": b""}).listing())
     take(kept)
     parts = [(part.meta.key, part.begin, part.end, part.whole) for part in kept.missing()]
     assert parts == [
@@ -198,16 +198,16 @@ def test_parts_cover_an_object_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_was_noted_survives_two_kills(tmp_path: Path) -> None:
     """The second one before anything else was fetched."""
     bucket = PlainBucket(FILES)
-    first = Kept(tmp_path, bucket.listing())
+    first = CacheEntry(tmp_path, bucket.listing())
     take(first)
     (part,) = (part for part in first.missing() if part.meta.key == "a")
     (first.files / "a").write_bytes(b"aaa")
-    first.note(part)
+    first.record(part)
     first.flush()
     # As a kill leaves it: the lock is gone, and nothing more is written.
     for _ in range(2):
         os.close(first._lock)
-        second = Kept(tmp_path, bucket.listing())
+        second = CacheEntry(tmp_path, bucket.listing())
         assert take(second) is False
         assert missing(second) == {("sub/b", 0), ("empty", 0)}
         first = second
@@ -219,13 +219,13 @@ def test_an_input_that_is_being_repaired_is_not_whole(tmp_path: Path) -> None:
     settled(kept)
     (kept.files / "a").unlink()
     kept.release()
-    again = Kept(tmp_path, bucket.listing())
+    again = CacheEntry(tmp_path, bucket.listing())
     assert take(again) is False
     assert missing(again) == {("a", 0)}
     # The file is back, but the journal has no word of it.
     (again.files / "a").write_bytes(b"aaa")
     again.release()
-    assert take(Kept(tmp_path, bucket.listing())) is False
+    assert take(CacheEntry(tmp_path, bucket.listing())) is False
     assert not (again.folder / "done").exists() and not (again.folder / "settled").exists()
 
 
@@ -238,7 +238,7 @@ def test_a_journal_of_another_boot_counts_once_all_was_on_the_disk(
     (kept.files / "a").unlink()
     kept.release()
     monkeypatch.setattr(cache, "boot_id", lambda: "another boot")
-    again = Kept(tmp_path, bucket.listing())
+    again = CacheEntry(tmp_path, bucket.listing())
     assert take(again) is False
     assert missing(again) == {("a", 0)}
 
@@ -253,9 +253,9 @@ def test_after_a_power_cut_only_what_was_on_the_disk_is_whole(
     kept.release()
     if not on_disk:
         (kept.folder / "settled").unlink()
-        assert kept._is_whole(), "in the same boot it is"
+        assert kept._is_complete(), "in the same boot it is"
     monkeypatch.setattr(cache, "boot_id", lambda: "another boot")
-    again = Kept(tmp_path, bucket.listing())
+    again = CacheEntry(tmp_path, bucket.listing())
     assert take(again) is whole
     if not whole:
         assert missing(again) == {("a", 0), ("sub/b", 0), ("empty", 0)}
@@ -278,7 +278,7 @@ def test_what_was_kept_and_released_leaves_no_handle_open(tmp_path: Path) -> Non
         settled(kept)
         assert open_below(tmp_path) == [str(kept.folder / "lock")]
         kept.release()
-        kept._settle()
+        kept._sync_to_disk()
         prune(tmp_path)
     assert open_below(tmp_path) == []
 
@@ -290,9 +290,9 @@ def test_a_file_system_that_cannot_be_synced_is_not_settled(tmp_path: Path, monk
             return -1
 
     monkeypatch.setattr(cache.ctypes, "CDLL", lambda _name: Library)
-    kept = Kept(tmp_path, PlainBucket(FILES).listing())
+    kept = CacheEntry(tmp_path, PlainBucket(FILES).listing())
     kept.files.mkdir(parents=True)
-    kept._settle()
+    kept._sync_to_disk()
     assert not (kept.folder / "settled").exists()
 
 
@@ -319,7 +319,7 @@ def test_a_file_of_another_size_or_kind_is_not_believed(tmp_path: Path) -> None:
             late = (kept.folder / "done").stat().st_mtime_ns + 1
             os.utime(file, ns=(late, late))
         kept.release()
-        again = Kept(root, bucket.listing())
+        again = CacheEntry(root, bucket.listing())
         assert take(again) is False, spoil
         assert missing(again) == {("a", 0)}, spoil
 
@@ -330,7 +330,7 @@ def test_a_file_as_young_as_the_end_of_the_fetch_is_believed(tmp_path: Path) -> 
     end = (kept.folder / "done").stat().st_mtime_ns
     os.utime(kept.files / "a", ns=(end, end))
     kept.release()
-    assert take(Kept(tmp_path, bucket.listing())) is True
+    assert take(CacheEntry(tmp_path, bucket.listing())) is True
 
 
 def test_a_torn_or_strange_journal_says_nothing_of_what_it_does_not_name(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_torn_or_strange_journal_says_nothing_of_what_it_does_not_name(tmp_pat
     (kept.folder / "done").unlink()
     journal.write_text("\n".join([first, "5", "{", *keep, '["sub/b", "']))
     kept.release()
-    again = Kept(tmp_path, bucket.listing())
+    again = CacheEntry(tmp_path, bucket.listing())
     assert take(again) is False
     assert missing(again) == {("sub/b", 0), ("empty", 0)}
 
@@ -355,7 +355,7 @@ def test_what_has_stayed_the_same_is_linked_and_not_fetched(tmp_path: Path, monk
     bucket = PlainBucket(FILES)
     old = fetched(tmp_path, bucket)
     bucket.objects["sub/b"] = b"BB"
-    new = Kept(tmp_path, bucket.listing())
+    new = CacheEntry(tmp_path, bucket.listing())
     assert take(new) is False
     assert missing(new) == {("sub/b", 0)}
     assert (new.files / "a").samefile(old.files / "a")
@@ -363,11 +363,11 @@ def test_what_has_stayed_the_same_is_linked_and_not_fetched(tmp_path: Path, monk
 
 def test_of_a_version_that_is_being_filled_nothing_is_taken_over(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
-    old = Kept(tmp_path, bucket.listing())
+    old = CacheEntry(tmp_path, bucket.listing())
     take(old)
-    Fetch(old, old.missing(), lambda _: None).run(nothing)
+    InputDownload(old, old.missing(), lambda _: None).run(nothing)
     bucket.objects["sub/b"] = b"BB"
-    new = Kept(tmp_path, bucket.listing())
+    new = CacheEntry(tmp_path, bucket.listing())
     assert take(new) is False
     assert missing(new) == {("a", 0), ("sub/b", 0), ("empty", 0)}
 
@@ -377,14 +377,14 @@ def test_of_a_large_file_that_is_there_in_part_nothing_is_taken_over(
 ) -> None:
     monkeypatch.setattr(cache, "PART_BYTES", 2)
     bucket = PlainBucket({"a": b"aaaa", "b": b"b"})
-    old = Kept(tmp_path, bucket.listing())
+    old = CacheEntry(tmp_path, bucket.listing())
     take(old)
-    part: Part = old.missing()[0]
+    part: ObjectPart = old.missing()[0]
     (old.files / "a").write_bytes(b"aa\0\0")
-    old.note(part)
+    old.record(part)
     old.release()
     bucket.objects["b"] = b"B"
-    new = Kept(tmp_path, bucket.listing())
+    new = CacheEntry(tmp_path, bucket.listing())
     assert take(new) is False
     assert missing(new) == {("a", 0), ("a", 2), ("b", 0)}
 
@@ -393,7 +393,7 @@ def test_a_file_that_a_training_left_in_the_way_is_replaced_by_the_link(tmp_path
     bucket = PlainBucket(FILES)
     old = fetched(tmp_path, bucket)
     bucket.objects["sub/b"] = b"BB"
-    new = Kept(tmp_path, bucket.listing())
+    new = CacheEntry(tmp_path, bucket.listing())
     take(new)
     new.files.mkdir()
     (new.files / "a").write_bytes(b"other")
@@ -409,7 +409,7 @@ def test_a_folder_that_a_training_replaced_by_a_link_is_not_followed(tmp_path: P
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     bucket.objects["a"] = b"AAA"
-    new = Kept(tmp_path / "kept", bucket.listing())
+    new = CacheEntry(tmp_path / "kept", bucket.listing())
     take(new)
     if whose == "theirs":
         (old.folder / place).rename(tmp_path / "moved")
@@ -421,14 +421,14 @@ def test_a_folder_that_a_training_replaced_by_a_link_is_not_followed(tmp_path: P
         parts = new.missing()
         if place == "files":
             with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
-                Fetch(new, parts, lambda _: None).run(nothing)
+                InputDownload(new, parts, lambda _: None).run(nothing)
         assert list(elsewhere.iterdir()) == [], "nothing is written through the link"
 
 
 # ── Forgotten ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def age(kept: Kept, seconds: float) -> None:
+def age(kept: CacheEntry, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(kept.folder / "lock", (then, then))
 
@@ -440,10 +440,10 @@ def test_only_what_was_not_used_for_long_is_forgotten(tmp_path: Path) -> None:
     age(kept, 7 * 86400)
     prune(tmp_path)
     assert kept.folder.exists(), "a week is not long"
-    age(kept, KEEP_UNUSED_S - 600)
+    age(kept, UNUSED_FOR_S - 600)
     prune(tmp_path)
     assert kept.folder.exists()
-    age(kept, KEEP_UNUSED_S + 600)
+    age(kept, UNUSED_FOR_S + 600)
     prune(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -452,8 +452,8 @@ def test_a_use_counts_as_one(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
     kept = fetched(tmp_path, bucket)
     kept.release()
-    age(kept, KEEP_UNUSED_S + 600)
-    user = Kept(tmp_path, bucket.listing())
+    age(kept, UNUSED_FOR_S + 600)
+    user = CacheEntry(tmp_path, bucket.listing())
     take(user)
     user.release()
     prune(tmp_path)
@@ -463,7 +463,7 @@ def test_a_use_counts_as_one(tmp_path: Path) -> None:
 def test_what_is_in_use_is_not_forgotten_and_nothing_stays_locked(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
     kept = fetched(tmp_path, bucket)
-    age(kept, KEEP_UNUSED_S + 600)
+    age(kept, UNUSED_FOR_S + 600)
     prune(tmp_path)
     assert kept.folder.exists()
     kept.release()
@@ -478,7 +478,7 @@ def test_pruning_goes_on_past_what_is_no_copy(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
     kept = fetched(tmp_path, bucket)
     kept.release()
-    age(kept, KEEP_UNUSED_S + 600)
+    age(kept, UNUSED_FOR_S + 600)
     (tmp_path / "0-a-file").write_text("x")
     (tmp_path / "0-without-a-lock").mkdir()
     # What an earlier pruning was killed over.

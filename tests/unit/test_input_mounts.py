@@ -214,9 +214,9 @@ class Mounts:
         monkeypatch.setattr(mount, "find_tool", lambda _url: "rclone")
         monkeypatch.setattr(mount, "unmount_below", self.unmounted.append)
         monkeypatch.setattr(mount, "mounted_below", lambda _target: self.there())
-        monkeypatch.setattr(mount, "_LOOK_EVERY_S", 0.001)
+        monkeypatch.setattr(mount, "_POLL_S", 0.001)
 
-    def mount(self, check: Callable[[], None] = lambda: None, region: str | None = None) -> mount.Mounted:
+    def mount(self, check: Callable[[], None] = lambda: None, region: str | None = None) -> mount.ActiveMount:
         return mount.mount("s3://bucket", self.target, self.log, check, region=region)
 
 
@@ -243,7 +243,7 @@ def test_a_mount_is_there_when_the_machine_shows_it(tmp_path: Path, monkeypatch:
     command = mount_command("rclone", "s3://bucket", mounts.target, os.environ, root=os.geteuid() == 0)
     assert f"argv: {' '.join(command.argv[1:])}" in said
     monkeypatch.setattr(mount, "abort_below", mounts.unmounted.append)
-    mounted.cut()
+    mounted.abort()
     assert mounted.server.wait(60) != 0 and mounts.unmounted == [mounts.target] * 2
 
 
@@ -295,7 +295,7 @@ def test_what_serves_a_mount_ends_with_the_thread_that_mounted(tmp_path: Path, m
     mounts = Mounts(tmp_path, monkeypatch, "exec sleep 1000")
     mounts.there = lambda: True
     for _ in range(2):
-        served: list[mount.Mounted] = []
+        served: list[mount.ActiveMount] = []
         thread = threading.Thread(target=lambda: served.append(mounts.mount()))  # noqa: B023
         thread.start()
         thread.join()

@@ -10,12 +10,12 @@ import pytest
 from plain_bucket import PlainBucket
 
 from stoker.agent.inputs import source
-from stoker.agent.inputs.source import Listing, NothingThere, Shard, Source, list_files, local_path
+from stoker.agent.inputs.source import InputListing, InputSource, NothingThere, Shard, list_files, local_path
 from stoker.store import s3
 from stoker.store.base import ObjectNamesUnusable
 
 
-class Buckets(Source):
+class Buckets(InputSource):
     """A URL's buckets are in memory; `opened` are the folders that were looked into, by region."""
 
     def __init__(self, url: str, objects: dict[str, bytes], told: Callable[[str], None] = lambda _: None) -> None:
@@ -38,9 +38,9 @@ OBJECTS = {"s3://b/data/x": b"x", "s3://b/data/sub/y": b"yy", "s3://b/one": b"1"
 def test_a_url_names_a_folder_or_one_object_in_it() -> None:
     folder = Buckets("s3://b/data", OBJECTS).list()
     assert [meta.key for meta in folder.files] == ["sub/y", "x"]
-    assert (folder.single, folder.found, folder.size) == (None, 2, 3)
+    assert (folder.single, folder.total_files, folder.size) == (None, 2, 3)
     one = Buckets("s3://b/one", OBJECTS).list()
-    assert ([meta.key for meta in one.files], one.single, one.found) == (["one"], "one", 1)
+    assert ([meta.key for meta in one.files], one.single, one.total_files) == (["one"], "one", 1)
     assert Buckets("s3://b/data", OBJECTS).find() == ("s3://b/data", None)
     assert Buckets("s3://b/one", OBJECTS).find() == ("s3://b", "one")
 
@@ -64,8 +64,8 @@ def test_a_folder_that_is_only_an_object_of_its_own_name_is_nothing() -> None:
 def test_those_files_are_not_listed_again_but_the_bucket_is_reached() -> None:
     files = Buckets("s3://b/data", OBJECTS).list().files[:1]
     wanted = Buckets("s3://b/data", OBJECTS)
-    listing = wanted.those(files)
-    assert (listing.files, listing.found, listing.single, listing.url) == (files, 1, None, "s3://b/data")
+    listing = wanted.with_files(files)
+    assert (listing.files, listing.total_files, listing.single, listing.url) == (files, 1, None, "s3://b/data")
     assert len(wanted.opened) == 1
 
 
@@ -90,7 +90,7 @@ def test_a_bucket_in_another_region_is_asked_there_and_that_is_told(monkeypatch:
 def test_a_bucket_of_another_region_is_opened_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[str, str, str]] = []
     monkeypatch.setattr(s3, "open_s3", lambda bucket, prefix, *, region: opened.append((bucket, prefix, region)))
-    wanted = Source("s3://b/data/sub/")
+    wanted = InputSource("s3://b/data/sub/")
     wanted.region = "eu-north-1"
     wanted._open(wanted.url)
     wanted._open("s3://b")
@@ -107,8 +107,8 @@ def test_objects_that_no_disk_can_hold_are_refused_and_empty_ones_may_be_folders
 
 
 def test_a_digest_tells_versions_apart_and_a_family_does_not() -> None:
-    def listing(url: str, **files: bytes) -> Listing:
-        return Listing(url, PlainBucket({}), tuple(PlainBucket(files).list("")))  # type: ignore[arg-type]
+    def listing(url: str, **files: bytes) -> InputListing:
+        return InputListing(url, PlainBucket({}), tuple(PlainBucket(files).list("")))  # type: ignore[arg-type]
 
     base = listing("u", a=b"1", b=b"2")
     assert base.digest == listing("u", a=b"1", b=b"2").digest
@@ -119,8 +119,8 @@ def test_a_digest_tells_versions_apart_and_a_family_does_not() -> None:
         listing("u", a=b"1", c=b"2"),
     ]
     assert len({base.digest, *(other.digest for other in others)}) == 5
-    assert base.family == others[1].family != others[0].family
-    assert base.digest != base.family
+    assert base.url_digest == others[1].url_digest != others[0].url_digest
+    assert base.digest != base.url_digest
     odd = listing("u", **{"\udcff": b"1"})
     assert len(odd.digest) == 64, "a name that is no text has one, too"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environment.error_hints import Cause, read_cause
+from stoker.agent.environment.error_hints import InstallErrorCause, read_cause
 
 # Each: `== kind: name`, what was printed, and behind an arrow what is told of it.
 CASES = [case.strip("\n") for case in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split("== ")[1:]]
@@ -15,12 +15,12 @@ CASES = [case.strip("\n") for case in Path(__file__).with_suffix(".txt").read_te
 @pytest.mark.parametrize("case", CASES, ids=[case.partition("\n")[0] for case in CASES])
 def test_what_is_told_of_a_failure(case: str) -> None:
     head, *printed, told = case.split("\n")
-    expected = Cause(told.removeprefix("-> "), silent=head.startswith("no answer: "))
+    expected = InstallErrorCause(told.removeprefix("-> "), transient=head.startswith("no answer: "))
     assert told.startswith("-> ") and read_cause(printed) == expected
 
 
 def test_nothing_was_printed() -> None:
-    assert read_cause(["", " "]) == Cause("")
+    assert read_cause(["", " "]) == InstallErrorCause("")
 
 
 def test_a_long_cause_is_cut_at_its_end() -> None:

@@ -12,7 +12,7 @@ import pytest
 from installing_machine import Bench
 from uv import find_uv_bin
 
-from stoker.agent.environment.uv import Change, read_changes
+from stoker.agent.environment.uv import PackageChange, parse_changes
 from tests.support.package_index import make_wheel
 
 # Fixtures that all tests of installing share.
@@ -24,7 +24,7 @@ def test_nothing_is_made_where_everything_is_installed(bench: Bench) -> None:
     before = len(bench.index.requests)
     assert bench.install() == {}
     assert bench.said == [
-        f"requirements.txt: everything is installed already in {bench.python}, so no environment is made"
+        f"requirements.txt: everything is installed already in {bench.python}, so no environment is built"
     ]
     assert len(bench.index.requests) == before, "somebody was asked for what is there"
     assert [path.name for path in bench.environments.iterdir()] == []
@@ -46,11 +46,11 @@ def test_the_image_has_a_framework_that_is_not_seen(bench: Bench) -> None:
     bench.write("requirements.txt", "click\n")
     bench.install()
     told = "environment.system_packages: true keeps what the image has"
-    line = f"requirements.txt: {bench.python} has torch 2.4.0+cu121, which its environment does not see; {told}"
+    line = f"requirements.txt: {bench.python} has torch 2.4.0+cu121, which the environment does not see; {told}"
     assert bench.said[-1] == line
     # Told each time, not only when it is made.
     bench.install()
-    assert bench.said == ["requirements.txt: its environment is there already", line]
+    assert bench.said == ["requirements.txt: its environment exists already", line]
 
 
 def test_system_packages_keep_the_images_own_pytorch(bench: Bench) -> None:
@@ -87,11 +87,11 @@ def test_a_framework_that_has_to_go_is_replaced_and_told(bench: Bench) -> None:
 
 def test_what_uv_says_that_it_changed() -> None:
     text = "Resolved 5 packages\n - torch==2.4.0\n + torch==2.5.0 (from file:///x)\n + mine @ file:///y\n ~ a-b==1\n"
-    assert read_changes(text) == (
-        Change("-", "torch", "2.4.0"),
-        Change("+", "torch", "2.5.0"),
-        Change("+", "mine", None),
-        Change("~", "a-b", "1"),
+    assert parse_changes(text) == (
+        PackageChange("-", "torch", "2.4.0"),
+        PackageChange("+", "torch", "2.5.0"),
+        PackageChange("+", "mine", None),
+        PackageChange("~", "a-b", "1"),
     )
 
 
@@ -147,7 +147,7 @@ def test_a_lock_says_what_is_installed(bench: Bench, name: str) -> None:
     environ = bench.install(name)
     assert bench.version(environ, "torch") == "2.4.0"
     assert bench.install(name) == environ
-    assert bench.said[0] == f"{name}: its environment is there already"
+    assert bench.said[0] == f"{name}: its environment exists already"
 
 
 def test_parts_of_the_code_are_installed_as_they_are(bench: Bench) -> None:

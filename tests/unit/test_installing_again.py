@@ -11,7 +11,7 @@ import pytest
 from installing_machine import Bench
 
 from stoker.agent.environment import cpu_level, local_cache, store_cache
-from stoker.agent.environment.archive import take_listing
+from stoker.agent.environment.archive import list_folder
 from stoker.model.errors import SetupFailed
 from stoker.store.base import open_store
 from tests.support.package_index import make_wheel
@@ -35,8 +35,8 @@ def test_the_next_machine_restores_it(bench: Bench) -> None:
     bench.write("requirements.txt", "lightning\n")
     environ = bench.install()
     bench.runs(environ, "python", "-c", "import lightning, torch")
-    bench.settle()
-    assert "is kept in the store for the next time" in bench.said[-1]
+    bench.wait_for_uploads()
+    assert "is stored for the next time" in bench.said[-1]
     shutil.rmtree(bench.environments)
     before = len(bench.index.requests)
     assert bench.install() == environ
@@ -55,16 +55,16 @@ def test_a_damaged_copy_is_told_made_anew_and_replaced(bench: Bench) -> None:
     bench.local = False
     bench.write("requirements.txt", "lightning\n")
     environ = bench.install()
-    bench.settle()
+    bench.wait_for_uploads()
     kept = bench.root / "store/work/environments"
     (largest,) = sorted(kept.glob("*/" + "?" * 64), key=lambda path: path.stat().st_size)[-1:]
     largest.write_bytes(largest.read_bytes()[:-5])
     shutil.rmtree(bench.environments)
     assert bench.install() == environ
-    told = "requirements.txt: the environment that was kept cannot be used: a part of it is not what was kept"
-    assert f"{told}; it is made anew" in bench.said
+    told = "requirements.txt: the stored environment cannot be used: a part of it does not match its digest"
+    assert f"{told}; building it again" in bench.said
     assert bench.version(environ, "lightning") == "2.0"
-    bench.settle()
+    bench.wait_for_uploads()
     shutil.rmtree(bench.environments)
     assert bench.install() == environ
     assert "requirements.txt: restored from the store (0 MB)" in bench.said
@@ -74,27 +74,27 @@ def test_a_copy_whose_python_does_not_run_is_made_anew(bench: Bench) -> None:
     bench.local = False
     bench.write("requirements.txt", "lightning\n")
     environ = bench.install()
-    bench.settle()
+    bench.wait_for_uploads()
     # Kept under the right name, and made for another processor.
     folder = Path(environ["VIRTUAL_ENV"])
     (folder / "bin/python").unlink()
     (folder / "bin/python").write_bytes(b"\x7fELF of another kind")
     (folder / "bin/python").chmod(0o755)
-    cached = store_cache.Cache(open_store((bench.root / "store").as_uri()), "job-abcd")
+    cached = store_cache.StoreCache(open_store((bench.root / "store").as_uri()), "job-abcd")
     found = cached.find(folder.name)
     assert found is not None
-    cached.discard(store_cache.Damaged("", *cached.names(found)))
-    assert cached.keep(folder.name, found.kept.platform, folder, take_listing(folder))
+    cached.discard(store_cache.DamagedCopy("", *cached.keys_of(found)))
+    assert cached.upload(folder.name, found.manifest.platform, folder, list_folder(folder))
     shutil.rmtree(bench.environments)
     assert bench.install() == environ
-    assert any("its Python does not run here; it is made anew" in line for line in bench.said)
+    assert any("its Python does not run here; building it again" in line for line in bench.said)
     assert bench.version(environ, "lightning") == "2.0"
 
 
 # ── Changed by a training ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-CHANGED = "requirements.txt: its environment was changed after it was made"
+CHANGED = "requirements.txt: its environment was modified after it was built"
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -102,23 +102,23 @@ def test_what_a_training_installed_is_not_there_for_the_next_job(bench: Bench, l
     bench.local = local
     bench.write("requirements.txt", "numpy==1.0\n")
     environ = bench.install(python=sys.executable)
-    bench.settle()
+    bench.wait_for_uploads()
     bench.runs(environ, "pip", "install", "--quiet", "numpy==2.0", "click")
     assert bench.version(environ, "numpy") == "2.0"
     bench.leave()
     assert bench.install(python=sys.executable) == environ
-    assert bench.said[0] == f"{CHANGED}, so it is made anew"
+    assert bench.said[0] == f"{CHANGED}, so it is built again"
     restored = "requirements.txt: restored from the store (0 MB)" in bench.said
     assert restored is not local
     assert bench.version(environ, "numpy") == "1.0"
     assert not list(Path(environ["VIRTUAL_ENV"]).glob("lib/*/site-packages/click*"))
     bench.leave()
     bench.install(python=sys.executable)
-    assert bench.said[0] == "requirements.txt: its environment is there already"
+    assert bench.said[0] == "requirements.txt: its environment exists already"
 
 
 def test_what_somebody_else_trains_with_is_left_to_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_cache, "_LOOKED_S", 0.2)
+    monkeypatch.setattr(local_cache, "_IN_USE_AFTER_S", 0.2)
     bench.write("requirements.txt", "numpy==1.0\n")
     theirs = bench.install(python=sys.executable)
     bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
@@ -130,13 +130,13 @@ def test_what_somebody_else_trains_with_is_left_to_them(bench: Bench, monkeypatc
 
 def test_one_of_a_nodes_own_is_not_kept_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its programs name another place than its key says."""
-    monkeypatch.setattr(local_cache, "_LOOKED_S", 0.2)
+    monkeypatch.setattr(local_cache, "_IN_USE_AFTER_S", 0.2)
     bench.local = False
     bench.write("requirements.txt", "numpy==1.0\n")
     theirs = bench.install(python=sys.executable)
     bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
     bench.install(python=sys.executable)
-    bench.settle()
+    bench.wait_for_uploads()
     assert not any("is kept in the store" in line for line in bench.said)
 
 

@@ -10,7 +10,7 @@ import installing_machine
 import pytest
 from installing_machine import Bench
 
-from stoker.agent.environment.archive import take_listing
+from stoker.agent.environment.archive import list_folder
 
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench
@@ -36,13 +36,13 @@ def test_a_set_up_changes_nobodys_python(bench: Bench, requirements: str | None,
     folder = Path(environ["VIRTUAL_ENV"])
     assert folder.is_relative_to(bench.root / "node") and not list(bench.environments.glob("*.lock"))
     assert bench.version(environ, "torch") == "2.4.0+cu121", "what the Python has is not seen"
-    before = take_listing(base.parent.parent).dump()
+    before = list_folder(base.parent.parent).dump()
     settings = {"PIP_INDEX_URL": bench.index.url, "PIP_CONFIG_FILE": os.devnull, "PIP_USER": "1"}
     said = bench.runs({**settings, **environ}, "pip", "install", "--no-cache-dir", "lightning<2")
     assert "torch" not in said.partition("Successfully installed")[2], "what is there was installed again"
     assert bench.runs(environ, "python", "-c", "import lightning; print(lightning.__file__)").startswith(str(folder))
     assert bench.runs(environ, "torchrun") == f"torchrun {folder} 1.0"
-    assert take_listing(base.parent.parent).dump() == before
+    assert list_folder(base.parent.parent).dump() == before
     # Made anew each time: nobody knows what an earlier one was left in.
     assert bench.install(requirements, **({"python": str(base)} if named else {})) == environ
     assert not list(folder.glob("lib/*/site-packages/lightning*"))

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.jobfile.document import (
     Layer,
-    Node,
+    SettingNode,
     assignments,
     layer_of,
     merge_layers,
@@ -193,5 +193,5 @@ def test_python_values_that_no_file_could_hold() -> None:
 
 def test_a_layer_knows_its_source() -> None:
     assert read_layer("", "f.yaml").source == "f.yaml"
-    assert isinstance(Layer(Node({}, read_layer("", "x").root.origin)).source, str)
+    assert isinstance(Layer(SettingNode({}, read_layer("", "x").root.origin)).source, str)
     assert scalar("3e-4") == 0.0003

@@ -15,7 +15,7 @@ from stoker.jobfile.value_forms import (
     write_gpus,
     write_size,
 )
-from stoker.model.spec import Gpus
+from stoker.model.resources import Gpus
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.jobfile import assignments, check_honoured, finalize, parse_job, read_layer, resolve
+from stoker.jobfile import apply_default_limits, assignments, check_honoured, parse_job, read_layer, resolve
 from stoker.jobfile.fields import walk
 from stoker.jobfile.provider_fields import ALWAYS_HONOURED
 from stoker.jobfile.reference import EXAMPLE
@@ -126,16 +126,16 @@ def test_shared_resources_that_do_not_apply_are_left_out_and_told() -> None:
     resolved = resolve([user, read_layer("run: x\n", "stoker.yaml")], lambda _: able("resources.cpus"))
     assert resolved.spec.resources.region is None
     assert resolved.spec.resources.cpus == 8
-    assert resolved.told == ("user.yaml: resources.region does not apply to local and is left out",)
+    assert resolved.warnings == ("user.yaml: resources.region does not apply to local and is left out",)
     job = read_layer("run: x\nresources: {region: b}\n", "stoker.yaml")
     with pytest.raises(SpecError, match=r"^stoker\.yaml:2: resources\.region: local cannot honour this"):
         resolve([user, job], lambda _: able("resources.cpus"))
 
 
 def test_shared_settings_outside_resources_are_never_dropped() -> None:
-    house = read_layer("retry: {hold_on_failure: 5m}\n", "house", shared=True)
+    policy = read_layer("retry: {hold_on_failure: 5m}\n", "house", shared=True)
     with pytest.raises(SpecError, match=r"^house:1: retry\.hold_on_failure: local cannot honour this"):
-        resolve([house, read_layer("run: x\n", "stoker.yaml")], lambda _: able())
+        resolve([policy, read_layer("run: x\n", "stoker.yaml")], lambda _: able())
 
 
 def test_the_provider_that_was_chosen_is_asked() -> None:
@@ -150,11 +150,11 @@ def test_the_provider_that_was_chosen_is_asked() -> None:
 
 
 def test_paid_providers_bound_what_is_unbounded() -> None:
-    spec, told = finalize(parse("run: x\n"), able(paid=True))
+    spec, told = apply_default_limits(parse("run: x\n"), able(paid=True))
     assert spec.limits.max_runtime_s == 86400.0
     assert len(told) == 1
     assert "24 h" in told[0]
-    assert finalize(parse("run: x\n"), able()) == (parse("run: x\n"), ())
+    assert apply_default_limits(parse("run: x\n"), able()) == (parse("run: x\n"), ())
     for limits in ("{max_runtime: 1h}", "{max_cost: 5}"):
         bounded = parse(f"run: x\nlimits: {limits}\n")
-        assert finalize(bounded, able(paid=True)) == (bounded, ())
+        assert apply_default_limits(bounded, able(paid=True)) == (bounded, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.jobfile import (
+    defaults_layer,
     env_file,
     find_job_file,
-    gather,
-    house_layer,
     job_layer,
+    job_layers,
     parse_job,
     read_layer,
+    shared_layers,
     template,
     user_file,
     user_layer,
 )
+from stoker.model import keys
 from stoker.model.errors import UserError
+from stoker.testing.memory_store import MemoryStore
 
 
 def test_the_job_file_is_found_by_itself(tmp_path: Path) -> None:
@@ -56,14 +60,18 @@ def test_all_layers_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "stoker").mkdir()
     (tmp_path / "stoker" / "config.yaml").write_text("tags: {who: user, a: user, b: user, c: user, d: user}\n")
     (tmp_path / "job.yaml").write_text("run: python train.py\ntags: {b: job, c: job, d: job}\n")
-    layers = gather(
-        job_file=tmp_path / "job.yaml",
-        house=b"tags: {a: house, b: house, c: house, d: house}\n",
-        sets=["tags.c=set", "tags.d=set"],
-        flags={"tags": {"d": "flag"}, "nodes": None},
-    )
-    assert parse_job(layers).tags == {"who": "user", "a": "house", "b": "job", "c": "set", "d": "flag"}
-    assert house_layer(b"").root.origin.shared
+    store = MemoryStore(lambda: datetime.now(timezone.utc))
+    store.put(keys.DEFAULTS, b"tags: {a: store, b: store, c: store, d: store}\n")
+    own = job_layers(tmp_path / "job.yaml", ["tags.c=set", "tags.d=set"], {"tags": {"d": "flag"}, "nodes": None})
+    assert parse_job((*shared_layers(store), *own)).tags == {
+        "who": "user",
+        "a": "store",
+        "b": "job",
+        "c": "set",
+        "d": "flag",
+    }
+    assert parse_job((*shared_layers(None), *own)).tags["a"] == "user"
+    assert defaults_layer(b"").root.origin.shared
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -14,23 +14,8 @@ from stoker.jobfile.fields import fields_of, walk
 from stoker.jobfile.reference import EXAMPLE
 from stoker.model import codec
 from stoker.model.errors import SpecError
-from stoker.model.spec import (
-    Checkpoints,
-    Container,
-    Ec2Resources,
-    Environment,
-    GceResources,
-    Gpus,
-    Input,
-    Limits,
-    LocalResources,
-    Logs,
-    PackageIndex,
-    Resources,
-    Retry,
-    SagemakerResources,
-    Spec,
-)
+from stoker.model.resources import Ec2Resources, GceResources, Gpus, LocalResources, Resources, SagemakerResources
+from stoker.model.spec import Checkpoints, Container, Environment, Input, Limits, Logs, PackageIndex, Retry, Spec
 
 
 def parse(text: str, *sets: str) -> Spec:

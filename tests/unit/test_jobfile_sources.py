@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stoker import Job
-from stoker.jobfile.layers import house_layer
+from stoker.jobfile.layers import defaults_layer
 from stoker.jobfile.provider_fields import check_honoured
 from stoker.model import secret_refs
 from stoker.model.errors import SpecError
 from stoker.model.offerings import Capabilities
-from stoker.model.package_sources import Address, DebSource, private_variables, read_address, read_deb, user_of
+from stoker.model.package_sources import Address, DebSource, private_variables, read_address, read_deb, user_name
 from stoker.model.secret_refs import Reference
 from stoker.model.spec import Environment, PackageIndex, Spec
 
@@ -78,7 +78,7 @@ def test_addresses() -> None:
     ],
 )
 def test_who_asks(url: str, secret: str, user: str) -> None:
-    assert user_of(PackageIndex(url, secret), read_address(url)) == user
+    assert user_name(PackageIndex(url, secret), read_address(url)) == user
 
 
 def test_a_reference_of_a_kind_that_the_provider_cannot_read_is_refused() -> None:
@@ -98,8 +98,8 @@ def test_a_source_of_nothing_is_refused(field: str, serves: str) -> None:
         spec(**{field: source})
     spec(**{field: source, serves: ["libgl1"] if serves == "apt" else "environment.yml"})
     # A house names its mirror for all jobs.
-    house = house_layer(f"environment: {{{field}: {{url: 'https://host/packages'}}}}".encode())
-    assert Job(run="python train.py").spec([house]).environment != Environment()
+    policy = defaults_layer(f"environment: {{{field}: {{url: 'https://host/packages'}}}}".encode())
+    assert Job(run="python train.py").spec([policy]).environment != Environment()
 
 
 def test_a_value_of_a_variable_that_is_a_json_object() -> None:

@@ -8,16 +8,23 @@ from datetime import date, timedelta
 
 import pytest
 
-from stoker.core.budget_state import Expense, Unread, close_books, expenses
+from stoker.core.budget_state import Expense, Unread, compute_budget_state, expenses
 from stoker.core.budgets import judge
-from stoker.core.daily_costs import Sum, Sums
+from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.decide import decide, decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Snapshot
 from stoker.core.summary import summarize
-from stoker.governor.budget_tracker import Bookkeeper
-from stoker.governor.cost_ledger import Parsed, Spent, _key, keep_spent, read_spent, write_spent
+from stoker.governor.budget_tracker import BudgetTracker
+from stoker.governor.cost_ledger import (
+    DailyCost,
+    ParsedKeys,
+    _key,
+    read_daily_costs,
+    record_daily_cost,
+    record_job_costs,
+)
 from stoker.governor.observe import Memory
 from stoker.model import codec, keys
 from stoker.model.log_entries import (
@@ -34,7 +41,8 @@ from stoker.model.log_entries import (
 )
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
-from stoker.model.spec import Limits, Retry, Spec, Submission
+from stoker.model.spec import Limits, Retry, Spec
+from stoker.model.submission import Submission
 from stoker.policy.policy_file import parse_policy
 from stoker.read.costs import report, whole_days
 from stoker.store import job_log
@@ -59,9 +67,9 @@ UNPRICED = replace(ON_DEMAND, price=None, on_demand_price=None)
 BUDGET = "name: money, budget: {dollars: 10, period: day}"
 
 
-def policy(*texts: str) -> Policy:
+def settings(*texts: str) -> GovernorSettings:
     text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
-    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"))
+    return replace(DEFAULT, policy=parse_policy(text.encode(), "p.yaml"))
 
 
 def attempt(offering: Offering, claim: int, start_s: float, hours: float | None) -> list[tuple[Event, float]]:
@@ -82,8 +90,8 @@ def test_a_machine_without_a_price_leaves_the_rest_of_the_day_known() -> None:
     state = make_state(*attempt(ON_DEMAND, 2, 0.0, 4.0), *attempt(UNPRICED, 5, 5 * HOUR, None))
     now = at(6 * HOUR)
     assert list(expenses(state, make_spec(), now)) == [Expense("job-1", {}, TODAY, 12.0, whole=False)]
-    books = close_books(policy(BUDGET).house, [], [(state, make_spec())], now)
-    standing = books.standings["money", ""]
+    books = compute_budget_state(settings(BUDGET).policy, [], [(state, make_spec())], now)
+    standing = books.statuses["money", ""]
     assert standing.spent == 12.0 and standing.unpriced == ("job-1",)
 
 
@@ -102,9 +110,9 @@ def test_what_is_kept_of_a_removed_job_says_what_is_known() -> None:
     store = MemoryStore(lambda: at(9 * HOUR))
     events = [*attempt(ON_DEMAND, 2, 0.0, 4.0), *attempt(UNPRICED, 5, 5 * HOUR, None)]
     state = make_state(*ended(*events, at_s=6 * HOUR))
-    write_spent(store, state, make_spec(), at(9 * HOUR))
-    (found,) = read_spent(store, [keys.SPENT])
-    assert found.sums == Sums(*(Sum(12.0, whole=False),) * 3)
+    record_job_costs(store, state, make_spec(), at(9 * HOUR))
+    (found,) = read_daily_costs(store, [keys.SPENT])
+    assert found.sums == DaySums(*(KnownSum(12.0, whole=False),) * 3)
     total = report([], [found], "day", at(9 * HOUR)).total
     assert total.spent.known == 12.0 and not total.spent.complete
 
@@ -113,8 +121,8 @@ def test_what_is_kept_of_a_removed_job_says_what_is_known() -> None:
 def test_an_absurd_price_makes_a_key_all_the_same(price: float) -> None:
     store = MemoryStore(lambda: at(9 * HOUR))
     state = make_state(*ended(*attempt(replace(ON_DEMAND, price=price), 2, 0.0, None), at_s=20 * HOUR, claim=2))
-    write_spent(store, state, make_spec(), at(21 * HOUR))
-    (found,) = read_spent(store, [keys.SPENT])
+    record_job_costs(store, state, make_spec(), at(21 * HOUR))
+    (found,) = read_daily_costs(store, [keys.SPENT])
     assert len(next(iter(store.list(keys.SPENT))).key.rpartition("/")[2]) < 255
     assert math.isfinite(found.sums.spent.known) and (found.sums.spent.known > 1e11 or not found.sums.spent.whole)
 
@@ -161,9 +169,9 @@ def test_what_is_written_counts_the_hold_of_an_attempt_before_a_resume() -> None
     now_s[0] = 3 * HOUR
     node = keys.node("job-1", 2, 0, keys.boot(nodes(2)[0].instance, 0))
     store.put(keys.heartbeat(node), codec.dumps(make_beat(3 * HOUR, "held").value))
-    write_spent(store, state, held_spec(), at(5 * HOUR))
-    (found,) = read_spent(store, [keys.SPENT])
-    assert found.sums.spent == Sum(9.0)
+    record_job_costs(store, state, held_spec(), at(5 * HOUR))
+    (found,) = read_daily_costs(store, [keys.SPENT])
+    assert found.sums.spent == KnownSum(9.0)
 
 
 # ── Keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,9 +197,9 @@ def test_a_key_that_nobody_here_wrote_is_passed_over(name: str) -> None:
     store = MemoryStore(lambda: EPOCH)
     store.put(f"{keys.spent_day(TODAY)}evil-1/{name}", b"no tags")
     store.put(f"{keys.SPENT}2026-13/77/evil-1/00000004.1.1.", b"")
-    key, data = _key(Spent("job-1", TODAY, 4, Sums(*(Sum(1.0),) * 3), {"a": "1.5"}))
+    key, data = _key(DailyCost("job-1", TODAY, 4, DaySums(*(KnownSum(1.0),) * 3), {"a": "1.5"}))
     store.put(key, data)
-    assert [each.job for each in read_spent(store, [keys.SPENT])] == ["job-1"]
+    assert [each.job for each in read_daily_costs(store, [keys.SPENT])] == ["job-1"]
 
 
 def test_a_key_is_read_once() -> None:
@@ -205,27 +213,27 @@ def test_a_key_is_read_once() -> None:
     store = Counting(lambda: EPOCH)
     long = {f"tag-{n}": "value" * 9 for n in range(9)}
     for n in range(20):
-        key, data = _key(Spent(f"job-{n}", TODAY, 4, Sums(*(Sum(1.0),) * 3), long))
+        key, data = _key(DailyCost(f"job-{n}", TODAY, 4, DaySums(*(KnownSum(1.0),) * 3), long))
         store.put(key, data)
-    known: Parsed = {}
+    known: ParsedKeys = {}
     for _ in range(3):
-        assert len(read_spent(store, [keys.spent_day(TODAY)], known)) == 20
+        assert len(read_daily_costs(store, [keys.spent_day(TODAY)], known)) == 20
     assert Counting.gets == 20
-    assert all(each.tags == long for each in read_spent(store, [keys.spent_day(TODAY)], known))
+    assert all(each.tags == long for each in read_daily_costs(store, [keys.spent_day(TODAY)], known))
 
 
 # ── Costs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_tag_may_be_called_as_a_column_is() -> None:
-    gone = Spent("old-1", date(2026, 1, 3), 9, Sums(*(Sum(5.0),) * 3), {"day": "monday"})
+    gone = DailyCost("old-1", date(2026, 1, 3), 9, DaySums(*(KnownSum(5.0),) * 3), {"day": "monday"})
     assert [row.name for row in report([], [gone], "tags.day", at(0)).rows] == ["monday"]
     assert [row.name for row in report([], [gone], "day", at(0)).rows] == ["2026-01-03"]
     assert [row.name for row in report([], [gone], "tags.job", at(0)).rows] == ["(none)"]
 
 
 def test_who_is_counted_with_more_than_was_asked_for() -> None:
-    gone = [Spent(f"old-{n}", date(2026, 1, n), 9, Sums(), {}) for n in (1, 2)]
+    gone = [DailyCost(f"old-{n}", date(2026, 1, n), 9, DaySums(), {}) for n in (1, 2)]
     assert whole_days(gone, at(HOUR)) == ["old-1"]
     assert whole_days(gone, EPOCH) == whole_days(gone, None) == []
 
@@ -259,11 +267,11 @@ def test_a_grace_past_the_end_of_the_calendar_is_no_error() -> None:
 
 
 def test_one_that_cannot_be_read_holds_the_budgets_that_it_can_be_in() -> None:
-    by = policy("name: mine, budget: {dollars: 10, period: day, by: team}").house
+    by = settings("name: mine, budget: {dollars: 10, period: day, by: team}").policy
     now = at(100)
 
     def held(team: str, unread: Unread) -> bool:
-        books = close_books(by, [], [], now, [unread])
+        books = compute_budget_state(by, [], [], now, [unread])
         subject = Subject(replace(make_spec(), tags={"team": team}), now.date(), "job-1")
         return bool(judge(by, subject, Known(books), now))
 
@@ -285,9 +293,9 @@ def test_an_unreadable_log_is_told_with_its_tags() -> None:
     put_job(store, "bad-1", replace(make_spec(), tags={"team": "a"}))
     put_job(store, "job-1", replace(make_spec(), tags={"team": "b"}))
     store.put(keys.log_entry("bad-1", 2), b"garbage")
-    keeper = Bookkeeper(store, Memory())
+    keeper = BudgetTracker(store, Memory())
     keeper.begin(("bad-1", "job-1"))
-    books = keeper.look(policy(BUDGET).house, at(100))
+    books = keeper.read_state(settings(BUDGET).policy, at(100))
     assert isinstance(books, Known)
     (unread,) = books.value.unread
     assert (unread.job, unread.tags) == ("bad-1", {"team": "a"}) and "not a log entry" in unread.why
@@ -307,12 +315,12 @@ def test_a_pass_over_a_few_makes_one_call_for_each_of_the_others() -> None:
         state = job_log.read(store, f"job-{n}")
         assert state is not None
         write_index(store, IndexRecord(state, summarize(state, read_submission(store, state), {}, EPOCH)))
-    keeper = Bookkeeper(store, Memory())
+    keeper = BudgetTracker(store, Memory())
     for _ in range(2):
         read.clear()
         keeper.begin(tuple(f"job-{n}" for n in range(3)), whole=False)
-        books = keeper.look(policy(BUDGET).house, at(HOUR))
-        assert isinstance(books, Known) and books.value.standings["money", ""].spent == pytest.approx(9.0)
+        books = keeper.read_state(settings(BUDGET).policy, at(HOUR))
+        assert isinstance(books, Known) and books.value.statuses["money", ""].spent == pytest.approx(9.0)
         assert not {key for key in read if "/log/" in key and not key.endswith("4.json")}, "at most the next entry"
     assert len(read) == 3, "and of what never changes, nothing twice"
     waits = make_snapshot(make_state(job="new-1"))
@@ -320,8 +328,10 @@ def test_a_pass_over_a_few_makes_one_call_for_each_of_the_others() -> None:
         read.clear()
         keeper.begin((*(f"job-{n}" for n in range(3)), "new-1"), whole=False)
         snapshot = Snapshot((replace(waits, offerings=Known((ON_DEMAND,))),), partial=True)
-        (job,) = keeper.with_books(snapshot, policy(BUDGET).house, at(HOUR), passed_s).jobs
-        assert isinstance(job.books, Known) and job.books.value.standings["money", ""].spent == pytest.approx(9.0)
+        (job,) = keeper.with_budget_state(snapshot, settings(BUDGET).policy, at(HOUR), passed_s).jobs
+        assert isinstance(job.budget_state, Known) and job.budget_state.value.statuses[
+            "money", ""
+        ].spent == pytest.approx(9.0)
         assert len([key for key in read if key.startswith("jobs/job-")]) == gets
 
 
@@ -337,25 +347,25 @@ def test_what_a_pass_has_read_is_not_read_again_however_long_that_took() -> None
     for n in range(3):
         put_job(store, f"job-{n}", make_spec(), Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
     states = [job_log.read(store, f"job-{n}") for n in range(3)]
-    keeper = Bookkeeper(store, Memory())
+    keeper = BudgetTracker(store, Memory())
     keeper.begin(tuple(f"job-{n}" for n in range(3)), now=at(0))
     jobs = tuple(replace(make_snapshot(state), offerings=Known((ON_DEMAND,))) for state in states if state is not None)
     read.clear()
-    (first, *_) = keeper.with_books(Snapshot(jobs), policy(BUDGET).house, at(HOUR), 0.0).jobs
-    assert isinstance(first.books, Known) and not [key for key in read if "/log/" in key]
+    (first, *_) = keeper.with_budget_state(Snapshot(jobs), settings(BUDGET).policy, at(HOUR), 0.0).jobs
+    assert isinstance(first.budget_state, Known) and not [key for key in read if "/log/" in key]
 
 
 def test_one_that_is_over_is_counted_once_though_its_machine_is_held() -> None:
     store = MemoryStore(lambda: EPOCH)
     over: tuple[Event, ...] = (Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)), Ended("failed", "x", 2))
     put_job(store, "job-1", make_spec(), *over)
-    keeper = Bookkeeper(store, Memory())
+    keeper = BudgetTracker(store, Memory())
     looked = []
     for passed_s in (0.0, 10.0, 20.0):
         keeper.begin(("job-1",), now=at(HOUR))
         snapshot = Snapshot((replace(make_snapshot(make_state(*over)), offerings=None),), partial=True)
-        (job,) = keeper.with_books(snapshot, policy(BUDGET).house, at(HOUR), passed_s).jobs
-        looked.append(job.books is not None)
+        (job,) = keeper.with_budget_state(snapshot, settings(BUDGET).policy, at(HOUR), passed_s).jobs
+        looked.append(job.budget_state is not None)
     assert looked == [True, False, False]
 
 
@@ -363,70 +373,70 @@ def test_one_that_is_over_is_counted_once_though_its_machine_is_held() -> None:
 
 
 def test_it_is_told_once_a_period_though_the_job_that_told_it_is_forgotten() -> None:
-    house = policy(BUDGET).house
+    policy = settings(BUDGET).policy
     store = MemoryStore(lambda: EPOCH)
     put_job(store, "short-1", make_spec())
-    key, data = _key(Spent("old-1", TODAY, 4, Sums(*(Sum(9.0),) * 3), {}))
+    key, data = _key(DailyCost("old-1", TODAY, 4, DaySums(*(KnownSum(9.0),) * 3), {}))
     store.put(key, data)
 
     def herald(day: int = 0) -> str | None:
-        keeper = Bookkeeper(store, Memory())
+        keeper = BudgetTracker(store, Memory())
         keeper.begin(("short-1",))
-        books = keeper.look(house, at(100 + day * 86400.0))
+        books = keeper.read_state(policy, at(100 + day * 86400.0))
         assert isinstance(books, Known)
-        standing = books.value.standings.get(("money", ""))
-        return standing.herald if standing else None
+        standing = books.value.statuses.get(("money", ""))
+        return standing.reporter if standing else None
 
     assert herald() == "short-1"
-    keeper = Bookkeeper(store, Memory())
+    keeper = BudgetTracker(store, Memory())
     keeper.begin(("short-1",))
-    keeper.look(house, at(100))
+    keeper.read_state(policy, at(100))
     for code in ("policy:other:2026-01-01:warning", "policy:money:2026-01-01:unpriced"):
-        keeper.note_words(house, Append("short-1", 2, Warned(code=code), ""))
+        keeper.record_warning(policy, Append("short-1", 2, Warned(code=code), ""))
     assert herald() == "short-1"
-    keeper.note_words(house, Append("short-1", 2, Warned(code="policy:money:2026-01-01:warning"), ""))
+    keeper.record_warning(policy, Append("short-1", 2, Warned(code="policy:money:2026-01-01:warning"), ""))
     assert herald() is None
-    key, data = _key(Spent("old-2", TODAY + timedelta(days=1), 4, Sums(*(Sum(9.0),) * 3), {}))
+    key, data = _key(DailyCost("old-2", TODAY + timedelta(days=1), 4, DaySums(*(KnownSum(9.0),) * 3), {}))
     store.put(key, data)
     assert herald(day=1) == "short-1", "the next period is another"
 
 
 def test_nobody_who_knows_that_it_is_full_hears_that_it_nearly_is() -> None:
-    house = policy(BUDGET).house
+    policy = settings(BUDGET).policy
     full = make_state(Warned(code="policy:money:2026-01-01:full"))
     kept = [Expense("old-1", {}, TODAY, 11.0)]
-    untold = close_books(house, kept, [(make_state(), make_spec())], at(100)).standings["money", ""]
-    assert untold.due == "full" and untold.herald == "job-1"
-    told = close_books(house, kept, [(full, make_spec())], at(100)).standings["money", ""]
-    assert told.due == "" and told.herald is None
+    untold = compute_budget_state(policy, kept, [(make_state(), make_spec())], at(100)).statuses["money", ""]
+    assert untold.due == "full" and untold.reporter == "job-1"
+    told = compute_budget_state(policy, kept, [(full, make_spec())], at(100)).statuses["money", ""]
+    assert told.due == "" and told.reporter is None
 
 
 # ── Tags of what was spent ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def spent_by(job: str, tags: dict[str, str]) -> Spent:
-    return Spent(job, TODAY, 3, Sums(Sum(1.0), Sum(2.0), Sum(1.5)), tags)
+def spent_by(job: str, tags: dict[str, str]) -> DailyCost:
+    return DailyCost(job, TODAY, 3, DaySums(KnownSum(1.0), KnownSum(2.0), KnownSum(1.5)), tags)
 
 
 def test_what_was_spent_is_read_with_one_list_where_tags_fit_into_a_name() -> None:
-    store = MemoryStore(lambda: EPOCH, near=False)
+    store = MemoryStore(lambda: EPOCH, is_local=False)
     spent = [spent_by(job, {"team": "nlp", "by": "jane & joe"}) for job in ("a-1", "b-1")]
     for each in spent:
-        keep_spent(store, each)
+        record_daily_cost(store, each)
     mine = store.client()
-    assert read_spent(mine, [keys.SPENT]) == spent and mine.counts == {"list": 1}
+    assert read_daily_costs(mine, [keys.SPENT]) == spent and mine.counts == {"list": 1}
 
 
 def test_tags_that_do_not_fit_into_a_name_are_read_once() -> None:
-    store = MemoryStore(lambda: EPOCH, near=False)
+    store = MemoryStore(lambda: EPOCH, is_local=False)
     spent = [spent_by(job, {"team": "nlp", "by": "j" * 300}) for job in ("a-1", "b-1")]
     for each in spent:
-        keep_spent(store, each)
-    mine, known = store.client(), Parsed()
-    assert read_spent(mine, [keys.SPENT], known) == spent and mine.counts == {"list": 1, "get": 2}
-    assert read_spent(mine, [keys.SPENT], known) == spent and mine.counts == {"list": 2, "get": 2}
+        record_daily_cost(store, each)
+    mine, known = store.client(), ParsedKeys()
+    assert read_daily_costs(mine, [keys.SPENT], known) == spent and mine.counts == {"list": 1, "get": 2}
+    assert read_daily_costs(mine, [keys.SPENT], known) == spent and mine.counts == {"list": 2, "get": 2}
     first, second = known
     store.delete([first])
-    assert read_spent(mine, [keys.SPENT], known) == spent[1:] and known.keys() == {second}
+    assert read_daily_costs(mine, [keys.SPENT], known) == spent[1:] and known.keys() == {second}
     store.put(second, b"no json")
-    assert read_spent(mine, [keys.SPENT]) == [], "no Stoker wrote that"
+    assert read_daily_costs(mine, [keys.SPENT]) == [], "no Stoker wrote that"

@@ -13,7 +13,7 @@ import checkpoint_world
 import pytest
 from checkpoint_world import JOB, World, assert_sound, blobs, checkpoints, manifest_keys, restored_content, write
 
-from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
+from stoker.agent.checkpoints.blobs import BlobSender, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.checkpoints.restore import import_checkpoint, restore_newest
 from stoker.agent.checkpoints.resume_from import FromJob
@@ -22,10 +22,11 @@ from stoker.model.errors import CodecError, UserError
 from stoker.model.log_entries import Claimed, Event, Record, Submitted
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.model.offerings import Offering
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.store import checkpoint_manifests, job_log
 from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import CheckpointTooLarge, decode, encode, read_trust, trust_of
+from stoker.store.checkpoint_manifests import CheckpointTooLarge, decode, encode, read_trusted_claims, trusted_claims
 from stoker.store.checkpoints import find_checkpoint, list_checkpoints
 from stoker.testing.memory_store import MemoryStore
 
@@ -81,7 +82,7 @@ def test_equal_files_of_a_save_are_sent_once(tmp_path: Path, memory: MemoryStore
     for name in "abcdefgh":
         write(tmp_path / "f" / name, "the same")
     sender = BlobSender(memory, JOB, 0, scratch=tmp_path, workers=8)
-    sent = sender.send([Outgoing(file, tmp_path / "f" / file.path) for file in scan(tmp_path / "f").values()])
+    sent = sender.send([OutgoingFile(file, tmp_path / "f" / file.path) for file in scan(tmp_path / "f").values()])
     assert len({blob.name for blob in sent.values()}) == 1 == memory.counts["put_file"]
 
 
@@ -106,7 +107,7 @@ def test_a_manifest_of_a_claim_that_the_log_lacks_is_neither_restored_nor_stops_
     tmp_path: Path, store: Store
 ) -> None:
     put_log(store, JOB, Claimed(OFFERING, 1), Claimed(OFFERING, 1))
-    world = World(tmp_path, store, keep=1, claim=2, trust=read_trust(store, JOB)).begin()
+    world = World(tmp_path, store, keep=1, claim=2, trust=read_trusted_claims(store, JOB)).begin()
     plant(store, 99999999)
     plant(store, 0)
     for number in range(3):
@@ -127,7 +128,7 @@ def test_only_claims_that_are_not_newer_count_for_an_agent(store: Store) -> None
     assert state is not None
     own, newer = plant(store, 2), plant(store, 3)
     plant(store, 1)  # The number of an entry that is no claim.
-    assert [one.key for one in list_checkpoints(store, JOB, trust=trust_of(state, own=2))] == [own]
+    assert [one.key for one in list_checkpoints(store, JOB, trust=trusted_claims(state, own=2))] == [own]
     assert [one.key for one in list_checkpoints(store, JOB)] == [own, newer]
 
 
@@ -162,11 +163,11 @@ def test_a_job_whose_settings_cannot_be_read_did_not_ask_for_an_imported_checkpo
     store: Store, spec: bytes | None
 ) -> None:
     put_log(store, JOB, Claimed(OFFERING, 1), resume_from="other")
-    assert read_trust(store, JOB).imported
+    assert read_trusted_claims(store, JOB).imported
     store.delete([keys.spec(JOB)])
     if spec is not None:
         store.create(keys.spec(JOB), spec)
-    trust = read_trust(store, JOB)
+    trust = read_trusted_claims(store, JOB)
     assert (trust.imported, trust.claims) == (False, {2: 1})
 
 

@@ -31,6 +31,7 @@ from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.store.find_job import all_jobs, find_job
 from stoker.store.job_index import IndexRecord
+from stoker.submit.resume import ask_to_resume, prepare_resume
 from tests.support.sim_data import CAPABILITIES, SPOT_A
 
 
@@ -202,7 +203,7 @@ def stalled(store: Store, job: str) -> tuple[Applier, Cloud]:
     state = read(store, job)
     memory.states[job], memory.submissions[job] = state, job_index.read_submission(store, state)
     applier = Applier(store, fleet, memory, "stalled")
-    applier.policy = DEFAULT
+    applier.settings = DEFAULT
     return applier, cloud
 
 
@@ -305,8 +306,8 @@ def test_a_resume_that_was_overtaken_by_the_removal_is_refused(store: Store) -> 
     """Its number is free again: create-if-absent does not remember what was deleted."""
     job = submit(store)
     end(store, job)
-    plan = client.prepare_resume(job, store)
+    plan = prepare_resume(job, store)
     client.remove(job, store)
     with pytest.raises(UserError, match="removed meanwhile"):
-        client.ask_to_resume(plan, store)
+        ask_to_resume(plan, store)
     assert job not in all_jobs(store)

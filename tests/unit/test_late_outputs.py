@@ -12,7 +12,8 @@ from stoker.agent import output_sync
 from stoker.agent.output_sync import OutputSync
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.read.outputs import list_outputs, pull_outputs
 from stoker.store import job_log
 from stoker.testing.memory_store import Fault, MemoryStore

@@ -25,7 +25,7 @@ class Story:
     """One job and the attempts that it makes, each of which stands still at a step, and leaves in some way."""
 
     def __init__(self, rules: str, left: Exit) -> None:
-        self.policy = replace(DEFAULT, house=parse_policy(f"rules:\n- {{{rules}}}\n".encode(), "p.yaml"))
+        self.settings = replace(DEFAULT, policy=parse_policy(f"rules:\n- {{{rules}}}\n".encode(), "p.yaml"))
         self.left = left
         self.state: JobState = make_state()
         self.now_s = 100.0
@@ -52,7 +52,7 @@ class Story:
         beat = replace(told, restored_from=self.restored_from, evidence=self.state.warned)
         facts = make_facts(number, beat=Stamped(beat, at(self.now_s), "e"), left=left)
         job = make_snapshot(self.state, facts, states={f"i-{number}-0": "gone" if left else "running"})
-        plan = decide_job(job, self.policy, at(self.now_s))
+        plan = decide_job(job, self.settings, at(self.now_s))
         (event,) = [action.event for action in plan.actions if isinstance(action, Append)]
         self._append(event)
         return event

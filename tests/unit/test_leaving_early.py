@@ -14,17 +14,19 @@ import pytest
 from checkpoint_world import write
 from noticing_machine import Here
 
-from stoker.agent.attempt import Life
-from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
+from stoker.agent.attempt import run_attempt
+from stoker.agent.checkpoints.blobs import BlobSender, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import scan
-from stoker.agent.node import Node
+from stoker.agent.node import AgentNode
+from stoker.agent.phases.context import AttemptContext
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit, Manifest
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.store import job_log
 from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import list_checkpoints
@@ -58,7 +60,7 @@ def submit(store: MemoryStore, run: tuple[str, ...], **more: str) -> None:
     append(store, Submitted(spec_digest=codec.digest(data), submitter="test"))
 
 
-def attempt(store: MemoryStore, root: Path, machine: Here, instance: str) -> Life:
+def attempt(store: MemoryStore, root: Path, machine: Here, instance: str) -> AttemptContext:
     """The agent of the next attempt."""
     append(store, Claimed(Offering("gce", "n2-standard-2", "us-central1-a", spot=True), nodes=1))
     state = job_log.read(store, JOB)
@@ -68,7 +70,7 @@ def attempt(store: MemoryStore, root: Path, machine: Here, instance: str) -> Lif
     paths.channel.mkdir(parents=True)
     config = NodeConfig("memory://", "gce", JOB, state.seq, 0, 1, instance)
     key = keys.node(JOB, state.seq, 0, keys.boot(instance, 0))
-    return Life(Node(config, paths, store, machine, key))
+    return AttemptContext(AgentNode(config, paths, store, machine, key))
 
 
 def commit(store: MemoryStore, root: Path, files: dict[str, str]) -> str:
@@ -76,7 +78,7 @@ def commit(store: MemoryStore, root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         write(root / "saved" / name, text)
     sender = BlobSender(store, JOB, 0, scratch=root, workers=1)
-    outgoing = [Outgoing(file, root / "saved" / file.path) for file in scan(root / "saved").values()]
+    outgoing = [OutgoingFile(file, root / "saved" / file.path) for file in scan(root / "saved").values()]
     blobs = sender.send(outgoing)
     now = datetime.now(timezone.utc)
     append(store, Claimed(Offering("gce", "n2-standard-2", "us-central1-a", spot=True), nodes=1))
@@ -87,7 +89,7 @@ def commit(store: MemoryStore, root: Path, files: dict[str, str]) -> str:
     return key
 
 
-def the_exit(store: MemoryStore, life: Life) -> Exit:
+def the_exit(store: MemoryStore, life: AttemptContext) -> Exit:
     found = read_fact(store.client(), keys.exit_(life.node.key), Exit)
     assert isinstance(found, Known) and found.value is not None
     return found.value.value
@@ -103,14 +105,14 @@ def test_a_notice_ends_the_restoring_and_the_next_attempt_resumes_from_the_same_
             release.wait(LIMIT_S)
         return None
 
-    store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
+    store = MemoryStore(lambda: datetime.now(timezone.utc), is_local=True)
     submit(store, (sys.executable, "-c", SCRIPT))
     many = {f"{letter}.pt": letter for letter in "abcdefghijklmnopqrstuvwxyz"}
     key = commit(store, tmp_path, many)
     life = attempt(store.client(faults), tmp_path, machine, "z.1")
     began_s = time.monotonic()
     try:
-        life.run()
+        run_attempt(life)
         took_s = time.monotonic() - began_s
         left = the_exit(store, life)
         before = len(fetched)
@@ -129,7 +131,7 @@ def test_a_notice_ends_the_restoring_and_the_next_attempt_resumes_from_the_same_
     reclaimed = Closed(claim=life.config.claim, outcome="reclaimed", rule="reclaimed")
     append(store, reclaimed)
     following = attempt(store, tmp_path, Here(), "z.2")
-    following.run()
+    run_attempt(following)
     end = the_exit(store, following)
     assert (end.outcome, end.restored_from) == ("succeeded", key) and "found a" in end.tail
 
@@ -143,12 +145,12 @@ def test_a_notice_ends_the_fetching_of_the_job_itself(tmp_path: Path) -> None:
             release.wait(LIMIT_S)
         return None
 
-    store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
+    store = MemoryStore(lambda: datetime.now(timezone.utc), is_local=True)
     submit(store, ("true",))
     life = attempt(store.client(faults), tmp_path, machine, "z.1")
     began_s = time.monotonic()
     try:
-        life.run()
+        run_attempt(life)
         assert time.monotonic() - began_s < 20
     finally:
         release.set()
@@ -164,12 +166,12 @@ def test_nothing_is_imported_behind_the_exit(tmp_path: Path) -> None:
             release.wait(LIMIT_S)
         return None
 
-    store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
+    store = MemoryStore(lambda: datetime.now(timezone.utc), is_local=True)
     write(tmp_path / "before" / "a.pt", "a")
     submit(store, ("true",), resume_from=str(tmp_path / "before"))
     life = attempt(store.client(faults), tmp_path, machine, "z.1")
     try:
-        life.run()
+        run_attempt(life)
         assert (the_exit(store, life).outcome, the_exit(store, life).why) == ("interrupted", "notice")
     finally:
         release.set()
@@ -179,7 +181,7 @@ def test_nothing_is_imported_behind_the_exit(tmp_path: Path) -> None:
     assert list_checkpoints(store, JOB) == []
     # The next attempt imports it.
     append(store, Closed(claim=life.config.claim, outcome="reclaimed", rule="reclaimed"))
-    attempt(store, tmp_path, Here(), "z.2").run()
+    run_attempt(attempt(store, tmp_path, Here(), "z.2"))
     assert "00000000/000005-before" in [one.key for one in list_checkpoints(store, JOB)]
 
 

@@ -11,10 +11,10 @@ import checkpoint_world
 import pytest
 from checkpoint_world import World, age, checkpoints, restored_content, write
 
-from stoker.agent.checkpoints.commit_strategies import first_to_go
+from stoker.agent.checkpoints.requested_commits import first_to_go
 from stoker.agent.output_sync import OutputSync
 from stoker.model.errors import StoreUnavailable
-from stoker.store.base import Sent
+from stoker.store.base import StoredFile
 from stoker.testing.memory_store import MemoryStore
 
 LIMIT_S = 60.0
@@ -38,7 +38,7 @@ class Slow:
         # Files to take before the store is away for a moment.
         self.takes: int | None = None
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+    def put_file(self, source: Path, key: Callable[[str], str]) -> StoredFile:
         if self.takes is not None:
             self.takes -= 1
             if self.takes < 0:
@@ -77,7 +77,7 @@ def notice(world: World, seconds: float, real_s: float | None = None) -> None:
     assert isinstance(world.store, Slow)
     world.store.takes = None
     world.store.dies_at_s = world.clock.s + (seconds if real_s is None else real_s)
-    world.sync.press(seconds)
+    world.sync.hurry(seconds)
     world.sync.final(seconds)
 
 
@@ -140,7 +140,7 @@ def test_a_failure_before_the_notice_is_not_waited_out(tmp_path: Path, memory: M
     for _ in range(12):
         world.tick(every_s=40.0)
     world.store.takes = None
-    world.sync.press(11.0)
+    world.sync.hurry(11.0)
     world.tick(every_s=0.1)
     assert names(memory) == ["step-1"]
 
@@ -151,7 +151,7 @@ def test_between_the_notice_and_the_end_nothing_is_pruned(tmp_path: Path, memory
     world.save("step-1", {"model": "1"})
     world.tick()
     if pressed:
-        world.sync.press(11.0)
+        world.sync.hurry(11.0)
     world.save("step-2", {"model": "2"})
     world.tick()
     assert names(memory) == (["step-1", "step-2"] if pressed else ["step-2"])
@@ -163,7 +163,7 @@ def test_after_the_notice_a_folder_is_not_made_to_wait_for_the_last_commit(tmp_p
         write(world.folder / f"checkpoint-{number}" / "model", f"{number}")
         world.settle()
     assert len(checkpoints(memory)) == 1
-    world.sync.press(11.0)
+    world.sync.hurry(11.0)
     world.tick(rounds=8)
     assert len(checkpoints(memory)) == 2
 
@@ -195,7 +195,7 @@ def test_from_the_notice_on_the_line_is_for_the_checkpoints(tmp_path: Path, memo
     outputs = OutputSync(memory, "job-0a1b", 2, 0, tmp_path, monotonic=lambda: clock_s)
     (tmp_path / "model").write_bytes(b"x")
     outputs.tick()
-    outputs.hold()
+    outputs.pause()
     clock_s = 100.0
     outputs.tick()
     assert "create" not in memory.counts

@@ -14,14 +14,15 @@ import pytest
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent.attempt import Life
-from stoker.agent.exit_report import Trained, make_exit
+from stoker.agent.exit_report import TrainingRecord, make_exit
 from stoker.agent.flush_after_restart import flush
-from stoker.agent.node import Node
+from stoker.agent.node import AgentNode
 from stoker.agent.notices import Notices
 from stoker.agent.output_sync import OutputSync
-from stoker.agent.shutdown_budget import Closing
-from stoker.agent.supervise import Ended
+from stoker.agent.phases import finish
+from stoker.agent.phases.context import AttemptContext
+from stoker.agent.shutdown_budget import ShutdownBudget
+from stoker.agent.supervise import TrainingOutcome
 from stoker.model import keys
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit
@@ -36,12 +37,12 @@ LIMIT_S = 60.0
 memory = checkpoint_world.memory
 
 
-def a_node(store: Store, root: Path, machine: Here | None = None, *, boots: int = 0) -> Node:
+def a_node(store: Store, root: Path, machine: Here | None = None, *, boots: int = 0) -> AgentNode:
     paths = NodePaths(root)
     paths.channel.mkdir(parents=True)
     config = NodeConfig("memory://", "gce", "job-0a1b", 2, 0, 1, "z.1")
     key_list = [keys.node("job-0a1b", 2, 0, keys.boot("z.1", n)) for n in range(boots + 1)]
-    return Node(config, paths, store, machine or Here(), key_list[-1], tuple(key_list[:-1]))
+    return AgentNode(config, paths, store, machine or Here(), key_list[-1], tuple(key_list[:-1]))
 
 
 # ── The deadline ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -51,31 +52,31 @@ def test_a_shutdown_shortens_what_was_promised_and_never_lengthens_it(tmp_path: 
     machine = Here()
     notices = Notices(a_node(memory, tmp_path, machine))
     machine.give(120.0)
-    first = notices.look()
+    first = notices.poll()
     notices.take_signal()
-    second = notices.look()
+    second = notices.poll()
     assert first is not None and second is not None and second < first - 60
     machine.give(10.0)
-    third = notices.look()
+    third = notices.poll()
     assert third is not None and third < second
     machine.give(100.0)
-    assert notices.look() == third
+    assert notices.poll() == third
 
 
 def test_the_exit_keeps_its_time() -> None:
     now_s, deadline = 0.0, [None, 30.0]
-    closing = Closing(1800.0, lambda: deadline[0], lambda: now_s)
-    assert closing.rest_by_s() == closing.exit_by_s() == 1800.0 and not closing.pressing
+    closing = ShutdownBudget(1800.0, lambda: deadline[0], lambda: now_s)
+    assert closing.flush_by_s() == closing.exit_by_s() == 1800.0 and not closing.has_deadline
     deadline[0] = deadline[1]
-    assert (closing.rest_by_s(), closing.exit_by_s()) == (28.0, 30.0) and closing.pressing
+    assert (closing.flush_by_s(), closing.exit_by_s()) == (28.0, 30.0) and closing.has_deadline
     now_s = 29.0
     assert closing.share_s() == 0.0 and closing.exit_by_s() == 30.0
     deadline[0] = 40.0
     assert closing.exit_by_s() == 30.0, "it only moves closer"
     now_s = 31.0
     assert closing.exit_by_s() == pytest.approx(31.2)
-    short = Closing(1800.0, lambda: 1.0, lambda: 0.0)
-    assert short.rest_by_s() == 0.5
+    short = ShutdownBudget(1800.0, lambda: 1.0, lambda: 0.0)
+    assert short.flush_by_s() == 0.5
 
 
 # ── What hangs ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,15 +100,15 @@ def the_exit(store: MemoryStore, key: str) -> Exit | None:
     return found.value.value if found.value else None
 
 
-def finished(life: Life, outcome: str = "interrupted") -> float:
+def finished(life: AttemptContext, outcome: str = "interrupted") -> float:
     """Run the end of a life; how long it took."""
     life.paths.train_log.write_bytes(b"line\n" * 1000)
-    life.logs.start()
-    life.beat.start()
-    life.trained = Trained(ended=Ended(0, None, 1.0), started_at=datetime.now(timezone.utc))
+    life.pumps.logs.start()
+    life.heartbeat.start()
+    life.record = TrainingRecord(outcome=TrainingOutcome(0, None, 1.0), started_at=datetime.now(timezone.utc))
     began_s = time.monotonic()
     why = "finished" if outcome == "succeeded" else "notice"
-    life._finish(make_exit(outcome, why, "test", life.trained))  # type: ignore[arg-type]
+    finish.finish(life, make_exit(outcome, why, "test", life.record))  # type: ignore[arg-type]
     return time.monotonic() - began_s
 
 
@@ -116,11 +117,11 @@ def test_whatever_hangs_the_exit_is_written_in_time(tmp_path: Path, parts: tuple
     store, release = hanging(*parts)
     machine = Here()
     node = a_node(store, tmp_path / "node", machine)
-    life = Life(node)
+    life = AttemptContext(node)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model").write_bytes(b"x" * 1000)
-    life.outputs = OutputSync(store, "job-0a1b", 2, 0, tmp_path / "out")
-    life.outputs.start()
+    life.syncs.outputs = OutputSync(store, "job-0a1b", 2, 0, tmp_path / "out")
+    life.syncs.outputs.start()
     written: list[float] = []
     machine.give(4.0)
     began_s = time.monotonic()
@@ -167,10 +168,10 @@ def test_with_little_time_the_clouds_copy_of_the_log_comes_after_the_exit(
 ) -> None:
     machine = Here()
     node = a_node(memory, tmp_path / "node", machine)
-    life = Life(node)
+    life = AttemptContext(node)
     copy = Copy()
     copy.store, copy.key = memory, keys.exit_(node.key)
-    life.copy = copy  # type: ignore[assignment]
+    life.pumps.copy = copy  # type: ignore[assignment]
     if grace_s is not None:
         machine.give(grace_s)
     finished(life)
@@ -184,10 +185,10 @@ def test_a_job_has_not_succeeded_until_its_outputs_are_safe(tmp_path: Path, safe
     store, release = hanging() if safe else hanging("outputs/")
     machine = Here()
     node = a_node(store, tmp_path / "node", machine)
-    life = Life(node)
+    life = AttemptContext(node)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model").write_bytes(b"x" * 1000)
-    life.outputs = OutputSync(store, "job-0a1b", 2, 0, tmp_path / "out")
+    life.syncs.outputs = OutputSync(store, "job-0a1b", 2, 0, tmp_path / "out")
     if not safe:
         threading.Timer(0.5, machine.give, [3.0]).start()
     took_s = finished(life, "succeeded")

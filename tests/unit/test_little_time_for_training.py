@@ -15,8 +15,8 @@ import checkpoint_world
 import pytest
 from plain_store import wait_for
 
-from stoker.agent.runtime import Command, Host
-from stoker.agent.supervise import Ending, Training, reserve
+from stoker.agent.runtime import Command, HostRuntime
+from stoker.agent.supervise import EndRequest, Training, flush_reserve_s
 from stoker.processes import TRAINING, make_group
 from stoker.testing.memory_store import MemoryStore
 
@@ -37,7 +37,7 @@ while True:
 def a_training(tmp_path: Path, script: str = STUBBORN) -> Training:
     (tmp_path / "train.py").write_text(script)
     group = make_group(TRAINING, f"t-{os.getpid()}-{tmp_path.name}", sessions=tmp_path / "sessions")
-    training = Training(Host(group), threading.Event())
+    training = Training(HostRuntime(group), threading.Event())
     log = tmp_path / "log"
     command = Command((sys.executable, str(tmp_path / "train.py")), dict(os.environ), tmp_path)
     training.start(command, log)
@@ -48,10 +48,10 @@ def a_training(tmp_path: Path, script: str = STUBBORN) -> Training:
 def test_a_notice_during_a_longer_grace_cuts_it(tmp_path: Path) -> None:
     """A job that is stopped has a minute to save. Then its machine is reclaimed."""
     training = a_training(tmp_path)
-    ending = Ending("stop", "somebody asked", 600.0)
+    ending = EndRequest("stop", "somebody asked", 600.0)
     began_s = time.monotonic()
     given: list[float] = []
-    training.tell(ending, tmp_path / "notice")
+    training.notify(ending, tmp_path / "notice")
     ended = training.end(ending, tmp_path / "notice", lambda s, _: bool(given.append(s)), lambda: began_s + 4.0)
     assert time.monotonic() - began_s < LIMIT_S, "it would have had 440 s"
     assert ended.deadline_s == began_s + 4.0 and ended.signal == signal.SIGKILL
@@ -63,23 +63,23 @@ def test_a_notice_during_a_longer_grace_cuts_it(tmp_path: Path) -> None:
 def test_the_training_is_told_before_anything_else_can_hang(tmp_path: Path) -> None:
     training = a_training(tmp_path)
     # A file that cannot be written, as on a full disk.
-    ending = Ending("notice", "gone", 0.5)
-    training.tell(ending, tmp_path / "nowhere" / "notice")
+    ending = EndRequest("notice", "gone", 0.5)
+    training.notify(ending, tmp_path / "nowhere" / "notice")
     wait_for(lambda: "heard" in (tmp_path / "log").read_text())
     training.end(ending, tmp_path / "nowhere" / "notice", lambda *_: True)
 
 
 def test_of_eleven_seconds_the_training_has_eight() -> None:
-    assert 11.0 - reserve(11.0) == pytest.approx(8.25)
-    assert 30.0 - reserve(30.0) == pytest.approx(22.5)
-    assert 600.0 - reserve(600.0) == 590.0
+    assert 11.0 - flush_reserve_s(11.0) == pytest.approx(8.25)
+    assert 30.0 - flush_reserve_s(30.0) == pytest.approx(22.5)
+    assert 600.0 - flush_reserve_s(600.0) == 590.0
 
 
 def test_the_share_of_the_machine_is_what_it_was_told(tmp_path: Path, memory: MemoryStore) -> None:
     """The exit tells the grace that counted, not the one that was promised first."""
     training = a_training(tmp_path)
-    ending = Ending("notice", "gone", 60.0)
-    training.tell(ending, tmp_path / "notice")
+    ending = EndRequest("notice", "gone", 60.0)
+    training.notify(ending, tmp_path / "notice")
     ended = training.end(ending, tmp_path / "notice", lambda *_: True, lambda: time.monotonic() + 1.0)
     assert ended.save is not None and ended.save.grace_s is not None and ended.save.grace_s < 60.0
     assert replace(ended.save).ended_s is not None

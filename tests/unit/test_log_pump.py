@@ -295,7 +295,7 @@ def test_a_turn_says_whether_more_is_to_be_sent_at_once(tmp_path: Path) -> None:
 def test_a_far_store_gets_what_comes_after_a_silence_at_once_and_the_rest_in_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, path, clock = PlainStore(near=False), tmp_path / "train.log", [0.0]
+    store, path, clock = PlainStore(is_local=False), tmp_path / "train.log", [0.0]
     monkeypatch.setattr(log_pump, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     pump = LogPump(store, folder(NODE), path)
     append(path, b"one\n")
@@ -307,7 +307,7 @@ def test_a_far_store_gets_what_comes_after_a_silence_at_once_and_the_rest_in_its
     assert pump._turn(hurry=False) == "idle" and read_all(store) == "one\ntwo\n"
     append(path, b"x" * 1024 * 1024)
     assert pump._turn(hurry=False) == "idle", "so much is worth a put"
-    near = LogPump(store, folder(NODE, 1), path, path.stat().st_size, near=True)
+    near = LogPump(store, folder(NODE, 1), path, path.stat().st_size, is_local=True)
     append(path, b"three\n")
     near._turn(hurry=False)
     append(path, b"four\n")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from stoker.agent.logs import cloudwatch
-from stoker.agent.logs.cloud_copy import Line, Refused
+from stoker.agent.logs.cloud_copy import BatchRefused, SinkLine
 from stoker.agent.logs.cloud_logging import CloudLoggingSink, open_cloud_logging
 from stoker.agent.logs.cloudwatch import CloudWatchSink, open_cloudwatch
-from stoker.cloudapi.aws.logs import LogsError
-from stoker.cloudapi.google.logs import LogsError as GoogleLogsError
+from stoker.cloudapi.aws.logs import CloudWatchLogsError
+from stoker.cloudapi.google.logs import CloudLoggingError as GoogleLogsError
 from stoker.model.node_config import NodeConfig
 
-LINES = [Line(7, 1000, "a", 1), Line(8, 2000, "", 0)]
+LINES = [SinkLine(7, 1000, "a", 1), SinkLine(8, 2000, "", 0)]
 
 
 class CloudWatch:
@@ -52,8 +52,8 @@ class CloudWatch:
         self._call(f"retain {days}")
 
 
-def error(code: str) -> LogsError:
-    return LogsError(code, f"it says {code}")
+def error(code: str) -> CloudWatchLogsError:
+    return CloudWatchLogsError(code, f"it says {code}")
 
 
 def sink(service: CloudWatch) -> CloudWatchSink:
@@ -79,7 +79,7 @@ def test_a_stream_that_may_not_be_made_is_asked_for_again() -> None:
     service = CloudWatch("/jobs")
     service.errors = {"stream": [error("AccessDeniedException")]}
     copy = sink(service)
-    with pytest.raises(LogsError):
+    with pytest.raises(CloudWatchLogsError):
         copy.put(LINES)
     copy.put(LINES)
     assert service.calls == ["stream", "stream", "put"]
@@ -94,7 +94,7 @@ def test_a_stream_that_was_deleted_is_made_again_and_other_trouble_makes_none() 
         ("ResourceNotFoundException", ["stream", "put"]),
     ):
         service.errors = {"put": [error(code)]}
-        with pytest.raises(LogsError, match=code):
+        with pytest.raises(CloudWatchLogsError, match=code):
             copy.put(LINES)
         service.calls.clear()
         copy.put(LINES)
@@ -108,7 +108,7 @@ def test_what_is_refused_for_good_is_not_sent_again(code: str) -> None:
     service = CloudWatch("/jobs")
     service.errors = {"put": [error(code)]}
     copy = sink(service)
-    with pytest.raises(Refused, match=code):
+    with pytest.raises(BatchRefused, match=code):
         copy.put(LINES)
     service.calls.clear()
     copy.put(LINES)
@@ -141,7 +141,7 @@ def test_a_retention_that_is_owed_is_not_forgotten_with_the_group(monkeypatch: p
     service = CloudWatch()
     service.errors = {"retain 30": [error("AccessDeniedException")], "put": [error("ResourceNotFoundException")]}
     copy = sink(service)
-    with pytest.raises(LogsError):
+    with pytest.raises(CloudWatchLogsError):
         copy.put(LINES)
     own = service.create_stream
     service.groups.clear()
@@ -217,7 +217,7 @@ def test_lines_that_cloud_logging_did_not_take_are_counted() -> None:
 @pytest.mark.parametrize("status", ["INVALID_ARGUMENT", "413", "PERMISSION_DENIED", "UNAVAILABLE"])
 def test_each_refusal_of_cloud_logging_is_told_as_it_is_meant(status: str) -> None:
     copy = CloudLoggingSink(CloudLogging(GoogleLogsError(status, "no")), "my-log")  # type: ignore[arg-type]
-    with pytest.raises(Refused if status in ("INVALID_ARGUMENT", "413") else GoogleLogsError) as failed:
+    with pytest.raises(BatchRefused if status in ("INVALID_ARGUMENT", "413") else GoogleLogsError) as failed:
         copy.put(LINES)
     assert ("roles/logging.logWriter" in str(failed.value)) == (status == "PERMISSION_DENIED")
     if isinstance(failed.value, GoogleLogsError):

@@ -11,7 +11,7 @@ from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 
 from stoker.agent import job_log_watch as watch_module
-from stoker.agent.job_log_watch import LogWatch
+from stoker.agent.job_log_watch import JobLogWatch
 from stoker.core.gate import Go, Wait
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import StopAsked
@@ -45,15 +45,15 @@ def away() -> Away:
 
 
 @pytest.fixture
-def watch(world: AgentWorld, away: Away, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogWatch]:
-    monkeypatch.setattr(watch_module, "NEAR_POLL_S", 0.01)
+def watch(world: AgentWorld, away: Away, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobLogWatch]:
+    monkeypatch.setattr(watch_module, "LOCAL_POLL_S", 0.01)
     claim = world.claim()
-    found = LogWatch(world.store.client(away), JOB, claim.number, world.instance(claim.number, 0))
+    found = JobLogWatch(world.store.client(away), JOB, claim.number, world.instance(claim.number, 0))
     yield found
     found.stop()
 
 
-def test_what_was_read_stands_while_the_store_is_away(world: AgentWorld, watch: LogWatch, away: Away) -> None:
+def test_what_was_read_stands_while_the_store_is_away(world: AgentWorld, watch: JobLogWatch, away: Away) -> None:
     assert watch.claim() is None and watch.leave() is None, "nothing was read yet"
     before = watch.poll()
     assert before is not None and before.seq == world.state.seq and watch.state is before
@@ -69,7 +69,7 @@ def test_what_was_read_stands_while_the_store_is_away(world: AgentWorld, watch: 
     assert leave is not None and leave.why == "stop"
 
 
-def test_a_store_that_is_away_allows_no_training(watch: LogWatch, away: Away) -> None:
+def test_a_store_that_is_away_allows_no_training(watch: JobLogWatch, away: Away) -> None:
     assert watch.permission() == Go()
     away.now = True
     assert watch.permission() == Wait("the store does not answer: injected fault")
@@ -77,7 +77,9 @@ def test_a_store_that_is_away_allows_no_training(watch: LogWatch, away: Away) ->
     assert watch.permission() == Go()
 
 
-def test_each_new_entry_wakes_the_agent_and_nothing_else_does(world: AgentWorld, watch: LogWatch, away: Away) -> None:
+def test_each_new_entry_wakes_the_agent_and_nothing_else_does(
+    world: AgentWorld, watch: JobLogWatch, away: Away
+) -> None:
     watch.poll()
     changes: list[int] = []
     watch.start(lambda: changes.append(watch.state.seq if watch.state else 0))
@@ -88,7 +90,7 @@ def test_each_new_entry_wakes_the_agent_and_nothing_else_does(world: AgentWorld,
     wait_for(lambda: changes == [number])
 
 
-def test_the_first_entries_that_are_read_wake_the_agent_too(world: AgentWorld, watch: LogWatch) -> None:
+def test_the_first_entries_that_are_read_wake_the_agent_too(world: AgentWorld, watch: JobLogWatch) -> None:
     changes: list[bool] = []
     watch.start(lambda: changes.append(True))
     wait_for(lambda: changes == [True])
@@ -96,7 +98,7 @@ def test_the_first_entries_that_are_read_wake_the_agent_too(world: AgentWorld, w
 
 
 def test_a_mistake_in_reading_does_not_end_the_watching(
-    world: AgentWorld, watch: LogWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: AgentWorld, watch: JobLogWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures, really = [True, True], job_log.read
 
@@ -126,9 +128,9 @@ class Pauses:
 
 def test_the_log_is_read_less_often_in_a_store_far_away() -> None:
     asked: list[float] = []
-    for near in (True, False):
+    for is_local in (True, False):
         pauses = Pauses()
-        watch = LogWatch(MemoryStore(lambda: datetime.now(timezone.utc), near=near), JOB, 2, "i-1")
+        watch = JobLogWatch(MemoryStore(lambda: datetime.now(timezone.utc), is_local=is_local), JOB, 2, "i-1")
         watch._stop = pauses  # type: ignore[assignment]
         watch.start(lambda: None)
         wait_for(lambda pauses=pauses: bool(pauses.asked))  # type: ignore[misc]

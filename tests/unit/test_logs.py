@@ -16,7 +16,7 @@ from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.read import log_cursor, node_chunks
 from stoker.read.log_cursor import NodeCursor
-from stoker.read.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
+from stoker.read.logs import UNREADABLE, LogLine, NodeLog, follow, read_lines, read_tail
 from stoker.store.log_chunks import (
     MAX_CHUNK_BYTES,
     SEAL_BYTES,
@@ -36,7 +36,7 @@ def folder(node: NodeLog, boot: int = 0) -> str:
     return keys.node(JOB, node.claim, node.rank, keys.boot(node.instance, boot))
 
 
-def text(lines: Iterable[Line]) -> str:
+def text(lines: Iterable[LogLine]) -> str:
     return "".join(line.text + line.end for line in lines)
 
 
@@ -125,7 +125,7 @@ def test_a_put_that_lands_late_shortens_nothing() -> None:
     """obstore tries again by itself: the first try may land when the chunk has long grown, and the agent is gone."""
     path_of = folder(NODE)
     for near in (True, False):
-        store = PlainStore(near=near)
+        store = PlainStore(is_local=near)
         writer = ChunkWriter(store, lambda n, size: keys.log_chunk(path_of, n, size))
         offset, late = 0, {}
         for number in range(5):
@@ -142,7 +142,7 @@ def test_a_put_that_lands_late_shortens_nothing() -> None:
 
 
 def test_following_a_log_that_does_not_grow_is_one_call_for_an_object() -> None:
-    store = PlainStore(near=False)
+    store = PlainStore(is_local=False)
     put_log(store, NODE, (1, b"one\n"))
     cursor = NodeCursor(store, JOB, NODE)
     assert [line.text for line in cursor.lines()] == ["one"]
@@ -168,7 +168,7 @@ def test_reader_gives_back_what_was_printed(data: bytes, tidy: bool, draw: st.Da
 
     Tidy is what agents write: only a new boot sends again, and never what lies before the last boot's beginning.
     """
-    store = PlainStore(near=draw.draw(st.booleans()))
+    store = PlainStore(is_local=draw.draw(st.booleans()))
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(data)), max_size=6)))
     boot = chunk = boot_start = 0
     fresh = True
@@ -254,7 +254,7 @@ def test_boots_are_in_order_of_their_numbers() -> None:
 
 @pytest.mark.parametrize("near", [True, False])
 def test_many_chunks_keep_their_order(near: bool) -> None:
-    store = PlainStore(near=near)
+    store = PlainStore(is_local=near)
     for chunk in range(30):
         put_log(store, NODE, (chunk, b"line %d\n" % chunk), chunk=chunk)
     assert [line.text for line in read_lines(store, JOB, [NODE])] == [f"line {n}" for n in range(30)]
@@ -265,7 +265,7 @@ def test_many_chunks_keep_their_order(near: bool) -> None:
 )
 @pytest.mark.parametrize("near", [True, False])
 def test_a_chunk_that_makes_no_sense_costs_one_line(junk: bytes, near: bool) -> None:
-    store = PlainStore(near=near)
+    store = PlainStore(is_local=near)
     put_log(store, NODE, (1, b"before\n"))
     put_log(store, NODE, (1, b"after\n"), chunk=2)
     put_log(store, NODE, (1, b"the end\n"), chunk=3)
@@ -385,7 +385,7 @@ class Script:
     def prints(self, node: NodeLog, at_ms: int, data: bytes, *, boot: int = 0, chunk: int = 0) -> Callable[[], None]:
         return lambda: put_log(self.store, node, (at_ms, data), boot=boot, chunk=chunk)
 
-    def play(self, tail: int | None = None) -> list[Line]:
+    def play(self, tail: int | None = None) -> list[LogLine]:
         return list(follow(self.store, JOB, self.watch, 0.01, tail=tail, sleep=self.sleep))
 
     def watch(self) -> tuple[Sequence[NodeLog], bool]:
@@ -503,7 +503,7 @@ def test_a_far_store_is_asked_less_often_and_one_that_is_away_ever_more_seldom()
         list(follow(store, JOB, watch, sleep=sleep))
         return slept
 
-    near, far, away = PlainStore(), PlainStore(near=False), PlainStore()
+    near, far, away = PlainStore(), PlainStore(is_local=False), PlainStore()
     assert 0 < pauses(near, 1)[0] < 1 < pauses(far, 1)[0] < 5
     away.down = True
     slept = pauses(away, 12)

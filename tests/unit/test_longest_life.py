@@ -12,7 +12,7 @@ from stoker.governor.apply import Applier, longest_life_s
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.observe import Memory
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
-from stoker.model.policy import Exemption, House, Rule
+from stoker.model.policy import Exemption, Policy, Rule
 from stoker.model.spec import Limits, Retry
 from stoker.testing.memory_store import MemoryStore
 from tests.support.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state, nodes
@@ -24,7 +24,7 @@ def life_s(*before: Event, until: date) -> float | None:
     applier = Applier(store, Fleet(store.url), Memory(), "me")
     exempt = Exemption(job=JOB, until=until, why="a demo")
     rule = Rule(name="short", max_runtime_s=3600.0, exempt=(exempt,))
-    applier.policy = replace(DEFAULT, house=House((rule,)))
+    applier.settings = replace(DEFAULT, policy=Policy((rule,)))
     state = make_state(*before, Claimed(SPOT_A, 1))
     return applier._longest_life_s(state, make_spec(limits=Limits(max_runtime_s=86400.0)), state.claims[-1])
 

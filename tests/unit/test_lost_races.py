@@ -12,14 +12,14 @@ import pytest
 from stoker.core.place_capacity import place_in_queue
 from stoker.core.summary import summarize
 from stoker.external_jobs import chain_log
-from stoker.external_jobs.clone_chain import FamilyRecord, Relented, Seen
+from stoker.external_jobs.clone_chain import ChainRecord, JobSeen, StopCancelled
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record, ResumeAsked, StopAsked, Submitted
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.notifications import outbox_store
 from stoker.notifications.outbox import Outbox
-from stoker.notifications.outbox_store import Mailbox, something_waits
+from stoker.notifications.outbox_store import OutboxStore, has_unsent_events
 from stoker.policy import versions
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta
@@ -114,10 +114,10 @@ def test_a_job_that_was_resumed_is_as_young_as_its_resumption() -> None:
 
 # ── Families of external jobs ─────────────────────────────────────────────────────────────────────────────────────────
 
-MINE = FamilyRecord("mine", "me", "because", Seen("bert", True))
+MINE = ChainRecord("mine", "me", "because", JobSeen("bert", True))
 
 
-def append(store: MemoryStore, record: FamilyRecord = MINE, seq: int = 1) -> bool:
+def append(store: MemoryStore, record: ChainRecord = MINE, seq: int = 1) -> bool:
     return chain_log.append(store, "r", "bert", seq, record)
 
 
@@ -125,7 +125,7 @@ def test_one_of_two_governors_writes_an_entry_and_repeating_is_harmless() -> Non
     store = make_store()
     assert append(store) and append(store)
     assert not append(store, replace(MINE, token="rival"))
-    assert append(store, replace(MINE, token="next", event=Relented("bert")), 2)
+    assert append(store, replace(MINE, token="next", event=StopCancelled("bert")), 2)
     assert [entry.seq for entry in chain_log.entries(store, "r", "bert")] == [1, 2]
     assert chain_log.read(store, "r", "bert").seq == 2
 
@@ -147,7 +147,7 @@ def test_a_store_that_contradicts_itself_about_a_family_is_unavailable() -> None
 @pytest.mark.parametrize("data", [b"[]", b"no json", b'{"token": 5}', b"{}"])
 def test_what_is_no_entry_is_not_mine_and_ends_the_reading(data: bytes) -> None:
     store = make_store()
-    store.put(keys.family_entry("r", "bert", 1), data)
+    store.put(keys.clone_chain_entry("r", "bert", 1), data)
     assert not append(store)
     with pytest.raises(StoreError, match="update this one"):
         chain_log.read(store, "r", "bert")
@@ -205,7 +205,7 @@ def box(problem: str = "") -> Outbox:
 
 def test_a_change_is_asked_for_again_after_a_lost_race() -> None:
     store = make_store()
-    mine, rival = Mailbox(store), Mailbox(store)
+    mine, rival = OutboxStore(store), OutboxStore(store)
     rival.change("c", lambda _: box("rival's"), at(0))
     seen: list[Outbox | None] = []
 
@@ -221,47 +221,47 @@ def test_a_change_is_asked_for_again_after_a_lost_race() -> None:
 
 def test_nothing_to_change_writes_nothing() -> None:
     store = make_store()
-    mine = Mailbox(store)
+    mine = OutboxStore(store)
     assert mine.change("c", lambda _: None, at(0)) is None
     mine.change("c", lambda _: box(), at(0))
     assert mine.change("c", lambda known: known, at(0)) == box()
-    assert len(list(store.list(keys.TOLD))) == 1
+    assert len(list(store.list(keys.OUTBOX))) == 1
 
 
 def test_a_lost_reply_is_looked_into_and_asked_again() -> None:
     store = make_store()
-    mine = Mailbox(store.client(lost("create", Fault(after=True))))
+    mine = OutboxStore(store.client(lost("create", Fault(after=True))))
     assert mine.change("c", lambda known: box("a") if known is None else known, at(0)) == box("a")
-    away = Mailbox(store.client(lost("create", Fault())))
+    away = OutboxStore(store.client(lost("create", Fault())))
     with pytest.raises(StoreUnavailable):
         away.change("d", lambda _: box(), at(0))
 
 
 def test_others_that_write_all_the_time_are_told() -> None:
     with pytest.raises(StoreUnavailable, match="others write all the time"):
-        Mailbox(Denying(lambda: at(0))).change("c", lambda _: box("x"), at(0))
+        OutboxStore(Denying(lambda: at(0))).change("c", lambda _: box("x"), at(0))
 
 
 def test_a_channel_of_a_newer_stoker_is_left_to_it() -> None:
     store = make_store()
-    store.put(keys.told("c", 3), b'{"strange": 1}')
-    mine = Mailbox(store)
+    store.put(keys.outbox("c", 3), b'{"strange": 1}')
+    mine = OutboxStore(store)
     mine.refresh()
     assert mine.get("c") is None and not mine.readable("c") and mine.all() == {}
     assert mine.readable("other")
     assert mine.change("c", lambda _: pytest.fail("it cannot be read"), at(0)) is None
-    store.delete([keys.told("c", 3)])
+    store.delete([keys.outbox("c", 3)])
     mine.refresh()
     assert mine.readable("c"), "it is gone, and may be begun anew"
 
 
 def test_something_waits_where_a_channel_has_something_to_send() -> None:
     store = make_store()
-    assert not something_waits(store)
-    Mailbox(store).change("c", lambda _: box(), at(0))
-    assert not something_waits(store)
-    Mailbox(store).change("d", lambda _: replace(box(), more={"failed": 2}), at(0))
-    assert something_waits(store)
+    assert not has_unsent_events(store)
+    OutboxStore(store).change("c", lambda _: box(), at(0))
+    assert not has_unsent_events(store)
+    OutboxStore(store).change("d", lambda _: replace(box(), more={"failed": 2}), at(0))
+    assert has_unsent_events(store)
 
 
 def kept_after(ages_s: list[float], monkeypatch: pytest.MonkeyPatch, many: int = 50) -> int:
@@ -271,12 +271,12 @@ def kept_after(ages_s: list[float], monkeypatch: pytest.MonkeyPatch, many: int =
     monkeypatch.setattr(outbox_store, "_MANY", many)
     for number, age_s in enumerate(ages_s, start=1):
         now[0] = 10_000 - age_s
-        store.put(keys.told("c", number), codec.dumps(box(str(number))))
+        store.put(keys.outbox("c", number), codec.dumps(box(str(number))))
     now[0] = 10_000.0
-    mine = Mailbox(store)
+    mine = OutboxStore(store)
     mine.refresh()
     mine.change("c", lambda _: box("new"), at(now[0]))
-    return len(list(store.list(keys.TOLD))) - 1
+    return len(list(store.list(keys.OUTBOX))) - 1
 
 
 def test_old_states_are_removed_and_of_many_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,15 +287,15 @@ def test_old_states_are_removed_and_of_many_sooner(monkeypatch: pytest.MonkeyPat
 
 def test_channels_that_nobody_names_are_forgotten() -> None:
     store = make_store()
-    mine = Mailbox(store)
+    mine = OutboxStore(store)
     for channel, own in (("job", True), ("house", False), ("named", False)):
-        mine.change(channel, lambda _, own=own: replace(box(), own=own), at(0))  # type: ignore[misc]
+        mine.change(channel, lambda _, own=own: replace(box(), named_by_jobs=own), at(0))  # type: ignore[misc]
     day, week = timedelta(days=1), timedelta(days=7)
 
     def channels(after: timedelta) -> set[str]:
         mine.refresh()
         mine.forget({"named"}, at(0) + after)
-        return set(store.folders(keys.TOLD))
+        return set(store.folders(keys.OUTBOX))
 
     assert channels(day) == {"job", "house", "named"}
     assert channels(day + timedelta(seconds=1)) == {"house", "named"}
@@ -305,9 +305,9 @@ def test_channels_that_nobody_names_are_forgotten() -> None:
 
 def test_a_role_that_may_delete_nothing_tells_all_the_same() -> None:
     store = make_store()
-    Mailbox(store).change("c", lambda _: box(), at(0))
+    OutboxStore(store).change("c", lambda _: box(), at(0))
     refusing = store.client(lambda operation, _key: Fault(error=StoreDenied("no")) if operation == "delete" else None)
-    mine = Mailbox(refusing)
+    mine = OutboxStore(refusing)
     mine.refresh()
     mine.forget(set(), at(1e9))
     assert mine.all() == {}
@@ -354,7 +354,7 @@ def test_records_of_removed_jobs_and_of_other_jobs_do_not_count() -> None:
     store.create(keys.removed(JOB), b"")
     assert read_index(store, JOB) is None and read_summary(store, JOB) is None
     assert [job_index.job_of(meta) for meta in job_index.list_index(store)] == ["another"]
-    assert job_index.forget_index(store, JOB) == 1 and job_index.forget_index(store, JOB) == 0
+    assert job_index.delete_index(store, JOB) == 1 and job_index.delete_index(store, JOB) == 0
 
 
 @pytest.mark.parametrize("data", [b"no json", b"[]", b"{}", b'{"summary": 5}'])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.store.checkpoint_manifests import EVERYTHING, MAX_ORDINAL, NOTHING, Place, Trust
+from stoker.store.checkpoint_manifests import MAX_ORDINAL, TRUST_ALL, TRUST_NONE, ManifestKey, TrustedClaims
 
 TWO_AND_ONE = {1: 2, 3: 1}
 
@@ -12,22 +12,24 @@ TWO_AND_ONE = {1: 2, 3: 1}
 @pytest.mark.parametrize(
     ("trust", "claim", "rank", "believed"),
     [
-        (EVERYTHING, 9, 99, True),
-        (EVERYTHING, 0, 99, True),
-        (NOTHING, 1, 0, False),
-        (NOTHING, 0, 0, False),
-        (Trust(TWO_AND_ONE), 1, 1, True),
-        (Trust(TWO_AND_ONE), 1, 2, False),
-        (Trust(TWO_AND_ONE), 2, 0, False),
-        (Trust(TWO_AND_ONE), 3, 0, True),
-        (Trust(TWO_AND_ONE), 3, 1, False),
+        (TRUST_ALL, 9, 99, True),
+        (TRUST_ALL, 0, 99, True),
+        (TRUST_NONE, 1, 0, False),
+        (TRUST_NONE, 0, 0, False),
+        (TrustedClaims(TWO_AND_ONE), 1, 1, True),
+        (TrustedClaims(TWO_AND_ONE), 1, 2, False),
+        (TrustedClaims(TWO_AND_ONE), 2, 0, False),
+        (TrustedClaims(TWO_AND_ONE), 3, 0, True),
+        (TrustedClaims(TWO_AND_ONE), 3, 1, False),
         # Imported from elsewhere, where that was asked for.
-        (Trust(TWO_AND_ONE), 0, 5, True),
-        (Trust(TWO_AND_ONE, imported=False), 0, 0, False),
-        (Trust(TWO_AND_ONE, imported=False), 1, 0, True),
+        (TrustedClaims(TWO_AND_ONE), 0, 5, True),
+        (TrustedClaims(TWO_AND_ONE, imported=False), 0, 0, False),
+        (TrustedClaims(TWO_AND_ONE, imported=False), 1, 0, True),
     ],
 )
-def test_the_ranks_of_claims_in_the_log_are_believed(trust: Trust, claim: int, rank: int, believed: bool) -> None:
-    assert trust.believes(Place(claim, 1, "a", rank)) is believed
-    assert trust.believes(Place(claim, MAX_ORDINAL, "a", rank)) is believed
-    assert trust.believes(Place(claim, MAX_ORDINAL + 1, "a", rank)) is False
+def test_the_ranks_of_claims_in_the_log_are_believed(
+    trust: TrustedClaims, claim: int, rank: int, believed: bool
+) -> None:
+    assert trust.trusts(ManifestKey(claim, 1, "a", rank)) is believed
+    assert trust.trusts(ManifestKey(claim, MAX_ORDINAL, "a", rank)) is believed
+    assert trust.trusts(ManifestKey(claim, MAX_ORDINAL + 1, "a", rank)) is False

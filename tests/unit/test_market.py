@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from stoker.cli.offers import listing
 from stoker.core import market, policy_rules
 from stoker.core.decide import decide_job
-from stoker.core.governor_settings import DEFAULT, Policy
-from stoker.core.market import UNKNOWN, Fate, Market, Sighting, Tally
-from stoker.core.placement import Chosen, Dry, place
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
+from stoker.core.market import NO_HISTORY, Fate, MarketHistory, MarketObservation, Tally
+from stoker.core.placement import NoCapacityNow, Placed, place
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.model import keys
 from stoker.model.errors import SpecError
@@ -24,7 +24,7 @@ from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.policy.policy_file import parse_policy
-from stoker.store.base import can_be_key
+from stoker.store.base import is_valid_key
 from tests.support.sim_data import (
     OFFERINGS,
     ON_DEMAND,
@@ -40,13 +40,13 @@ from tests.support.sim_data import (
 NOW = at(100_000)
 
 
-def seen(offering: Offering, fate: Fate, times: int, minutes: int = 60, at_: datetime = NOW) -> list[Sighting]:
+def seen(offering: Offering, fate: Fate, times: int, minutes: int = 60, at_: datetime = NOW) -> list[MarketObservation]:
     hour = at_.replace(minute=0, second=0, microsecond=0)
-    return [Sighting(offering.key, hour, fate, minutes)] * times
+    return [MarketObservation(offering.key, hour, fate, minutes)] * times
 
 
-def of(*parts: Iterable[Sighting]) -> Market:
-    return Market.of(each for part in parts for each in part)
+def of(*parts: Iterable[MarketObservation]) -> MarketHistory:
+    return MarketHistory.of(each for part in parts for each in part)
 
 
 # ── As it is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -54,14 +54,14 @@ def of(*parts: Iterable[Sighting]) -> Market:
 
 def key_list(*events: Event | tuple[Event, float]) -> list[str | None]:
     state = make_state(*events)
-    return [market.key_of(state.job, claim) for claim in state.claims]
+    return [market.observation_key(state.job, claim) for claim in state.claims]
 
 
 def test_the_key_tells_what_the_log_tells_and_nothing_else() -> None:
     claim = Claimed(offering=SPOT_A, nodes=2)
     taken = (claim, (Launched(2, nodes(2, 2)), 3600.0), (Closed(2, "reclaimed", "notice"), 3600.0 + 1800.0))
     assert key_list(*taken) == ["market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.60"]
-    assert market.parse("market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.60") == Sighting(
+    assert market.parse_observation("market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.60") == MarketObservation(
         SPOT_A.key, at(3600), "reclaimed", 60
     )
     served = (claim, Launched(2, nodes(2, 2)), (Closed(2, "failed", "user-error"), 86400.0))
@@ -84,16 +84,16 @@ def test_names_may_be_any_text(names: list[str]) -> None:
     provider, machine, zone = (name.encode("utf-8", "ignore").decode() for name in names)
     offering = Offering(provider, machine, zone, spot=True)
     state = make_state(Claimed(offering=offering, nodes=1), Closed(2, "dry", "no-capacity"))
-    key = market.key_of(state.job, state.claims[0])
-    assert key is not None and can_be_key(key)
-    found = market.parse(key)
+    key = market.observation_key(state.job, state.claims[0])
+    assert key is not None and is_valid_key(key)
+    found = market.parse_observation(key)
     assert found is not None and (found.offering, found.fate) == (offering.key, "dry")
 
 
 def test_where_a_cloud_chooses_the_zone_its_region_is_the_place() -> None:
     one, other = (Offering("cloud", "m", "", spot=True, region=region) for region in ("here", "there"))
-    assert one.key == "cloud/m/here/spot" and can_be_key(keys.dry(one.key))
-    assert can_be_key(keys.dry(replace(one, region=None).key))
+    assert one.key == "cloud/m/here/spot" and is_valid_key(keys.dry(one.key))
+    assert is_valid_key(keys.dry(replace(one, region=None).key))
     found = of(seen(one, "reclaimed", 2))
     assert (found.lately(one, NOW).reclaims, found.lately(other, NOW).reclaims) == (2, 0)
 
@@ -116,7 +116,7 @@ def test_where_a_cloud_chooses_the_zone_its_region_is_the_place() -> None:
     ],
 )
 def test_what_is_no_sighting_is_none(key: str) -> None:
-    assert market.parse(key) is None
+    assert market.parse_observation(key) is None
 
 
 # ── Counting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,41 +139,41 @@ def test_one_reclaim_at_once_is_bad_luck_and_many_are_not() -> None:
     assert unknown == 0.05 and at_once < 0.15, "and not six an hour"
     assert market.reclaim_rate(Tally(reclaims=20, launches=20, machine_hours=10)) > 1
     assert market.reclaim_rate(Tally(launches=4, machine_hours=100)) < unknown / 10
-    assert market.dearness(SPOT_A, Tally()) > 1 and market.dearness(ON_DEMAND, Tally()) == 1
+    assert market.cost_factor(SPOT_A, Tally()) > 1 and market.cost_factor(ON_DEMAND, Tally()) == 1
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.floats(0, 1e6), st.booleans())
 def test_what_goes_wrong_makes_nothing_cheaper(reclaims: int, dry: int, served: int, hours: float, spot: bool) -> None:
     tally = Tally(reclaims, dry, reclaims + served, hours)
     offering = replace(SPOT_A, spot=spot)
-    least = market.dearness(offering, tally)
+    least = market.cost_factor(offering, tally)
     assert least >= 1.0
-    assert market.dearness(offering, tally + Tally(reclaims=1, launches=1)) >= least - 0.05, "but for asking in vain"
-    assert market.dearness(offering, tally + Tally(dry=1)) >= least
+    assert market.cost_factor(offering, tally + Tally(reclaims=1, launches=1)) >= least - 0.05, "but for asking in vain"
+    assert market.cost_factor(offering, tally + Tally(dry=1)) >= least
 
 
 # ── Placement ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def job(found: Market, spec: Spec | None = None, offerings: tuple[Offering, ...] = OFFERINGS) -> JobSnapshot:
+def job(found: MarketHistory, spec: Spec | None = None, offerings: tuple[Offering, ...] = OFFERINGS) -> JobSnapshot:
     return replace(make_snapshot(make_state(), spec=spec or make_spec(), offerings=Known(offerings)), market=found)
 
 
-def choose(found: Market, offerings: tuple[Offering, ...] = OFFERINGS, spec: Spec | None = None) -> Chosen:
+def choose(found: MarketHistory, offerings: tuple[Offering, ...] = OFFERINGS, spec: Spec | None = None) -> Placed:
     chosen = place(job(found, spec), offerings, DEFAULT, NOW)
-    assert isinstance(chosen, Chosen)
+    assert isinstance(chosen, Placed)
     return chosen
 
 
 def test_a_zone_that_is_taken_back_less_comes_first_and_why_is_told() -> None:
     found = of(seen(SPOT_A, "reclaimed", 5, 30), seen(SPOT_B, "served", 2, 60))
-    assert choose(found) == Chosen(
+    assert choose(found) == Placed(
         SPOT_B,
         "spot first; rather than m1 spot in a (5 reclaims in 2.5 machine-hours in 24 h; here: 0 reclaims in 2 "
         "machine-hours)",
     )
     old = of(seen(SPOT_A, "reclaimed", 5, 30, NOW - timedelta(days=2)))
-    assert choose(UNKNOWN) == choose(old) == Chosen(SPOT_A, "spot first")
+    assert choose(NO_HISTORY) == choose(old) == Placed(SPOT_A, "spot first")
 
 
 def test_a_zone_that_is_dry_less_often_comes_first_where_prices_are_the_same() -> None:
@@ -199,30 +199,32 @@ def test_whoever_names_machines_gets_them_in_that_order() -> None:
 def test_spot_stays_before_on_demand_and_unknown_prices_last() -> None:
     unpriced = replace(SPOT_B, zone="c", price=None)
     found = of(seen(SPOT_A, "reclaimed", 500), seen(SPOT_B, "reclaimed", 500))
-    order = market.ordered((SPOT_A, SPOT_B, unpriced, ON_DEMAND), found, NOW)
+    order = market.by_expected_cost((SPOT_A, SPOT_B, unpriced, ON_DEMAND), found, NOW)
     assert order == [SPOT_A, SPOT_B, unpriced, ON_DEMAND]
     nameless = [replace(SPOT_A, zone=zone, price=None, on_demand_price=None) for zone in "xy"]
-    assert market.ordered(nameless, of(seen(nameless[0], "reclaimed", 1)), NOW) == nameless[::-1]
+    assert market.by_expected_cost(nameless, of(seen(nameless[0], "reclaimed", 1)), NOW) == nameless[::-1]
 
 
 @given(st.permutations(OFFERINGS), st.lists(st.sampled_from(OFFERINGS), max_size=6))
 def test_nothing_is_lost_and_nothing_known_changes_nothing(given_: list[Offering], taken: list[Offering]) -> None:
     found = of(*(seen(offering, "reclaimed", 1) for offering in taken))
-    assert sorted(market.ordered(given_, found, NOW), key=str) == sorted(given_, key=str)
-    assert market.ordered(given_, UNKNOWN, NOW) == given_
+    assert sorted(market.by_expected_cost(given_, found, NOW), key=str) == sorted(given_, key=str)
+    assert market.by_expected_cost(given_, NO_HISTORY, NOW) == given_
     strangers = of(seen(replace(SPOT_A, zone="far"), "reclaimed", 9))
-    assert market.ordered(given_, strangers, NOW) == given_
+    assert market.by_expected_cost(given_, strangers, NOW) == given_
 
 
 # ── The rule ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def policy(*texts: str) -> Policy:
+def settings(*texts: str) -> GovernorSettings:
     text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
-    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml", version=1))
+    return replace(DEFAULT, policy=parse_policy(text.encode(), "p.yaml", version=1))
 
 
-def decided(found: Market, by: Policy, spec: Spec | None = None, *events: Event) -> tuple[list[Event], list[str], str]:
+def decided(
+    found: MarketHistory, by: GovernorSettings, spec: Spec | None = None, *events: Event
+) -> tuple[list[Event], list[str], str]:
     snapshot = replace(job(found, spec), state=make_state(*events))
     plan = decide_job(snapshot, by, NOW)
     appends = [action for action in plan.actions if isinstance(action, Append)]
@@ -234,41 +236,41 @@ RULE = "market: {most_reclaims: 5, over: 12h}"
 
 def test_spot_that_is_taken_back_too_often_is_not_asked_for() -> None:
     both = [*seen(SPOT_A, "reclaimed", 6), *seen(SPOT_B, "reclaimed", 5, 600)]
-    (event,), (reason,), _ = decided(of(both), policy(RULE))
+    (event,), (reason,), _ = decided(of(both), settings(RULE))
     assert isinstance(event, Claimed) and event.offering == SPOT_B, "five are not more than five"
     assert reason.endswith("policy market: m1 spot in a was taken back 6 times in 12 h")
-    (event,), (reason,), _ = decided(of(both, both), policy(RULE))
+    (event,), (reason,), _ = decided(of(both, both), settings(RULE))
     assert isinstance(event, Claimed) and event.offering == ON_DEMAND
     assert "on-demand: no spot to be had; policy market: m1 spot in" in reason
-    events, _, waiting = decided(of(both, both), policy(RULE), make_spec(spot="only"))
+    events, _, waiting = decided(of(both, both), settings(RULE), make_spec(spot="only"))
     assert events == [] and waiting.startswith("policy market: m1 spot in")
 
 
 def test_who_wants_spot_alone_waits_and_looks_again() -> None:
     found = of(seen(SPOT_A, "reclaimed", 6))
-    shunned = {SPOT_A.key: "because"}
-    waits = place(job(found, make_spec(spot="only")), (SPOT_A, ON_DEMAND), DEFAULT, NOW, shunned=shunned)
-    assert waits == Dry(NOW + timedelta(minutes=10), "because")
+    excluded = {SPOT_A.key: "because"}
+    waits = place(job(found, make_spec(spot="only")), (SPOT_A, ON_DEMAND), DEFAULT, NOW, excluded=excluded)
+    assert waits == NoCapacityNow(NOW + timedelta(minutes=10), "because")
 
 
 def test_old_reclaims_and_those_of_on_demand_break_nothing() -> None:
     old = seen(SPOT_A, "reclaimed", 9, at_=NOW - timedelta(hours=14))
     assert (
-        policy_rules.taken_too_often(
-            policy(RULE).house, policy_rules.Subject(make_spec(), NOW.date()), OFFERINGS, of(old), NOW
+        policy_rules.reclaimed_too_often(
+            settings(RULE).policy, policy_rules.Subject(make_spec(), NOW.date()), OFFERINGS, of(old), NOW
         )
         == ()
     )
-    (event,), _, _ = decided(of(seen(ON_DEMAND, "reclaimed", 9)), policy(RULE), make_spec(spot="never"))
+    (event,), _, _ = decided(of(seen(ON_DEMAND, "reclaimed", 9)), settings(RULE), make_spec(spot="never"))
     assert isinstance(event, Claimed)
 
 
 @pytest.mark.parametrize("how", [", audit: true", ", then: warn"])
 def test_what_is_only_told_is_told_once_and_changes_nothing(how: str) -> None:
     found = of(seen(SPOT_A, "reclaimed", 6, 60000), seen(SPOT_B, "dry", 1))
-    (event,), _, _ = decided(found, policy(RULE + how))
+    (event,), _, _ = decided(found, settings(RULE + how))
     assert event == Warned(code="policy:market")
-    (after,), _, _ = decided(found, policy(RULE + how), None, event)
+    (after,), _, _ = decided(found, settings(RULE + how), None, event)
     (plain,), _, _ = decided(found, DEFAULT)
     assert after == plain == Claimed(offering=SPOT_A, nodes=1)
 
@@ -276,13 +278,13 @@ def test_what_is_only_told_is_told_once_and_changes_nothing(how: str) -> None:
 def test_exemptions_and_scopes_hold() -> None:
     found = of(seen(SPOT_A, "reclaimed", 6, 60000), seen(SPOT_B, "reclaimed", 6, 60000))
     for whom in (", for: {team: other}", ", except: [{job: job-1, until: 2999-01-01, why: a demo}]"):
-        (event,), _, _ = decided(found, policy(RULE + whom))
+        (event,), _, _ = decided(found, settings(RULE + whom))
         assert isinstance(event, Claimed) and event.offering.spot
 
 
 def test_an_unknown_market_breaks_no_rule() -> None:
-    by = policy("market: {most_reclaims: 0}")
-    assert decided(UNKNOWN, by) == decided(UNKNOWN, DEFAULT)
+    by = settings("market: {most_reclaims: 0}")
+    assert decided(NO_HISTORY, by) == decided(NO_HISTORY, DEFAULT)
 
 
 def test_nobody_looks_back_for_longer_than_a_week() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.core.market import UNKNOWN, Tally
+from stoker.core.market import NO_HISTORY, Tally
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.loop import Governor
 from stoker.governor.market_records import MarketReader, MarketWriter
@@ -19,10 +19,12 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked, Submitted
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
 from stoker.model.policy import NO_RULES
-from stoker.model.spec import Resources, Spec, Submission
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.policy.policy_file import parse_policy
 from stoker.policy.versions import write
-from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
+from stoker.providers.base import EndReason, LaunchOrder, Request, TerminateResult
 from stoker.store import job_log
 from stoker.testing.memory_store import Fault, Faults, MemoryStore
 from tests.support.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, make_spec, make_state, nodes
@@ -58,12 +60,12 @@ class Cloud:
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
         return {each: self.machines[each].state for each in ids}
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
         self.machines[instance] = replace(self.machines[instance], state="gone")
         return "gone"
 
-    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
-        return Gone(reclaimed=True, reason="spot")
+    def end_reason(self, instance: str, region: str | None = None) -> EndReason | None:
+        return EndReason(reclaimed=True, reason="spot")
 
     def take_back(self) -> None:
         for name, machine in self.machines.items():
@@ -250,7 +252,7 @@ def test_a_store_that_does_not_tell_changes_nothing(world: World) -> None:
     world.submit("a-1", make_spec())
     done = world.governor(silent).run_pass()
     assert done.problems == {} and len(world.state("a-1").open_claims) == 1
-    assert MarketReader(world.store.client(silent), at(0), NO_RULES).of("sim") == UNKNOWN
+    assert MarketReader(world.store.client(silent), at(0), NO_RULES).of("sim") == NO_HISTORY
 
 
 # ── Alone ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,19 +265,19 @@ def reclaimed(at_s: float, job: str = "job-1") -> JobState:
 
 def test_it_is_read_as_far_back_as_a_rule_looks() -> None:
     store = MemoryStore(lambda: at(0))
-    MarketWriter(store).note(None, reclaimed(3600.0))
+    MarketWriter(store).record(None, reclaimed(3600.0))
     now, week = at(5 * 86400), parse_policy(b"rules:\n- market: {over: 7d}\n", "p.yaml")
-    assert MarketReader(store, now, NO_RULES).of("sim") == UNKNOWN
+    assert MarketReader(store, now, NO_RULES).of("sim") == NO_HISTORY
     found = MarketReader(store, now, week).of("sim")
     assert found.lately(SPOT_A, now, 7 * 86400.0) == Tally(1, 0, 1, 1 / 60)
-    assert MarketReader(store, now, week).of("other") == UNKNOWN
+    assert MarketReader(store, now, week).of("other") == NO_HISTORY
 
 
 def test_what_is_older_than_a_month_is_forgotten() -> None:
     store = MemoryStore(lambda: at(0))
     writer = MarketWriter(store)
     for day in (0, 1, 30, 31):
-        writer.note(None, reclaimed(86400.0 * day + 3600.0, f"job-{day}"))
+        writer.record(None, reclaimed(86400.0 * day + 3600.0, f"job-{day}"))
     kept = {meta.key.split("/")[1] for meta in store.list(keys.MARKET)}
     assert kept == {(at(0) + timedelta(days=day)).date().isoformat() for day in (1, 30, 31)}
     MarketWriter(store).complete(_ended(reclaimed(3600.0), 86400.0 * 40))
@@ -295,7 +297,7 @@ def test_only_a_store_that_does_not_answer_is_asked_again() -> None:
             return Fault(error=error)
 
         writer = MarketWriter(MemoryStore(lambda: at(0)).client(fails))
-        writer.note(None, reclaimed(100.0))
+        writer.record(None, reclaimed(100.0))
         if raises:
             with pytest.raises(StoreUnavailable):
                 writer.complete(_ended(reclaimed(100.0), 200.0))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.runtime import Command, Host
+from stoker.agent.runtime import Command, HostRuntime
 from stoker.processes import NODE, TRAINING, make_group, stat_of
 from stoker.secrets import masked_output, masker
 
@@ -21,14 +21,14 @@ TOKEN = "hf_0123456789abcdefghij"
 
 
 @pytest.fixture(params=["cgroup", "marks"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostRuntime]:
     try:
         group = make_group(
             TRAINING, f"mask-{os.getpid()}", sessions=tmp_path / "sessions", cgroup=request.param == "cgroup"
         )
     except OSError:
         pytest.skip("no cgroup can be made here")
-    made = Host(group)
+    made = HostRuntime(group)
     yield made
     made.close()
 
@@ -60,7 +60,7 @@ def eventually(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_everything_is_in_the_log_when_the_command_has_ended(host: Host, tmp_path: Path) -> None:
+def test_everything_is_in_the_log_when_the_command_has_ended(host: HostRuntime, tmp_path: Path) -> None:
     log = tmp_path / "log"
     text = f"import os\nfor n in range(20000): print(n, os.environ['TOKEN'], {TOKEN!r}[:4])"
     run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
@@ -71,7 +71,7 @@ def test_everything_is_in_the_log_when_the_command_has_ended(host: Host, tmp_pat
     assert not maskers()
 
 
-def test_without_secrets_there_is_nobody_between(host: Host, tmp_path: Path) -> None:
+def test_without_secrets_there_is_nobody_between(host: HostRuntime, tmp_path: Path) -> None:
     for secrets in ({}, {"PIN": "123"}):
         log = tmp_path / f"log{len(secrets)}"
         text = "import os, stat; print(stat.S_ISREG(os.fstat(1).st_mode))"
@@ -80,7 +80,7 @@ def test_without_secrets_there_is_nobody_between(host: Host, tmp_path: Path) -> 
         assert log.read_text() == "True\n"
 
 
-def test_the_masker_is_no_member_and_is_neither_frozen_nor_killed(host: Host, tmp_path: Path) -> None:
+def test_the_masker_is_no_member_and_is_neither_frozen_nor_killed(host: HostRuntime, tmp_path: Path) -> None:
     log = tmp_path / "log"
     text = f"import time; print({TOKEN!r}, end='', flush=True); time.sleep(600)"
     run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
@@ -96,7 +96,9 @@ def test_the_masker_is_no_member_and_is_neither_frozen_nor_killed(host: Host, tm
     assert not maskers()
 
 
-def test_what_was_forked_and_holds_the_output_is_waited_for_only_until_it_is_killed(host: Host, tmp_path: Path) -> None:
+def test_what_was_forked_and_holds_the_output_is_waited_for_only_until_it_is_killed(
+    host: HostRuntime, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     child = "os.setsid(); os.write(1, b'child\\n'); time.sleep(600)"
     text = f"import os, time\nif os.fork() == 0:\n    {child}\nos.write(1, b'parent\\n')"
@@ -109,7 +111,7 @@ def test_what_was_forked_and_holds_the_output_is_waited_for_only_until_it_is_kil
     assert sorted(log.read_text().split()) == ["child", "parent"]
 
 
-def test_a_masker_that_is_killed_is_started_again(host: Host, tmp_path: Path) -> None:
+def test_a_masker_that_is_killed_is_started_again(host: HostRuntime, tmp_path: Path) -> None:
     log = tmp_path / "log"
     text = f"import sys\nfor line in open({str(tmp_path / 'fifo')!r}): print(line.strip(), {TOKEN!r})"
     os.mkfifo(tmp_path / "fifo")
@@ -131,7 +133,7 @@ def test_a_masker_that_is_killed_is_started_again(host: Host, tmp_path: Path) ->
 
 
 def test_a_masker_that_systemd_does_not_let_out_stays_inside(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert masked_output.way_out() == ()
     monkeypatch.setattr(masked_output, "way_out", lambda: ("false", "--"))
@@ -143,7 +145,7 @@ def test_a_masker_that_systemd_does_not_let_out_stays_inside(
     assert not maskers()
 
 
-def test_a_program_that_is_not_there_leaves_no_masker(host: Host, tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_leaves_no_masker(host: HostRuntime, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         host.spawn(Command(("no-such-program",), dict(os.environ), tmp_path, {"TOKEN": TOKEN}), tmp_path / "log")
     assert not maskers()
@@ -161,9 +163,9 @@ def test_an_agent_that_is_killed_loses_nothing_that_was_printed(tmp_path: Path) 
     (tmp_path / "agent.py").write_text(
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from stoker.agent.runtime import Command, Host\n"
+        "from stoker.agent.runtime import Command, HostRuntime\n"
         "from stoker.processes import TRAINING, make_group\n"
-        "host = Host(make_group(TRAINING, f'mask-{os.getpid()}', cgroup=False))\n"
+        "host = HostRuntime(make_group(TRAINING, f'mask-{os.getpid()}', cgroup=False))\n"
         "command = Command((sys.executable, 'train.py'), dict(os.environ), Path('.'), {'TOKEN': sys.argv[1]})\n"
         "host.spawn(command, Path('log'))\n"
         "while not Path('printed').exists(): time.sleep(0.001)\n"

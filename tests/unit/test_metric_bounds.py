@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 from plain_store import PlainStore
 
+from stoker.agent import metric_reports, metric_thinner
 from stoker.agent import metric_scan as scan_module
 from stoker.agent import metrics as metrics_module
+from stoker.agent.metric_progress import MAX_NAMES, MAX_TRENDS
+from stoker.agent.metric_reports import parse_report
 from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
-from stoker.agent.metrics import BURST, MAX_NAMES, MAX_TRENDS, RATE_PER_S, MetricsPump, Thinner, parse_report
-from stoker.core.safe_regex import MOST_EXPRESSIONS
+from stoker.agent.metric_thinner import BURST, RATE_PER_S, Thinner
+from stoker.agent.metrics import MetricsPump
+from stoker.core.safe_regex import MAX_EXPRESSIONS
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.node_facts import Usage
-from stoker.store.log_chunks import Mark, Sample, UsageSample, decode_lines, last_chunk
+from stoker.store.log_chunks import MetricsMark, Sample, UsageSample, decode_lines, last_chunk
 
 NODE = keys.node("job-1", 2, 0, "i-1.0")
 PATIENCE_S = 60.0
@@ -107,8 +111,8 @@ def test_expressions_that_are_left_out_are_logged(caplog: pytest.LogCaptureFixtu
     MetricScanner({"bad": r"(?=x)(\d)", "loss": r"loss=(\d+)"})
     assert "metrics.bad is left out: " in caplog.text and "metrics.loss" not in caplog.text
     assert "expressions; the first" not in caplog.text
-    MetricScanner({f"m{number}": rf"m{number}=(\d+)" for number in range(MOST_EXPRESSIONS + 1)})
-    assert f"metrics has {MOST_EXPRESSIONS + 1} expressions; the first {MOST_EXPRESSIONS} are used" in caplog.text
+    MetricScanner({f"m{number}": rf"m{number}=(\d+)" for number in range(MAX_EXPRESSIONS + 1)})
+    assert f"metrics has {MAX_EXPRESSIONS + 1} expressions; the first {MAX_EXPRESSIONS} are used" in caplog.text
 
 
 def test_without_expressions_nothing_is_looked_for() -> None:
@@ -150,7 +154,7 @@ def test_a_burst_is_kept_and_then_so_many_a_second() -> None:
 
 
 def test_in_the_long_run_one_a_second_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module, "LONG_RUN", int(BURST))
+    monkeypatch.setattr(metric_thinner, "LONG_RUN", int(BURST))
     thinner = Thinner()
     assert [offered(thinner, at, 500) for at in (0.0, 1.0, 3.0)] == [BURST, 1, 2]
 
@@ -238,8 +242,8 @@ def test_while_too_much_waits_nothing_more_is_taken(tmp_path: Path, monkeypatch:
     path.write_text('{"a": 1}\n')
     pump = MetricsPump(store, NODE, path)
     pump.add_usage(Usage(cpu_percent=1.0))
-    assert pump._lines_bytes > 0
-    monkeypatch.setattr(metrics_module, "_WAITING_BYTES", pump._lines_bytes)
+    assert pump._waiting.size > 0
+    monkeypatch.setattr(metrics_module, "_WAITING_BYTES", pump._waiting.size)
     pump.add_usage(Usage(cpu_percent=2.0))
     assert pump._read_reports() is False and pump.progress.values == {}, "the file keeps it"
     pump._gather()
@@ -273,7 +277,7 @@ def test_while_the_store_is_away_the_file_keeps_what_is_reported(tmp_path: Path)
 
 def test_a_line_that_is_too_long_is_skipped_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "_READ_BYTES", 64)
-    monkeypatch.setattr(metrics_module, "_MAX_REPORT_BYTES", 100)
+    monkeypatch.setattr(metric_reports, "_MAX_REPORT_BYTES", 100)
     path = tmp_path / "metrics.jsonl"
     report = '{"a": 1}\n'
     path.write_text("x" * 256 + "\n" + report + "y" * (63 - len(report)))
@@ -325,15 +329,15 @@ def test_the_newest_value_reaches_the_store_though_most_are_thinned(tmp_path: Pa
     pump.stop()
     samples = [line for line in lines_of(store) if isinstance(line, Sample)]
     assert samples[-1] == Sample(1.0, 499, {"a": 499.0}) and len(samples) < 300
-    mark = [line for line in lines_of(store) if isinstance(line, Mark)][-1]
-    assert mark == Mark(path.stat().st_size, 0, 499)
+    mark = [line for line in lines_of(store) if isinstance(line, MetricsMark)][-1]
+    assert mark == MetricsMark(path.stat().st_size, 0, 499)
 
 
 def test_a_store_far_away_is_written_to_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(metrics_module.time, "monotonic", lambda: clock[0])
-    for near, pause_s in ((True, 0.5), (False, 5.0)):
-        store = PlainStore(near=near)
+    for is_local, pause_s in ((True, 0.5), (False, 5.0)):
+        store = PlainStore(is_local=is_local)
         pump = MetricsPump(store, NODE, tmp_path / "metrics.jsonl")
         written = []
         for after_s in (0.0, pause_s - 0.01, pause_s + 0.01):
@@ -400,7 +404,7 @@ def test_the_disk_below_what_is_durable_may_be_given_back(tmp_path: Path) -> Non
     path.write_text('{"step": 5, "a": 1}\n')
     pump = MetricsPump(PlainStore(), NODE, path)
     given: list[int] = []
-    pump._tail.forget = given.append  # type: ignore[method-assign]
+    pump._reports._tail.forget = given.append  # type: ignore[method-assign]
     pump._turn(True)
     assert given == [path.stat().st_size]
 
@@ -409,4 +413,4 @@ def test_a_report_that_is_not_whole_yet_is_left_to_the_next_boot(tmp_path: Path)
     store, path = PlainStore(), tmp_path / "metrics.jsonl"
     path.write_text('{"a": 1}\n{"b": ')
     MetricsPump(store, NODE, path)._turn(True)
-    assert [line for line in lines_of(store) if isinstance(line, Mark)] == [Mark(9)]
+    assert [line for line in lines_of(store) if isinstance(line, MetricsMark)] == [MetricsMark(9)]

@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_store import PlainStore, wait_for
 
+from stoker.agent.metric_progress import MAX_NAMES
+from stoker.agent.metric_reports import parse_report
 from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
-from stoker.agent.metrics import BURST, LONG_RUN, MAX_NAMES, MetricsPump, Thinner, parse_report
+from stoker.agent.metric_thinner import BURST, LONG_RUN, Thinner
+from stoker.agent.metrics import MetricsPump
 from stoker.model import keys
 from stoker.model.node_facts import GpuUsage, Usage
 from stoker.read.metrics import Point, read_metrics, series_of
 from stoker.read.node_chunks import NodeLog
-from stoker.store.log_chunks import Mark, Sample, UsageSample, decode_lines, encode_line, last_chunk
+from stoker.store.log_chunks import MetricsMark, Sample, UsageSample, decode_lines, encode_line, last_chunk
 
 JOB = "job-1"
 NODE = NodeLog(1, 2, 0, "i-1")
@@ -49,13 +52,13 @@ metric_lines = st.one_of(
         st.none() | st.integers(0, 2**53),
         st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
     ),
-    st.builds(Mark, st.integers(0, 2**60), st.none() | st.integers(0, 100), st.none()),
+    st.builds(MetricsMark, st.integers(0, 2**60), st.none() | st.integers(0, 100), st.none()),
 )
 
 
 @settings(deadline=None)
 @given(st.lists(metric_lines, max_size=5))
-def test_lines_come_back_as_they_were(lines: list[Sample | Mark]) -> None:
+def test_lines_come_back_as_they_were(lines: list[Sample | MetricsMark]) -> None:
     assert list(decode_lines(b"".join(map(encode_line, lines)))) == lines
 
 
@@ -70,13 +73,13 @@ def test_usage_and_nan_come_back() -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_junk_between_lines_is_left_out(junk: bytes) -> None:
-    good = encode_line(Mark(7))
-    assert Mark(7) in list(decode_lines(junk + b"\n" + good))
+    good = encode_line(MetricsMark(7))
+    assert MetricsMark(7) in list(decode_lines(junk + b"\n" + good))
 
 
 def test_a_number_too_large_is_left_out() -> None:
     line = b'{"kind":"sample","at":' + b"9" * 400 + b',"values":{}}'
-    assert list(decode_lines(line + b"\n" + encode_line(Mark(7)))) == [Mark(7)]
+    assert list(decode_lines(line + b"\n" + encode_line(MetricsMark(7)))) == [MetricsMark(7)]
 
 
 # ── Reports ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,18 +18,18 @@ from stoker.agent.health.missing_saves import MissingSaves, find_saves
 from stoker.agent.output_files import Baseline
 from stoker.cli.job_report import job_text
 from stoker.cli.ps import note
-from stoker.cli.timeline import handover_line, news
-from stoker.core.attempt_evidence import Case
+from stoker.cli.timeline import handover_line
+from stoker.core.attempt_evidence import AttemptEvidence
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.retry import verdict
 from stoker.core.saved_work import (
     cause_of_end,
-    kept_part,
     lost_everything,
     nothing_saved,
     nothing_saved_yet,
     save_entry,
+    saved_part,
     with_step,
 )
 from stoker.core.snapshot import Append
@@ -37,7 +37,8 @@ from stoker.core.summary import Summary, summarize
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Warned
 from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.path_patterns import PathFilter, entries_of
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
+from stoker.read.decision_text import news
 from tests.support.sim_data import (
     JOB,
     ON_DEMAND,
@@ -56,13 +57,13 @@ RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes(2)))
 NOTHING = "nothing was saved: no file was written to checkpoints/"
 
 
-def case(beat: dict[str, Any] | None = None, *, noticed: bool = True, **left: Any) -> Case:
+def case(beat: dict[str, Any] | None = None, *, noticed: bool = True, **left: Any) -> AttemptEvidence:
     state = make_state(*RUNNING)
     claim = state.claim(2)
     assert claim is not None
     told = make_exit("interrupted", "notice", started=True, step=40, at_s=100.0, **left)
     heartbeat = make_beat(90.0, **beat).value if beat is not None else None
-    return Case(claim, (told,), (heartbeat,), noticed, state, make_spec(), DEFAULT)
+    return AttemptEvidence(claim, (told,), (heartbeat,), noticed, state, make_spec(), DEFAULT)
 
 
 # ── What a reclaim says ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,12 +96,14 @@ def test_what_was_lost_or_killed_without_a_checkpoint_says_so_too() -> None:
     killed = make_exit("failed", signal=9, started=True, trained_s=50.0)
     state = case().state
     claim = state.claims[0]
-    found = verdict(Case(claim, (killed,), (None,), False, state, make_spec(), DEFAULT))
+    found = verdict(AttemptEvidence(claim, (killed,), (None,), False, state, make_spec(), DEFAULT))
     assert found.rule == "killed" and NOTHING in found.reason
     beat = make_beat(90.0, trained_s=50.0).value
-    lost = verdict(Case(claim, (None,), (beat,), False, state, make_spec(), DEFAULT))
+    lost = verdict(AttemptEvidence(claim, (None,), (beat,), False, state, make_spec(), DEFAULT))
     assert lost.rule == "gone" and NOTHING in lost.reason
-    never = verdict(Case(claim, (make_exit("interrupted", "waited"),), (None,), False, state, make_spec(), DEFAULT))
+    never = verdict(
+        AttemptEvidence(claim, (make_exit("interrupted", "waited"),), (None,), False, state, make_spec(), DEFAULT)
+    )
     assert "saved" not in never.reason, "it never trained"
 
 
@@ -132,9 +135,9 @@ def test_a_reason_is_parted_into_the_cause_and_what_the_store_has() -> None:
     for found in (case(), case(restored_from="00000002/000001-step-7"), case(checkpoint=KEPT)):
         reason = verdict(found).reason
         assert cause_of_end(reason) == "reclaimed after a notice at step 40"
-        assert f"{cause_of_end(reason)}; {kept_part(reason)}" == reason
+        assert f"{cause_of_end(reason)}; {saved_part(reason)}" == reason
     assert lost_everything(verdict(case()).reason) and not lost_everything(verdict(case(checkpoint=KEPT)).reason)
-    assert (cause_of_end("it broke; twice"), kept_part("it broke; twice")) == ("it broke; twice", "")
+    assert (cause_of_end("it broke; twice"), saved_part("it broke; twice")) == ("it broke; twice", "")
 
 
 def test_a_title_has_the_step_unless_its_name_tells_it() -> None:
@@ -357,14 +360,14 @@ def watch(code: Path) -> tuple[MissingSaves, list[str]]:
 
 def test_the_agent_says_it_once_and_keeps_it_in_its_warnings(code: Path) -> None:
     missing, said = watch(code)
-    missing.look(SyncStatus(), 10.0)
+    missing.check(SyncStatus(), 10.0)
     missing.settle()
     assert missing.elsewhere == ()
-    missing.look(SyncStatus(), 20.0)
+    missing.check(SyncStatus(), 20.0)
     missing.settle()
     assert missing.elsewhere and not said and missing.warning is None, "a machine that is lost has told its files"
     for trained_s in (301.0, 350.0, 700.0):
-        missing.look(SyncStatus(), trained_s)
+        missing.check(SyncStatus(), trained_s)
         missing.settle()
     assert (
         len(said) == 1 and said[0].startswith("warning: nothing has been saved in 5 min") and "out/ckpt.pt" in said[0]
@@ -372,7 +375,7 @@ def test_the_agent_says_it_once_and_keeps_it_in_its_warnings(code: Path) -> None
     assert missing.warning is not None and "11 min" in missing.warning
     missing.conclude(701.0)
     assert [missing.warning, bool(missing.elsewhere)] == [None, True], "it trains no longer"
-    missing.look(SyncStatus(last=CheckpointRef("k", "n")), 800.0)
+    missing.check(SyncStatus(last=CheckpointRef("k", "n")), 800.0)
     assert missing.elsewhere == ()
 
 
@@ -384,44 +387,44 @@ def test_what_was_saved_elsewhere_is_found_at_the_end(code: Path) -> None:
 
 def test_a_notice_is_a_reason_to_say_it_at_once(code: Path) -> None:
     missing, said = watch(code)
-    missing.look(SyncStatus(), 5.0, noticed=True)
+    missing.check(SyncStatus(), 5.0, noticed=True)
     missing.settle()
     assert len(said) == 1 and missing.elsewhere
     quiet, heard = watch(code)
-    quiet.look(SyncStatus(), 5.0, leaving=True)
+    quiet.check(SyncStatus(), 5.0, leaving=True)
     quiet.settle()
     assert quiet.elsewhere and not heard, "what was saved is said when the training is over"
     full, heard = watch(code)
-    full.look(SyncStatus(files=1), 900.0, noticed=True)
+    full.check(SyncStatus(files=1), 900.0, noticed=True)
     full.settle()
     assert not heard and full.warning is None
 
 
 def test_a_search_is_repeated_once_a_minute_while_there_is_no_checkpoint(code: Path) -> None:
     missing, _ = watch(code)
-    missing.look(SyncStatus(), 14.9)
+    missing.check(SyncStatus(), 14.9)
     missing.settle()
     assert missing.elsewhere == ()
-    missing.look(SyncStatus(), 15.0)
+    missing.check(SyncStatus(), 15.0)
     missing.settle()
     assert missing.elsewhere
     missing.elsewhere = ()
-    missing.look(SyncStatus(), 74.9)
+    missing.check(SyncStatus(), 74.9)
     missing.settle()
     assert missing.elsewhere == ()
-    missing.look(SyncStatus(), 75.0)
+    missing.check(SyncStatus(), 75.0)
     missing.settle()
     assert missing.elsewhere
 
 
 def test_a_file_of_the_checkpoint_folder_takes_the_warning_back(code: Path) -> None:
     missing, said = watch(code)
-    missing.look(SyncStatus(), 400.0)
+    missing.check(SyncStatus(), 400.0)
     missing.settle()
     assert missing.warning is not None and missing.elsewhere and len(said) == 1
-    missing.look(SyncStatus(files=1), 401.0)
+    missing.check(SyncStatus(files=1), 401.0)
     assert missing.warning is None and missing.elsewhere == ()
-    missing.look(SyncStatus(), 402.0, noticed=True)
+    missing.check(SyncStatus(), 402.0, noticed=True)
     missing.settle()
     assert len(said) == 1 and missing.warning is None, "it was said before, and the next look is not due"
 
@@ -437,14 +440,14 @@ def test_a_search_that_is_under_way_is_not_begun_again(code: Path, monkeypatch: 
 
     monkeypatch.setattr(missing_saves, "find_saves", find)
     missing, _ = watch(code)
-    missing.look(SyncStatus(), 20.0)
+    missing.check(SyncStatus(), 20.0)
     assert searching.wait(60.0)
-    missing.look(SyncStatus(), 500.0)
+    missing.check(SyncStatus(), 500.0)
     missing.settle(0.01)
     assert count == [1]
     release.set()
     missing.settle(60.0)
-    missing.look(SyncStatus(), 500.0)
+    missing.check(SyncStatus(), 500.0)
     missing.settle(60.0)
     assert count == [2]
 

@@ -10,31 +10,40 @@ import pytest
 from stoker.core.budget_reservations import (
     START_S,
     UNBOUNDED_S,
-    Ask,
+    LaunchRequest,
     Need,
     Reserved,
     Waiting,
-    ask_for,
-    bounds_of,
     first_need,
+    launch_request,
     leaves_code,
+    limits_of_job,
     micro,
     queued,
     reservation,
     waits_code,
 )
-from stoker.core.budget_state import Books, Expense, Standing, Unread, close_books, expenses
-from stoker.core.budgets import Held, Mark, Word, forecast, judge, stands, told_by, unheralded
-from stoker.core.costs import Cost, claim_cost, in_dollars, job_cost, machine_hours, span_s
-from stoker.core.daily_costs import Sum, days
+from stoker.core.budget_state import BudgetState, BudgetStatus, Expense, Unread, compute_budget_state, expenses
+from stoker.core.budgets import (
+    BudgetMark,
+    BudgetWarning,
+    Held,
+    describe_budgets,
+    forecast,
+    judge,
+    mark_of_code,
+    unreported_warnings,
+)
+from stoker.core.costs import Cost, claim_cost, in_dollars, job_cost, machine_hours, valid_span_s
+from stoker.core.daily_costs import KnownSum, days
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.hold import LEAVE_S, allowed_s, hold_of, is_kept, longest_held, may_have_been_held
-from stoker.core.policy_rules import Subject, bounded
+from stoker.core.hold import LEAVE_S, allowed_s, hold_of, is_held, longest_held, qualifies_for_hold
+from stoker.core.policy_rules import Subject, effective_limits
 from stoker.model.durations import span_text
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Warned
 from stoker.model.observed import Known, Unknown
-from stoker.model.policy import House
+from stoker.model.policy import Policy
 from stoker.model.spec import Limits, Retry, Spec
 from stoker.policy.policy_file import parse_policy
 from tests.support.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_spec, make_state, nodes
@@ -46,11 +55,11 @@ SAVE_S = make_spec().checkpoints.grace_s + DEFAULT.leave_s
 RATE = 3.0 / HOUR
 
 
-def house(*rules: str) -> House:
+def policy(*rules: str) -> Policy:
     return parse_policy(("rules:\n" + "".join(f"- {{{each}}}\n" for each in rules)).encode(), "p.yaml", version=1)
 
 
-TEN = house("name: money, budget: {dollars: 10, period: day}")
+TEN = policy("name: money, budget: {dollars: 10, period: day}")
 RULE = TEN.rules[0]
 
 
@@ -88,7 +97,7 @@ def test_a_need_is_bounded_by_its_dollars_and_by_its_time() -> None:
 
 def test_the_tightest_bound_is_what_a_job_may_cost() -> None:
     def first(of: Spec) -> Need:
-        return first_need(bounded(TEN, Subject(of, TODAY, "job-1")), ON_DEMAND)
+        return first_need(effective_limits(TEN, Subject(of, TODAY, "job-1")), ON_DEMAND)
 
     assert first(spec(5.0)).dollars == 5.0 and first(spec(5.0)).why == "limits.max_cost"
     by_time = first(spec(None, 1.0))
@@ -144,10 +153,10 @@ def test_between_attempts_a_job_is_idle_and_has_begun() -> None:
 
 def test_what_is_asked_for_has_the_age_of_its_claim() -> None:
     of, what = state(), spec(5.0)
-    bounds = bounds_of(TEN, of, what, at(HOUR))
-    asked = ask_for(bounds, of, ON_DEMAND, at(HOUR), of.open_claims[0])
+    bounds = limits_of_job(TEN, of, what, at(HOUR))
+    asked = launch_request(bounds, of, ON_DEMAND, at(HOUR), of.open_claims[0])
     assert asked.claimed_at == at(0) and asked.need.dollars == pytest.approx(2.0)
-    assert ask_for(bounds, of, ON_DEMAND, at(HOUR)).claimed_at is None
+    assert launch_request(bounds, of, ON_DEMAND, at(HOUR)).claimed_at is None
 
 
 # ── The queue for money ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,9 +185,9 @@ def test_who_has_a_machine_or_is_over_waits_for_no_money() -> None:
 
 
 def books(
-    *active: tuple[JobState, Spec], kept: tuple[Expense, ...] = (), by: House = TEN, now_s: float = 100.0
-) -> Books:
-    return close_books(by, kept, active, at(now_s))
+    *active: tuple[JobState, Spec], kept: tuple[Expense, ...] = (), by: Policy = TEN, now_s: float = 100.0
+) -> BudgetState:
+    return compute_budget_state(by, kept, active, at(now_s))
 
 
 def waiter(job: str, millionths: int) -> tuple[JobState, Spec]:
@@ -189,7 +198,7 @@ def test_who_can_get_the_money_in_this_period_is_in_the_queue() -> None:
     kept = (Expense("gone", {}, TODAY, 4.0, True),)
     found = books(waiter("b", 6_000_000), waiter("a", 1_000_000), waiter("c", 6_000_001), kept=kept)
     assert [each.job for each in found.of(RULE, {}).queue] == ["a", "b"]
-    only_told = house("name: money, budget: {dollars: 10, period: day}, then: warn")
+    only_told = policy("name: money, budget: {dollars: 10, period: day}, then: warn")
     assert books(waiter("a", 1), by=only_told).of(only_told.rules[0], {}).queue == ()
 
 
@@ -198,7 +207,7 @@ def test_who_can_get_the_money_in_this_period_is_in_the_queue() -> None:
 
 def test_only_what_was_spent_in_the_period_counts() -> None:
     def spent(rule: str, *on: date) -> float:
-        by = house(rule)
+        by = policy(rule)
         return books(kept=tuple(Expense(str(day), {}, day, 1.0, True) for day in on), by=by).of(by.rules[0], {}).spent
 
     day = timedelta(days=1)
@@ -222,12 +231,13 @@ def test_a_job_whose_log_makes_no_sums_is_named_with_its_tags(monkeypatch: pytes
 
 
 def test_who_cannot_be_read_concerns_the_budgets_that_it_may_be_in() -> None:
-    by = house("name: nlp, budget: {dollars: 10, period: day, by: team}, for: {site: a}")
+    by = policy("name: nlp, budget: {dollars: 10, period: day, by: team}, for: {site: a}")
     rule = by.rules[0]
 
     def concerns(tags: dict[str, str] | None) -> bool:
         return (
-            Books(at(0), unread=(Unread("x", "gone", tags),)).unread_of(rule, {"team": "nlp", "site": "a"}) is not None
+            BudgetState(at(0), unread=(Unread("x", "gone", tags),)).unread_of(rule, {"team": "nlp", "site": "a"})
+            is not None
         )
 
     assert concerns(None) and concerns({"team": "nlp", "site": "a"})
@@ -242,7 +252,7 @@ def test_of_a_job_that_is_active_its_log_counts_alone() -> None:
 
 
 def test_what_is_reserved_is_set_aside_the_dearest_first() -> None:
-    standing = Standing(
+    standing = BudgetStatus(
         spent=2.0, reserved=(Reserved("a", at(0), 3_000_000, at(0)), Reserved("b", at(0), 1_000_000, at(0)))
     )
     assert RULE.budget is not None and standing.set_aside == 4.0 and standing.left_of(RULE.budget) == 4.0
@@ -253,57 +263,59 @@ def test_what_is_reserved_is_set_aside_the_dearest_first() -> None:
 
 @pytest.mark.parametrize(("dollars", "due"), [(7.99, ""), (8.0, "warning"), (9.99, "warning"), (10.0, "full")])
 def test_what_there_is_to_tell_of_a_budget_is_told_by_the_first_living_job(dollars: float, due: str) -> None:
-    by = house("name: money, budget: {dollars: 10, period: day, warn_at: 80%}")
+    by = policy("name: money, budget: {dollars: 10, period: day, warn_at: 80%}")
     kept = (Expense("gone", {}, TODAY, dollars, True),)
     living = [(make_state(job=job), spec()) for job in ("b", "a")]
     stopped = (make_state(StopAsked("jane"), job="0"), spec())
     found = books(*living, stopped, kept=kept, by=by).of(by.rules[0], {})
-    assert (found.due, found.herald) == (due, "a" if due else None)
+    assert (found.due, found.reporter) == (due, "a" if due else None)
     told = (make_state(Warned(f"policy:money:2026-01-01:{due}"), job="c"), spec())
     assert books(*living, told, kept=kept, by=by).of(by.rules[0], {}).due == ""
-    assert books(kept=kept, by=by).of(by.rules[0], {}).herald is None
+    assert books(kept=kept, by=by).of(by.rules[0], {}).reporter is None
 
 
 def test_a_word_names_its_budget_and_its_period() -> None:
-    by = house("name: money, budget: {dollars: 10, period: day, by: team}")
+    by = policy("name: money, budget: {dollars: 10, period: day, by: team}")
     for kind in ("warning", "full"):
-        assert told_by(by, {"team": "nlp"}, f"policy:money:2026-01-01:{kind}") == Mark("money", TODAY, "nlp", kind)
+        assert mark_of_code(by, {"team": "nlp"}, f"policy:money:2026-01-01:{kind}") == BudgetMark(
+            "money", TODAY, "nlp", kind
+        )
     for other in ("policy:money:2026-01-01:unpriced", "policy:money", "policy:money2:2026-01-01:full", "stall:2"):
-        assert told_by(by, {}, other) is None
+        assert mark_of_code(by, {}, other) is None
 
 
 def test_a_budget_whose_jobs_are_over_is_told_of_with_what_they_share() -> None:
-    by = house("name: nlp, budget: {dollars: 10, period: day, by: team}, for: {site: a}")
+    by = policy("name: nlp, budget: {dollars: 10, period: day, by: team}, for: {site: a}")
     kept = tuple(Expense(f"j{n}", {"team": "nlp", "site": "a"}, TODAY, 5.0, True) for n in range(2))
-    (found,) = unheralded(by, books(kept=kept, by=by))
+    (found,) = unreported_warnings(by, books(kept=kept, by=by))
     assert found.title == "budget nlp of team=nlp is spent" and found.tags == {"site": "a", "team": "nlp"}
-    assert found.mark == Mark("nlp", TODAY, "nlp", "full") and not found.audit
-    (nearly,) = unheralded(by, books(kept=(replace(kept[0], dollars=9.9),), by=by))
+    assert found.mark == BudgetMark("nlp", TODAY, "nlp", "full") and not found.audit
+    (nearly,) = unreported_warnings(by, books(kept=(replace(kept[0], dollars=9.9),), by=by))
     assert nearly.title == "budget nlp of team=nlp is nearly spent"
     assert found.order == nearly.order + 1
     next_day = replace(nearly, mark=replace(nearly.mark, start=TODAY + timedelta(days=1)))
     assert next_day.order > found.order
     without = replace(kept[0], tags={"site": "a"}, dollars=10.0)
-    (shared,) = unheralded(by, books(kept=(without,), by=by))
+    (shared,) = unreported_warnings(by, books(kept=(without,), by=by))
     assert shared.title == "budget nlp of jobs without team is spent" and shared.tags == {"site": "a"}
 
 
 # ── What keeps a launch back ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask(dollars: float, per_s: float = 1.0, **rest: object) -> Ask:
-    return Ask(Need(dollars, per_s, "so"), at(0), **rest)  # type: ignore[arg-type]
+def ask(dollars: float, per_s: float = 1.0, **rest: object) -> LaunchRequest:
+    return LaunchRequest(Need(dollars, per_s, "so"), at(0), **rest)  # type: ignore[arg-type]
 
 
-def held(standing: Standing, asked: Ask, by: House = TEN, job: str = "me") -> Held | None:
-    found = judge(by, Subject(spec(), TODAY, job), Known(Books(at(0), {("money", ""): standing})), at(100), asked)
+def held(standing: BudgetStatus, asked: LaunchRequest, by: Policy = TEN, job: str = "me") -> Held | None:
+    found = judge(by, Subject(spec(), TODAY, job), Known(BudgetState(at(0), {("money", ""): standing})), at(100), asked)
     return next((each for each in found if isinstance(each, Held)), None)
 
 
 def test_what_is_left_to_the_millionth_is_enough() -> None:
     """Each amount was rounded: two millionths more are no reason to wait."""
-    assert held(Standing(spent=4.0), ask(6.0)) is None and held(Standing(spent=4.0), ask(6.000002)) is None
-    lacks = held(Standing(spent=4.0), ask(6.00001))
+    assert held(BudgetStatus(spent=4.0), ask(6.0)) is None and held(BudgetStatus(spent=4.0), ask(6.000002)) is None
+    lacks = held(BudgetStatus(spent=4.0), ask(6.00001))
     assert lacks is not None and lacks.amount == 6_000_010 and not lacks.refuses and not lacks.never
     assert lacks.until == at(86400) and lacks.rule == "policy:money"
     assert lacks.waits == "policy money: waits for $6.00 of $10.00 a day: $4.00 is spent or reserved"
@@ -315,33 +327,33 @@ def others(*jobs: str, amount: int = 2_000_000, **rest: object) -> tuple[Reserve
 
 
 def test_what_is_reserved_for_others_is_named() -> None:
-    lacks = held(Standing(spent=1.0, reserved=others("a", "b", "c", "d")), ask(2.0))
+    lacks = held(BudgetStatus(spent=1.0, reserved=others("a", "b", "c", "d")), ask(2.0))
     assert lacks is not None
     assert lacks.waits.endswith(": $9.00 is spent or reserved for a, b, c and 1 more")
-    assert held(Standing(spent=1.0, reserved=others("a", "b", "c", "me")), ask(2.0)) is None, "its own is its own"
+    assert held(BudgetStatus(spent=1.0, reserved=others("a", "b", "c", "me")), ask(2.0)) is None, "its own is its own"
 
 
 def test_who_stands_before_it_in_the_queue_comes_first() -> None:
     ahead = Waiting("a", at(-10), 9_000_000, {})
-    lacks = held(Standing(queue=(ahead,)), ask(2.0))
+    lacks = held(BudgetStatus(queue=(ahead,)), ask(2.0))
     assert lacks is not None and lacks.waits.endswith("; a is before it")
-    two = held(Standing(queue=(ahead, replace(ahead, job="b"))), ask(2.0))
+    two = held(BudgetStatus(queue=(ahead, replace(ahead, job="b"))), ask(2.0))
     assert two is not None and two.waits.endswith("; a, b are before it")
-    assert held(Standing(queue=(replace(ahead, since=at(10)),)), ask(2.0)) is None
-    assert held(Standing(queue=(ahead,)), ask(2.0, claimed_at=at(50))) is None, "its claim was made already"
+    assert held(BudgetStatus(queue=(replace(ahead, since=at(10)),)), ask(2.0)) is None
+    assert held(BudgetStatus(queue=(ahead,)), ask(2.0, claimed_at=at(50))) is None, "its claim was made already"
     begun = others("me", begun=True)
-    assert held(Standing(queue=(ahead,), reserved=begun), ask(2.0)) is None, "it has begun"
+    assert held(BudgetStatus(queue=(ahead,), reserved=begun), ask(2.0)) is None, "it has begun"
 
 
 def test_a_claim_yields_to_those_that_are_as_old() -> None:
-    taken = Standing(reserved=others("a", amount=9_000_000))
+    taken = BudgetStatus(reserved=others("a", amount=9_000_000))
     assert held(taken, ask(2.0, claimed_at=at(10))) is not None
     assert held(taken, ask(2.0, claimed_at=at(9))) is None
 
 
 def test_of_idle_jobs_that_have_begun_the_oldest_goes_first() -> None:
     mine = others("me", begun=True, idle=True)
-    younger = Standing(reserved=(*mine, *others("a", amount=9_000_000, begun=True, idle=True)))
+    younger = BudgetStatus(reserved=(*mine, *others("a", amount=9_000_000, begun=True, idle=True)))
     assert held(younger, ask(2.0)) is None, "the other one was opened later"
     older = replace(younger.reserved[1], since=at(-5))
     assert held(replace(younger, reserved=(*mine, older)), ask(2.0)) is not None
@@ -350,28 +362,28 @@ def test_of_idle_jobs_that_have_begun_the_oldest_goes_first() -> None:
 
 
 def test_what_no_period_has_enough_for_is_refused_with_advice() -> None:
-    never = held(Standing(), ask(10.00001))
+    never = held(BudgetStatus(), ask(10.00001))
     assert never is not None and never.never and never.until is None
     assert never.reason.endswith("and can never have so much; set limits.max_cost to at most $10.00")
-    assert held(Standing(), ask(10.000001)) is None
-    assert held(Standing(reserved=others("me", begun=True)), ask(10.00001)) is not None, "it waits for its turn"
-    told = forecast(TEN, Subject(spec(), TODAY, "me"), Known(Books(at(0))), at(100), ask(11.0))
+    assert held(BudgetStatus(), ask(10.000001)) is None
+    assert held(BudgetStatus(reserved=others("me", begun=True)), ask(10.00001)) is not None, "it waits for its turn"
+    told = forecast(TEN, Subject(spec(), TODAY, "me"), Known(BudgetState(at(0))), at(100), ask(11.0))
     assert [then for _, then in told] == ["refuse"]
-    refusing = house("name: money, budget: {dollars: 10, period: day}, then: refuse")
-    found = held(Standing(), ask(11.0), refusing)
+    refusing = policy("name: money, budget: {dollars: 10, period: day}, then: refuse")
+    found = held(BudgetStatus(), ask(11.0), refusing)
     assert found is not None and found.refuses and never.refuses is False
 
 
 def test_what_reaches_into_the_next_period_needs_room_there() -> None:
     """Three hours before midnight, at a dollar an hour."""
     now = at(86400 - 3 * HOUR)
-    asked = Ask(Need(8.0, 1.0 / HOUR, "so"), now)
+    asked = LaunchRequest(Need(8.0, 1.0 / HOUR, "so"), now)
 
     def lacks(*reserved: Reserved) -> Held | None:
         found = judge(
             TEN,
             Subject(spec(), TODAY, "me"),
-            Known(Books(now, {("money", ""): Standing(reserved=reserved)})),
+            Known(BudgetState(now, {("money", ""): BudgetStatus(reserved=reserved)})),
             now,
             asked,
         )
@@ -398,31 +410,35 @@ def test_what_is_not_known_keeps_back_and_what_only_warns_does_not() -> None:
     (unasked,) = judge(TEN, subject, None, at(0))
     assert isinstance(unasked, Held) and unasked.reason.endswith("no governor has looked")
     for only in ("then: warn", "audit: true"):
-        assert judge(house(f"name: money, budget: {{dollars: 10, period: day}}, {only}"), subject, None, at(0)) == ()
-    unread = Books(at(0), unread=(Unread("x", "it is gone", None),))
+        assert judge(policy(f"name: money, budget: {{dollars: 10, period: day}}, {only}"), subject, None, at(0)) == ()
+    unread = BudgetState(at(0), unread=(Unread("x", "it is gone", None),))
     (lost,) = judge(TEN, subject, Known(unread), at(0))
     assert isinstance(lost, Held) and lost.unknown and lost.reason.endswith("x cannot be read: it is gone")
 
 
 def test_a_full_budget_tells_and_keeps_back_until_its_period_is_over() -> None:
-    full = Known(Books(at(0), {("money", ""): Standing(spent=10.0, unpriced=("a", "b", "c"))}))
+    full = Known(BudgetState(at(0), {("money", ""): BudgetStatus(spent=10.0, unpriced=("a", "b", "c"))}))
     unpriced, word, kept = judge(TEN, Subject(spec(), TODAY, "me"), full, at(100))
-    assert isinstance(unpriced, Word) and unpriced.code == "policy:money:2026-01-01:unpriced"
+    assert isinstance(unpriced, BudgetWarning) and unpriced.code == "policy:money:2026-01-01:unpriced"
     assert unpriced.reason.endswith("; and an unknown amount: a and 2 more had machines without a price")
-    assert isinstance(word, Word) and word.code == "policy:money:2026-01-01:full"
+    assert isinstance(word, BudgetWarning) and word.code == "policy:money:2026-01-01:full"
     assert isinstance(kept, Held) and kept.until == at(86400) and not kept.refuses and not kept.unknown
     assert kept.waits.startswith(
         "policy money: no machine until 2026-01-02 00:00 UTC: $10.00 of $10.00 a day are spent"
     )
     assert word.reason == kept.reason and kept.reason.endswith("until 2026-01-02 00:00 UTC; no new machines until then")
-    audited = house("name: money, budget: {dollars: 10, period: day}, audit: true")
+    audited = policy("name: money, budget: {dollars: 10, period: day}, audit: true")
     found = judge(audited, Subject(spec(), TODAY, "me"), full, at(100))
-    assert [type(each) for each in found] == [Word, Word] and found[1].reason.endswith("; audit: nothing is done")
+    assert [type(each) for each in found] == [BudgetWarning, BudgetWarning] and found[1].reason.endswith(
+        "; audit: nothing is done"
+    )
 
 
 def test_a_plan_says_what_is_left() -> None:
-    standing = Standing(spent=2.0, reserved=others("a"))
-    (said,) = stands(TEN, Subject(spec(), TODAY, "me"), Books(at(0), {("money", ""): standing}), at(0), ask(3.0))
+    standing = BudgetStatus(spent=2.0, reserved=others("a"))
+    (said,) = describe_budgets(
+        TEN, Subject(spec(), TODAY, "me"), BudgetState(at(0), {("money", ""): standing}), at(0), ask(3.0)
+    )
     assert said == ("policy money: $10.00 a day: $2.00 spent, $2.00 reserved, $6.00 left; this job reserves $3.00 (so)")
 
 
@@ -442,8 +458,8 @@ def test_machines_of_a_failed_job_are_kept_for_as_long_as_it_asks() -> None:
     assert found is not None and (found.claim, found.since, found.until) == (2, at(100), at(700))
     assert found.longest_s == 600.0 and found.ends_at == at(700 + LEAVE_S)
     for now_s, kept in ((700, True), (700 + LEAVE_S - 1, True), (700 + LEAVE_S, False)):
-        assert is_kept(failed_job(), HOLDING, "i-2-0", at(now_s)) is kept
-    assert not is_kept(failed_job(), HOLDING, "i-9-0", at(200))
+        assert is_held(failed_job(), HOLDING, "i-2-0", at(now_s)) is kept
+    assert not is_held(failed_job(), HOLDING, "i-9-0", at(200))
 
 
 def test_nothing_is_kept_where_nobody_asked_or_somebody_asked_for_the_end() -> None:
@@ -480,17 +496,17 @@ def test_until_when_machines_were_held_at_most() -> None:
     assert longest_held(late, HOLDING, at(9000)) == {2: at(700)}
     assert longest_held(state(), HOLDING, at(9000)) == {}
     (claim,) = failed_job().claims
-    assert may_have_been_held(claim, HOLDING) and not may_have_been_held(claim, make_spec())
-    assert not may_have_been_held(state().claims[0], HOLDING)
+    assert qualifies_for_hold(claim, HOLDING) and not qualifies_for_hold(claim, make_spec())
+    assert not qualifies_for_hold(state().claims[0], HOLDING)
 
 
 def test_a_fold_that_does_not_say_when_machines_were_let_go_is_read_by_what_followed() -> None:
     """An older Stoker kept it so."""
     resumed = failed_job((ResumeAsked("jane"), 400), (Claimed(ON_DEMAND, 1), 500))
-    older = replace(resumed, claims=tuple(replace(claim, let_go_at=None) for claim in resumed.claims))
+    older = replace(resumed, claims=tuple(replace(claim, released_at=None) for claim in resumed.claims))
     assert longest_held(older, HOLDING, at(9000)) == {2: at(500)}
     alone = failed_job((ResumeAsked("jane"), 400))
-    older = replace(alone, claims=tuple(replace(claim, let_go_at=None) for claim in alone.claims))
+    older = replace(alone, claims=tuple(replace(claim, released_at=None) for claim in alone.claims))
     assert longest_held(older, HOLDING, at(9000)) == {2: at(400)}
 
 
@@ -508,8 +524,8 @@ def test_costs_are_by_the_hour_and_unknown_ones_stay_unknown() -> None:
         and Cost(None, 4.0).saved_share is None
         and Cost(1.0, 0.0).saved_share is None
     )
-    assert Cost(None, 4.0).dearest == 4.0 and Cost(1.0, 4.0).dearest == 1.0
-    assert span_s(-1.0) == 0.0 and span_s(float("inf")) == 10 * 365 * 86400.0 and span_s(5.0) == 5.0
+    assert Cost(None, 4.0).at_most == 4.0 and Cost(1.0, 4.0).at_most == 1.0
+    assert valid_span_s(-1.0) == 0.0 and valid_span_s(float("inf")) == 10 * 365 * 86400.0 and valid_span_s(5.0) == 5.0
 
 
 def test_a_span_is_parted_at_midnight() -> None:
@@ -519,8 +535,8 @@ def test_a_span_is_parted_at_midnight() -> None:
 
 
 def test_a_sum_keeps_what_is_known() -> None:
-    assert Sum().plus(2.0).plus(None) == Sum(2.0, whole=False) == Sum().plus(None).plus(2.0)
-    assert Sum().plus(float("nan")) == Sum(0.0, whole=False)
+    assert KnownSum().plus(2.0).plus(None) == KnownSum(2.0, whole=False) == KnownSum().plus(None).plus(2.0)
+    assert KnownSum().plus(float("nan")) == KnownSum(0.0, whole=False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_project import BASE, NUMBER, ZONE, Google
+from google_project import BASE, NUMBER, PLACE, ZONE, Google, connected
 
 from stoker import client
 from stoker.cli import main
@@ -19,9 +19,8 @@ from stoker.model.errors import NotFound, ProviderError, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Offering
 from stoker.providers import registry
-from stoker.providers.base import Visit
-from stoker.providers.gce import reclaim
-from stoker.providers.gce.errors import refused
+from stoker.providers.base import ShellRequest
+from stoker.providers.gce.errors import response_error
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 
@@ -35,7 +34,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
+    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
     (tmp_path / "train.py").write_text("print(1)\n")
     monkeypatch.chdir(tmp_path)
     return open_store(str(tmp_path / "store"))
@@ -91,7 +90,7 @@ def test_a_machine_that_is_gone_by_now_cannot_be_interrupted(
     monkeypatch.setattr(LocalProvider, "interrupt", gone)
     job = submitted(store, Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
     code, err = run(capsys, "interrupt", job)
-    assert (code, err) == (2, f"stoker: {job} has no machine now; `stoker show {job}` tells where it is\n")
+    assert (code, err) == (2, f"stoker: {job} has no machine now; `stoker show {job}` shows why\n")
     with pytest.raises(UserError, match="has no machine now"):
         client.interrupt(job, store)
 
@@ -155,12 +154,12 @@ class Aloof:
 def test_what_a_provider_cannot_do_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.providers.local.provider import LocalProvider
 
-    found = client.OnDuty("job-bbbb", "i-1", OFFER, Aloof())  # type: ignore[arg-type]
+    found = client.JobMachine("job-bbbb", "i-1", OFFER, Aloof())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^local cannot rehearse a reclaim$"):
-        client.rehearse(found)
+        client.interrupt_machine(found)
     with (
-        pytest.raises(UserError, match=r"^local has no machines that can be visited$"),
-        client.reach(found, Visit(()), store),
+        pytest.raises(UserError, match=r"^local gives no access to its machines$"),
+        client.open_shell(found, ShellRequest(()), store),
     ):
         pass
     job = submitted(store, Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
@@ -173,7 +172,7 @@ def test_what_a_provider_cannot_do_is_told(store: Store, monkeypatch: pytest.Mon
 def interrupted(google: Google, status: str = "RUNNING", **scheduling: Any) -> str:
     google.let("GET", MACHINE, {"status": status, "scheduling": {"provisioningModel": "SPOT"} | scheduling})
     google.let("POST", f"{MACHINE}/simulateMaintenanceEvent", {"status": "DONE"})
-    return reclaim.interrupt(google, MACHINE, "x")  # type: ignore[arg-type]
+    return connected(google).interrupt(f"{ZONE}.{NUMBER}", 0.0, PLACE)
 
 
 @pytest.mark.parametrize("status", ["STOPPING", "TERMINATED"])
@@ -190,7 +189,7 @@ def test_on_compute_engine_the_notice_is_what_the_machine_was_launched_with() ->
 
 def test_one_that_may_not_be_preempted_is_deleted() -> None:
     google = Google()
-    refusal: ProviderError = refused("x", 403, {"error": {"errors": [{"reason": "forbidden"}], "message": "no"}})
+    refusal: ProviderError = response_error("x", 403, {"error": {"errors": [{"reason": "forbidden"}], "message": "no"}})
     google.let("POST", f"{MACHINE}/simulateMaintenanceEvent", refusal)
     google.let("DELETE", MACHINE, {"status": "RUNNING"})
     assert interrupted(google).startswith("deleted, since no maintenance could be simulated")
@@ -204,26 +203,28 @@ class Visited:
         self.ended: list[str] = []
 
     @contextmanager
-    def way(self, instance: str, visit: Visit, spec: Any, region: str | None = None) -> Iterator[str]:
-        self.asked.append((instance, visit, spec.name, region))
+    def shell_command(
+        self, instance: str, shell_request: ShellRequest, spec: Any, region: str | None = None
+    ) -> Iterator[str]:
+        self.asked.append((instance, shell_request, spec.name, region))
         yield "the way"
         self.ended.append(instance)
 
 
 def test_the_way_to_a_machine_is_its_providers_and_lasts_as_long_as_it_is_used(store: Store) -> None:
-    job, provider, visit = submitted(store), Visited(), Visit(command=("nvidia-smi",))
-    duty = client.OnDuty(job, "i-1", replace(OFFER, region="r1"), provider)  # type: ignore[arg-type]
-    with client.reach(duty, visit, store) as way:
+    job, provider, shell_request = submitted(store), Visited(), ShellRequest(command=("nvidia-smi",))
+    duty = client.JobMachine(job, "i-1", replace(OFFER, region="r1"), provider)  # type: ignore[arg-type]
+    with client.open_shell(duty, shell_request, store) as way:
         assert (way, provider.ended) == ("the way", [])
-    assert provider.asked == [("i-1", visit, "train", "r1")] and provider.ended == ["i-1"]
+    assert provider.asked == [("i-1", shell_request, "train", "r1")] and provider.ended == ["i-1"]
 
 
 def test_a_provider_without_ways_to_its_machines_is_named(store: Store) -> None:
-    duty = client.OnDuty(submitted(store), "i-1", OFFER, object())  # type: ignore[arg-type]
+    duty = client.JobMachine(submitted(store), "i-1", OFFER, object())  # type: ignore[arg-type]
     with (
-        pytest.raises(UserError, match=r"^local has no machines that can be visited$"),
-        client.reach(duty, Visit(), store),
+        pytest.raises(UserError, match=r"^local gives no access to its machines$"),
+        client.open_shell(duty, ShellRequest(), store),
     ):
         pass
     with pytest.raises(UserError, match=r"^local cannot rehearse a reclaim$"):
-        client.rehearse(duty)
+        client.interrupt_machine(duty)

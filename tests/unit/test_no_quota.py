@@ -12,11 +12,12 @@ from google_project import BASE, PLACE, PROJECT, REGION, STORE, Google, connecte
 
 from stoker.model.errors import AuthDenied, QuotaExceeded, UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2.provider import Ec2Provider
-from stoker.providers.gce.errors import refused
+from stoker.providers.gce.errors import response_error
 from stoker.providers.registry import Context
 from stoker.store.base import open_store
 from stoker.submit import prepare
@@ -37,14 +38,14 @@ def project(*limits: tuple[str, float], everywhere: float = 8) -> Google:
 def test_a_quota_of_zero_for_every_offering_is_refused_with_the_page_to_ask_at() -> None:
     google = project(("NVIDIA_A100_GPUS", 0), ("PREEMPTIBLE_NVIDIA_A100_GPUS", 0))
     with pytest.raises(UserError) as raised:
-        connected(google).check_limits((SPOT, FULL), 1)
+        connected(google).check_quota((SPOT, FULL), 1)
     assert str(raised.value) == (
         f"{PROJECT} may have no A100-40GB: its quota NVIDIA_A100_GPUS in us-central1 is 0; ask for more at {PAGE}"
     )
     assert google.called == ["compute.projects.get", "compute.regions.get"]
     nowhere = project(("NVIDIA_A100_GPUS", 8), everywhere=0)
     with pytest.raises(UserError, match="its quota GPUS_ALL_REGIONS is 0"):
-        connected(nowhere).check_limits((SPOT, FULL), 1)
+        connected(nowhere).check_quota((SPOT, FULL), 1)
 
 
 @pytest.mark.parametrize(
@@ -60,21 +61,21 @@ def test_a_quota_of_zero_for_every_offering_is_refused_with_the_page_to_ask_at()
     ],
 )
 def test_what_may_be_had_is_tried(offerings: tuple[Offering, ...], limits: Any) -> None:
-    connected(project(*limits)).check_limits(offerings, 1)
+    connected(project(*limits)).check_quota(offerings, 1)
 
 
 def test_machines_without_gpus_cost_no_call_and_whoever_may_not_look_is_not_in_the_way() -> None:
     google = Google()
-    connected(google).check_limits((Offering("gce", "n2-standard-2", "z", True, region=PLACE, cpus=2),), 1)
+    connected(google).check_quota((Offering("gce", "n2-standard-2", "z", True, region=PLACE, cpus=2),), 1)
     assert google.called == []
     google.let("GET", BASE, AuthDenied("no"))
-    connected(google).check_limits((FULL,), 1)
+    connected(google).check_quota((FULL,), 1)
 
 
 def test_a_launch_that_meets_a_quota_names_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     google = Google()
     told = {"error": {"errors": [{"reason": "quotaExceeded"}], "message": "Quota 'CPUS' exceeded."}}
-    google.let("POST", ".*/instances", refused("n2-standard-4", 403, told))
+    google.let("POST", ".*/instances", response_error("n2-standard-4", 403, told))
     provider = connected(google)
     spec = Spec(name="gpt", run="true", resources=Resources(provider="gce"))
     offering = Offering("gce", "n2-standard-4", f"{REGION}-a", False, region=PLACE, cpus=4)
@@ -106,7 +107,7 @@ class Quotas:
 def limits_of(monkeypatch: pytest.MonkeyPatch, told: Quotas, *offerings: Offering) -> list[str]:
     provider = Ec2Provider(Context(store="s3://b/t"))
     monkeypatch.setattr(provider.clients, "get", lambda *_, **__: told)
-    provider.check_limits(offerings, 1)
+    provider.check_quota(offerings, 1)
     return told.asked
 
 
@@ -135,7 +136,7 @@ class Forbidding:
     def offerings(self, _: Resources) -> tuple[Offering, ...]:
         return (replace(FULL, provider="local"),)
 
-    def check_limits(self, offerings: Any, nodes: int) -> None:
+    def check_quota(self, offerings: Any, nodes: int) -> None:
         assert (len(offerings), nodes) == (1, 2)
         raise UserError("none of these")
 

@@ -16,7 +16,7 @@ from noticing_machine import Here
 from plain_store import wait_for
 
 from stoker.agent import node as node_module
-from stoker.agent.node import Node, patient, utcnow
+from stoker.agent.node import AgentNode, retry_until, utcnow
 from stoker.agent.notices import Notices
 from stoker.model import codec, keys
 from stoker.model import node_config as config_module
@@ -97,11 +97,11 @@ def test_what_a_store_refuses_is_tried_again_after_longer_pauses(
             failures[0] -= 1
             raise StoreUnavailable("away")
 
-    assert patient(action, 1000.0) is True
+    assert retry_until(action, 1000.0) is True
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0] and caplog.text.count("away") == 9
     failures[0], clock[0] = 1000, 0.0
     pauses.clear()
-    assert patient(action, 0.5) is False
+    assert retry_until(action, 0.5) is False
     assert pauses == [0.1, 0.2, 0.2] and clock[0] == pytest.approx(0.5), "and once more when the time has come"
 
 
@@ -110,7 +110,7 @@ def test_a_mistake_is_not_repeated() -> None:
         raise ValueError("a mistake")
 
     with pytest.raises(ValueError, match="a mistake"):
-        patient(action, time.monotonic() + 60.0)
+        retry_until(action, time.monotonic() + 60.0)
 
 
 # ── The last word ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,7 +143,7 @@ def test_an_exit_counts_though_the_disk_is_full(world: AgentWorld) -> None:
 # ── Notices ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def told(world: AgentWorld, node: Node) -> NoticeFact | None:
+def told(world: AgentWorld, node: AgentNode) -> NoticeFact | None:
     found = read_fact(world.store, keys.notice(node.key), NoticeFact)
     assert isinstance(found, Known)
     return found.value.value if found.value else None
@@ -153,12 +153,12 @@ def test_a_notice_is_told_once_and_its_deadline_stands(world: AgentWorld) -> Non
     machine = Woken()
     node = world.node(world.claim(), machine=machine)
     notices = Notices(node)
-    assert notices.look() is None and notices.notice is None
+    assert notices.poll() is None and notices.notice is None
     machine.give(100.0)
     began_s = time.monotonic()
-    deadline_s = notices.look()
+    deadline_s = notices.poll()
     assert deadline_s is not None and 100.0 <= deadline_s - began_s < 160.0
-    assert notices.look() == deadline_s and notices.saves_asked == 0
+    assert notices.poll() == deadline_s and notices.hints == 0
     wait_for(lambda: told(world, node) == machine.now)
     wait_for(lambda: machine.wakes == 1)
 
@@ -168,12 +168,12 @@ def test_hints_ask_for_a_save_each_and_are_not_heard_after_a_hard_notice(world: 
     notices = Notices(world.node(world.claim(), machine=machine))
     for number in (1, 2):
         machine.now = NoticeFact(hard=False, source=f"hint {number}", at=NOW, grace_s=0.0)
-        assert notices.look() is None and notices.look() is None and notices.saves_asked == number
+        assert notices.poll() is None and notices.poll() is None and notices.hints == number
     machine.give(100.0)
     hard = machine.now
-    deadline_s = notices.look()
+    deadline_s = notices.poll()
     machine.now = NoticeFact(hard=False, source="hint 3", at=NOW, grace_s=0.0)
-    assert notices.look() == deadline_s and notices.saves_asked == 2 and notices.notice == hard
+    assert notices.poll() == deadline_s and notices.hints == 2 and notices.notice == hard
 
 
 def test_a_signal_is_a_notice_of_half_a_minute_though_a_hint_is_in_force(world: AgentWorld) -> None:
@@ -181,14 +181,14 @@ def test_a_signal_is_a_notice_of_half_a_minute_though_a_hint_is_in_force(world: 
     node = world.node(world.claim(), machine=machine)
     notices = Notices(node)
     machine.now = NoticeFact(hard=False, source="hint", at=NOW, grace_s=0.0)
-    notices.look()
+    notices.poll()
     notices.take_signal()
     began_s = time.monotonic()
-    deadline_s = notices.look()
+    deadline_s = notices.poll()
     assert deadline_s is not None and 30.0 <= deadline_s - began_s < 90.0
     assert notices.notice is not None and (notices.notice.hard, notices.notice.source) == (True, "shutdown")
     assert notices.notice.grace_s == 30.0 and abs((utcnow() - notices.notice.at).total_seconds()) < 60.0
-    assert notices.look() == deadline_s and notices.saves_asked == 1
+    assert notices.poll() == deadline_s and notices.hints == 1
     wait_for(lambda: (told(world, node) or NoticeFact(False, "", NOW, 0.0)).source == "shutdown")
 
 
@@ -197,12 +197,12 @@ def test_of_two_hard_notices_the_earlier_deadline_counts_and_both_are_told(world
     node = world.node(world.claim(), machine=machine)
     notices = Notices(node)
     machine.give(100.0)
-    first = notices.look()
+    first = notices.poll()
     machine.give(500.0)
-    assert notices.look() == first
+    assert notices.poll() == first
     wait_for(lambda: told(world, node) == machine.now)
     machine.give(5.0)
-    second = notices.look()
+    second = notices.poll()
     assert first is not None and second is not None and second < first
     wait_for(lambda: told(world, node) == machine.now)
 
@@ -225,12 +225,12 @@ def test_a_shutdown_leaves_less_than_an_earlier_notice_promised(world: AgentWorl
     machine = Woken()
     notices = Notices(world.node(world.claim(), machine=machine))
     machine.give(1000.0)
-    notices.look()
+    notices.poll()
     notices.take_signal()
     before_s = time.monotonic()
-    deadline_s = notices.look()
+    deadline_s = notices.poll()
     assert deadline_s is not None and before_s + 30.0 <= deadline_s <= time.monotonic() + 30.0
-    assert notices.look() == deadline_s, "the time that is left does not begin anew"
+    assert notices.poll() == deadline_s, "the time that is left does not begin anew"
 
 
 def test_a_notice_that_is_slow_to_get_to_the_store_does_not_hide_the_next_one(world: AgentWorld) -> None:

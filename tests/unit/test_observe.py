@@ -11,7 +11,7 @@ from scripted_cloud import ScriptedWorld
 from stoker.core.summary import summarize
 from stoker.governor import observe as observing
 from stoker.governor.observe import (
-    Listing,
+    CloudListing,
     Memory,
     Observation,
     active_jobs,
@@ -27,11 +27,12 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance, InstanceState
-from stoker.model.spec import Resources, Submission
-from stoker.providers.base import Gone
+from stoker.model.resources import Resources
+from stoker.model.submission import Submission
+from stoker.providers.base import EndReason
 from stoker.store import job_log, node_facts
 from stoker.store.job_index import IndexRecord, write_index
-from stoker.store.parallel import for_each
+from stoker.store.parallel import read_each
 from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, at, make_beat, make_spec, nodes
 
 A, B = "a-aaaa", "b-bbbb"
@@ -87,7 +88,7 @@ def test_places_are_those_where_something_was_launched(world: ScriptedWorld) -> 
 
 def test_a_list_is_of_its_jobs_and_a_place_that_was_not_listed_is_unknown() -> None:
     mine, other, gone = machine(), machine(B, 3), machine("c-cccc", 4, "gone")
-    listing = Listing({SIM: Known((mine, other, gone)), ("sim", "r1"): Unknown("throttled")})
+    listing = CloudListing({SIM: Known((mine, other, gone)), ("sim", "r1"): Unknown("throttled")})
     assert listing.of(A, [SIM]) == Known((mine,)) and listing.of(A, []) == Known(())
     assert listing.of(A, [SIM, ("sim", "r1")]) == Unknown("throttled")
     assert listing.of(A, [("gce", None)]) == Unknown("gce was not listed")
@@ -144,29 +145,29 @@ def test_memory_keeps_only_what_is_named(world: ScriptedWorld) -> None:
     states = {job: world.submit(job) for job in (A, B)}
     told = {job: Submission(job, make_spec(), "jane") for job in (B, "c-cccc")}
     memory = Memory(states=states, submissions=told)
-    memory.keep({A})
+    memory.retain({A})
     assert memory.states.keys() == {A} and memory.submissions == {}
     memory.indexed[A] = IndexRecord(states[A], summarize(states[A], Submission(A, make_spec(), "jane"), {}, at(0)))
     memory.forget([A, "never-aaaa"])
     assert memory == Memory()
 
 
-@pytest.mark.parametrize("near", [True, False])
-def test_things_are_looked_at_in_order_and_side_by_side_only_where_the_store_is_far(near: bool) -> None:
+@pytest.mark.parametrize("is_local", [True, False])
+def test_things_are_looked_at_in_order_and_side_by_side_only_where_the_store_is_far(is_local: bool) -> None:
     threads: set[int] = set()
-    barrier = threading.Barrier(1 if near else 2, timeout=10)
+    barrier = threading.Barrier(1 if is_local else 2, timeout=10)
 
     def seen(thing: int) -> int:
         threads.add(threading.get_ident())
         barrier.wait()
         return thing * 10
 
-    assert for_each(seen, [1, 2], near=near) == [10, 20]
-    assert (threads == {threading.get_ident()}) is near
+    assert read_each(seen, [1, 2], is_local=is_local) == [10, 20]
+    assert (threads == {threading.get_ident()}) is is_local
     threads.clear()
     barrier = threading.Barrier(1)
-    assert for_each(seen, [3], near=near) == [30] and threads == {threading.get_ident()}, "one needs no pool"
-    assert for_each(seen, [], near=near) == []
+    assert read_each(seen, [3], is_local=is_local) == [30] and threads == {threading.get_ident()}, "one needs no pool"
+    assert read_each(seen, [], is_local=is_local) == []
 
 
 # ── Jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -264,7 +265,7 @@ def test_markers_beyond_the_end_are_told_with_their_time(world: ScriptedWorld) -
 
 
 def states(world: ScriptedWorld, *events: Event, listed: tuple[Instance, ...] = ()) -> object:
-    return observing._states(world.fleet, world.submit(A, *events), Listing({SIM: Known(listed)}))
+    return observing._states(world.fleet, world.submit(A, *events), CloudListing({SIM: Known(listed)}))
 
 
 def test_machines_that_were_just_listed_as_running_are_not_asked_after(world: ScriptedWorld) -> None:
@@ -285,7 +286,7 @@ def test_machines_of_closed_claims_are_asked_after_once_the_job_has_ended(world:
     assert states(world, *closed) == Known({})
     assert world.cloud.called("state") == []
     over = (*closed, Ended("stopped", "asked", None))
-    found = observing._states(world.fleet, ScriptedWorld().submit(A, *over), Listing({SIM: Known(())}))
+    found = observing._states(world.fleet, ScriptedWorld().submit(A, *over), CloudListing({SIM: Known(())}))
     assert found == Known({"i-2-0": "unheard-of"})
 
 
@@ -299,7 +300,7 @@ def test_each_place_is_asked_after_its_own_machines(world: ScriptedWorld) -> Non
     state = world.submit(
         A, Claimed(here, 1), Launched(2, nodes(2)), Claimed(there, 1), Launched(4, nodes(4)), spec=make_spec()
     )
-    observing._states(world.fleet, state, Listing({}))
+    observing._states(world.fleet, state, CloudListing({}))
     assert world.cloud.called("state") == [["i-2-0"], ["i-4-0"]]
 
 
@@ -326,7 +327,7 @@ def test_states_are_asked_for_before_facts_are_read(world: ScriptedWorld, monkey
     assert order == ["states", "facts"]
 
 
-def node_of(world: ScriptedWorld, state: InstanceState, why: Gone | None = None, console: str = "") -> object:
+def node_of(world: ScriptedWorld, state: InstanceState, why: EndReason | None = None, console: str = "") -> object:
     """The facts of a job's only machine, in this state."""
     world.submit(A, *RUNNING)
     world.cloud.machines = {"i-2-0": machine(state=state)}
@@ -337,7 +338,7 @@ def node_of(world: ScriptedWorld, state: InstanceState, why: Gone | None = None,
     return found
 
 
-RECLAIMED = Gone(reclaimed=True, reason="spot reclaim")
+RECLAIMED = EndReason(reclaimed=True, reason="spot reclaim")
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_a_cloud_is_asked_only_why_a_machine_is_off_or_gone(
     world: ScriptedWorld, state: InstanceState, asked: bool
 ) -> None:
     found = node_of(world, state, RECLAIMED)
-    assert bool(world.cloud.called("why_gone")) is asked
+    assert bool(world.cloud.called("end_reason")) is asked
     assert (found.notice != Known(None)) is asked  # type: ignore[attr-defined]
 
 
@@ -362,7 +363,7 @@ def test_a_machine_that_was_taken_away_quicker_than_its_agent_could_tell_has_a_h
 
 
 def test_a_cloud_that_does_not_tell_why_leaves_the_console_to_tell(world: ScriptedWorld) -> None:
-    world.cloud.errors["why_gone"] = Transient("no answer")
+    world.cloud.errors["end_reason"] = Transient("no answer")
     found = node_of(world, "gone", RECLAIMED, "stoker: boot failed: no Python here\n")
     left = found.exit.value.value  # type: ignore[attr-defined]
     assert isinstance(left, Exit) and left.why == "boot" and "no Python here" in left.reason
@@ -381,7 +382,7 @@ def test_a_machine_that_left_its_exit_or_a_notice_needs_no_cloud_to_tell(world: 
     world.store.put(keys.heartbeat(node), codec.dumps(make_beat(1).value))
     world.store.put(keys.exit_(node), codec.dumps(Exit(outcome="succeeded", why="finished", at=at(3))))
     found = node_of(world, "gone", RECLAIMED, "stoker: boot failed: x")
-    assert world.cloud.called("why_gone") == [] and world.cloud.called("console") == []
+    assert world.cloud.called("end_reason") == [] and world.cloud.called("console") == []
     assert found.exit.value.value.outcome == "succeeded"  # type: ignore[attr-defined]
 
 
@@ -389,7 +390,7 @@ def test_facts_are_as_they_are_where_no_state_is_known(world: ScriptedWorld) -> 
     world.cloud.errors["state"] = Transient("no answer")
     world.submit(A, *RUNNING)
     (job,) = look(world).snapshot.jobs
-    assert isinstance(job.states, Unknown) and world.cloud.called("why_gone") == []
+    assert isinstance(job.states, Unknown) and world.cloud.called("end_reason") == []
     assert len(job.facts[2]) == 1
 
 

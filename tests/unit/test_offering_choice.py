@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.model.offerings import Offering
-from stoker.model.spec import Gpus, Resources, Spot
+from stoker.model.resources import Gpus, Resources, Spot
 from stoker.providers import offerings
 from stoker.providers.machine_types import MachineType
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.core.placement import acceptable
+from stoker.core.acceptable_offerings import acceptable
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources, Retry, Spec, Spot
+from stoker.model.resources import Resources, Spot
+from stoker.model.spec import Retry, Spec
 
 OFFERINGS = tuple(Offering("cloud", "m", "z", spot=spot, price=1.0) for spot in (True, False))
 

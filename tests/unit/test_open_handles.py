@@ -13,7 +13,7 @@ from checkpoint_world import write
 from stoker.agent.checkpoints.commit_requests import CommitQueue
 from stoker.agent.checkpoints.folder_events import FolderEvents
 from stoker.agent.checkpoints.folder_replacement import FolderInUse, hold_folder
-from stoker.agent.checkpoints.folder_snapshot import copy_stable, hold, scan
+from stoker.agent.checkpoints.folder_snapshot import copy_stable, pinned_path, scan
 from stoker.agent.checkpoints.save_protocol import Lock, Save
 from stoker.agent.confinement import Confinement
 from stoker.store.base import FileChanged
@@ -50,12 +50,12 @@ def test_a_scan_closes_every_folder(folder: Path, in_container: bool) -> None:
 
 def test_a_file_is_held_no_longer_than_it_is_needed(folder: Path, tmp_path: Path) -> None:
     file = scan(folder)["model.pt"]
-    with hold(folder / "model.pt", file) as held:
+    with pinned_path(folder / "model.pt", file) as held:
         assert held.read_text() == "weights"
         assert open_below(folder) == [str(folder / "model.pt")]
     assert copy_stable(folder / "model.pt", file, tmp_path / "copy")
     write(folder / "model.pt", "other weights")
-    with pytest.raises(FileChanged), hold(folder / "model.pt", file):
+    with pytest.raises(FileChanged), pinned_path(folder / "model.pt", file):
         pass
     assert open_below(folder) == []
 
@@ -70,9 +70,9 @@ def test_a_queue_closes_the_folder_of_its_saves(tmp_path: Path, in_container: bo
         with Save(f"step-{number}", folder, channel, step=None, sharded=False, writers=1) as staging:
             write(staging / "model.pt", "weights")
     for request in queue.waiting():
-        assert queue.holds(request)
+        assert queue.in_folder(request)
         queue.answer(request, key="somewhere")
-    queue.tidy(1)
+    queue.remove_old_saves(1)
     assert [path.name for path in folder.iterdir()] == ["step-1"]
     assert open_below(tmp_path) == []
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from foreign_world import HOUSE, REGION, START, World
+from external_world import HOUSE, REGION, START, World
 from woken_world import Clock
 
-from stoker.external_jobs.waker import Foreign
+from stoker.external_jobs.waker import ExternalJobWaker
 from stoker.governor.serverless.events import Tick, TrainingWake
-from stoker.governor.serverless.external_jobs import Looked
-from stoker.governor.serverless.schedule import Switch
+from stoker.governor.serverless.external_jobs import ExternalJobsResult
+from stoker.governor.serverless.schedule import ScheduleSwitch
 from stoker.governor.serverless.waker import Waker
 from stoker.model.errors import AuthDenied, ProviderError, StoreUnavailable, Throttled
 from stoker.policy import versions
@@ -21,7 +21,7 @@ from stoker.testing.memory_store import MemoryStore
 WAKE = TrainingWake("bert", REGION)
 
 
-class Others(Foreign):
+class Others(ExternalJobWaker):
     """As a function has it, with the governor of a world."""
 
     def __init__(self, world: World) -> None:
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def waker(world: World, clock: Clock) -> Waker:
-    return Waker(world.store, clock, name="test", foreign=Others(world))
+    return Waker(world.store, clock, name="test", external_jobs=Others(world))
 
 
 def refusing(error: ProviderError, operation: str) -> Callable[[str], bool]:
@@ -90,7 +90,7 @@ def test_one_of_others_switches_it_on_whatever_was_switched_before(world: World,
 def test_a_store_that_fails_in_the_middle_of_an_event_leaves_the_clock_on(
     world: World, clock: Clock, waker: Waker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> Looked:
+    def fails(*_: object) -> ExternalJobsResult:
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(world.governor, "wake", fails)
@@ -115,7 +115,7 @@ def test_who_may_see_none_does_not_look_for_ever(world: World, clock: Clock, wak
 def test_a_policy_that_nobody_can_read_switches_nothing_off(
     world: World, clock: Clock, waker: Waker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world.governor, "tick", lambda: Looked(problems={"policy": "newer"}, unknown=True))
+    monkeypatch.setattr(world.governor, "tick", lambda: ExternalJobsResult(problems={"policy": "newer"}, unknown=True))
     waker.handle([Tick()])
     assert clock.told == ["on"]
 
@@ -129,15 +129,15 @@ def test_one_that_comes_while_it_is_switched_off_is_seen(world: World) -> None:
             world.account.start(training_s=60)
 
     clock = Racing()
-    Waker(world.store, clock, name="test", foreign=Others(world)).handle([Tick()])
+    Waker(world.store, clock, name="test", external_jobs=Others(world)).handle([Tick()])
     assert clock.told == ["off", "on"]
 
 
-@pytest.mark.parametrize(("house", "told"), [(HOUSE, ["on"]), ("rules: []\n", ["off"])])
+@pytest.mark.parametrize(("policy", "told"), [(HOUSE, ["on"]), ("rules: []\n", ["off"])])
 def test_a_deployment_leaves_it_to_the_first_tick_where_others_are_governed(
-    clock: Clock, house: str, told: list[str]
+    clock: Clock, policy: str, told: list[str]
 ) -> None:
     store = MemoryStore(clock=lambda: START)
-    versions.write(store, house, "jane@desk")
-    assert Switch(store, clock).begin() is (told == ["on"])
+    versions.write(store, policy, "jane@desk")
+    assert ScheduleSwitch(store, clock).begin() is (told == ["on"])
     assert clock.told == told

@@ -14,7 +14,7 @@ from checkpoint_world import JOB, memory_store, write
 from stoker.agent import job_folders, output_files
 from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.confinement import Confinement
-from stoker.agent.output_files import Baseline, LeftOut, OutputFiles, Source, without_caches
+from stoker.agent.output_files import Baseline, OutputFiles, OutputSource, SkippedFile, without_caches
 from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
 from stoker.model.node_config import NodePaths
@@ -158,11 +158,11 @@ def test_over_the_bound_results_come_before_caches_and_the_newest_first(tmp_path
     touch_later(work / "old.pt", "x" * 10, 1000.0)
     touch_later(work / "new.pt", "x" * 10, 2000.0)
     touch_later(work / "small", "x", 500.0)
-    files = OutputFiles([], Source(work), most_bytes=21)
+    files = OutputFiles([], OutputSource(work), most_bytes=21)
     found, left_out = files.beside({})
     assert set(found) == {"new.pt", "old.pt", "small"}
-    assert left_out == [LeftOut(".cache/newest", 10, "more than 2.1e-08 GB in all")]
-    found, left_out = OutputFiles([], Source(work), most_files=1).beside({})
+    assert left_out == [SkippedFile(".cache/newest", 10, "more than 2.1e-08 GB in all")]
+    found, left_out = OutputFiles([], OutputSource(work), most_files=1).beside({})
     assert set(found) == {"new.pt"} and len(left_out) == 3
 
 
@@ -173,7 +173,7 @@ def test_a_crowd_of_files_does_not_push_out_the_model(tmp_path: Path, crowd: str
     touch_later(work / "metrics.csv", "1,2", 1_000_001)
     for number in range(700):
         touch_later(work / crowd.format(number), "x", 1_000_010 + number)
-    found, left_out = OutputFiles([], Source(work), most_files=500).beside({})
+    found, left_out = OutputFiles([], OutputSource(work), most_files=500).beside({})
     assert {"out/model.pt", "metrics.csv"} <= set(found) and (len(found), len(left_out)) == (500, 202)
     assert crowd.format(699) in found, "of a crowd the newest come first"
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
     (work / "data").symlink_to("/etc")
     (work / "latest").symlink_to("fine")
     write(work / "env/pyvenv.cfg", "x")
-    found, left_out = OutputFiles([], Source(work)).beside({})
+    found, left_out = OutputFiles([], OutputSource(work)).beside({})
     assert set(found) == {"fine", "core.py"}
     assert {one.path: one.why for one in left_out} == {
         "core.123": "a core dump",
@@ -241,13 +241,13 @@ def test_what_could_not_be_kept_before_the_training_either_is_not_told(tmp_path:
     (tmp_path / "latest").symlink_to("model")
     write(tmp_path / "none-of-them/weights", "1")
     os.mkfifo(tmp_path / "pipe")
-    takes = Source(tmp_path, takes=lambda path: not path.startswith("none"))
-    whole = Source(tmp_path, whole=True)
-    pipe = LeftOut("pipe", 0, "not a regular file")
-    link = LeftOut("a-packed", len("/dev/null"), "a link out of the folder")
-    assert OutputFiles([takes], baseline=baseline).unkept({}) == [pipe]
-    assert OutputFiles([whole], baseline=baseline).unkept({}) == [link, pipe], "all of it is the job's own"
-    assert OutputFiles([takes, whole], baseline=baseline).unkept({}) == [pipe, link]
+    takes = OutputSource(tmp_path, takes=lambda path: not path.startswith("none"))
+    whole = OutputSource(tmp_path, whole=True)
+    pipe = SkippedFile("pipe", 0, "not a regular file")
+    link = SkippedFile("a-packed", len("/dev/null"), "a link out of the folder")
+    assert OutputFiles([takes], baseline=baseline).unstorable({}) == [pipe]
+    assert OutputFiles([whole], baseline=baseline).unstorable({}) == [link, pipe], "all of it is the job's own"
+    assert OutputFiles([takes, whole], baseline=baseline).unstorable({}) == [pipe, link]
 
 
 def test_of_an_output_folder_everything_but_what_cannot_be_is_kept(paths: NodePaths) -> None:
@@ -309,7 +309,7 @@ def test_the_report_of_the_end(tmp_path: Path) -> None:
     write(work / "a", "12")
     write(work / "b", "3456")
     os.mkfifo(work / "pipe")
-    sync = OutputSync(store, JOB, 1, 0, OutputFiles([], Source(work)))
+    sync = OutputSync(store, JOB, 1, 0, OutputFiles([], OutputSource(work)))
     assert sync.final(LIMIT_S)
     report = sync.report()
     assert (report.files, report.size, report.left_out) == (2, 6, 1)
@@ -324,7 +324,7 @@ def test_what_there_was_no_time_for_is_told(tmp_path: Path) -> None:
     client = memory.client()
     client.outage(True)
     write(tmp_path / "work/a", "12")
-    sync = OutputSync(client, JOB, 1, 0, OutputFiles([], Source(tmp_path / "work")))
+    sync = OutputSync(client, JOB, 1, 0, OutputFiles([], OutputSource(tmp_path / "work")))
     assert not sync.final(0.3)
     report = sync.report()
     assert (report.files, report.left_out, report.left_out_size) == (0, 1, 2)
@@ -368,7 +368,7 @@ def test_a_file_whose_name_is_a_folder_of_declared_ones_moves_aside(tmp_path: Pa
         write(tmp_path / name, "declared")
     for name in ("work/a/x", "work/sub", "work/c/sub"):
         write(tmp_path / name, "beside")
-    files = OutputFiles([Source(tmp_path / "out", whole=True)], Source(tmp_path / "work"))
+    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)], OutputSource(tmp_path / "work"))
     found, left_out = files.beside(files.declared())
     assert {path: output.source.relative_to(tmp_path).as_posix() for path, output in found.items()} == {
         "work/a/x": "work/a/x",
@@ -385,10 +385,10 @@ def test_what_programs_make_again_is_no_output(tmp_path: Path) -> None:
     ):
         write(tmp_path / name, "1")
     assert set(without_caches(scan(tmp_path))) == {"a", "environment/g"}
-    assert set(OutputFiles([Source(tmp_path)]).declared()) == {"a", "environment/g"}
-    found, _ = OutputFiles([], Source(tmp_path)).beside({})
+    assert set(OutputFiles([OutputSource(tmp_path)]).declared()) == {"a", "environment/g"}
+    found, _ = OutputFiles([], OutputSource(tmp_path)).beside({})
     assert set(found) == {"a", "environment/g"}
-    assert len(OutputFiles([Source(tmp_path, whole=True)]).declared()) == 10, "an output folder is kept as it is"
+    assert len(OutputFiles([OutputSource(tmp_path, whole=True)]).declared()) == 10, "an output folder is kept as it is"
 
 
 @pytest.mark.parametrize(
@@ -403,8 +403,8 @@ def test_caches_of_usual_tools_are_neither_declared_nor_kept_beside_the_code(tmp
     for name in ("result", made, f"below/{made}", f"not-{made}"):
         write(tmp_path / name, "1")
     expected = {"result", f"not-{made}"} if "env/" not in made and not made.endswith(".pyc") else {"result"}
-    assert set(OutputFiles([Source(tmp_path)]).declared()) == expected
-    found, left_out = OutputFiles([], Source(tmp_path)).beside({})
+    assert set(OutputFiles([OutputSource(tmp_path)]).declared()) == expected
+    found, left_out = OutputFiles([], OutputSource(tmp_path)).beside({})
     assert set(found) == expected
     told = {"env", "below/env", "not-env"} if "env/" in made else set()
     assert {one.path for one in left_out} == told, "only an environment is told: a person may miss it"
@@ -415,7 +415,7 @@ def test_where_there_is_not_room_for_everything_temporary_files_come_last(tmp_pa
     touch_later(tmp_path / place, "1", 3000.0)
     touch_later(tmp_path / "tmp.txt", "1", 2000.0)
     touch_later(tmp_path / "old", "1", 1000.0)
-    found, left_out = OutputFiles([], Source(tmp_path), most_files=2).beside({})
+    found, left_out = OutputFiles([], OutputSource(tmp_path), most_files=2).beside({})
     assert set(found) == {"tmp.txt", "old"} and [one.path for one in left_out] == [place]
 
 
@@ -423,8 +423,8 @@ def test_a_saved_file_that_is_declared_is_not_kept_twice(tmp_path: Path) -> None
     write(tmp_path / "work/saves/last", "1")
     write(tmp_path / "work/saves/best", "1")
     files = OutputFiles(
-        [Source(tmp_path / "work", takes=lambda path: path == "saves/best")],
-        Source(tmp_path / "work", takes=lambda path: not path.startswith("saves/")),
+        [OutputSource(tmp_path / "work", takes=lambda path: path == "saves/best")],
+        OutputSource(tmp_path / "work", takes=lambda path: not path.startswith("saves/")),
     )
     files.keep_saves(tmp_path / "work/saves", scan(tmp_path / "work/saves"))
     found, _ = files.beside(files.declared())
@@ -442,7 +442,7 @@ def test_links_of_a_container_are_read_as_the_file_inside_that_they_lead_to(tmp_
         "gone": "nowhere",
     }.items():
         (folder / name).symlink_to(target)
-    files = OutputFiles([Source(folder, "x/", whole=True)], confinement=Confinement((tmp_path,), lambda _: None))
+    files = OutputFiles([OutputSource(folder, "x/", whole=True)], confinement=Confinement((tmp_path,), lambda _: None))
     found = files.declared()
     assert {path: output.source for path, output in found.items()} == {
         f"x/{name}": folder / "sub/real" for name in ("sub/real", "one", "sub/two")
@@ -455,7 +455,7 @@ def test_a_new_file_by_a_link_out_of_the_folder_is_data_of_others(tmp_path: Path
     write(tmp_path / "work/a", "1")
     (tmp_path / "work/b").symlink_to(tmp_path / "data")
     (tmp_path / "work/c").symlink_to("a")
-    assert set(OutputFiles([Source(tmp_path / "work")]).declared()) == {"a", "c"}
+    assert set(OutputFiles([OutputSource(tmp_path / "work")]).declared()) == {"a", "c"}
 
 
 def walked(folder: Path, **more: Any) -> dict[str, str | None]:
@@ -482,9 +482,9 @@ def test_a_folder_that_cannot_be_looked_into_is_told_and_one_that_is_gone_is_not
     monkeypatch.setattr(output_files.os, "open", refuse)
     expected = {"a": None, "closed": "cannot be read (Permission denied)", "open/d": None}
     assert walked(tmp_path / "work") == expected
-    _, left_out = OutputFiles([], Source(tmp_path / "work", "pre/")).beside({})
-    assert left_out == [LeftOut("pre/closed", 0, "cannot be read (Permission denied)")]
-    unkept = OutputFiles([Source(tmp_path / "work", "pre/")]).unkept({})
+    _, left_out = OutputFiles([], OutputSource(tmp_path / "work", "pre/")).beside({})
+    assert left_out == [SkippedFile("pre/closed", 0, "cannot be read (Permission denied)")]
+    unkept = OutputFiles([OutputSource(tmp_path / "work", "pre/")]).unstorable({})
     assert unkept == left_out
 
 

@@ -15,7 +15,7 @@ from plain_store import wait_for
 
 from stoker.agent import output_sync
 from stoker.agent.checkpoints.folder_snapshot import scan
-from stoker.agent.output_files import OutputFiles, Source
+from stoker.agent.output_files import OutputFiles, OutputSource
 from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
 from stoker.store.base import FileChanged
@@ -28,10 +28,10 @@ LIMIT_S = 60.0
 class World:
     """An output folder, a store that notes what is written, and a sync with a clock of its own."""
 
-    def __init__(self, root: Path, *, near: bool = True, **more: float) -> None:
+    def __init__(self, root: Path, *, is_local: bool = True, **more: float) -> None:
         self.folder = root / "out"
         self.folder.mkdir(parents=True)
-        self.memory = memory_store(near=near)
+        self.memory = memory_store(is_local=is_local)
         self.written: list[str] = []
         self.before: Callable[[str, str], Fault | None] = lambda _method, _key: None
         self.clock = Clock()
@@ -75,7 +75,7 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.mark.parametrize(
-    ("near", "settle_s", "cost_s", "expected_s"),
+    ("is_local", "settle_s", "cost_s", "expected_s"),
     [
         (True, 10.0, 0.0, 1.0),
         (False, 10.0, 0.0, 5.0),
@@ -85,13 +85,13 @@ def world(tmp_path: Path) -> World:
     ],
 )
 def test_looks_are_apart_by_what_they_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: bool, settle_s: float, cost_s: float, expected_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool, settle_s: float, cost_s: float, expected_s: float
 ) -> None:
-    world = World(tmp_path, near=near, settle_s=settle_s)
+    world = World(tmp_path, is_local=is_local, settle_s=settle_s)
     spent = iter([7.0, 7.0 + cost_s])
     monkeypatch.setattr(output_sync, "time", SimpleNamespace(thread_time=lambda: next(spent), sleep=time.sleep))
     world.sync.tick()
-    assert world.sync._look_at == pytest.approx(world.clock.s + expected_s)
+    assert world.sync._scan_at == pytest.approx(world.clock.s + expected_s)
 
 
 def test_between_looks_nothing_is_looked_for(world: World) -> None:
@@ -109,11 +109,11 @@ def test_a_file_rests_from_its_last_change_on(world: World) -> None:
     world.write("a", "1")
     world.tick()
     world.clock.s += 0.9
-    world.sync._look_at = 0.0
+    world.sync._scan_at = 0.0
     world.sync.tick()
     assert world.plain() == {}
     world.write("a", "22")
-    world.sync._look_at = 0.0
+    world.sync._scan_at = 0.0
     world.tick(every_s=0.9)
     assert world.plain() == {}
     world.tick(every_s=1.0)
@@ -200,7 +200,7 @@ def test_a_file_of_exactly_the_size_that_memory_takes_passes_through_it(
 
 
 def test_nothing_more_is_sent_while_it_is_held_but_everything_at_the_end(world: World) -> None:
-    world.sync.hold()
+    world.sync.pause()
     world.write("a", "1")
     world.tick(rounds=10)
     assert world.plain() == {}
@@ -254,7 +254,7 @@ def test_of_what_is_left_out_the_largest_is_named_first_and_the_rest_is_counted(
     monkeypatch.setattr(output_sync, "MOST_NAMED", 2)
     for name, size in (("a", 1), ("b", 3), ("c", 3), ("d", 2)):
         write(tmp_path / "work" / name, "x" * size)
-    sync = OutputSync(memory_store(), JOB, 1, 0, OutputFiles([], Source(tmp_path / "work"), most_bytes=0))
+    sync = OutputSync(memory_store(), JOB, 1, 0, OutputFiles([], OutputSource(tmp_path / "work"), most_bytes=0))
     assert sync.final(LIMIT_S)
     report = sync.report()
     assert [one.path for one in report.named] == ["b", "c"]
@@ -270,9 +270,9 @@ def test_after_failures_it_waits_ever_longer_up_to_a_bound_and_begins_anew(world
     world.client.outage(True)
     pauses = []
     for _ in range(14):
-        world.clock.s = max(world.clock.s + 1.0, world.sync._retry_at)
+        world.clock.s = max(world.clock.s + 1.0, world.sync._backoff.retry_at)
         world.sync.tick()
-        pauses.append(world.sync._retry_at - world.clock.s)
+        pauses.append(world.sync._backoff.retry_at - world.clock.s)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[30.0] * 8]
     assert (world.sync.status().error or "").startswith("StoreUnavailable: ")
     tries = len(world.written)
@@ -286,17 +286,17 @@ def test_after_failures_it_waits_ever_longer_up_to_a_bound_and_begins_anew(world
     world.write("a", "2")
     while world.sync.status().error is None:
         world.tick()
-    assert world.sync._retry_at - world.clock.s == 0.5
+    assert world.sync._backoff.retry_at - world.clock.s == 0.5
 
 
 def test_the_first_round_of_all_may_fail_and_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     before = world.sync.status()
     assert (before.files, before.unsynced_bytes, before.bytes_moved, before.error) == (0, 0, 0, None)
     world.write("a", "1")
-    world.sync._settle_s = 0.0
+    world.sync._tracker.settle_s = 0.0
     world.client.outage(True)
     world.tick()
-    assert world.sync._retry_at - world.clock.s == 0.5
+    assert world.sync._backoff.retry_at - world.clock.s == 0.5
     world.tick(rounds=3)
     assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
         "outputs cannot be brought to the store now"
@@ -308,7 +308,7 @@ def test_the_first_round_of_all_may_fail_and_is_logged_once(world: World, caplog
 def test_an_end_whose_first_look_hangs_is_no_success_and_keeps_no_process_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
-    files = OutputFiles([Source(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
     release, looking = threading.Event(), threading.Event()
     own = files.declared
 
@@ -335,7 +335,7 @@ def test_at_the_end_an_outage_of_before_is_not_waited_out(world: World) -> None:
     world.write("a", "1")
     world.client.outage(True)
     for _ in range(10):
-        world.clock.s = max(world.clock.s + 1.0, world.sync._retry_at)
+        world.clock.s = max(world.clock.s + 1.0, world.sync._backoff.retry_at)
         world.sync.tick()
     world.client.outage(False)
     assert world.sync.final(LIMIT_S)
@@ -349,14 +349,14 @@ def test_one_bad_round_does_not_end_the_syncing(
     monkeypatch.setattr(output_sync, "_BACKOFF_S", 0.001)
     write(tmp_path / "out/a", "1")
     memory = memory_store()
-    files = OutputFiles([Source(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
     own, bad = files.declared, [RuntimeError("odd")]
     noted: list[str | None] = []
 
     def declared() -> object:
         if bad:
             raise bad.pop()
-        noted.append(sync._error)
+        noted.append(sync._backoff.error)
         return own()
 
     monkeypatch.setattr(files, "declared", declared)
@@ -375,7 +375,7 @@ def test_a_fault_that_does_not_pass_ends_the_last_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
-    files = OutputFiles([Source(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
     tries = []
 
     def declared() -> object:
@@ -396,7 +396,7 @@ def test_a_fault_that_passes_leaves_nothing_out(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
     monkeypatch.setattr(output_sync, "_BACKOFF_S", 0.001)
     write(tmp_path / "out/a", "1")
-    files = OutputFiles([Source(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
     own, bad = files.declared, [RuntimeError("odd")] * 4
     monkeypatch.setattr(files, "declared", lambda: own() if not bad else (_ for _ in ()).throw(bad.pop()))
     memory = memory_store()
@@ -447,7 +447,7 @@ def test_the_end_tells_what_went_wrong_last(world: World, caplog: pytest.LogCapt
     world.write("a", "1")
 
     def until() -> float:
-        return 0.0 if world.sync._error else float("inf")
+        return 0.0 if world.sync._backoff.error else float("inf")
 
     caplog.clear()
     assert not world.sync.final(10_000.0, until)
@@ -457,7 +457,7 @@ def test_the_end_tells_what_went_wrong_last(world: World, caplog: pytest.LogCapt
 
 def test_saves_that_no_commit_has_are_sent_at_the_end(tmp_path: Path) -> None:
     write(tmp_path / "work/checkpoints/step-3.pt", "weights")
-    work = Source(tmp_path / "work", takes=lambda path: not path.startswith("checkpoints/"))
+    work = OutputSource(tmp_path / "work", takes=lambda path: not path.startswith("checkpoints/"))
     memory = memory_store()
     sync = OutputSync(memory, JOB, 1, 0, OutputFiles([], work))
     sync.keep_saves(tmp_path / "work/checkpoints", scan(tmp_path / "work/checkpoints"))
@@ -549,7 +549,7 @@ def test_an_end_is_not_slept_through(tmp_path: Path, monkeypatch: pytest.MonkeyP
     world = World(tmp_path)
     sync = world.sync
     sync.start()
-    wait_for(lambda: sync._look_at > 0)
+    wait_for(lambda: sync._scan_at > 0)
     assert sync._thread is not None
     if how == "close":
         sync.close()
@@ -566,6 +566,6 @@ def test_declared_files_are_sent_before_those_beside_the_code(tmp_path: Path) ->
     write(tmp_path / "work/a", "1")
     write(tmp_path / "out/z", "1")
     os.utime(tmp_path / "out/z", (0, 0))
-    files = OutputFiles([Source(tmp_path / "out", whole=True)], Source(tmp_path / "work"))
+    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)], OutputSource(tmp_path / "work"))
     assert OutputSync(client, JOB, 1, 0, files).final(LIMIT_S)
     assert [key.rpartition("/")[2] for key in written] == ["z", "a"]

@@ -12,7 +12,7 @@ from checkpoint_world import JOB, Clock, memory_store, write
 from stoker.agent import output_sync
 from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
-from stoker.read.outputs import highest
+from stoker.read.outputs import highest_versions
 from stoker.store.base import Store, open_store
 from stoker.testing.memory_store import Fault
 
@@ -47,7 +47,10 @@ def node(tmp_path: Path, store: Store) -> Node:
 def stored(store: Store) -> dict[str, bytes]:
     """The version of every file that counts: see `stoker.agent.output_versions`."""
     found = {}
-    for path, meta in {**{m.key[len(PREFIX) :]: m for m in store.list(PREFIX)}, **highest(store, VERSIONS)}.items():
+    for path, meta in {
+        **{m.key[len(PREFIX) :]: m for m in store.list(PREFIX)},
+        **highest_versions(store, VERSIONS),
+    }.items():
         got = store.get(meta.key)
         assert got is not None
         found[path] = got.data

@@ -16,7 +16,7 @@ import pytest
 from stoker.agent.unpack_code import code_digest, unpack
 from stoker.model.errors import UserError
 from stoker.submit import pack_code as packing
-from stoker.submit.pack_code import Packed, pack
+from stoker.submit.pack_code import PackedCode, pack
 
 
 def write(root: Path, **files: str) -> None:
@@ -30,7 +30,7 @@ def put(path: Path, content: str = "x") -> Path:
     return path
 
 
-def names(packed: Packed) -> list[str]:
+def names(packed: PackedCode) -> list[str]:
     with tarfile.open(packed.path) as tar:
         return tar.getnames()
 
@@ -430,7 +430,7 @@ def test_only_what_the_kernel_makes_up_and_is_mounted_inside_is_refused(
     code: Path, monkeypatch: pytest.MonkeyPatch, mounted: bool, made_up: bool, refused: bool
 ) -> None:
     """Data on another disk is data; code on a filesystem in memory is code."""
-    monkeypatch.setattr(packing, "is_made_up", lambda _device: made_up)
+    monkeypatch.setattr(packing, "is_kernel_filesystem", lambda _device: made_up)
     walk = packing._Walk(code, frozenset())
     if mounted:
         walk._device += 1

@@ -12,7 +12,8 @@ from stoker.agent.environment.index import PackedWheels, PrivateIndex, choose_wh
 from stoker.model import keys
 from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import private_variables
-from stoker.model.spec import Container, Environment, PackageIndex, Wheel, wheels_target
+from stoker.model.spec import Container, Environment, PackageIndex
+from stoker.model.submission import Wheel, wheels_target
 from stoker.testing.memory_store import MemoryStore
 
 URL = "https://packages.example/simple/"
@@ -101,7 +102,7 @@ def test_wheels_are_fetched_when_they_are_needed_and_leave_nothing(tmp_path: Pat
 
 def test_a_wheel_that_is_missing_or_not_what_was_submitted(tmp_path: Path) -> None:
     source, store = packed(tmp_path, Wheel("a-1-py3-none-any.whl", "0" * 64, 1))
-    with pytest.raises(SetupFailed, match=r"a-1-py3-none-any.whl is not in the store any more") as failure:
+    with pytest.raises(SetupFailed, match=r"a-1-py3-none-any.whl is no longer in the store") as failure:
         source.open()
     assert not failure.value.user
     store.put(keys.wheel("0" * 64), b"another")
@@ -120,7 +121,7 @@ def test_wheels_for_another_machine_are_told() -> None:
     assert choose_wheels(wheels, "3.12.4", "x86_64") == wheels["3.12-x86_64"]
     with pytest.raises(SetupFailed) as failure:
         choose_wheels(wheels, "3.11.2", "aarch64")
-    assert "gathered for 3.12-x86_64, and this machine has 3.11-arm64; set environment.python" in str(failure.value)
+    assert "packed for 3.12-x86_64, and this machine has 3.11-arm64; set environment.python" in str(failure.value)
     assert failure.value.user
 
 
@@ -162,6 +163,6 @@ def test_wheels_that_are_here_are_not_fetched_again(tmp_path: Path) -> None:
 
 def test_a_wheel_whose_name_leads_out_is_refused(tmp_path: Path) -> None:
     source, _ = packed(tmp_path, Wheel("../a-1-py3-none-any.whl", "0" * 64, 1))
-    with pytest.raises(SetupFailed, match="is no name of a wheel") as failure:
+    with pytest.raises(SetupFailed, match="is not the name of a wheel") as failure:
         source.open()
     assert failure.value.user

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from stoker.core import safe_regex
-from stoker.core.safe_regex import INSTRUCTIONS, LONGEST, STEPS, PatternError, Work, compile_pattern
+from stoker.core.safe_regex import MAX_CHARS, MAX_INSTRUCTIONS, MAX_STEPS, PatternError, StepBudget, compile_pattern
 
 TEXTS = [
     "",
@@ -124,27 +124,27 @@ def test_a_match_tells_its_groups_by_number_and_by_name() -> None:
 @pytest.mark.parametrize("expression", ["(a|a)*[bc]", "(a+)+$", "(a?){30}[bc]", "(?:a|aa)+[bc]", "(a*)*[bc]"])
 def test_no_state_is_entered_twice(expression: str) -> None:
     """Of each place in the expression and in the text, once: the search is over long before its bound."""
-    work = Work()
-    assert compile_pattern(expression).search("a" * 200 + "!", work=work) is None
-    assert 0 < STEPS - work.left <= 201 * INSTRUCTIONS
+    work = StepBudget()
+    assert compile_pattern(expression).search("a" * 200 + "!", budget=work) is None
+    assert 0 < MAX_STEPS - work.left <= 201 * MAX_INSTRUCTIONS
 
 
 def test_searches_share_the_steps_that_they_may_take() -> None:
-    pattern, work = compile_pattern("(a|b)*c"), Work(left=500)
-    assert pattern.search("abc", work=work) is not None and 0 < work.left < 500
+    pattern, work = compile_pattern("(a|b)*c"), StepBudget(left=500)
+    assert pattern.search("abc", budget=work) is not None and 0 < work.left < 500
     used = 500 - work.left
-    assert pattern.search("abc", work=work) is not None and work.left == 500 - 2 * used
-    assert pattern.search("ab" * 500 + "c", work=work) is None and work.left == 0
-    assert pattern.search("abc", work=work) is None, "nothing is left"
-    assert list(pattern.finditer("abc", work=work)) == [] and pattern.fullmatch("abc", work=work) is None
+    assert pattern.search("abc", budget=work) is not None and work.left == 500 - 2 * used
+    assert pattern.search("ab" * 500 + "c", budget=work) is None and work.left == 0
+    assert pattern.search("abc", budget=work) is None, "nothing is left"
+    assert list(pattern.finditer("abc", budget=work)) == [] and pattern.fullmatch("abc", budget=work) is None
 
 
 def test_a_search_with_just_enough_steps_finds_what_it_looks_for() -> None:
-    pattern, work = compile_pattern("abc"), Work()
-    assert pattern.search("abc", work=work) is not None
-    needed = STEPS - work.left
-    assert pattern.search("abc", work=Work(needed)) is not None
-    assert pattern.search("abc", work=Work(needed - 1)) is None
+    pattern, work = compile_pattern("abc"), StepBudget()
+    assert pattern.search("abc", budget=work) is not None
+    needed = MAX_STEPS - work.left
+    assert pattern.search("abc", budget=StepBudget(needed)) is not None
+    assert pattern.search("abc", budget=StepBudget(needed - 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -160,30 +160,30 @@ def test_a_search_with_just_enough_steps_finds_what_it_looks_for() -> None:
     ],
 )
 def test_a_text_without_what_every_match_has_is_not_searched(expression: str, needed: str) -> None:
-    pattern, work = compile_pattern(expression), Work()
+    pattern, work = compile_pattern(expression), StepBudget()
     assert pattern.needed == needed
-    pattern.search("-" * 50, work=work)
-    assert (work.left == STEPS) is bool(needed)
+    pattern.search("-" * 50, budget=work)
+    assert (work.left == MAX_STEPS) is bool(needed)
 
 
 def test_what_can_only_match_at_the_start_is_tried_there_alone() -> None:
     def steps(expression: str) -> int:
-        work = Work()
-        compile_pattern(expression).search("b" * 100, work=work)
-        return STEPS - work.left
+        work = StepBudget()
+        compile_pattern(expression).search("b" * 100, budget=work)
+        return MAX_STEPS - work.left
 
     assert steps("^[ac]") <= 3 and steps(r"(?m)^[ac]") >= 100 and steps("[ac]") >= 100
 
 
 def test_an_expression_may_be_as_long_as_the_bound_and_no_longer() -> None:
-    assert compile_pattern("(?:)" * (LONGEST // 4)).search("x") is not None
-    with pytest.raises(PatternError, match=f"has {LONGEST + 1} characters; use at most {LONGEST}"):
-        compile_pattern("x" * (LONGEST + 1))
+    assert compile_pattern("(?:)" * (MAX_CHARS // 4)).search("x") is not None
+    with pytest.raises(PatternError, match=f"has {MAX_CHARS + 1} characters; use at most {MAX_CHARS}"):
+        compile_pattern("x" * (MAX_CHARS + 1))
 
 
 def test_counted_repeats_may_fill_the_program_and_no_more() -> None:
     """The last instruction is that it matches."""
-    most = INSTRUCTIONS - 1
+    most = MAX_INSTRUCTIONS - 1
     assert compile_pattern(f"a{{{most}}}").fullmatch("a" * most) is not None
     with pytest.raises(PatternError, match="is too large"):
         compile_pattern(f"a{{{most + 1}}}")

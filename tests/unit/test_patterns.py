@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
-from stoker.core.policy_rules import fits
-from stoker.core.retry import told_by
-from stoker.core.safe_regex import INSTRUCTIONS, STEPS, PatternError, Work, compile_pattern
+from stoker.core.policy_rules import matches_value
+from stoker.core.retry import matches_failure
+from stoker.core.safe_regex import MAX_INSTRUCTIONS, MAX_STEPS, PatternError, StepBudget, compile_pattern
 from stoker.jobfile import parse_job, read_layer
 from stoker.model.errors import SpecError
-from stoker.model.policy import Diagnosis
+from stoker.model.policy import FailureRule
 from stoker.policy.policy_file import parse_policy
 
 # With `re`, each takes longer than anybody has.
@@ -67,16 +67,16 @@ EXPRESSIONS = [
 @pytest.mark.timeout(60)
 def test_a_search_takes_no_more_steps_than_it_may(expression: str, text: str) -> None:
     pattern = compile_pattern(expression)
-    work = Work()
-    pattern.search(text, work=work)
+    work = StepBudget()
+    pattern.search(text, budget=work)
     pattern.fullmatch(text)
     list(pattern.finditer(text))
-    assert 0 <= work.left <= STEPS
+    assert 0 <= work.left <= MAX_STEPS
     # Linear: twice the text, twice the steps and no more.
-    short, long = Work(), Work()
-    pattern.search(text[:500] + "?", work=short)
-    pattern.search(text[:500] + text[:500] + "?", work=long)
-    assert STEPS - long.left <= 3 * (STEPS - short.left) + 10 * INSTRUCTIONS
+    short, long = StepBudget(), StepBudget()
+    pattern.search(text[:500] + "?", budget=short)
+    pattern.search(text[:500] + text[:500] + "?", budget=long)
+    assert MAX_STEPS - long.left <= 3 * (MAX_STEPS - short.left) + 10 * MAX_INSTRUCTIONS
 
 
 @pytest.mark.parametrize("expression", HANGING)
@@ -92,8 +92,8 @@ def test_no_log_line_hangs_the_agent(expression: str) -> None:
 @pytest.mark.timeout(60)
 def test_no_policy_hangs_a_governor(expression: str) -> None:
     for text in TEXTS:
-        told_by(Diagnosis(log=expression), ["a" * 100_000, text], 1, ())
-        fits((f"/{expression}/",), text)
+        matches_failure(FailureRule(log=expression), ["a" * 100_000, text], 1, ())
+        matches_value((f"/{expression}/",), text)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
+from stoker.core.launch_history import waiting_since
+from stoker.core.placement import NoCapacityNow, NoOffering, Placed, place, wants_claim
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked, StopAsked
 from stoker.model.offerings import Offering
@@ -38,9 +39,9 @@ def closed(claim: int, outcome: str, at_s: float = 0.0) -> tuple[Event, float]:
 
 
 def test_spot_comes_first_when_it_is_preferred() -> None:
-    assert choose(make_state(), offerings=(ON_DEMAND, SPOT_B, SPOT_A)) == Chosen(SPOT_B, "spot first")
-    assert choose(make_state(), make_spec(spot="never")) == Chosen(ON_DEMAND, "on-demand")
-    assert choose(make_state(), make_spec(spot="only")) == Chosen(SPOT_A, "spot")
+    assert choose(make_state(), offerings=(ON_DEMAND, SPOT_B, SPOT_A)) == Placed(SPOT_B, "spot first")
+    assert choose(make_state(), make_spec(spot="never")) == Placed(ON_DEMAND, "on-demand")
+    assert choose(make_state(), make_spec(spot="only")) == Placed(SPOT_A, "spot")
 
 
 def test_too_many_reclaims_lead_to_on_demand() -> None:
@@ -49,8 +50,8 @@ def test_too_many_reclaims_lead_to_on_demand() -> None:
         number = 2 + 3 * n
         events += [CLAIM, Launched(number, nodes(number)), closed(number, "reclaimed")]
     found = choose(make_state(*events))
-    assert found == Chosen(ON_DEMAND, "on-demand after 4 reclaims")
-    assert choose(make_state(*events[:9])) == Chosen(SPOT_A, "spot first"), "three are not more than three"
+    assert found == Placed(ON_DEMAND, "on-demand after 4 reclaims")
+    assert choose(make_state(*events[:9])) == Placed(SPOT_A, "spot first"), "three are not more than three"
 
 
 def given_up(*more: Event | tuple[Event, float]) -> JobState:
@@ -65,75 +66,77 @@ def given_up(*more: Event | tuple[Event, float]) -> JobState:
 def test_spot_is_given_up_only_where_something_else_will_do() -> None:
     cheap = replace(make_spec(), resources=replace(make_spec().resources, max_price=1.5))
     why = "spot again after 4 reclaims: no on-demand offering is within the bounds"
-    assert choose(given_up(), cheap) == Chosen(SPOT_A, why)
+    assert choose(given_up(), cheap) == Placed(SPOT_A, why)
     unknown = (SPOT_A, replace(ON_DEMAND, price=None, on_demand_price=None))
-    assert choose(given_up(), make_spec(limits=Limits(max_cost=100.0)), unknown) == Chosen(SPOT_A, why)
+    assert choose(given_up(), make_spec(limits=Limits(max_cost=100.0)), unknown) == Placed(SPOT_A, why)
 
 
 def test_spot_that_was_given_up_is_taken_while_all_else_is_dry_or_refused() -> None:
     wanted = Claimed(offering=ON_DEMAND, nodes=1)
     why = f"spot again after 4 reclaims; on-demand: no capacity: {ON_DEMAND.title}"
-    assert choose(given_up(wanted, closed(14, "dry", 100)), now_s=101) == Chosen(SPOT_A, why)
-    assert choose(given_up(wanted, closed(14, "dry", 100)), now_s=103) == Chosen(
+    assert choose(given_up(wanted, closed(14, "dry", 100)), now_s=101) == Placed(SPOT_A, why)
+    assert choose(given_up(wanted, closed(14, "dry", 100)), now_s=103) == Placed(
         ON_DEMAND, "on-demand after 4 reclaims"
     )
     refused = (wanted, (Closed(14, "refused", "QuotaExceeded"), 100.0))
     found = choose(given_up(*refused))
-    assert isinstance(found, Chosen) and found.offering == SPOT_A
+    assert isinstance(found, Placed) and found.offering == SPOT_A
     all_dry = given_up(wanted, closed(14, "dry", 100), CLAIM, closed(16, "dry", 100.5))
-    assert choose(all_dry, offerings=(SPOT_A, ON_DEMAND), now_s=101) == Dry(at(102), f"no capacity: {ON_DEMAND.title}")
+    assert choose(all_dry, offerings=(SPOT_A, ON_DEMAND), now_s=101) == NoCapacityNow(
+        at(102), f"no capacity: {ON_DEMAND.title}"
+    )
 
 
 def test_spot_that_was_given_up_is_waited_for_where_on_demand_is_refused() -> None:
     refused = (Claimed(offering=ON_DEMAND, nodes=1), (Closed(14, "refused", "QuotaExceeded"), 100.0))
     state = given_up(*refused, CLAIM, closed(16, "dry", 100.5))
-    dry = Dry(at(102.5), f"no capacity: {SPOT_A.title}")
+    dry = NoCapacityNow(at(102.5), f"no capacity: {SPOT_A.title}")
     assert choose(state, offerings=(SPOT_A, ON_DEMAND), now_s=101) == dry
 
 
 def test_nothing_fits() -> None:
-    assert isinstance(choose(make_state(), offerings=()), Impossible)
-    assert isinstance(choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)), Impossible)
+    assert isinstance(choose(make_state(), offerings=()), NoOffering)
+    assert isinstance(choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)), NoOffering)
 
 
 def test_a_bound_on_cost_needs_a_price() -> None:
     unpriced = replace(SPOT_A, price=None)
     spec = make_spec(limits=Limits(max_cost=5.0))
-    assert choose(make_state(), spec, (unpriced, SPOT_B)) == Chosen(SPOT_B, "spot first")
-    assert choose(make_state(), spec, (unpriced,)) == Chosen(unpriced, "spot first"), "never dearer than on-demand"
+    assert choose(make_state(), spec, (unpriced, SPOT_B)) == Placed(SPOT_B, "spot first")
+    assert choose(make_state(), spec, (unpriced,)) == Placed(unpriced, "spot first"), "never dearer than on-demand"
     found = choose(make_state(), spec, (replace(unpriced, on_demand_price=None),))
-    assert isinstance(found, Impossible) and found.unpriced
+    assert isinstance(found, NoOffering) and found.unpriced
 
 
 def test_the_highest_price_is_kept() -> None:
     spec = replace(make_spec(), resources=replace(make_spec().resources, max_price=1.0))
-    assert choose(make_state(), spec) == Chosen(SPOT_A, "spot first")
-    assert isinstance(choose(make_state(), spec, (ON_DEMAND, replace(SPOT_A, price=None))), Impossible)
+    assert choose(make_state(), spec) == Placed(SPOT_A, "spot first")
+    assert isinstance(choose(make_state(), spec, (ON_DEMAND, replace(SPOT_A, price=None))), NoOffering)
 
 
 def test_a_dry_offering_is_left_alone_for_a_while_and_longer_each_time() -> None:
     once = make_state(CLAIM, closed(2, "dry", 100))
     twice = make_state(CLAIM, closed(2, "dry", 50), CLAIM, closed(4, "dry", 100))
     only = (SPOT_A,)
-    assert choose(once, now_s=101) == Chosen(SPOT_B, "spot first")
-    assert choose(once, offerings=only, now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.title}")
-    assert choose(once, offerings=only, now_s=102) == Chosen(SPOT_A, "spot first")
-    assert choose(twice, offerings=only, now_s=103) == Dry(at(104), f"no capacity: {SPOT_A.title}")
+    assert choose(once, now_s=101) == Placed(SPOT_B, "spot first")
+    assert choose(once, offerings=only, now_s=101) == NoCapacityNow(at(102), f"no capacity: {SPOT_A.title}")
+    assert choose(once, offerings=only, now_s=102) == Placed(SPOT_A, "spot first")
+    assert choose(twice, offerings=only, now_s=103) == NoCapacityNow(at(104), f"no capacity: {SPOT_A.title}")
 
 
 def test_an_attempt_that_ran_ends_the_drought() -> None:
     state = make_state(
         CLAIM, closed(2, "dry", 90), CLAIM, Launched(4, nodes(4)), closed(4, "lost", 100), CLAIM, closed(7, "dry", 100)
     )
-    assert choose(state, offerings=(SPOT_A,), now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.title}")
+    assert choose(state, offerings=(SPOT_A,), now_s=101) == NoCapacityNow(at(102), f"no capacity: {SPOT_A.title}")
 
 
 def test_what_was_refused_is_not_asked_for_again_until_a_resume() -> None:
     refused = [CLAIM, closed(2, "refused", 10)]
-    assert choose(make_state(*refused)) == Chosen(SPOT_B, "spot first")
-    assert isinstance(choose(make_state(*refused), offerings=(SPOT_A,)), Impossible)
+    assert choose(make_state(*refused)) == Placed(SPOT_B, "spot first")
+    assert isinstance(choose(make_state(*refused), offerings=(SPOT_A,)), NoOffering)
     again = make_state(*refused, Ended("failed", "no-offering"), ResumeAsked("jane"))
-    assert choose(again) == Chosen(SPOT_A, "spot first")
+    assert choose(again) == Placed(SPOT_A, "spot first")
 
 
 def test_waiting_is_counted_from_the_last_machines() -> None:
@@ -182,13 +185,13 @@ def test_what_another_job_found_dry_is_left_alone_for_a_while() -> None:
     job = make_snapshot(make_state())
     patient = replace(job, capabilities=replace(job.capabilities, dry_for_s=60.0), dry={SPOT_A.key: at(100)})
     offered = (SPOT_A, SPOT_B)
-    assert place(patient, offered, DEFAULT, at(159)) == Chosen(SPOT_B, "spot first")
-    assert place(patient, offered, DEFAULT, at(160)) == Chosen(SPOT_A, "spot first")
+    assert place(patient, offered, DEFAULT, at(159)) == Placed(SPOT_B, "spot first")
+    assert place(patient, offered, DEFAULT, at(160)) == Placed(SPOT_A, "spot first")
     both = replace(patient, dry={SPOT_A.key: at(100), SPOT_B.key: at(90)})
     waits = place(both, offered, DEFAULT, at(120))
-    assert isinstance(waits, Dry) and waits.until == at(150)
+    assert isinstance(waits, NoCapacityNow) and waits.until == at(150)
     # Where a dry answer says nothing about the next moment, it is this job's own answers alone that count.
-    assert place(replace(patient, capabilities=job.capabilities), offered, DEFAULT, at(101)) == Chosen(
+    assert place(replace(patient, capabilities=job.capabilities), offered, DEFAULT, at(101)) == Placed(
         SPOT_A, "spot first"
     )
 
@@ -197,9 +200,9 @@ def test_the_longer_wait_counts_when_both_found_it_dry() -> None:
     job = make_snapshot(make_state(CLAIM, closed(2, "dry", 100)))
     patient = replace(job, capabilities=replace(job.capabilities, dry_for_s=60.0), dry={SPOT_A.key: at(100)})
     waits = place(patient, (SPOT_A,), DEFAULT, at(130))
-    assert isinstance(waits, Dry) and waits.until == at(160)
+    assert isinstance(waits, NoCapacityNow) and waits.until == at(160)
     alone = place(job, (SPOT_A,), DEFAULT, at(101))
-    assert isinstance(alone, Dry) and alone.until == at(102)
+    assert isinstance(alone, NoCapacityNow) and alone.until == at(102)
 
 
 def test_many_dry_zones_are_told_in_one_line() -> None:
@@ -208,7 +211,7 @@ def test_many_dry_zones_are_told_in_one_line() -> None:
     dry = {zone.key: at(100) for zone in zones}
     patient = replace(job, capabilities=replace(job.capabilities, dry_for_s=60.0), dry=dry)
     waits = place(patient, zones, DEFAULT, at(101))
-    assert isinstance(waits, Dry) and waits.reason.endswith(" and 3 more")
+    assert isinstance(waits, NoCapacityNow) and waits.reason.endswith(" and 3 more")
 
 
 def test_what_no_other_zone_will_allow_either_is_not_asked_of_all_of_them() -> None:
@@ -224,12 +227,12 @@ def test_what_no_other_zone_will_allow_either_is_not_asked_of_all_of_them() -> N
         return choose(replace(state, claims=claims), offerings=zones)
 
     reasons = ["no such key"] * 3
-    assert isinstance(after("AuthDenied"), Impossible)
-    assert isinstance(after("UserError"), Impossible)
-    assert isinstance(after("InvalidRequest", "InvalidRequest"), Chosen)
-    assert after("InvalidRequest", "InvalidRequest", "InvalidRequest") == Impossible("no such key")
+    assert isinstance(after("AuthDenied"), NoOffering)
+    assert isinstance(after("UserError"), NoOffering)
+    assert isinstance(after("InvalidRequest", "InvalidRequest"), Placed)
+    assert after("InvalidRequest", "InvalidRequest", "InvalidRequest") == NoOffering("no such key")
     reasons = ["not in this zone", "no such key", "no such key"]
-    assert isinstance(after("InvalidRequest", "InvalidRequest", "InvalidRequest"), Chosen)
+    assert isinstance(after("InvalidRequest", "InvalidRequest", "InvalidRequest"), Placed)
 
 
 def refusals(*told: tuple[Offering, str, str]) -> JobState:
@@ -246,41 +249,41 @@ def refusals(*told: tuple[Offering, str, str]) -> JobState:
 def test_a_quota_for_spot_is_no_quota_for_on_demand() -> None:
     over = refusals((SPOT_A, "QuotaExceeded", "m1: too many (Max)"))
     # It is the same in every zone.
-    assert choose(over) == Chosen(ON_DEMAND, "on-demand: no spot to be had")
-    assert choose(over, make_spec(spot="only")) == Impossible("m1: too many (Max)")
+    assert choose(over) == Placed(ON_DEMAND, "on-demand: no spot to be had")
+    assert choose(over, make_spec(spot="only")) == NoOffering("m1: too many (Max)")
     # Another machine may have another quota.
     other = replace(SPOT_B, machine="m2")
-    assert choose(over, offerings=(SPOT_A, other, ON_DEMAND)) == Chosen(other, "spot first")
+    assert choose(over, offerings=(SPOT_A, other, ON_DEMAND)) == Placed(other, "spot first")
 
 
 def test_what_is_said_thrice_of_spot_is_true_of_all_spot() -> None:
     zones = tuple(replace(SPOT_A, machine=f"m{n}") for n in range(5))
     said = [(zone, "InvalidRequest", f"{zone.machine}: no such key") for zone in zones]
     offerings = (*zones, ON_DEMAND)
-    assert choose(refusals(*said[:2]), offerings=offerings) == Chosen(zones[2], "spot first")
-    assert choose(refusals(*said[:3]), offerings=offerings) == Chosen(ON_DEMAND, "on-demand: no spot to be had")
+    assert choose(refusals(*said[:2]), offerings=offerings) == Placed(zones[2], "spot first")
+    assert choose(refusals(*said[:3]), offerings=offerings) == Placed(ON_DEMAND, "on-demand: no spot to be had")
     everything = refusals(*said[:3], (ON_DEMAND, "InvalidRequest", "m1: no such key"))
-    assert choose(everything, offerings=offerings) == Impossible("m1: no such key")
+    assert choose(everything, offerings=offerings) == NoOffering("m1: no such key")
 
 
 def test_what_an_account_may_not_it_may_nowhere() -> None:
-    assert choose(refusals((SPOT_A, "AuthDenied", "m1: you may not"))) == Impossible("m1: you may not")
+    assert choose(refusals((SPOT_A, "AuthDenied", "m1: you may not"))) == NoOffering("m1: you may not")
     # Nor is there anywhere what the job names and nobody has.
-    assert choose(refusals((SPOT_A, "Misnamed", "resources.image: none"))) == Impossible("resources.image: none")
+    assert choose(refusals((SPOT_A, "NoSuchResource", "resources.image: none"))) == NoOffering("resources.image: none")
 
 
 def test_spot_without_a_price_costs_no_more_than_on_demand() -> None:
     unknown = replace(SPOT_A, price=None)
     spec = replace(make_spec(), resources=replace(make_spec().resources, max_price=3.0))
-    assert choose(make_state(), spec, (unknown,)) == Chosen(unknown, "spot first")
-    assert isinstance(choose(make_state(), spec, (replace(unknown, on_demand_price=3.1),)), Impossible)
+    assert choose(make_state(), spec, (unknown,)) == Placed(unknown, "spot first")
+    assert isinstance(choose(make_state(), spec, (replace(unknown, on_demand_price=3.1),)), NoOffering)
 
 
 def test_what_is_not_offered_is_named() -> None:
-    assert choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)) == Impossible(
+    assert choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)) == NoOffering(
         "sim has no spot offering that fits"
     )
-    assert choose(make_state(), make_spec(spot="never"), (SPOT_A,)) == Impossible(
+    assert choose(make_state(), make_spec(spot="never"), (SPOT_A,)) == NoOffering(
         "sim has no on-demand offering that fits"
     )
 
@@ -289,6 +292,6 @@ def test_a_price_that_nothing_meets_names_the_cheapest_that_is_known() -> None:
     spec = make_spec()
     spec = replace(spec, resources=replace(spec.resources, max_price=0.5))
     why = "no fitting offering is known to cost at most resources.max_price ($0.5/h)"
-    assert choose(make_state(), spec) == Impossible(f"{why}; the cheapest known is m1 at $1.0000/h")
+    assert choose(make_state(), spec) == NoOffering(f"{why}; the cheapest known is m1 at $1.0000/h")
     unknown = tuple(replace(each, price=None, on_demand_price=None) for each in OFFERINGS)
-    assert choose(make_state(), spec, unknown) == Impossible(why, unpriced=True)
+    assert choose(make_state(), spec, unknown) == NoOffering(why, unpriced=True)

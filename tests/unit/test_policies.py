@@ -10,7 +10,7 @@ from stoker.core.governor_settings import DEFAULT
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreUnavailable, UserError
 from stoker.policy import versions
-from stoker.policy.reader import HouseReader
+from stoker.policy.reader import PolicyReader
 from stoker.testing.memory_store import Fault, MemoryStore
 
 ONE, TWO = "rules: [{max_nodes: 1}]\n", "rules: [{max_nodes: 2}]\n"
@@ -22,14 +22,14 @@ def make_store(**more: object) -> MemoryStore:
 
 def test_versions_stay_with_who_made_them() -> None:
     store = make_store()
-    assert versions.current(store) is None and versions.house(None).rules == ()
+    assert versions.current(store) is None and versions.parsed_policy(None).rules == ()
     assert versions.write(store, ONE, "jane", "to begin with").version == 1
     assert versions.write(store, TWO, "joe").version == 2
     assert versions.write(store, ONE, "jane").version == 3
     told = [(kept.version, kept.written.author, kept.written.note) for kept in versions.history(store)]
     assert told == [(1, "jane", "to begin with"), (2, "joe", ""), (3, "jane", "")]
     current = versions.current(store)
-    assert current is not None and versions.house(current).rules[0].max_nodes == 1
+    assert current is not None and versions.parsed_policy(current).rules[0].max_nodes == 1
     with pytest.raises(UserError, match="this is the policy already, as version 3, by jane"):
         versions.write(store, ONE, "joe")
     with pytest.raises(SpecError):
@@ -71,23 +71,26 @@ def test_what_was_written_is_not_written_again_after_a_rival(lost: bool, monkeyp
 
 def test_a_governor_reads_it_when_it_changes_and_tells_what_it_cannot_read() -> None:
     store = make_store()
-    reader = HouseReader(store, DEFAULT)
+    reader = PolicyReader(store, DEFAULT)
     assert reader.read() == DEFAULT
     versions.write(store, ONE, "jane")
-    assert [rule.max_nodes for rule in reader.read().house.rules] == [1]
+    assert [rule.max_nodes for rule in reader.read().policy.rules] == [1]
     assert reader.read() is reader.read()
-    newer = versions.Written("rules: [{telepathy: true}]", "somebody", token="t")
+    newer = versions.PolicyText("rules: [{telepathy: true}]", "somebody", token="t")
     store.create(keys.rules(2), codec.dumps(newer))
     unread = reader.read()
-    assert "policy version 2:1: rules[0].telepathy: unknown field" in unread.unread and "update" in unread.unread
-    assert [rule.max_nodes for rule in unread.house.rules] == [1], "what was known before still holds"
+    assert (
+        "policy version 2:1: rules[0].telepathy: unknown field" in unread.policy_error
+        and "update" in unread.policy_error
+    )
+    assert [rule.max_nodes for rule in unread.policy.rules] == [1], "what was known before still holds"
     store.create(keys.rules(3), b"nonsense")
-    assert reader.read().unread
+    assert reader.read().policy_error
     versions.write(store, TWO, "jane")
-    assert (reader.read().unread, reader.read().house.version) == ("", 4)
+    assert (reader.read().policy_error, reader.read().policy.version) == ("", 4)
 
 
 def test_a_store_that_does_not_answer_is_no_house_without_rules() -> None:
     store = make_store(faults=lambda method, key: Fault() if method == "list" and key == keys.RULES else None)
     with pytest.raises(StoreUnavailable):
-        HouseReader(store, DEFAULT).read()
+        PolicyReader(store, DEFAULT).read()

@@ -12,13 +12,13 @@ from scripted_cloud import ScriptedWorld
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched
 from stoker.model.offerings import Offering
-from stoker.model.policy import NO_RULES, House
+from stoker.model.policy import NO_RULES, Policy
 from stoker.model.spec import Limits, Spec
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import open_store
 from stoker.submit import policy_check
-from stoker.submit.policy_check import Forecast, bound_value, forecast, heed, heed_used
+from stoker.submit.policy_check import BudgetForecast, check_policy, check_used_limits, forecast_budgets, limit_text
 from tests.support.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 
 # A job of one hour at $1 or $3 an hour, with ten minutes for the start and the time to save.
@@ -42,12 +42,14 @@ def _noon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_check, "datetime", Noon)
 
 
-def house(*rules: str) -> House:
+def policy(*rules: str) -> Policy:
     return parse_policy(("rules:\n" + "\n".join(f"- {rule}" for rule in rules)).encode(), "p")
 
 
-def coming(rules: House, spec: Spec = HOUR, *offerings: Offering) -> list[str]:
-    return [then for _, then in forecast(ScriptedWorld().store, rules, spec, offerings or (DEAR, CHEAP)).coming]
+def coming(rules: Policy, spec: Spec = HOUR, *offerings: Offering) -> list[str]:
+    return [
+        then for _, then in forecast_budgets(ScriptedWorld().store, rules, spec, offerings or (DEAR, CHEAP)).exceeded
+    ]
 
 
 def budget(dollars: float, then: str = "refuse") -> str:
@@ -59,61 +61,63 @@ def test_without_a_budget_nothing_is_asked_of_the_store() -> None:
         def __getattr__(self, name: str) -> object:
             pytest.fail(f"{name} was asked for")
 
-    found = forecast(Untouched(), house("max_nodes: 4"), HOUR, (CHEAP,))  # type: ignore[arg-type]
-    assert found == Forecast((), ())
+    found = forecast_budgets(Untouched(), policy("max_nodes: 4"), HOUR, (CHEAP,))  # type: ignore[arg-type]
+    assert found == BudgetForecast((), ())
 
 
 def test_a_job_is_judged_by_the_cheapest_offering_that_would_do() -> None:
-    assert coming(house(budget(2.0))) == [], "the cheapest costs less than $2"
-    assert coming(house(budget(2.0)), HOUR, DEAR) == ["refuse"]
-    assert coming(house(budget(0.5))) == ["refuse"]
-    assert coming(house(budget(0.5, "wait"))) == ["refuse"], "it would wait for ever"
-    assert coming(house(budget(0.5, "warn"))) == ["warn"]
+    assert coming(policy(budget(2.0))) == [], "the cheapest costs less than $2"
+    assert coming(policy(budget(2.0)), HOUR, DEAR) == ["refuse"]
+    assert coming(policy(budget(0.5))) == ["refuse"]
+    assert coming(policy(budget(0.5, "wait"))) == ["refuse"], "it would wait for ever"
+    assert coming(policy(budget(0.5, "warn"))) == ["warn"]
 
 
 def test_an_offering_that_the_rules_leave_out_is_not_the_cheapest() -> None:
-    assert coming(house(budget(2.0), "machines: [m2]")) == ["refuse"]
+    assert coming(policy(budget(2.0), "machines: [m2]")) == ["refuse"]
 
 
 def test_how_the_budgets_stand_is_told() -> None:
-    (told,) = forecast(ScriptedWorld().store, house(budget(10.0)), HOUR, (CHEAP,)).stands
+    (told,) = forecast_budgets(ScriptedWorld().store, policy(budget(10.0)), HOUR, (CHEAP,)).balances
     assert "$10" in told
 
 
 def test_a_job_that_no_budget_concerns_hears_of_none() -> None:
-    rules = house("{budget: {dollars: 1, period: day}, for: {team: nlp}}")
+    rules = policy("{budget: {dollars: 1, period: day}, for: {team: nlp}}")
     store = ScriptedWorld().store
-    assert forecast(store, rules, HOUR, (DEAR,)) == Forecast()
-    concerned = forecast(store, rules, replace(HOUR, tags={"team": "nlp"}), (DEAR,))
-    assert concerned.stands and concerned.coming
+    assert forecast_budgets(store, rules, HOUR, (DEAR,)) == BudgetForecast()
+    concerned = forecast_budgets(store, rules, replace(HOUR, tags={"team": "nlp"}), (DEAR,))
+    assert concerned.balances and concerned.exceeded
 
 
 def test_a_refusal_names_all_rules_and_a_warning_is_told() -> None:
     store = ScriptedWorld().store
     with pytest.raises(UserError) as error:
-        heed(house("max_nodes: 1", budget(0.5)), replace(HOUR, nodes=2), (CHEAP,), store)
+        check_policy(policy("max_nodes: 1", budget(0.5)), replace(HOUR, nodes=2), (CHEAP,), store)
     assert "2 nodes are more than 1" in str(error.value) and "; " in str(error.value)
-    found = heed(house("{max_nodes: 1, then: warn}", budget(0.5, "warn")), replace(HOUR, nodes=2), (CHEAP,), store)
-    assert len(found.told) == 2 and "2 nodes are more than 1" in found.told[0]
-    without = heed(house(budget(0.5)), HOUR, (CHEAP,))
-    assert without.told == (), "how budgets stand is asked of the store alone"
+    found = check_policy(
+        policy("{max_nodes: 1, then: warn}", budget(0.5, "warn")), replace(HOUR, nodes=2), (CHEAP,), store
+    )
+    assert len(found.warnings) == 2 and "2 nodes are more than 1" in found.warnings[0]
+    without = check_policy(policy(budget(0.5)), HOUR, (CHEAP,))
+    assert without.warnings == (), "how budgets stand is asked of the store alone"
 
 
 def test_the_rules_of_a_store_are_those_that_were_written(tmp_path: Path) -> None:
-    assert policy_check.house_of(None) == NO_RULES
+    assert policy_check.read_policy(None) == NO_RULES
     store = open_store((tmp_path / "store").as_uri())
     versions.write(store, "rules: [{max_nodes: 4}]", "jane")
-    assert policy_check.house_of(store).rules[0].max_nodes == 4
+    assert policy_check.read_policy(store).rules[0].max_nodes == 4
 
 
 def test_bounds_are_noted_in_words() -> None:
-    rules = house(
+    rules = policy(
         "max_runtime: 72h",
         "max_wait: 2h",
         "{max_cost: 1400, then: stop}",
         "spot: {on_demand_after: 2}",
     )
-    noted = heed(rules, HOUR, (CHEAP,)).noted
+    noted = check_policy(rules, HOUR, (CHEAP,)).notes
     assert [each.partition(": ")[2] for each in noted if "max-wait" in each] == ["at most 2 h without a machine"]
     assert any("at most $1,400.00" in each for each in noted)
     assert any("on-demand after more reclaims than 2" in each for each in noted)
@@ -131,32 +135,34 @@ def test_bounds_are_noted_in_words() -> None:
     ],
 )
 def test_a_bound_is_told_as_people_read_it(field: str, value: float | None, text: str) -> None:
-    assert bound_value(field, value) == text
+    assert limit_text(field, value) == text
 
 
 def test_a_job_whose_bounds_are_used_up_is_not_opened_again() -> None:
     ended = Ended("failed", "max_runtime", 2, closing=Closed(2, "failed", "max_runtime", trained_s=7200.0))
     state = make_state(Claimed(SPOT_A, 1), Launched(2, nodes(2)), ended)
-    heed_used(house("max_runtime: 3h"), HOUR, state, (CHEAP,))
-    heed_used(NO_RULES, HOUR, state, (CHEAP,))
+    check_used_limits(policy("max_runtime: 3h"), HOUR, state, (CHEAP,))
+    check_used_limits(NO_RULES, HOUR, state, (CHEAP,))
     with pytest.raises(UserError, match=r"counts all attempts of a job, and it has trained for 2 h.*list job-1 under"):
-        heed_used(house("max_runtime: 2h"), HOUR, state, (CHEAP,))
+        check_used_limits(policy("max_runtime: 2h"), HOUR, state, (CHEAP,))
 
 
 def test_money_that_pays_for_no_machine_any_more_opens_no_job() -> None:
     # One dollar an hour from 20 to 3620: a dollar is spent.
     ended = Ended("failed", "max_cost", 2, closing=Closed(2, "failed", "max_cost"))
     state = make_state(Claimed(CHEAP, 1), Launched(2, nodes(2)), (ended, 3620.0))
-    heed_used(house("{max_cost: 5, then: stop}"), HOUR, state, (CHEAP,))
+    check_used_limits(policy("{max_cost: 5, then: stop}"), HOUR, state, (CHEAP,))
     with pytest.raises(UserError, match=r"\$1.00 are spent"):
-        heed_used(house("{max_cost: 1, then: stop}"), HOUR, state, (CHEAP,))
-    with pytest.raises(UserError, match="raise the bound"):
-        heed_used(house("{max_cost: 1.001, then: stop}"), HOUR, state, (CHEAP,))
+        check_used_limits(policy("{max_cost: 1, then: stop}"), HOUR, state, (CHEAP,))
+    with pytest.raises(UserError, match="raise the limit"):
+        check_used_limits(policy("{max_cost: 1.001, then: stop}"), HOUR, state, (CHEAP,))
 
 
 def test_what_the_policy_says_of_cost_is_part_of_the_spec() -> None:
-    rules = house("{max_cost: 5, then: stop}")
-    found = policy_check.as_housed(rules, HOUR)
+    rules = policy("{max_cost: 5, then: stop}")
+    found = policy_check.with_policy_limits(rules, HOUR)
     assert found.limits.max_cost == 5.0
     assert found.limits.max_runtime_s == 3600.0
-    assert "max-cost" in policy_check.cost_bound(rules, HOUR) and "policy" in policy_check.cost_bound(rules, HOUR)
+    assert "max-cost" in policy_check.cost_limit_source(rules, HOUR) and "policy" in policy_check.cost_limit_source(
+        rules, HOUR
+    )

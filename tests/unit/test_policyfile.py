@@ -7,8 +7,8 @@ from datetime import date
 import pytest
 
 from stoker.model.errors import SpecError
-from stoker.model.policy import SUBJECTS, Budget, Exemption, Stall, Utilization
-from stoker.policy.policy_file import MOST_BYTES, parse_policy
+from stoker.model.policy import SUBJECTS, Budget, Exemption, StallRule, UtilizationRule
+from stoker.policy.policy_file import MAX_BYTES, parse_policy
 
 WHOLE = """
 rules:
@@ -42,9 +42,9 @@ rules:
 
 
 def test_every_subject_and_every_field() -> None:
-    house = parse_policy(WHOLE.encode(), "p.yaml", version=3)
-    assert {rule.subject for rule in house.rules} == set(SUBJECTS)
-    named = {rule.name: rule for rule in house.rules}
+    policy = parse_policy(WHOLE.encode(), "p.yaml", version=3)
+    assert {rule.subject for rule in policy.rules} == set(SUBJECTS)
+    named = {rule.name: rule for rule in policy.rules}
     assert named["who-pays"].tags == {"project": ("any",), "team": ("vision", "nlp"), "ticket": ("/[A-Z]+-[0-9]+/",)}
     assert named["machines"].scope == {"team": ("students",)}
     assert named["machines"].exempt == (Exemption(job="big-one-7f3k", until=date(2026, 12, 31), why="the demo"),)
@@ -54,10 +54,10 @@ def test_every_subject_and_every_field() -> None:
     ]
     assert named["budget"].budget == Budget(dollars=5000, period="month", by="team", warn_at=0.9)
     assert named["budget"].action == "wait"
-    assert named["stall"].stall == Stall(below=0.02, window_s=60, windows=2, after_s=300, working_s=3600)
-    assert named["min-gpu-utilization"].min_gpu_utilization == Utilization(value=0.8, over_s=3600, after_s=1800)
-    assert house.version == 3 and len(house.digest) == 64
-    assert parse_policy(WHOLE.encode() + b"\n", "p.yaml").digest != house.digest
+    assert named["stall"].stall == StallRule(below=0.02, window_s=60, windows=2, after_s=300, working_s=3600)
+    assert named["min-gpu-utilization"].min_gpu_utilization == UtilizationRule(value=0.8, over_s=3600, after_s=1800)
+    assert policy.version == 3 and len(policy.digest) == 64
+    assert parse_policy(WHOLE.encode() + b"\n", "p.yaml").digest != policy.digest
     assert parse_policy(b"rules: []", "p.yaml").rules == ()
 
 
@@ -155,7 +155,7 @@ def test_mistakes(text: str, told: str) -> None:
 
 def test_one_that_is_too_large() -> None:
     with pytest.raises(SpecError, match="a policy has at most"):
-        parse_policy(b"#" * (MOST_BYTES + 1), "p.yaml")
+        parse_policy(b"#" * (MAX_BYTES + 1), "p.yaml")
 
 
 def test_training_jobs_of_others_obey_where_the_house_says_so() -> None:
@@ -190,15 +190,15 @@ notify:
   - {to: env:CHAT, events: failed, for: {team: nlp}, name: on-call, at_most: 3}
   - {to: env:CHAT, events: [rule, orphan]}
 """
-    house = parse_policy(text.encode(), "p.yaml")
-    assert [(each.name, each.to) for each in house.notify] == [
+    policy = parse_policy(text.encode(), "p.yaml")
+    assert [(each.name, each.to) for each in policy.notify] == [
         ("slack", "slack://a/b/c"),
         ("slack-2", "slack://d/e/f"),
         ("on-call", "env:CHAT"),
         ("chat", "env:CHAT"),
     ]
-    assert house.notify[2].events == ("failed",) and house.notify[2].scope == {"team": ("nlp",)}
-    assert (house.notify[2].at_most, house.notify[3].at_most) == (3, 20)
+    assert policy.notify[2].events == ("failed",) and policy.notify[2].scope == {"team": ("nlp",)}
+    assert (policy.notify[2].at_most, policy.notify[3].at_most) == (3, 20)
     assert (
         parse_policy(b"notify: env:CHAT\n", "p.yaml").notify == parse_policy(b"notify: [env:CHAT]\n", "p.yaml").notify
     )
@@ -233,7 +233,7 @@ NINES = "9" * 400
     [
         (
             f"max_cost: {NINES}",
-            "rules[0].max_cost: expected a number that is not beyond all bounds, found the number 999",
+            "rules[0].max_cost: expected a number of a size that a computer can hold, found the number 999",
         ),
         ("max_cost: 1.0e+308", "rules[0].max_cost: must be at most 1000000000, found 1.0e+308"),
         (f"max_runtime: {NINES}", "rules[0].max_runtime: expected a duration"),

@@ -15,14 +15,14 @@ import pytest
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker.agent.environment.build import Making, Recipe
-from stoker.agent.environment.local_cache import Shelf
+from stoker.agent.environment.build import EnvironmentBuilder, Recipe
+from stoker.agent.environment.local_cache import LocalCache
 from stoker.agent.health import setup_activity
-from stoker.agent.health.activity import Sight
-from stoker.agent.health.setup_activity import Preparing, below
-from stoker.agent.inputs.cache import Kept
+from stoker.agent.health.activity_probe import ActivityProbe
+from stoker.agent.health.setup_activity import SetupActivity, descendants
+from stoker.agent.inputs.cache import CacheEntry
 from stoker.agent.inputs.service import Inputs
-from stoker.agent.node import Node
+from stoker.agent.node import AgentNode
 from stoker.model import keys
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.processes import Stat, process_table
@@ -45,8 +45,8 @@ def family() -> Iterator[set[int]]:
         parent.kill()
 
 
-def watch(*, pulling: bool = False, shared: bool = True, group: set[int] | None = None) -> Preparing:
-    return Preparing(lambda: set(group or ()), lambda: pulling, shared=shared)
+def watch(*, pulling: bool = False, shared: bool = True, group: set[int] | None = None) -> SetupActivity:
+    return SetupActivity(lambda: set(group or ()), lambda: pulling, shared=shared)
 
 
 def test_everybody_counts_whom_the_agent_has_started(family: set[int]) -> None:
@@ -57,13 +57,17 @@ def test_everybody_counts_whom_the_agent_has_started(family: set[int]) -> None:
 def test_those_below_and_nobody_else() -> None:
     parents = {1: 0, 2: 1, 3: 2, 4: 3, 5: 1, 6: 0}
     table = {pid: Stat(pid, "S", parent, pid, 1, 0) for pid, parent in parents.items()}
-    assert below(table, {2}) == {3, 4} and below(table, {4}) == set() and below(table, {1, 3}) == {2, 4, 5}
+    assert (
+        descendants(table, {2}) == {3, 4}
+        and descendants(table, {4}) == set()
+        and descendants(table, {1, 3}) == {2, 4, 5}
+    )
 
 
 def test_a_daemon_that_pulls_an_image_works_for_it(family: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as it may be looked into: on somebody's own computer nobody knows what it does for whom."""
     monkeypatch.setattr(setup_activity, "_DAEMONS", {Path(f"/proc/{os.getppid()}/comm").read_text().strip()})
-    around = below(process_table(), {os.getppid()}) | {os.getppid()}
+    around = descendants(process_table(), {os.getppid()}) | {os.getppid()}
     assert around & family == family
     assert watch(pulling=True).workers() is None
     alone = watch(pulling=True, shared=False).workers()
@@ -74,7 +78,7 @@ def test_a_daemon_that_pulls_an_image_works_for_it(family: set[int], monkeypatch
 
 
 def test_what_this_process_writes_is_what_an_agent_carries(tmp_path: Path) -> None:
-    sight = Sight(lambda: (), set, shared=True, agent=os.getpid())
+    sight = ActivityProbe(lambda: (), set, shared=True, agent=os.getpid())
     before = sight()
     (tmp_path / "fetched").write_bytes(bytes(1_000_000))
     after = sight()
@@ -84,15 +88,15 @@ def test_what_this_process_writes_is_what_an_agent_carries(tmp_path: Path) -> No
 
 def test_it_tells_from_the_beginning_and_looks_once() -> None:
     looking = watch()
-    assert looking.fact() is None
+    assert looking.report() is None
     before = sum(thread.name == "activity" for thread in threading.enumerate())
     for _ in range(3):
         looking.begin()
-    told = looking.fact()
+    told = looking.report()
     assert told is not None and told.silent_s < 60 and told.devices == 0 and not told.waits
     assert sum(thread.name == "activity" for thread in threading.enumerate()) == before + 1
-    looking.waits()
-    told = looking.fact()
+    looking.note_waiting()
+    told = looking.report()
     assert told is not None and told.waits
     looking.stop()
     wait_for(lambda: sum(thread.name == "activity" for thread in threading.enumerate()) <= before)
@@ -119,22 +123,22 @@ class Turns:
             raise Left
 
 
-def make_node(root: Path) -> Node:
+def make_node(root: Path) -> AgentNode:
     store = MemoryStore(lambda: datetime.now(timezone.utc))
     config = NodeConfig("memory://", "sim", "job", 2, 0, 1, "i-1")
-    return Node(config, NodePaths(root / "node"), store, Here(), keys.node("job", 2, 0, "i-1.0"))
+    return AgentNode(config, NodePaths(root / "node"), store, Here(), keys.node("job", 2, 0, "i-1.0"))
 
 
 def test_a_node_that_another_makes_the_environment_for_says_that_it_waits(tmp_path: Path) -> None:
     node, turns = make_node(tmp_path), Turns()
-    other = Shelf(node.environments).hold("key", lambda: None, lambda _: None)
+    other = LocalCache(node.environments).acquire("key", lambda: None, lambda _: None)
     assert not other.complete
     anything: Any = cast(Any, None)
     submission: Any = type("Submission", (), {"job": "job", "spec": anything})
-    making = Making(node, submission, anything, anything, turns.check, turns.waits)
+    making = EnvironmentBuilder(node, submission, anything, anything, turns.check, turns.waits)
     recipe = Recipe("packages", "key", "any", lambda _: True, lambda _: pytest.fail("it is not its turn"))
     with pytest.raises(Left):
-        making.have(recipe)
+        making.get_or_build(recipe)
     other.abandon()
 
 
@@ -143,16 +147,16 @@ def test_a_node_that_another_fetches_an_input_for_says_that_it_waits(
 ) -> None:
     node, turns = make_node(tmp_path), Turns()
 
-    def taken(_kept: Kept, check: Callable[[], None], waits: Callable[[], None]) -> bool:
+    def taken(_kept: CacheEntry, check: Callable[[], None], waits: Callable[[], None]) -> bool:
         waits()
         while True:
             check()
 
-    monkeypatch.setattr(Kept, "take", taken)
-    monkeypatch.setattr(Kept, "__init__", lambda *_: None)
+    monkeypatch.setattr(CacheEntry, "acquire", taken)
+    monkeypatch.setattr(CacheEntry, "__init__", lambda *_: None)
     said: list[str] = []
     with pytest.raises(Left):
-        Inputs(node, turns.check, waits=turns.waits)._copy("data", cast(Any, None), said.append)
+        Inputs(node, turns.check, on_wait=turns.waits)._copy("data", cast(Any, None), said.append)
     assert said == ["another node of this machine is fetching it; waiting"]
 
 

@@ -15,7 +15,7 @@ from stoker.cli import cli, main
 from stoker.model.errors import AuthDenied, NotInstalled, StokerError, UserError
 from stoker.providers.ec2 import prices as ec2
 from stoker.providers.gce import prices as gce
-from stoker.providers.price_table import Refreshed, RegionPrices
+from stoker.providers.price_table import PriceRefresh, RegionPrices
 from stoker.providers.sagemaker import prices as sagemaker
 
 
@@ -31,12 +31,12 @@ def refreshed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, 
     def let(**failing: StokerError) -> list[tuple[str, tuple[str, ...]]]:
         asked: list[tuple[str, tuple[str, ...]]] = []
 
-        def answer(name: str) -> Callable[..., Refreshed]:
-            def refresh_now(regions: Any = ()) -> Refreshed:
+        def answer(name: str) -> Callable[..., PriceRefresh]:
+            def refresh_now(regions: Any = ()) -> PriceRefresh:
                 asked.append((name, tuple(regions)))
                 if name in failing:
                     raise failing[name]
-                return Refreshed(Path(f"{name}.json"), {"somewhere": 3})
+                return PriceRefresh(Path(f"{name}.json"), {"somewhere": 3})
 
             return refresh_now
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.agent.environment.cpu_level import level, read_level
+from stoker.agent.environment.cpu_level import level, parse_level
 
 V2 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
@@ -27,7 +27,7 @@ V4 = f"{V3} avx512bw avx512cd avx512dq avx512f avx512vl"
     ],
 )
 def test_levels(machine: str, text: str, expected: str) -> None:
-    assert read_level(text, machine) == expected
+    assert parse_level(text, machine) == expected
 
 
 def test_this_machine_has_one() -> None:

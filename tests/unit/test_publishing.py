@@ -11,7 +11,7 @@ import pytest
 from checkpoint_world import JOB
 
 from stoker.agent.checkpoints import manifest_writer
-from stoker.agent.checkpoints.manifest_writer import Draft, Publisher
+from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, Manifest
@@ -25,8 +25,8 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 BLOB = BlobRef("a.pt", "d" * 64, 10)
 
 
-def publisher(store: MemoryStore, **options: Any) -> Publisher:
-    return Publisher(store, JOB, 3, 0, **{"now": lambda: NOW, "monotonic": lambda: 50.0} | options)
+def publisher(store: MemoryStore, **options: Any) -> ManifestWriter:
+    return ManifestWriter(store, JOB, 3, 0, **{"now": lambda: NOW, "monotonic": lambda: 50.0} | options)
 
 
 def manifest(ordinal: int, name: str = "step", **more: Any) -> Manifest:
@@ -51,7 +51,7 @@ def test_a_manifest_is_written_and_told(memory: MemoryStore) -> None:
     done: list[str] = []
     made = found.manifest("step", 4, (BLOB,), ranks=(0, 1), step=7, generation=2)
     assert made == Manifest("step", JOB, 3, 0, 4, NOW, (BLOB,), (0, 1), 7, 2)
-    found.publish(Draft(made, done.append))
+    found.publish(ManifestDraft(made, done.append))
     assert done == [keys.checkpoint_key(3, 4, "step")] and names(memory) == [key(4)]
     assert not found.in_doubt and found.commits == 1
     assert found.last is not None and found.last[1] == 50.0
@@ -66,7 +66,7 @@ def test_ordinals_go_on_from_what_the_store_has_of_this_rank(memory: MemoryStore
         memory.put(keys.manifest(JOB, keys.checkpoint_key(3, ordinal, "step", rank)), encode(other))
     found = publisher(memory)
     assert found.next_ordinal() == 5
-    found.publish(Draft(manifest(5), lambda _: None))
+    found.publish(ManifestDraft(manifest(5), lambda _: None))
     assert found.next_ordinal() == 6
     # What the agent before was sending when it died may still land.
     assert publisher(memory, recovering=True).next_ordinal() == 7
@@ -85,7 +85,7 @@ def test_a_place_that_is_taken_moves_the_draft_and_all_that_follow(memory: Memor
     assert found.ordinal_of(1) == 1
     memory.put(key(1), another(1))
     done: list[str] = []
-    found.publish(Draft(manifest(1), done.append))
+    found.publish(ManifestDraft(manifest(1), done.append))
     assert done == [keys.checkpoint_key(3, 2, "step")] and found.ordinal_of(2) == 3
     assert memory.holds(key(2)) and memory.get(key(1)) is not None
 
@@ -93,14 +93,14 @@ def test_a_place_that_is_taken_moves_the_draft_and_all_that_follow(memory: Memor
 def test_a_larger_one_in_the_same_place_is_somebody_elses(memory: MemoryStore) -> None:
     memory.put(key(1), another(1, size=1000))
     found = publisher(memory)
-    found.publish(Draft(manifest(1), lambda _: None))
+    found.publish(ManifestDraft(manifest(1), lambda _: None))
     assert memory.holds(key(2)) and found.commits == 1
 
 
 def test_the_number_of_a_folder_moves_with_its_ordinal() -> None:
-    folder = Draft(manifest(4, generation=-4), lambda _: None).moved_on().manifest
+    folder = ManifestDraft(manifest(4, generation=-4), lambda _: None).with_next_ordinal().manifest
     assert (folder.ordinal, folder.generation) == (5, -5)
-    sharded = Draft(manifest(4, generation=4), lambda _: None).moved_on().manifest
+    sharded = ManifestDraft(manifest(4, generation=4), lambda _: None).with_next_ordinal().manifest
     assert (sharded.ordinal, sharded.generation) == (5, 4)
 
 
@@ -116,9 +116,9 @@ def test_a_reply_that_was_lost_is_no_second_commit(memory: MemoryStore) -> None:
     found = publisher(memory.client(faults))
     done: list[str] = []
     with pytest.raises(StoreUnavailable):
-        found.publish(Draft(manifest(1), done.append))
+        found.publish(ManifestDraft(manifest(1), done.append))
     assert found.in_doubt and done == []
-    found.publish(Draft(manifest(2), done.append))
+    found.publish(ManifestDraft(manifest(2), done.append))
     assert names(memory) == [key(1), key(2)] and len(done) == 2, "what was in doubt goes first"
     found.resume()
     assert found.commits == 2
@@ -128,7 +128,7 @@ def test_a_place_that_neither_is_taken_nor_can_be_is_an_outage(memory: MemorySto
     class Odd:
         """Says that it exists, then that it does not."""
 
-        near = True
+        is_local = True
         asked = 0
 
         def create(self, _key: str, _data: bytes) -> bool:
@@ -139,10 +139,10 @@ def test_a_place_that_neither_is_taken_nor_can_be_is_an_outage(memory: MemorySto
             return None
 
     odd = Odd()
-    found = Publisher(odd, JOB, 3, 0)  # type: ignore[arg-type]
-    with pytest.raises(StoreUnavailable, match="neither is there nor can be made"):
-        found.publish(Draft(manifest(1), lambda _: None))
-    assert odd.asked == manifest_writer._ROUNDS and found.in_doubt
+    found = ManifestWriter(odd, JOB, 3, 0)  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailable, match="is neither stored nor can be created"):
+        found.publish(ManifestDraft(manifest(1), lambda _: None))
+    assert odd.asked == manifest_writer._MAX_ABSENT and found.in_doubt
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreDenied("no")])
@@ -150,14 +150,14 @@ def test_a_store_that_does_not_say_what_is_there_leaves_it_in_doubt(memory: Memo
     memory.put(key(1), another(1))
     found = publisher(memory.client(lambda method, _key: Fault(error=error) if method == "get" else None))
     with pytest.raises(type(error)):
-        found.publish(Draft(manifest(1), lambda _: None))
+        found.publish(ManifestDraft(manifest(1), lambda _: None))
     assert found.in_doubt and names(memory) == [key(1)]
 
 
 def test_a_part_of_an_older_save_is_not_the_newest(memory: MemoryStore) -> None:
     found = publisher(memory)
     for ordinal in (5, 2):
-        found.publish(Draft(manifest(ordinal), lambda _: None))
+        found.publish(ManifestDraft(manifest(ordinal), lambda _: None))
     assert found.last is not None and found.last[0].key == keys.checkpoint_key(3, 5, "step")
     assert found.commits == 2 and found.next_ordinal() == 6
     assert [one.name for one in list_checkpoints(memory, JOB)] == ["step", "step"]
@@ -173,7 +173,7 @@ def test_a_folder_with_little_more_than_what_was_restored_holds_no_save(
     restored = BlobRef("weights.pt", "r" * 64, 100 * manifest_writer._ADDED_BYTES * 2)
     found = publisher(memory, restored=(restored,))
     more = BlobRef("log.txt", "l" * 64, added)
-    found.publish(Draft(replace(manifest(1, generation=-1), files=(restored, more)), lambda _: None))
+    found.publish(ManifestDraft(replace(manifest(1, generation=-1), files=(restored, more)), lambda _: None))
     assert found.last is not None and found.last[0].is_save is is_save
 
 
@@ -183,9 +183,9 @@ def test_of_a_small_checkpoint_a_hundredth_is_a_save(memory: MemoryStore) -> Non
         found = publisher(memory, restored=(restored,))
         more = BlobRef("log.txt", "l" * 64, added)
         draft = replace(manifest(ordinal, generation=-ordinal), files=(restored, more))
-        found.publish(Draft(draft, lambda _: None))
+        found.publish(ManifestDraft(draft, lambda _: None))
         assert found.last is not None and found.last[0].is_save is is_save
     # What the script asked for is one however small it is.
     found = publisher(memory, restored=(restored,))
-    found.publish(Draft(replace(manifest(9, generation=1), files=(restored,)), lambda _: None))
+    found.publish(ManifestDraft(replace(manifest(9, generation=1), files=(restored,)), lambda _: None))
     assert found.last is not None and found.last[0].is_save

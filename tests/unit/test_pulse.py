@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.agent import systemd_watchdog
-from stoker.agent.systemd_watchdog import start_pulse
+from stoker.agent.systemd_watchdog import start_watchdog
 
 
 @pytest.mark.parametrize("abstract", [False, True])
@@ -24,7 +24,7 @@ def test_an_agent_shows_its_pulse_and_keeps_it_from_what_it_starts(
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
         monkeypatch.setenv("WATCHDOG_USEC", "30000")
         monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-        start_pulse()
+        start_watchdog()
         assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(os.environ)
 
@@ -32,7 +32,7 @@ def test_an_agent_shows_its_pulse_and_keeps_it_from_what_it_starts(
 def test_no_pulse_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
-    start_pulse()
+    start_watchdog()
 
 
 def test_the_pulse_comes_three_times_in_the_time_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,8 +43,8 @@ def test_the_pulse_comes_three_times_in_the_time_that_is_allowed(monkeypatch: py
         beats.append((address, every_s))
         beaten.set()
 
-    monkeypatch.setattr(systemd_watchdog, "_beat", beat)
+    monkeypatch.setattr(systemd_watchdog, "_notify", beat)
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "30000000")
-    start_pulse()
+    start_watchdog()
     assert beaten.wait(60) and beats == [("/run/notify", 10.0)]

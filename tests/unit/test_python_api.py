@@ -15,7 +15,8 @@ import pytest
 import stoker
 from stoker import Job, client, train
 from stoker.model.errors import UserError
-from stoker.model.spec import Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 
 
 def test_every_name_is_there_and_dir_shows_it() -> None:

@@ -12,11 +12,11 @@ from stoker.core import safe_regex
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import wants_claim
-from stoker.core.retry import told_by, verdict
+from stoker.core.retry import matches_failure, verdict
 from stoker.core.safe_regex import PatternError, compile_pattern
 from stoker.core.snapshot import JobSnapshot
-from stoker.external_jobs.clone_chain import Cloning, Family
-from stoker.external_jobs.snapshot import Sight, may_go_on, may_leave_spot, subject_of
+from stoker.external_jobs.clone_chain import CloneChain, Cloning
+from stoker.external_jobs.snapshot import ExternalJobSnapshot, clone_obstacle, may_leave_spot, subject_of
 from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import (
@@ -32,9 +32,17 @@ from stoker.model.log_entries import (
 )
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import InstanceState, Leftover
-from stoker.model.policy import Diagnosis
-from stoker.notifications.events import MOST_LINES, Told, compose, leftover_name, line
-from stoker.notifications.outbox import PAUSES, SENDING, Outbox, begun, delivered, failed, unopened
+from stoker.model.policy import FailureRule
+from stoker.notifications.events import MAX_LINES, Notification, compose, event_line, leftover_name
+from stoker.notifications.outbox import (
+    RETRY_PAUSES,
+    SENDING_LEASE,
+    Outbox,
+    mark_delivered,
+    mark_failed,
+    record_unusable,
+    start_sending,
+)
 from stoker.policy.policy_file import parse_policy
 from tests.support.sim_data import (
     SPOT_A,
@@ -116,20 +124,20 @@ def test_a_claim_that_is_not_launched_has_lost_nobody() -> None:
 @pytest.mark.parametrize(
     ("diagnosis", "told"),
     [
-        (Diagnosis(log="Error: no"), True),
-        (Diagnosis(log="^nothing"), False),
-        (Diagnosis(exit_code=3), True),
-        (Diagnosis(exit_code=4), False),
-        (Diagnosis(evidence="oom"), True),
-        (Diagnosis(evidence="xid:79"), False),
-        (Diagnosis(log="Error", exit_code=3, evidence="oom"), True),
-        (Diagnosis(log="Error", exit_code=4, evidence="oom"), False),
-        (Diagnosis(log="nothing", exit_code=3, evidence="oom"), False),
-        (Diagnosis(log="Error", exit_code=3, evidence="none"), False),
+        (FailureRule(log="Error: no"), True),
+        (FailureRule(log="^nothing"), False),
+        (FailureRule(exit_code=3), True),
+        (FailureRule(exit_code=4), False),
+        (FailureRule(evidence="oom"), True),
+        (FailureRule(evidence="xid:79"), False),
+        (FailureRule(log="Error", exit_code=3, evidence="oom"), True),
+        (FailureRule(log="Error", exit_code=4, evidence="oom"), False),
+        (FailureRule(log="nothing", exit_code=3, evidence="oom"), False),
+        (FailureRule(log="Error", exit_code=3, evidence="none"), False),
     ],
 )
-def test_a_diagnosis_wants_all_that_it_names(diagnosis: Diagnosis, told: bool) -> None:
-    assert told_by(diagnosis, ("step 1", "ValueError: no"), 3, ("oom",)) is told
+def test_a_diagnosis_wants_all_that_it_names(diagnosis: FailureRule, told: bool) -> None:
+    assert matches_failure(diagnosis, ("step 1", "ValueError: no"), 3, ("oom",)) is told
 
 
 def test_checkpoints_that_cannot_be_restored_are_a_persons_to_decide() -> None:
@@ -154,71 +162,71 @@ def test_a_job_that_a_newer_stoker_governs_is_left_alone() -> None:
 
 def test_a_warning_counts_once() -> None:
     once = make_state(Warned("stall", evidence=True))
-    assert once.warned == ("stall",) and once.witnessed == ("stall",)
+    assert once.warned == ("stall",) and once.evidence_codes == ("stall",)
     twice = make_state(Warned("stall", evidence=True), Warned("stall"))
     assert (twice.warned, twice.warned_at) == (once.warned, once.warned_at)
-    assert make_state(Warned("stall")).witnessed == ()
+    assert make_state(Warned("stall")).evidence_codes == ()
 
 
 # ── Outbox ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 EMPTY = Outbox(to="json://chat", name="chat")
-EVENT = Told("started", "a", at(0), "", seq=3)
+EVENT = Notification("started", "a", at(0), "", seq=3)
 WAITING = replace(EMPTY, waiting=(EVENT,), more={"failed": 2})
 
 
 def test_what_is_not_being_sent_is_neither_delivered_nor_failed() -> None:
-    assert begun(EMPTY, "t", "me", at(0)) == EMPTY
-    assert delivered(WAITING) == WAITING and failed(WAITING, "no", at(0)) == WAITING
+    assert start_sending(EMPTY, "t", "me", at(0)) == EMPTY
+    assert mark_delivered(WAITING) == WAITING and mark_failed(WAITING, "no", at(0)) == WAITING
 
 
 def test_a_message_is_delivered_with_what_is_wrong_with_it() -> None:
-    sending = begun(WAITING, "t", "me", at(5))
+    sending = start_sending(WAITING, "t", "me", at(5))
     assert sending.waiting == () and sending.more == {} and sending.sending is not None
-    out = delivered(replace(sending, failures=3, retry_at=at(9)), "cut")
+    out = mark_delivered(replace(sending, failures=3, retry_at=at(9)), "cut")
     assert (out.sending, out.sent, out.failures, out.retry_at, out.problem) == (None, (at(5),), 0, None, "cut")
 
 
 def test_a_message_that_failed_waits_with_what_came_meanwhile() -> None:
-    later = Told("failed", "b", at(6), "", seq=1)
-    sending = replace(begun(WAITING, "t", "me", at(5)), waiting=(later,), more={"failed": 1, "stopped": 4})
-    back = failed(sending, "no answer", at(7))
+    later = Notification("failed", "b", at(6), "", seq=1)
+    sending = replace(start_sending(WAITING, "t", "me", at(5)), waiting=(later,), more={"failed": 1, "stopped": 4})
+    back = mark_failed(sending, "no answer", at(7))
     assert back.waiting == (EVENT, later) and back.more == {"failed": 3, "stopped": 4}
-    assert back.failures == 1 and back.problem == "no answer" and back.tried["me"].failures == 1
-    assert back.tried["me"].retry_at == at(7) + PAUSES[0]
-    again = failed(begun(back, "t", "me", at(8)), "no answer", at(9))
-    assert again.tried["me"].failures == 2 and again.tried["me"].retry_at == at(9) + PAUSES[1]
+    assert back.failures == 1 and back.problem == "no answer" and back.retries["me"].failures == 1
+    assert back.retries["me"].retry_at == at(7) + RETRY_PAUSES[0]
+    again = mark_failed(start_sending(back, "t", "me", at(8)), "no answer", at(9))
+    assert again.retries["me"].failures == 2 and again.retries["me"].retry_at == at(9) + RETRY_PAUSES[1]
 
 
 def test_what_another_left_unsent_is_part_of_the_next_message() -> None:
-    left = begun(WAITING, "t", "other", at(0))
-    mine = begun(left, "u", "me", at(0) + SENDING + timedelta(seconds=1))
+    left = start_sending(WAITING, "t", "other", at(0))
+    mine = start_sending(left, "u", "me", at(0) + SENDING_LEASE + timedelta(seconds=1))
     assert mine.sending is not None and mine.sending.by == "me" and mine.sending.events == (EVENT,)
     assert mine.sending.more == {"failed": 2}
 
 
 def test_a_problem_of_one_that_cannot_send_is_told_where_there_is_no_other() -> None:
-    assert unopened(EMPTY, "no secret").problem == "no secret"
+    assert record_unusable(EMPTY, "no secret").problem == "no secret"
     for known in (replace(EMPTY, failures=1), replace(EMPTY, problem="older")):
-        assert unopened(known, "no secret") == known
+        assert record_unusable(known, "no secret") == known
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_many_events_that_are_alike_share_a_line() -> None:
-    jobs = tuple(Told("reclaimed", f"j{number}", at(0), "", seq=1, zone="a") for number in range(MOST_LINES))
-    other = (Told("failed", "x", at(0), "it broke", seq=1),)
-    assert len(compose("i", "s", jobs, None).text.splitlines()) == MOST_LINES + 1
+    jobs = tuple(Notification("reclaimed", f"j{number}", at(0), "", seq=1, zone="a") for number in range(MAX_LINES))
+    other = (Notification("failed", "x", at(0), "it broke", seq=1),)
+    assert len(compose("i", "s", jobs, None).text.splitlines()) == MAX_LINES + 1
     text = compose("i", "s", (*jobs, *other), {"resumed": 3}).text.splitlines()
-    assert text[0].startswith(f"{MOST_LINES} jobs") and "j0, j1, j2 and 17 more" in text[0] and " in a" in text[0]
-    assert text[1] == line(other[0]) and text[2] == "and 3 more: resumed" and text[-1] == "(s)"
+    assert text[0].startswith(f"{MAX_LINES} jobs") and "j0, j1, j2 and 17 more" in text[0] and " in a" in text[0]
+    assert text[1] == event_line(other[0]) and text[2] == "and 3 more: resumed" and text[-1] == "(s)"
 
 
 def test_budgets_that_no_job_tells_of_share_a_line() -> None:
-    budgets = tuple(Told("budget", "", at(0), "", seq=n, thing=f"budget {n}") for n in range(MOST_LINES + 1))
+    budgets = tuple(Notification("budget", "", at(0), "", seq=n, thing=f"budget {n}") for n in range(MAX_LINES + 1))
     (text, _) = compose("i", "s", budgets, None).text.splitlines()
-    assert text == f"{MOST_LINES + 1} budgets: budget 0, budget 1, budget 2 and 18 more"
+    assert text == f"{MAX_LINES + 1} budgets: budget 0, budget 1, budget 2 and 18 more"
     alone = compose("i", "s", budgets[:1], None)
     assert alone.title.startswith("budget 0")
 
@@ -234,12 +242,12 @@ NO_CLONES = parse_policy(b"sagemaker: {regions: [us-east-1], clone: false}", "p"
 JOB = TrainingJob("bert", "us-east-1", "InProgress", "Training", spot=True, checkpoints="s3://b/c", trained_before_s=60)
 
 
-def seen(job: TrainingJob = JOB, family: Family | None = None) -> Sight:
-    return Sight(job, family or Family("bert"), Known(()), "stoker-")
+def seen(job: TrainingJob = JOB, chain: CloneChain | None = None) -> ExternalJobSnapshot:
+    return ExternalJobSnapshot(job, chain or CloneChain("bert"), Known(()), "stoker-")
 
 
 @pytest.mark.parametrize(
-    ("sight", "house", "may"),
+    ("snapshot", "policy", "may"),
     [
         (seen(), HOUSE, True),
         (seen(replace(JOB, spot=False)), HOUSE, False),
@@ -248,19 +256,21 @@ def seen(job: TrainingJob = JOB, family: Family | None = None) -> Sight:
         (seen(replace(JOB, parent="a pipeline")), HOUSE, False),
         (seen(replace(JOB, checkpoints="")), HOUSE, False),
         (seen(replace(JOB, checkpoints="", trained_before_s=0.0)), HOUSE, True),
-        (seen(family=Family("bert", clones={"bert": Cloning("bert", "r1", 1, "on-demand", False)})), HOUSE, False),
-        (seen(family=Family("bert", clones={"bert": Cloning("bert", "r1", 1, "stall", True)})), HOUSE, True),
+        (seen(chain=CloneChain("bert", clones={"bert": Cloning("bert", "r1", 1, "on-demand", False)})), HOUSE, False),
+        (seen(chain=CloneChain("bert", clones={"bert": Cloning("bert", "r1", 1, "stall", True)})), HOUSE, True),
     ],
 )
-def test_spot_is_left_once_and_where_nothing_is_lost_by_that(sight: Sight, house: object, may: bool) -> None:
-    assert may_leave_spot(sight, house, at(0)) is may  # type: ignore[arg-type]
+def test_spot_is_left_once_and_where_nothing_is_lost_by_that(
+    snapshot: ExternalJobSnapshot, policy: object, may: bool
+) -> None:
+    assert may_leave_spot(snapshot, policy, at(0)) is may  # type: ignore[arg-type]
 
 
 def test_why_a_job_may_not_be_cloned() -> None:
-    subject = subject_of(JOB, Family("bert"), at(0))
-    assert may_go_on(seen(), HOUSE, subject) == ""
-    assert may_go_on(seen(), NO_CLONES, subject) == "the policy wants no clones"
-    assert "a pipeline started it" in may_go_on(seen(replace(JOB, parent="a pipeline")), HOUSE, subject)
+    subject = subject_of(JOB, CloneChain("bert"), at(0))
+    assert clone_obstacle(seen(), HOUSE, subject) == ""
+    assert clone_obstacle(seen(), NO_CLONES, subject) == "the policy wants no clones"
+    assert "a pipeline started it" in clone_obstacle(seen(replace(JOB, parent="a pipeline")), HOUSE, subject)
 
 
 # ── Patterns ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched
 from stoker.model.node_facts import BlobRef, Heartbeat
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.read import api, cost_records, job_list, node_chunks
 from stoker.read.job_list import Filter, list_jobs
 from stoker.read.log_cursor import NodeCursor
@@ -53,7 +53,7 @@ class Later(datetime):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> ScriptedWorld:
     monkeypatch.setattr(job_list, "datetime", Later)
-    return ScriptedWorld(near=False)
+    return ScriptedWorld(is_local=False)
 
 
 def beat(world: ScriptedWorld, job: str, at_s: float, **fields: Any) -> None:
@@ -102,7 +102,7 @@ def test_steps_never_go_back_and_training_never_shrinks(world: ScriptedWorld) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "near"),
+    ("changes", "is_local"),
     [
         ({"heard_at": at(3541)}, False),
         ({"heard_at": None}, False),
@@ -112,10 +112,10 @@ def test_steps_never_go_back_and_training_never_shrinks(world: ScriptedWorld) ->
     ],
 )
 def test_heartbeats_are_read_only_where_a_record_is_old_and_the_store_far(
-    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], near: bool
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_local: bool
 ) -> None:
-    if near:
-        world.store = MemoryStore(lambda: at(world.cloud.now_s), near=True)
+    if is_local:
+        world.store = MemoryStore(lambda: at(world.cloud.now_s), is_local=True)
     before = indexed(world, A, *RUNNING, **changes)
     beat(world, A, 3550, step=9)
     monkeypatch.setattr(job_list.node_facts, "read_node", lambda *_: pytest.fail("it is fresh enough"))
@@ -332,7 +332,7 @@ def test_logs_follow_only_where_that_is_asked_for(world: ScriptedWorld, monkeypa
 
 
 def test_a_job_without_a_log_is_told_how_to_be_cleared(world: ScriptedWorld) -> None:
-    with pytest.raises(UserError, match="`stoker rm never-aaaa` clears it away"):
+    with pytest.raises(UserError, match="`stoker rm never-aaaa` removes the rest"):
         api._state(world.store, "never-aaaa")
 
 
@@ -383,9 +383,9 @@ def test_only_the_end_of_what_a_boot_said_is_read(world: ScriptedWorld, monkeypa
     assert found == (at(7).timestamp(), [f"{node_chunks.BOOT}last"])
 
 
-@pytest.mark.parametrize("near", [True, False])
-def test_chunks_come_in_order_and_those_that_are_gone_are_left_out(near: bool) -> None:
-    world = ScriptedWorld(near=near)
+@pytest.mark.parametrize("is_local", [True, False])
+def test_chunks_come_in_order_and_those_that_are_gone_are_left_out(is_local: bool) -> None:
+    world = ScriptedWorld(is_local=is_local)
     rows = []
     for number in range(12):
         key = f"p/log/{number:08d}/{number + 1:010d}"
@@ -409,9 +409,9 @@ def test_chunks_of_a_near_store_are_read_one_after_another(monkeypatch: pytest.M
         threads.add(threading.get_ident())
 
     monkeypatch.setattr(node_chunks, "_fetch", fetch)
-    for near, count, own in ((True, 5, True), (False, 2, True), (False, 3, False)):
+    for is_local, count, own in ((True, 5, True), (False, 2, True), (False, 3, False)):
         threads.clear()
-        store = ScriptedWorld(near=near).store
+        store = ScriptedWorld(is_local=is_local).store
         assert list(node_chunks.fetch_chunks(store, [(number, None) for number in range(count)])) == []  # type: ignore[misc]
         assert (threads == {threading.get_ident()}) is own
 
@@ -446,6 +446,6 @@ def test_how_much_of_a_checkpoint_was_fetched_is_told_file_by_file(
     monkeypatch.setattr(checkpoints, "_read_links", lambda *_: {})
     monkeypatch.setattr(checkpoints, "run_all", lambda calls, _workers: [call() for call in calls])
     told: list[tuple[int, int]] = []
-    parts = [checkpoints.Part(0, blob) for blob in blobs]
-    checkpoints.fetch(ScriptedWorld().store, A, parts, tmp_path, lambda *given: told.append(given))
+    parts = [checkpoints.CheckpointFile(0, blob) for blob in blobs]
+    checkpoints.fetch_files(ScriptedWorld().store, A, parts, tmp_path, lambda *given: told.append(given))
     assert told == [(10, 40), (40, 40)]

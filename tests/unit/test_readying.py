@@ -14,21 +14,22 @@ from noticing_machine import Here
 
 from stoker.agent import setup
 from stoker.agent.environment.steps import Step
-from stoker.agent.rendezvous import Agreement
-from stoker.agent.runtime import Command, Host, View
-from stoker.agent.setup import Ready, Readying
-from stoker.model.spec import Container, Environment, Input, PackageIndex, Spec, Submission
+from stoker.agent.rendezvous import RendezvousResult
+from stoker.agent.runtime import Command, HostRuntime, RuntimeView
+from stoker.agent.setup import Setup, SetupResult
+from stoker.model.spec import Container, Environment, Input, PackageIndex, Spec
+from stoker.model.submission import Submission
 from stoker.processes import TRAINING, make_group
 
 
-class Surroundings(Host):
+class Surroundings(HostRuntime):
     """The machine itself, which keeps what it is asked for."""
 
     image = "repository@sha256:1"
 
     def __init__(self, world: AgentWorld, name: str) -> None:
         super().__init__(make_group(TRAINING, name, sessions=world.root / f"{name}.sessions"))
-        self.views: list[View] = []
+        self.views: list[RuntimeView] = []
         self.handed: list[Path] = []
         self.opened: list[bool] = []
         self.look: Callable[[], bool] = lambda: False
@@ -40,7 +41,7 @@ class Surroundings(Host):
     def open(self, timed: Any) -> None:
         self.opened.append(self.look())
 
-    def enter(self, view: View) -> None:
+    def enter(self, view: RuntimeView) -> None:
         self.views.append(view)
 
     def hand_over(self, environment: Path) -> None:
@@ -69,11 +70,11 @@ def a_submission(**spec: Any) -> Submission:
     return Submission(JOB, Spec(**{"name": "job", "run": "true"} | spec), "test", environ={"SENT": "along"})
 
 
-def readying(world: AgentWorld, machine: Here | None = None) -> tuple[Readying, Surroundings]:
+def readying(world: AgentWorld, machine: Here | None = None) -> tuple[Setup, Surroundings]:
     claim = world.claim()
     node = world.node(claim, machine=machine)
     around = Surroundings(world, node.config.instance)
-    found = Readying(node, around, lambda question: question(), lambda: None)
+    found = Setup(node, around, lambda question: question(), lambda: None)
     around.look = lambda: found.pulling
     return found, around
 
@@ -144,23 +145,23 @@ class Recorded:
 
 
 @pytest.mark.parametrize(
-    ("container", "kept", "keep_out"), [(False, False, False), (False, True, True), (True, True, False)]
+    ("container", "kept", "check_only"), [(False, False, False), (False, True, True), (True, True, False)]
 )
 def test_packages_of_the_system_are_not_installed_on_a_computer_that_outlives_the_node(
-    world: AgentWorld, monkeypatch: pytest.MonkeyPatch, container: bool, kept: bool, keep_out: bool
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch, container: bool, kept: bool, check_only: bool
 ) -> None:
     found, _ = readying(world, Kept(world.root / "kept" / "environments") if kept else None)
     asked: list[tuple[Any, ...]] = []
 
-    def step(packages: Any, mirror: Any, fetch: Any, env: Any, cwd: Any, *, keep_out: bool) -> Step:
-        asked.append((packages, env, cwd, keep_out))
+    def step(packages: Any, mirror: Any, fetch: Any, env: Any, cwd: Any, *, check_only: bool) -> Step:
+        asked.append((packages, env, cwd, check_only))
         return Step("apt", Command(("true",), {}, cwd))
 
-    monkeypatch.setattr(setup.apt, "step", step)
+    monkeypatch.setattr(setup.apt, "install_step", step)
     environment = Environment(apt=("libx",), container=Container("repo/x:1") if container else None)
     steps = Recorded()
-    got = found._install(a_submission(environment=environment), Ready({}, {}, base={"A": "1"}), steps)  # type: ignore[arg-type]
-    assert asked == [(("libx",), {"A": "1"}, found._paths.code, keep_out)]
+    got = found._install(a_submission(environment=environment), SetupResult({}, {}, base={"A": "1"}), steps)  # type: ignore[arg-type]
+    assert asked == [(("libx",), {"A": "1"}, found._paths.code, check_only)]
     assert steps.ran[0] == "apt" and got == {}
 
 
@@ -191,23 +192,23 @@ def test_environments_are_handed_over_and_later_ones_see_earlier_ones(
     monkeypatch.setattr(setup, "Conda", FakeConda)
     monkeypatch.setattr(setup, "Packages", FakePackages)
     submission = a_submission(environment=Environment(conda="environment.yml"))
-    got = found._install(submission, Ready({}, {}, base={"A": "1"}), Recorded())  # type: ignore[arg-type]
+    got = found._install(submission, SetupResult({}, {}, base={"A": "1"}), Recorded())  # type: ignore[arg-type]
     assert got == {"CONDA_PREFIX": "/c", "VIRTUAL_ENV": "/v", "MINE": "packages"}
     assert around.handed == [Path("/c"), Path("/v")]
     (first, conda_env, _), (second, env, python) = seen
     assert (first, second, python) == ("conda", "packages", "/c/bin/python")
     assert "MINE" not in conda_env and env["MINE"] == "conda"
     seen.clear()
-    found._install(a_submission(), Ready({}, {}), Recorded())  # type: ignore[arg-type]
+    found._install(a_submission(), SetupResult({}, {}), Recorded())  # type: ignore[arg-type]
     assert [(name, python) for name, _, python in seen] == [("packages", None)] and around.handed[2:] == [Path("/v")]
 
 
 def test_what_the_set_up_left_to_be_done_is_settled_and_without_any_nothing_is(world: AgentWorld) -> None:
     found, _ = readying(world)
-    found.settle(lambda: 0.0)
+    found.wait_for_uploads(lambda: 0.0)
     settled: list[float] = []
-    found._making = SimpleNamespace(settle=lambda until_s: settled.append(until_s()))  # type: ignore[assignment]
-    found.settle(lambda: 7.0)
+    found._builder = SimpleNamespace(wait_for_uploads=lambda until_s: settled.append(until_s()))  # type: ignore[assignment]
+    found.wait_for_uploads(lambda: 7.0)
     assert settled == [7.0]
 
 
@@ -219,7 +220,7 @@ def test_a_command_of_the_set_up_has_the_index_and_its_output_is_in_the_log(
     index = PackageIndex("https://me@host/simple", secret="env:PASSWORD")
     setup = 'for name in PIP_INDEX_URL UV_DEFAULT_INDEX; do eval "[ -n \\"\\$$name\\" ] && echo has $name"; done; pwd'
     environment = Environment(index=index)
-    monkeypatch.setattr(Readying, "_install", lambda *_: {"FROM": "the environment"})
+    monkeypatch.setattr(Setup, "_install", lambda *_: {"FROM": "the environment"})
     got = found.run(world.state, a_submission(setup=setup, environment=environment))
     log = found._paths.train_log.read_text()
     assert "has PIP_INDEX_URL" in log and str(found._paths.code) in log and got.environ == {"FROM": "the environment"}
@@ -228,7 +229,9 @@ def test_a_command_of_the_set_up_has_the_index_and_its_output_is_in_the_log(
 def test_a_job_with_the_contract_of_sagemaker_sees_its_tree(world: AgentWorld) -> None:
     node = world.node(world.claim())
     submission = a_submission(environment=Environment(contract="sagemaker"))
-    place = setup.make_place(node, submission, Ready({}, {}, machine="n2-standard-2"), Agreement(("h",), 1, None), 1)
-    command = setup.make_command(node, submission, Ready({}, {}, base={"A": "1"}), place, ("run",))
+    place = setup.make_location(
+        node, submission, SetupResult({}, {}, machine="n2-standard-2"), RendezvousResult(("h",), 1, None), 1
+    )
+    command = setup.make_command(node, submission, SetupResult({}, {}, base={"A": "1"}), place, ("run",))
     assert command.mounts and "SM_MODEL_DIR" in command.env and command.env["A"] == "1"
-    assert not setup.make_command(node, a_submission(), Ready({}, {}), replace(place), ("run",)).mounts
+    assert not setup.make_command(node, a_submission(), SetupResult({}, {}), replace(place), ("run",)).mounts

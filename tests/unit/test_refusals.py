@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker import client
-from stoker.jobfile import Job, gather, named_provider
+from stoker.jobfile import Job, job_layers, named_provider, shared_layers
 from stoker.model.errors import UserError
 from stoker.submit.send import check_writable, send
 
@@ -71,9 +71,10 @@ def test_what_is_shared_names_no_provider_for_sure(tmp_path: Path, monkeypatch: 
     (tmp_path / "stoker").mkdir()
     (tmp_path / "stoker" / "config.yaml").write_text("resources: {provider: gce}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert named_provider(gather()) is None
-    assert named_provider(gather(sets=["resources.provider=ec2"])) == "ec2"
-    assert named_provider(gather(sets=["resources=ec2"])) is None
+    shared = shared_layers(None)
+    assert named_provider(shared) is None
+    assert named_provider((*shared, *job_layers(sets=["resources.provider=ec2"]))) == "ec2"
+    assert named_provider((*shared, *job_layers(sets=["resources=ec2"]))) is None
 
 
 @pytest.mark.parametrize("provider", ["gce", "ec2"])

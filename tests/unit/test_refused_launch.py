@@ -17,7 +17,7 @@ from stoker.model import keys
 from stoker.model.errors import NoCapacity, QuotaExceeded, StoreDenied, Transient, UserError
 from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record
 from stoker.model.offerings import Instance
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.policy import versions
 from stoker.providers import registry
 from stoker.providers.local.provider import LocalProvider
@@ -60,7 +60,7 @@ def test_what_comes_of_a_launch_tells_the_rules_it_was_decided_by(job: str, monk
     monkeypatch.setattr(LocalProvider, "launch", none)
     Governor(store).run_pass()
     closed = next(entry for entry in job_log.entries(store, job) if isinstance(entry.event, Closed))
-    assert closed.policy == versions.digest(kept)
+    assert closed.policy == versions.policy_digest(kept)
     told = CliRunner().invoke(cli, ["explain", job]).stdout
     assert f"policy: version 1 ({closed.policy[:12]}), entries 2 to {closed.seq}" in told
     decisions = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).stdout)["decisions"]

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from stoker.core.placement import MAX_COST
+from stoker.core.acceptable_offerings import MAX_COST
 from stoker.model.errors import InvalidRequest, QuotaExceeded, UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Checkpoints, Environment, Gpus, Limits, Resources, Spec
+from stoker.model.resources import Gpus, Resources
+from stoker.model.spec import Checkpoints, Environment, Limits, Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.store.base import Store, open_store
-from stoker.submit import node_programs, prepare
+from stoker.submit import choose_offerings, identity, node_packages, node_programs, preflight, prepare
+from stoker.submit.prepared_job import PreparedJob
 
 RESOURCES = Resources(gpus=Gpus("A100", 1), spot="prefer", region="mars-1")
 
@@ -43,7 +45,7 @@ class Cloud:
     def build(self, order: LaunchOrder) -> tuple[Any, ...]:
         return (order,)
 
-    def rehearse(self, *launches: tuple[Any, ...]) -> None:
+    def preflight(self, *launches: tuple[Any, ...]) -> None:
         self.asked = [order.offering.spot for (order,) in launches]
         self.answer()
 
@@ -59,11 +61,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepare_on(
     place: Path, monkeypatch: pytest.MonkeyPatch, cloud: Cloud, *, offline: bool = False, **fields: Any
-) -> prepare.Prepared:
+) -> PreparedJob:
     def connect(_spec: Spec, _store: Store, *, offline: bool = False) -> Cloud:
         return cloud
 
-    monkeypatch.setattr(prepare, "connect", connect)
+    for module in (prepare, preflight):
+        monkeypatch.setattr(module, "connect", connect)
     spec = Spec(**{"name": "job", "run": ("python", "train.py"), "resources": RESOURCES, **fields})
     return prepare.prepare(spec, open_store(str(place / "store")), folder=place / "code", offline=offline)
 
@@ -107,7 +110,7 @@ def test_what_should_be_known_is_in_the_plan(place: Path, monkeypatch: pytest.Mo
             return (f"of {spec.name}",)
 
     with prepare_on(place, monkeypatch, Remarking(lambda: None)) as prepared:
-        assert prepared.told[-1] == "of job"
+        assert prepared.warnings[-1] == "of job"
 
 
 class Thorough(Cloud):
@@ -122,7 +125,7 @@ class Thorough(Cloud):
     def check(self, spec: Spec) -> None:
         self.calls.append(("check", spec.name))
 
-    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
+    def check_quota(self, offerings: Sequence[Offering], nodes: int) -> None:
         self.calls.append(("limits", len(offerings), nodes))
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
@@ -136,8 +139,8 @@ def test_a_provider_is_asked_all_that_it_knows(place: Path, monkeypatch: pytest.
     cloud = Thorough()
     with prepare_on(place, monkeypatch, cloud, nodes=3) as prepared:
         assert cloud.calls == [("check", "job"), ("limits", 3, 3)] and cloud.asked == [True, False]
-        assert (prepared.place, prepared.folder, len(prepared.offered)) == ("mars", place / "code", 3)
-        assert prepared.told == () and prepared.bounds is not None
+        assert (prepared.place, prepared.folder, len(prepared.all_offerings)) == ("mars", place / "code", 3)
+        assert prepared.warnings == () and prepared.limits is not None
         assert prepared.environ is not None and "PATH" in prepared.environ
 
 
@@ -145,8 +148,8 @@ def test_a_dry_run_asks_no_cloud(place: Path, monkeypatch: pytest.MonkeyPatch) -
     cloud = Thorough()
     with prepare_on(place, monkeypatch, cloud, offline=True) as prepared:
         assert cloud.calls == [("check", "job")] and cloud.asked == []
-        assert prepared.told == ("no table has mars-1",)
-        assert prepared.noted == () and prepared.bounds is not None, "a folder can be asked for its rules"
+        assert prepared.warnings == ("no table has mars-1",)
+        assert prepared.notes == () and prepared.limits is not None, "a folder can be asked for its rules"
 
 
 def test_a_provider_that_is_at_no_one_place_names_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +163,7 @@ def test_why_nothing_is_offered_is_the_providers_to_say(
 ) -> None:
     cloud = Thorough() if explains else Cloud(lambda: None)
     monkeypatch.setattr(cloud, "offerings", lambda _resources: ())
-    with pytest.raises(UserError, match=r"; `stoker offers` lists what there is$") as refused:
+    with pytest.raises(UserError, match=r"; `stoker offers` lists the machines on offer$") as refused:
         prepare_on(place, monkeypatch, cloud)
     assert ("it is closed today" in str(refused.value)) == explains
     assert list((place / "temporary").iterdir()) == []
@@ -187,20 +190,20 @@ def test_how_many_gpus_a_machine_may_have_is_agreed_on_where_no_machine_is_named
     gpus: Gpus | None, machine: str | None, most: int | None
 ) -> None:
     resources = Resources(gpus=gpus, machine=machine)
-    made = prepare._agreed(resources, (sold(spot=True), sold(spot=False, gpus=1)))
+    made = choose_offerings._frozen_resources(resources, (sold(spot=True), sold(spot=False, gpus=1)))
     assert (made.gpus.most if made.gpus else None, made.region) == (most, "mars-1")
-    assert prepare._agreed(resources, ()) == resources
+    assert choose_offerings._frozen_resources(resources, ()) == resources
 
 
 def test_a_place_without_a_region_changes_none(place: Path) -> None:
     offering = replace(sold(spot=True), region=None)
-    assert prepare._agreed(RESOURCES, (offering,)).region == "mars-1"
+    assert choose_offerings._frozen_resources(RESOURCES, (offering,)).region == "mars-1"
 
 
 def test_what_the_first_launch_would_ask_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = Thorough()
     with prepare_on(place, monkeypatch, cloud, nodes=2) as prepared:
-        (order,) = prepare.launch_requests(prepared, open_store(str(place / "store")))
+        (order,) = preflight.launch_requests(prepared, open_store(str(place / "store")))
     assert isinstance(order, LaunchOrder)
     assert (order.job, order.name, order.claim, order.attempt, order.nodes) == ("job-0000", "job", 2, 1, 2)
     assert (order.offering, order.spec, order.store) == (sold(spot=True), prepared.spec, f"file://{place}/store")
@@ -212,8 +215,8 @@ def test_providers_are_told_whether_they_may_ask(place: Path, monkeypatch: pytes
     asked: list[tuple[str, registry.Context]] = []
     monkeypatch.setattr(registry, "connect", lambda name, context: asked.append((name, context)))
     store, spec = open_store(str(place / "store")), Spec(name="job", run="true")
-    prepare.connect(spec, store, offline=offline)
-    prepare.connect(spec, store)
+    choose_offerings.connect(spec, store, offline=offline)
+    choose_offerings.connect(spec, store)
     assert [(name, context.store, context.offline) for name, context in asked] == [
         ("local", store.url, offline),
         ("local", store.url, False),
@@ -224,9 +227,9 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
     def unnamed() -> str:
         raise KeyError("no such user")
 
-    monkeypatch.setattr(prepare.getpass, "getuser", unnamed)
-    monkeypatch.setattr(prepare.os, "getuid", lambda: 4321)
-    assert prepare.submitter().startswith("4321@")
+    monkeypatch.setattr(identity.getpass, "getuser", unnamed)
+    monkeypatch.setattr(identity.os, "getuid", lambda: 4321)
+    assert identity.user_at_host().startswith("4321@")
 
 
 @pytest.mark.parametrize(
@@ -236,12 +239,15 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 def test_spot_without_a_price_is_missed_only_by_jobs_that_prefer_it(spot: Any, whose: str, told: bool) -> None:
     spec = Spec(name="x", run="true", resources=Resources(spot=spot), limits=Limits(max_cost=5.0))
     unpriced = replace(sold(spot=True), price=None)
-    lines = prepare._spot_left_out(spec, (sold(spot=False),), (unpriced, sold(spot=False)), whose)
+    lines = choose_offerings.spot_left_out(spec, (sold(spot=False),), (unpriced, sold(spot=False)), whose)
     assert bool(lines) == told
     if lines:
         assert lines[0].startswith(f"spot is left out: {whose} needs a known price; `stoker prices --provider local")
         assert ("limits.max_runtime" in lines[0]) == (whose == MAX_COST)
-    assert prepare._spot_left_out(spec, (sold(spot=False),), (sold(spot=True), replace(unpriced, spot=False))) == ()
+    assert (
+        choose_offerings.spot_left_out(spec, (sold(spot=False),), (sold(spot=True), replace(unpriced, spot=False)))
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,15 +259,15 @@ def test_an_agent_is_for_the_oldest_python_that_all_machines_are_known_to_have(
     images = SimpleNamespace(python_of=lambda _image, gpus: pythons[gpus])
     monkeypatch.setattr(registry, "images", lambda _provider: images)
     spec = Spec(name="x", run="true")
-    assert prepare._oldest_python(spec, tuple(sold(spot=True, gpus=gpus) for gpus in pythons)) == oldest
+    assert node_packages._oldest_python(spec, tuple(sold(spot=True, gpus=gpus) for gpus in pythons)) == oldest
     monkeypatch.setattr(registry, "images", lambda _provider: None)
-    assert prepare._oldest_python(spec, (sold(spot=True),)) is None
+    assert node_packages._oldest_python(spec, (sold(spot=True),)) is None
 
 
 def test_what_runs_make_is_not_code(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(place / "home"))
     spec = Spec(name="x", run="true", checkpoints=Checkpoints(dir="saves"), outputs="out:logs/*.txt")
-    found = prepare._not_code(spec, open_store(str(place / "a store")))
+    found = prepare._results_of_runs(spec, open_store(str(place / "a store")))
     assert set(found) >= {"saves", str(place / "home"), str(place / "a store")}
     assert not [each for each in found if "*" in each], "a pattern may match code as well"
 
@@ -304,7 +310,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, set[str], bool]]:
         found.append((program, set(arches), offline))
         return (f"built {program.name}",), (f"no {program.name}",)
 
-    monkeypatch.setattr(node_programs, "build_all", build_all)
+    monkeypatch.setattr(node_programs, "build_program_files", build_all)
     return found
 
 
@@ -314,23 +320,23 @@ def job_with(requirements: str | None) -> Spec:
 
 def test_machines_that_install_packages_get_uv_and_all_get_a_program_that_looks_at_stalls(built: list[Any]) -> None:
     both = {"arm64", "x86_64"}
-    found = prepare.pack_tools(Bundled(), job_with("requirements.txt"), ())  # type: ignore[arg-type]
+    found = node_packages.pack_tools(Bundled(), job_with("requirements.txt"), ())  # type: ignore[arg-type]
     assert built == [(node_programs.SPY, both, False), (node_programs.UV, both, False)]
     spy, uv = node_programs.SPY.name, node_programs.UV.name
     assert found == ((f"built {spy}", f"built {uv}"), (f"no {uv}",)), "nothing is missed that no job needs"
     built.clear()
-    found = prepare.pack_tools(Bundled(), job_with(None), (), offline=True)  # type: ignore[arg-type]
+    found = node_packages.pack_tools(Bundled(), job_with(None), (), offline=True)  # type: ignore[arg-type]
     assert built == [(node_programs.SPY, both, True)] and found == ((f"built {spy}",), ())
 
 
 def test_machines_that_have_an_agent_get_no_programs(built: list[Any]) -> None:
     here = Bundled(bundled=False)
-    assert prepare.pack_tools(here, job_with("requirements.txt"), ()) == ((), ())  # type: ignore[arg-type]
-    assert prepare.pack_agents(here, job_with(None), ()) == ((), ()) and built == []  # type: ignore[arg-type]
+    assert node_packages.pack_tools(here, job_with("requirements.txt"), ()) == ((), ())  # type: ignore[arg-type]
+    assert node_packages.pack_agents(here, job_with(None), ()) == ((), ()) and built == []  # type: ignore[arg-type]
 
 
 def test_machines_are_of_the_usual_architecture_where_a_provider_tells_none(built: list[Any]) -> None:
     plain = Cloud(lambda: None)
     plain.capabilities = replace(plain.capabilities, bundled=True)
-    prepare.pack_tools(plain, job_with(None), ())  # type: ignore[arg-type]
+    node_packages.pack_tools(plain, job_with(None), ())  # type: ignore[arg-type]
     assert [arches for _, arches, _ in built] == [{"x86_64"}]

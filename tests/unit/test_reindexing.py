@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker import client
-from stoker.governor.cost_ledger import read_spent
+from stoker.governor.cost_ledger import read_daily_costs
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.maintenance.reindex import reindex
@@ -52,7 +52,7 @@ def test_index_and_markers_come_back_from_the_logs(store: Store, tmp_path: Path)
     os.utime(tmp_path / "store" / keys.log_entry(gone, 4), (1.8e9 + 60, 1.8e9 + 60))
     store.delete([meta.key for prefix in (keys.ACTIVE, keys.INDEX) for meta in store.list(prefix)])
     done = reindex(store)
-    assert {each.job for each in read_spent(store, [keys.SPENT])} == {gone}, "what it spent, too"
+    assert {each.job for each in read_daily_costs(store, [keys.SPENT])} == {gone}, "what it spent, too"
     assert (done.jobs, done.marked, done.problems) == (3, 1, {})
     assert active_jobs(store) == {running: (1,)}
     phases = {job: job_index.read_index(store, job) for job in (running, ended, gone)}
@@ -117,7 +117,7 @@ def test_a_job_that_is_marked_is_left_as_it_is(store: Store, monkeypatch: pytest
     job = add(store, Ended(outcome="failed", rule="test"))
     done = reindex(store)
     assert (done.jobs, done.marked) == (1, 0) and job in active_jobs(store), "a governor retires it"
-    assert read_spent(store, [keys.SPENT]) == []
+    assert read_daily_costs(store, [keys.SPENT]) == []
 
 
 def test_what_is_left_of_removed_jobs_is_counted(store: Store) -> None:

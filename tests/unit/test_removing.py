@@ -14,11 +14,12 @@ from stoker.maintenance import delete
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Ended, Event, Record, ResumeAsked, Submitted
-from stoker.model.spec import Code, Input, Spec, Submission, Wheel
+from stoker.model.spec import Input, Spec
+from stoker.model.submission import Code, Submission, Wheel
 from stoker.store import job_index, job_log, removed_jobs
 from stoker.submit import shared_objects
-from stoker.submit.shared_objects import Shared, references
-from stoker.submit.uploads import collect as collect_uploads
+from stoker.submit.shared_objects import SharedObject, references
+from stoker.submit.uploads import collect_uploads as collect_uploads
 from stoker.testing.memory_store import Fault, MemoryStore
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
@@ -174,9 +175,9 @@ def test_what_a_spec_names() -> None:
     )
     found = references(codec.dumps(submission), url, "here")
     assert found == {
-        *(Shared(keys.CODE, "c-2"), Shared(keys.TOOLS, "t1"), Shared(keys.INPUTS, "up-3")),
-        *(Shared(keys.BUNDLES, name) for name in ("b1", "b2")),
-        *(Shared(keys.WHEELS, name) for name in ("w1", "w2-4")),
+        *(SharedObject(keys.CODE, "c-2"), SharedObject(keys.TOOLS, "t1"), SharedObject(keys.INPUTS, "up-3")),
+        *(SharedObject(keys.BUNDLES, name) for name in ("b1", "b2")),
+        *(SharedObject(keys.WHEELS, name) for name in ("w1", "w2-4")),
     }
     assert references(b'{"spec": {}}', url, "here") == set()
 
@@ -202,13 +203,13 @@ def test_the_next_generation_is_used_where_earlier_ones_were_given_up(world: Wor
         return b"data"
 
     def keep() -> str:
-        return shared_objects.keep(store, keys.CODE, USED, keys.code, read)
+        return shared_objects.store_once(store, keys.CODE, USED, keys.code, read)
 
     assert (keep(), keep(), len(sent)) == (USED, USED, 1), "what is there is not sent again"
     for name in (USED, f"{USED}-2"):
         store.create(keys.collected(keys.CODE, name), b"")
-        assert shared_objects.any_given_up(store, [Shared(keys.CODE, f"{USED}-3"), Shared(keys.CODE, name)])
-    assert not shared_objects.any_given_up(store, [Shared(keys.CODE, f"{USED}-3")])
+        assert shared_objects.any_retired(store, [SharedObject(keys.CODE, f"{USED}-3"), SharedObject(keys.CODE, name)])
+    assert not shared_objects.any_retired(store, [SharedObject(keys.CODE, f"{USED}-3")])
     assert keep() == f"{USED}-3" and len(sent) == 2
     assert world.keys(keys.CODE) == {keys.code(USED), keys.code(f"{USED}-3")}
 

@@ -16,9 +16,9 @@ from checkpoint_world import World, checkpoints, memory_store, write
 from stoker.agent.checkpoints.commit_requests import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.save_protocol import Save
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.agent.checkpoints.write_history import Mark
+from stoker.agent.checkpoints.write_history import PreSignalState
 from stoker.model.errors import StoreUnavailable
-from stoker.store.base import Sent
+from stoker.store.base import StoredFile
 from stoker.testing.memory_store import MemoryStore
 
 
@@ -90,10 +90,10 @@ def test_an_answer_takes_the_request_away_and_the_newest_hundred_are_kept(tmp_pa
 def test_a_save_that_was_replaced_or_removed_is_not_held_any_more(tmp_path: Path, queue: CommitQueue) -> None:
     ask(tmp_path, "a")
     (request,) = queue.waiting()
-    assert queue.holds(request) is True
+    assert queue.in_folder(request) is True
     ask(tmp_path, "a")
-    assert queue.holds(request) is False
-    assert queue.holds(CommitRequest(7, "unheard-of", 1)) is False
+    assert queue.in_folder(request) is False
+    assert queue.in_folder(CommitRequest(7, "unheard-of", 1)) is False
 
 
 def test_while_the_script_holds_the_lock_nothing_is_known_of_a_save_in_the_making(
@@ -102,13 +102,13 @@ def test_while_the_script_holds_the_lock_nothing_is_known_of_a_save_in_the_makin
     monkeypatch.setattr("stoker.agent.checkpoints.commit_requests._LOCK_S", 0.0)
     handle = os.open(tmp_path / "channel/.stoker-lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    assert queue.holds(CommitRequest(1, "a", 1)) is None
+    assert queue.in_folder(CommitRequest(1, "a", 1)) is None
     ask_dir = tmp_path / "folder/a"
     write(ask_dir / ".stoker-checkpoint.json", json.dumps({"number": 1}))
-    assert queue.holds(CommitRequest(1, "a", 1)) is True
-    queue.tidy(1)
+    assert queue.in_folder(CommitRequest(1, "a", 1)) is True
+    queue.remove_old_saves(1)
     os.close(handle)
-    assert queue.holds(CommitRequest(1, "a", 2)) is False
+    assert queue.in_folder(CommitRequest(1, "a", 2)) is False
 
 
 def test_only_old_saves_that_do_not_wait_are_tidied_away(tmp_path: Path, queue: CommitQueue) -> None:
@@ -117,7 +117,7 @@ def test_only_old_saves_that_do_not_wait_are_tidied_away(tmp_path: Path, queue: 
     for request in queue.waiting():
         if request.name != "b":
             queue.answer(request, key="k")
-    queue.tidy(1)
+    queue.remove_old_saves(1)
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["b", "d"]
 
 
@@ -127,13 +127,13 @@ def test_only_old_saves_that_do_not_wait_are_tidied_away(tmp_path: Path, queue: 
 class Saving:
     """A store during whose first upload the script makes another save."""
 
-    near = True
+    is_local = True
 
     def __init__(self, store: MemoryStore, then: Callable[[], None]) -> None:
         self._store, self._then, self.sent = store, then, 0
         self._lock = threading.Lock()
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+    def put_file(self, source: Path, key: Callable[[str], str]) -> StoredFile:
         # No other file is sent meanwhile.
         with self._lock:
             self.sent += 1
@@ -162,7 +162,7 @@ def test_of_sharded_saves_the_newest_goes_first_once_seconds_count(
     world.begin()
     world.save("first", parts, sharded=True)
     if pressed:
-        world.sync.press(1000.0)
+        world.sync.hurry(1000.0)
     world.tick(rounds=2)
     assert names(memory) == (["second"] if pressed else ["first", "second"])
 
@@ -171,7 +171,7 @@ def test_a_sharded_save_that_is_more_than_half_sent_goes_on(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One file after another: the oldest goes first, and is most of it.
-    monkeypatch.setattr("stoker.agent.checkpoints.sync.NEAR_WORKERS", 1)
+    monkeypatch.setattr("stoker.agent.checkpoints.sync_options.LOCAL_WORKERS", 1)
     world = World(tmp_path, memory, keep=100)
     parts = {"0": "x" * 10_000, "1": "1"}
     world.store = Saving(memory, lambda: world.save("second", {"0": "new"}, sharded=True))  # type: ignore[assignment]
@@ -179,7 +179,7 @@ def test_a_sharded_save_that_is_more_than_half_sent_goes_on(
     world.save("first", parts, sharded=True)
     for number, name in enumerate(("0", "1", ".stoker-checkpoint.json")):
         os.utime(world.folder / "first" / name, ns=(number, number))
-    world.sync.press(1000.0)
+    world.sync.hurry(1000.0)
     world.tick(rounds=2)
     assert names(memory) == ["first", "second"]
 
@@ -188,9 +188,9 @@ def test_a_store_that_fails_after_the_notice_is_tried_again_within_seconds(tmp_p
     tries: list[float] = []
 
     class Down:
-        near = True
+        is_local = True
 
-        def put_file(self, _source: Path, _key: Callable[[str], str]) -> Sent:
+        def put_file(self, _source: Path, _key: Callable[[str], str]) -> StoredFile:
             tries.append(world.clock.s)
             raise StoreUnavailable("down")
 
@@ -198,7 +198,7 @@ def test_a_store_that_fails_after_the_notice_is_tried_again_within_seconds(tmp_p
             return getattr(memory, name)
 
     world = World(tmp_path, Down()).begin()  # type: ignore[arg-type]
-    world.sync.press(1000.0)
+    world.sync.hurry(1000.0)
     world.save("a", {"model": "1"})
     world.tick(rounds=400, every_s=0.1)
     apart_s = [after - before for before, after in itertools.pairwise(sorted(set(tries)))]
@@ -206,7 +206,7 @@ def test_a_store_that_fails_after_the_notice_is_tried_again_within_seconds(tmp_p
 
 
 def test_the_writer_of_a_file_ended_by_itself_if_it_was_alone_or_the_command_itself() -> None:
-    mark = Mark(0.0, {}, set(), set(), set(), frozenset({1, 2}), frozenset(), True)
+    mark = PreSignalState(0.0, {}, set(), set(), set(), frozenset({1, 2}), frozenset(), True)
     mark.writers = {"root": frozenset({1}), "both": frozenset({1, 2}), "other": frozenset({2})}
     paths = ("root", "both", "other", "unseen")
     end = TrainingEnd("left", root=1, succeeded=True)

@@ -9,7 +9,7 @@ import pytest
 from stoker.agent.environment import requirements
 from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec
-from stoker.submit.requirements_file import Chosen, choose_requirements
+from stoker.submit.requirements_file import RequirementsChoice, choose_requirements
 
 LOCK = """\
 [[package]]
@@ -241,16 +241,16 @@ def test_requirements_at_the_root_are_found_and_announced(tmp_path: Path) -> Non
     chosen = choose_requirements(spec(), tmp_path, {"requirements.txt"})
     assert chosen.spec.environment.requirements == "requirements.txt"
     # It is part of the plan, and nothing to be warned of.
-    assert chosen.told == ()
-    assert chosen.noted == (
-        "requirements.txt is installed before the training starts (environment.requirements; `none` leaves it)",
+    assert chosen.warnings == ()
+    assert chosen.notes == (
+        "requirements.txt is installed before the training starts (environment.requirements: none skips it)",
     )
 
 
 def test_what_was_named_is_not_announced(tmp_path: Path) -> None:
     write(tmp_path, requirements_txt="numpy\n", deps__gpu_txt="scipy\n")
     chosen = choose_requirements(spec(requirements="deps/gpu.txt"), tmp_path, {"deps/gpu.txt"})
-    assert chosen == Chosen(spec(requirements="deps/gpu.txt"))
+    assert chosen == RequirementsChoice(spec(requirements="deps/gpu.txt"))
 
 
 @pytest.mark.parametrize(
@@ -259,18 +259,18 @@ def test_what_was_named_is_not_announced(tmp_path: Path) -> None:
 def test_nothing_is_found_where_nothing_is_wanted(tmp_path: Path, wishes: dict[str, str]) -> None:
     write(tmp_path, requirements_txt="numpy\n")
     asked = spec(**wishes)
-    assert choose_requirements(asked, tmp_path, {"requirements.txt"}) == Chosen(asked)
+    assert choose_requirements(asked, tmp_path, {"requirements.txt"}) == RequirementsChoice(asked)
 
 
 def test_a_file_that_is_not_packed_is_not_found_by_itself(tmp_path: Path) -> None:
     write(tmp_path, requirements_txt="numpy\n")
     chosen = choose_requirements(spec(), tmp_path, set())
-    assert (chosen.spec, chosen.noted) == (spec(), ())
+    assert (chosen.spec, chosen.notes) == (spec(), ())
     # Whoever wrote it may think that it is.
-    (line,) = chosen.told
+    (line,) = chosen.warnings
     assert line.startswith("requirements.txt is left out of the packed code") and "!requirements.txt" in line
     (tmp_path / "requirements.txt").unlink()
-    assert choose_requirements(spec(), tmp_path, set()) == Chosen(spec())
+    assert choose_requirements(spec(), tmp_path, set()) == RequirementsChoice(spec())
 
 
 @pytest.mark.parametrize("packed", [set(), {"requirements.txt"}])

@@ -25,13 +25,13 @@ from checkpoint_world import (
 
 from stoker.agent.checkpoints.restore import RestoreError, proposals, restore, restore_newest
 from stoker.agent.checkpoints.resume_from import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
-from stoker.agent.checkpoints.save_protocol import numbered
+from stoker.agent.checkpoints.save_protocol import numbered_saves
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store, open_store
-from stoker.store.checkpoint_manifests import EVERYTHING, encode
-from stoker.store.checkpoints import choose, list_checkpoints, parse_key, pull, safe_link, safe_path
+from stoker.store.checkpoint_manifests import TRUST_ALL, encode
+from stoker.store.checkpoints import choose, fetch_checkpoint, list_checkpoints, parse_key, safe_link, safe_path
 from stoker.testing.memory_store import Fault, MemoryStore
 
 
@@ -181,7 +181,7 @@ def test_a_manifest_that_is_too_large_is_not_read(memory: MemoryStore, monkeypat
     assert len(list_checkpoints(memory, JOB)) == 1
     monkeypatch.setattr("stoker.store.checkpoint_manifests.MANIFEST_BYTES", len(good) - 1)
     gets = memory.counts["get"]
-    assert list_checkpoints(memory, JOB, trust=EVERYTHING) == []
+    assert list_checkpoints(memory, JOB, trust=TRUST_ALL) == []
     assert memory.counts["get"] == gets
 
 
@@ -219,7 +219,7 @@ def test_a_restore_makes_the_folder_what_it_was(tmp_path: Path, store: Store) ->
     restored = restore(store, JOB, 0, manifest_keys(store)[1], folder)
     assert content(folder) == {"step-1/model": b"model 1", "step-1/sub/optimizer": b"optimizer 1"}
     assert restored.key == manifest_keys(store)[1]
-    assert [name for _, name in numbered(folder)] == ["step-1"]
+    assert [name for _, name in numbered_saves(folder)] == ["step-1"]
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoints"]
     again = restore(store, JOB, 0, manifest_keys(store)[2], folder)
     assert again.key == manifest_keys(store)[2]
@@ -394,7 +394,7 @@ def test_a_pull_adds_to_the_folder_and_tells_how_far_it_is(tmp_path: Path, store
     write(target / "mine", "stays")
     write(target / "step-2" / "model", "old")
     told: list[tuple[int, int]] = []
-    pull(store, JOB, checkpoints(store)[-1], target, lambda done, total: told.append((done, total)))
+    fetch_checkpoint(store, JOB, checkpoints(store)[-1], target, lambda done, total: told.append((done, total)))
     assert content(target) == {
         "mine": b"stays",
         "step-2/model": b"model 2",
@@ -409,7 +409,7 @@ def test_a_pull_of_something_damaged_changes_nothing(tmp_path: Path, store: Stor
     store.put(blob_of(store, 2, "optimizer"), b"flipped")
     write(tmp_path / "pulled" / "step-2" / "model", "old")
     with pytest.raises(RestoreError):
-        pull(store, JOB, checkpoints(store)[-1], tmp_path / "pulled")
+        fetch_checkpoint(store, JOB, checkpoints(store)[-1], tmp_path / "pulled")
     assert content(tmp_path / "pulled") == {"step-2/model": b"old"}
 
 
@@ -515,7 +515,7 @@ def test_a_single_save_is_imported_where_the_script_looks_for_it(tmp_path: Path,
     world.save("step-5", {"model": "5"}, step=5)
     import_checkpoint(store, "next", FromFolder(world.folder / "step-5"))
     assert imported(store, tmp_path) == {"step-5/model": b"5"}
-    assert [name for _, name in numbered(tmp_path / "imported")] == ["step-5"]
+    assert [name for _, name in numbered_saves(tmp_path / "imported")] == ["step-5"]
     assert list_checkpoints(store, "next")[0].step == 5
 
 
@@ -528,13 +528,13 @@ def test_a_folder_with_nothing_in_it_is_the_users_mistake(tmp_path: Path, store:
 
 
 def test_plain_files_in_a_bucket_are_imported(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = memory_store(near=False)
+    bucket = memory_store(is_local=False)
     bucket.put("model.pt", b"m")
     bucket.put("sub/x", b"x")
     monkeypatch.setattr("stoker.agent.checkpoints.resume_from.open_store", lambda url: bucket)
     assert import_checkpoint(store, "next", FromUrl("s3://bucket/base")) == "00000000/000000-base"
     assert imported(store, tmp_path) == {"model.pt": b"m", "sub/x": b"x"}
-    empty = memory_store(near=False)
+    empty = memory_store(is_local=False)
     monkeypatch.setattr("stoker.agent.checkpoints.resume_from.open_store", lambda url: empty)
     with pytest.raises(UserError, match="nothing at"):
         import_checkpoint(store, "third", FromUrl("s3://bucket/none"))

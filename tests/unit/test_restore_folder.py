@@ -17,7 +17,7 @@ from stoker.model.errors import SetupFailed
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Checkpoints, Spec
 from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import EVERYTHING
+from stoker.store.checkpoint_manifests import TRUST_ALL
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_restore_fills_the_folder_and_the_rest_is_moved_aside_and_named(paths:
     for number in range(3):
         write(opened.folder / f"half-{number}", "half")
     told: list[tuple[int, int]] = []
-    restored = opened.restore(store, 0, manifest_keys(store)[0], EVERYTHING, lambda *moved: told.append(moved))
+    restored = opened.restore(store, 0, manifest_keys(store)[0], TRUST_ALL, lambda *moved: told.append(moved))
     assert content(opened.folder) == {"step-1/model": b"1"}
     assert (restored.key, restored.step) == (manifest_keys(store)[0], 1)
     assert told and told[-1][0] == told[-1][1] > 0
@@ -102,7 +102,7 @@ def test_in_a_container_the_folder_is_made_and_kept_by_its_handle(paths: NodePat
     assert opened.folder.is_dir()
     opened.folder.rename(paths.code / "moved")
     write(paths.code / "moved/half", "half")
-    opened.restore(store, 0, manifest_keys(store)[0], EVERYTHING, None)
+    opened.restore(store, 0, manifest_keys(store)[0], TRUST_ALL, None)
     assert content(paths.code / "moved") == {"step-1/model": b"1", ".tmp-replaced/half": b"half"}
     assert opened.aside_text.endswith(f"moved from {opened.folder} to {opened.folder}/.tmp-replaced")
 
@@ -122,7 +122,7 @@ def test_what_lay_there_before_is_kept_for_the_next_agent_without_what_was_resto
     write(paths.code / "train.py", "code")
     opened = RestoreFolder.open(paths, spec(), JOB)
     write(opened.folder / "data", "of others")
-    restored = opened.restore(store, 0, manifest_keys(store)[0], EVERYTHING, None)
+    restored = opened.restore(store, 0, manifest_keys(store)[0], TRUST_ALL, None)
     baseline = take_baseline(paths, spec(), restored)
     assert str(paths.code / "train.py") in baseline.files
     assert str(opened.folder / "step-1/model") not in baseline.files

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.core.attempt_evidence import Case, case_of, facts_complete
+from stoker.core.attempt_evidence import AttemptEvidence, evidence_of, facts_complete
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.retry import closing, poisoned, verdict
+from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.core.retry import closing, verdict
 from stoker.core.saved_work import nothing_saved
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Waste
@@ -43,7 +44,7 @@ def make_case(
     beat: Heartbeat | None = None,
     named: int | None = None,
     user_errors: int = 0,
-) -> Case:
+) -> AttemptEvidence:
     """An attempt with these exits, after what is in `history`; `events` happened to it."""
     number = 2 + len(history)
     count = len(exits)
@@ -51,14 +52,14 @@ def make_case(
     state: JobState = make_state(*history, Claimed(SPOT_A, count), Launched(number, machines), *events)
     claim = state.claim(number)
     assert claim is not None
-    return Case(
+    return AttemptEvidence(
         claim=claim,
         exits=exits,
         heartbeats=(beat,) * count,
         noticed=noticed,
         state=state,
         spec=make_spec(count, user_errors=user_errors),
-        policy=DEFAULT,
+        settings=DEFAULT,
     )
 
 
@@ -73,7 +74,7 @@ def past(n: int, outcome: str = "failed", **rest: Any) -> tuple[Event, ...]:
 
 BEAT = make_beat(0, step=40).value
 
-CASES: list[tuple[Case, str, str, bool, str]] = [
+CASES: list[tuple[AttemptEvidence, str, str, bool, str]] = [
     (make_case(OK, OK), "succeeded", "finished", False, "the training finished on all 2 nodes"),
     (make_case(OK), "succeeded", "finished", False, "the training finished"),
     (make_case(None, None, named=1), "dry", "partial-gang", True, "only 1 of 2 machines came"),
@@ -160,7 +161,7 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
 
 
 @pytest.mark.parametrize(("case", "outcome", "rule", "restart", "reason"), CASES, ids=lambda value: str(value)[:40])
-def test_each_rule(case: Case, outcome: str, rule: str, restart: bool, reason: str) -> None:
+def test_each_rule(case: AttemptEvidence, outcome: str, rule: str, restart: bool, reason: str) -> None:
     found = verdict(case)
     assert (found.outcome, found.rule, found.restart) == (outcome, rule, restart)
     assert found.reason == reason
@@ -208,8 +209,8 @@ def test_a_checkpoint_that_attempts_fail_on_is_tried_twice_then_the_one_before()
     assert verdict(make_case(on_checkpoint(), history=once)).reason.endswith(
         " before any progress, 2 times: it is passed over from now on"
     )
-    assert poisoned(make_state(*once), DEFAULT) == frozenset()
-    assert poisoned(make_state(*past(2, suspects_checkpoint=True, restored_from=KEY)), DEFAULT) == {KEY}
+    assert poisoned_checkpoints(make_state(*once), DEFAULT) == frozenset()
+    assert poisoned_checkpoints(make_state(*past(2, suspects_checkpoint=True, restored_from=KEY)), DEFAULT) == {KEY}
 
 
 def test_the_only_checkpoint_is_not_given_up_on() -> None:
@@ -268,8 +269,8 @@ def test_small_additions_to_what_was_restored_are_no_save() -> None:
     for number in (2, 5):
         again = replace(closed, claim=number, checkpoint=f"{number:08d}/000001-args")
         events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), again]
-    assert poisoned(make_state(*events[:3]), DEFAULT) == {"00000002/"}, "its copy is never restored"
-    assert poisoned(make_state(*events), DEFAULT) == {"00000002/", "00000005/", KEY}
+    assert poisoned_checkpoints(make_state(*events[:3]), DEFAULT) == {"00000002/"}, "its copy is never restored"
+    assert poisoned_checkpoints(make_state(*events), DEFAULT) == {"00000002/", "00000005/", KEY}
 
 
 def test_failing_on_checkpoints_ends_whatever_they_are() -> None:
@@ -294,8 +295,8 @@ def test_a_checkpoint_that_was_loaded_once_is_never_condemned() -> None:
     events: list[Event] = []
     for closed in (good, *bad):
         events += [Claimed(SPOT_A, 1), Launched(closed.claim, nodes(closed.claim)), closed]
-    assert poisoned(make_state(*events), DEFAULT) == frozenset()
-    assert poisoned(make_state(*events, ended(), ResumeAsked("jane")), DEFAULT) == frozenset()
+    assert poisoned_checkpoints(make_state(*events), DEFAULT) == frozenset()
+    assert poisoned_checkpoints(make_state(*events, ended(), ResumeAsked("jane")), DEFAULT) == frozenset()
     case = make_case(on_checkpoint(), history=tuple(events[:3]))
     assert verdict(case).rule == "user-error", "the script is to blame"
 
@@ -306,7 +307,7 @@ def ended() -> Ended:
 
 def test_resume_remembers_what_is_poisoned() -> None:
     twice = past(2, suspects_checkpoint=True, restored_from=KEY)
-    assert poisoned(make_state(*twice, ended(), ResumeAsked("jane")), DEFAULT) == {KEY}
+    assert poisoned_checkpoints(make_state(*twice, ended(), ResumeAsked("jane")), DEFAULT) == {KEY}
     # But counts anew how many were given up on.
     keys = ("00000009/000001-a", "00000009/000002-b")
     four: list[Event] = []
@@ -323,11 +324,14 @@ def test_a_chosen_checkpoint_that_fails_again_ends_the_job() -> None:
     twice = past(2, suspects_checkpoint=True, restored_from=KEY)
     history = (*twice, ended(), ResumeAsked("jane", checkpoint=KEY))
     state = make_state(*history)
-    assert state.choice is not None and (state.choice.key, state.choice.seq) == (KEY, 9)
+    assert state.chosen_checkpoint is not None and (state.chosen_checkpoint.key, state.chosen_checkpoint.seq) == (
+        KEY,
+        9,
+    )
     found = verdict(make_case(on_checkpoint(older_checkpoints=0), history=history))
     assert (found.rule, found.restart) == ("user-error", False)
     kept = make_state(*history, ended(), ResumeAsked("jane"))
-    assert kept.choice == state.choice, "until another is chosen"
+    assert kept.chosen_checkpoint == state.chosen_checkpoint, "until another is chosen"
 
 
 def test_a_users_exception_on_one_rank_is_the_cause_of_the_noise_on_another() -> None:
@@ -390,14 +394,17 @@ def test_an_exit_for_a_notice_is_a_reclaim_though_the_notice_was_not_written() -
     claim = state.claim(2)
     assert claim is not None
     job = make_snapshot(state, make_facts(2, left=make_exit("interrupted", "notice")))
-    assert verdict(case_of(job, claim, DEFAULT)).outcome == "reclaimed"
+    assert verdict(evidence_of(job, claim, DEFAULT)).outcome == "reclaimed"
     other = make_snapshot(state, make_facts(2, left=make_exit("interrupted", "waited")))
-    assert verdict(case_of(other, claim, DEFAULT)).outcome == "abandoned"
+    assert verdict(evidence_of(other, claim, DEFAULT)).outcome == "abandoned"
 
 
 def test_what_a_person_named_is_never_poisoned() -> None:
     given = "00000000/000001-given"
-    assert poisoned(make_state(*past(3, suspects_checkpoint=True, restored_from=given)), DEFAULT) == frozenset()
+    assert (
+        poisoned_checkpoints(make_state(*past(3, suspects_checkpoint=True, restored_from=given)), DEFAULT)
+        == frozenset()
+    )
     early = make_exit("failed", code=1, trained_s=1.0, restored_from=given, older_checkpoints=1)
     assert verdict(make_case(early)).rule == "user-error"
 

@@ -18,7 +18,7 @@ from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef, Submitted
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.offerings import Instance, InstanceState, Offering
-from stoker.model.spec import LocalResources, Resources
+from stoker.model.resources import LocalResources, Resources
 from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
 from stoker.store import job_log

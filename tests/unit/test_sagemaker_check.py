@@ -12,8 +12,9 @@ pytest.importorskip("botocore")
 from botocore.exceptions import ClientError
 
 from stoker.model.errors import UserError
-from stoker.model.spec import Limits, Resources, SagemakerResources, Spec
-from stoker.providers.base import Finding, KnowsLimits
+from stoker.model.resources import Resources, SagemakerResources
+from stoker.model.spec import Limits, Spec
+from stoker.providers.base import CheckResult, SupportsQuotaCheck
 from stoker.providers.registry import Context
 from stoker.providers.sagemaker.provider import SageMakerProvider
 
@@ -66,13 +67,13 @@ def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("STOKER_HOME", str(tmp_path))
 
-    def looking(account: Account, spec: Spec = SPEC, home: str | None = "us-east-1") -> dict[str, Finding]:
+    def looking(account: Account, spec: Spec = SPEC, home: str | None = "us-east-1") -> dict[str, CheckResult]:
         monkeypatch.setattr("stoker.providers.sagemaker.provider.endpoint_address", lambda: None)
         monkeypatch.setattr("stoker.providers.sagemaker.provider.bucket_region", lambda _bucket: home)
         provider = SageMakerProvider(Context("s3://bucket/team"))
         monkeypatch.setattr(provider.clients, "get", lambda *_, **__: account)
         monkeypatch.setattr(provider.clients, "default_region", lambda: "us-east-1")
-        return {found.name: found for found in provider.checkup(spec)}
+        return {found.name: found for found in provider.check_account(spec)}
 
     return looking
 
@@ -140,10 +141,10 @@ def test_a_submission_compares_the_regions(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("stoker.providers.sagemaker.provider.endpoint_address", lambda: None)
     monkeypatch.setattr("stoker.providers.sagemaker.provider.bucket_region", lambda _bucket: "eu-west-1")
     provider = SageMakerProvider(Context("s3://bucket/team"))
-    assert isinstance(provider, KnowsLimits)
+    assert isinstance(provider, SupportsQuotaCheck)
     offered = provider.offerings(replace(SPEC.resources, region="us-east-1"))
     with pytest.raises(
         UserError, match=r"^resources\.region: us-east-1, and the store's bucket bucket is in eu-west-1"
     ):
-        provider.check_limits(offered, 1)
-    provider.check_limits(provider.offerings(replace(SPEC.resources, region="eu-west-1")), 1)
+        provider.check_quota(offered, 1)
+    provider.check_quota(provider.offerings(replace(SPEC.resources, region="eu-west-1")), 1)

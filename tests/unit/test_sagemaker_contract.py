@@ -13,19 +13,21 @@ from typing import Any
 
 import pytest
 
-from stoker.agent import job_folders, sagemaker_scripts
-from stoker.agent.runtime import Command, Host, Mount
-from stoker.agent.sagemaker_scripts import Machine
-from stoker.agent.training_environment import Place
+from stoker.agent import job_folders, sagemaker_machine, sagemaker_scripts, sagemaker_variables
+from stoker.agent.runtime import BindMount, Command, HostRuntime
+from stoker.agent.sagemaker_machine import ToolkitMachine
+from stoker.agent.training_environment import TrainingLocation
 from stoker.jobfile.job import Job
 from stoker.model.command_line import command_argv
 from stoker.model.errors import SetupFailed, SpecError
 from stoker.model.node_config import NodePaths
-from stoker.model.spec import Checkpoints, Container, Environment, Input, Resources, Spec, Submission
+from stoker.model.resources import Resources
+from stoker.model.spec import Checkpoints, Container, Environment, Input, Spec
+from stoker.model.submission import Submission
 from stoker.processes import TRAINING, NotMounted, make_group
 
 TOOLKIT = Path(sys.prefix) / "sagemaker" / "bin" / "python"
-MACHINE = Machine("ml.p4d.24xlarge", "ens5", cpus=96, gpus=8, neurons=0)
+MACHINE = ToolkitMachine("ml.p4d.24xlarge", "ens5", cpus=96, gpus=8, neurons=0)
 PARAMS = {
     "epochs": 3,
     "lr": 3e-4,
@@ -53,8 +55,8 @@ def submission(spec: Spec = SPEC) -> Submission:
     return Submission(job="job-x7", spec=spec, submitter="me@here")
 
 
-def place(paths: NodePaths, *, rank: int = 0, nodes: int = 1, inputs: dict[str, str] | None = None) -> Place:
-    return Place(
+def place(paths: NodePaths, *, rank: int = 0, nodes: int = 1, inputs: dict[str, str] | None = None) -> TrainingLocation:
+    return TrainingLocation(
         attempt=1,
         rank=rank,
         addresses=tuple(f"10.0.0.{n + 1}" for n in range(nodes)),
@@ -86,7 +88,7 @@ def paths(tmp_path: Path) -> NodePaths:
 
 def test_every_variable(paths: NodePaths) -> None:
     inputs = {"train": "/somewhere", "val-set": "/elsewhere", "piped": "s3://b/p"}
-    told = sagemaker_scripts.variables(submission(), place(paths, rank=1, nodes=2, inputs=inputs), MACHINE)
+    told = sagemaker_variables.variables(submission(), place(paths, rank=1, nodes=2, inputs=inputs), MACHINE)
     whole = json.loads(told.pop("SM_TRAINING_ENV"))
     resources = {
         "current_group_name": "homogeneousCluster",
@@ -169,7 +171,7 @@ def test_every_variable(paths: NodePaths) -> None:
 
 def test_the_table_of_variables_is_whole(paths: NodePaths) -> None:
     """`docs/environment.md` is made of it."""
-    told = sagemaker_scripts.variables(submission(), place(paths), MACHINE)
+    told = sagemaker_variables.variables(submission(), place(paths), MACHINE)
     named = {name for names, _ in sagemaker_scripts.CONTRACT for name in names.split(", ")}
     for name in told:
         general = re.sub(r"^(SM_HP|SM_CHANNEL)_.*", r"\1_<NAME>", name)
@@ -179,7 +181,7 @@ def test_the_table_of_variables_is_whole(paths: NodePaths) -> None:
 
 
 def test_hosts_are_sorted_as_sagemaker_sorts_them(paths: NodePaths) -> None:
-    told = sagemaker_scripts.variables(submission(), place(paths, rank=9, nodes=11), MACHINE)
+    told = sagemaker_variables.variables(submission(), place(paths, rank=9, nodes=11), MACHINE)
     assert told["SM_CURRENT_HOST"] == "algo-10"
     assert json.loads(told["SM_HOSTS"])[:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
 
@@ -197,7 +199,7 @@ def test_hosts_are_sorted_as_sagemaker_sorts_them(paths: NodePaths) -> None:
     ],
 )
 def test_the_script_that_a_command_runs(paths: NodePaths, run: Any, entry: str) -> None:
-    told = sagemaker_scripts.variables(submission(replace(SPEC, run=run)), place(paths), MACHINE)
+    told = sagemaker_variables.variables(submission(replace(SPEC, run=run)), place(paths), MACHINE)
     assert told["SM_USER_ENTRY_POINT"] == entry
     assert told["SM_MODULE_NAME"] == entry.removesuffix(".py")
 
@@ -210,7 +212,7 @@ def test_parameters_of_the_toolkits_own(paths: NodePaths) -> None:
         "lr": 1,
     }
     spec = replace(SPEC, params=params)
-    told = sagemaker_scripts.variables(submission(spec), place(paths), MACHINE)
+    told = sagemaker_variables.variables(submission(spec), place(paths), MACHINE)
     assert told["SM_USER_ENTRY_POINT"] == "other.py"
     assert told["SM_LOG_LEVEL"] == "10"
     assert told["SM_FRAMEWORK_PARAMS"] == '{"sagemaker_torch_distributed_enabled":true}'
@@ -230,7 +232,7 @@ def test_a_launcher_that_was_asked_for_has_all_hosts(paths: NodePaths, launcher:
     where = place(paths, nodes=2)
     for asked, groups, hosts in ((True, ["homogeneousCluster"], ["algo-1", "algo-2"]), (False, [], [])):
         spec = replace(SPEC, params={f"sagemaker_{launcher}_enabled": asked})
-        told = sagemaker_scripts.variables(submission(spec), where, MACHINE)
+        told = sagemaker_variables.variables(submission(spec), where, MACHINE)
         whole = json.loads(told["SM_TRAINING_ENV"])
         assert json.loads(told["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == whole["distribution_instance_groups"] == groups
         assert whole["distribution_hosts"] == hosts
@@ -240,18 +242,18 @@ def test_parameters_that_the_toolkit_keeps_to_itself(paths: NodePaths) -> None:
     private = ("program", "submit_directory", "container_log_level", "job_name", "region")
     private = (*private, "enable_cloudwatch_metrics", "s3_output")
     params = {f"sagemaker_{name}": "x" for name in private} | {"sagemaker_other": "y"}
-    told = sagemaker_scripts.variables(submission(replace(SPEC, params=params)), place(paths), MACHINE)
+    told = sagemaker_variables.variables(submission(replace(SPEC, params=params)), place(paths), MACHINE)
     assert json.loads(told["SM_FRAMEWORK_PARAMS"]) == {"sagemaker_other": "y"}
 
 
 def test_the_region_is_the_jobs_own_before_the_machines(paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     monkeypatch.setenv("SAGEMAKER_TRAINING_MODULE", "of.the.image")
-    told = sagemaker_scripts.variables(submission(), place(paths), MACHINE)
+    told = sagemaker_variables.variables(submission(), place(paths), MACHINE)
     assert (told["SAGEMAKER_REGION"], told["SM_FRAMEWORK_MODULE"]) == ("eu-west-1", "of.the.image")
     own = replace(SPEC, env={"AWS_REGION": "us-east-2"})
-    assert sagemaker_scripts.variables(submission(own), place(paths), MACHINE)["SAGEMAKER_REGION"] == "us-east-2"
-    sagemaker_scripts.lay(paths, own, place(paths), MACHINE, "job-x7")
+    assert sagemaker_variables.variables(submission(own), place(paths), MACHINE)["SAGEMAKER_REGION"] == "us-east-2"
+    sagemaker_scripts.write_tree(paths, own, place(paths), MACHINE, "job-x7")
     found = json.loads((paths.root / "ml/input/config/hyperparameters.json").read_text())
     assert found["sagemaker_region"] == '"us-east-2"'
 
@@ -263,7 +265,7 @@ def test_launchers_that_an_image_brings_are_told(
     (tmp_path / "programs").mkdir()
 
     def told() -> list[bool]:
-        whole = json.loads(sagemaker_scripts.variables(submission(), place(paths), MACHINE)["SM_TRAINING_ENV"])
+        whole = json.loads(sagemaker_variables.variables(submission(), place(paths), MACHINE)["SM_TRAINING_ENV"])
         return [whole["is_smddprun_installed"], whole["is_smddpmprun_installed"]]
 
     assert told() == [False, False]
@@ -301,7 +303,7 @@ def test_the_tree(paths: NodePaths) -> None:
     inputs = {"train": str(paths.inputs / "train"), "val-set": str(single), "piped": "s3://b/p"}
     for _ in range(2):  # May be repeated.
         command = Command(("true",), {"PYTHONPATH": "/lib"}, paths.code)
-        enclosed = sagemaker_scripts.enclose(
+        enclosed = sagemaker_scripts.apply_contract(
             command, submission(), place(paths, nodes=2, inputs=inputs), paths, MACHINE
         )
     tree = paths.root / "ml"
@@ -322,8 +324,8 @@ def test_the_tree(paths: NodePaths) -> None:
     assert set(json.loads((tree / "input/config/inputdataconfig.json").read_text())) == set(inputs)
     data = "/opt/ml/input/data"
     assert [mount for mount in enclosed.mounts if mount.target.startswith(data)] == [
-        Mount(paths.inputs / "train", f"{data}/train", read_only=True),
-        Mount(single, f"{data}/val-set/single.csv", read_only=True),
+        BindMount(paths.inputs / "train", f"{data}/train", read_only=True),
+        BindMount(single, f"{data}/val-set/single.csv", read_only=True),
     ]
     assert (tree / "input/data/train").is_dir() and (tree / "input/data/val-set/single.csv").exists()
     assert not (tree / "input/data/piped").exists()
@@ -373,10 +375,10 @@ def test_checkpoints_where_something_else_belongs(folder: str) -> None:
 def test_a_folder_of_outputs_besides(paths: NodePaths) -> None:
     for outputs, inside in (("figures", "/opt/ml/code/figures"), ("/data/figures", "/data/figures")):
         spec = replace(SPEC, outputs=outputs)
-        command = sagemaker_scripts.enclose(
+        command = sagemaker_scripts.apply_contract(
             Command(("x",), {}, paths.code), submission(spec), place(paths), paths, MACHINE
         )
-        assert Mount(paths.root / "artifacts" / "outputs", inside) in command.mounts
+        assert BindMount(paths.root / "artifacts" / "outputs", inside) in command.mounts
         assert command.env["STOKER_OUTPUT_DIR"] == inside
     assert (paths.code / "figures").is_dir()
     assert job_folders.outputs_inside(replace(SPEC, outputs="/opt/ml/model")) is None
@@ -384,30 +386,30 @@ def test_a_folder_of_outputs_besides(paths: NodePaths) -> None:
 
 
 def test_what_a_failure_says(paths: NodePaths) -> None:
-    assert sagemaker_scripts.failure(paths, {}) == ""
+    assert sagemaker_scripts.read_failure(paths, {}) == ""
     path = paths.root / "ml" / "output" / "failure"
     path.parent.mkdir(parents=True)
     path.write_text("ValueError:\n  not a number\n\tof hunter22-secret " + "x" * 5000)
-    said = sagemaker_scripts.failure(paths, {"TOKEN": "hunter22-secret"})
+    said = sagemaker_scripts.read_failure(paths, {"TOKEN": "hunter22-secret"})
     assert said.startswith("ValueError: not a number of *** xxx")
     assert len(said) <= 1024
     # A secret is masked before the text is cut, also where it lies across the cut.
     path.write_text("x" * 1020 + "hunter22-secret")
-    assert sagemaker_scripts.failure(paths, {"TOKEN": "hunter22-secret"}) == "x" * 1020 + "***"
+    assert sagemaker_scripts.read_failure(paths, {"TOKEN": "hunter22-secret"}) == "x" * 1020 + "***"
     path.unlink()
     path.mkdir()
-    assert sagemaker_scripts.failure(paths, {}) == ""
+    assert sagemaker_scripts.read_failure(paths, {}) == ""
     path.rmdir()
     os.mkfifo(path)
-    assert sagemaker_scripts.failure(paths, {}) == "", "nobody waits for whoever writes to a pipe"
+    assert sagemaker_scripts.read_failure(paths, {}) == "", "nobody waits for whoever writes to a pipe"
     path.unlink()
     path.symlink_to("/etc/hostname")
-    assert sagemaker_scripts.failure(paths, {}) == "", "an agent may read more than the training"
+    assert sagemaker_scripts.read_failure(paths, {}) == "", "an agent may read more than the training"
 
 
 def test_an_images_own_program_finds_parameters_as_the_sdk_sends_them(paths: NodePaths) -> None:
     spec = replace(SPEC, run=("train",), params={"optimizer": "adam", "flag": True, "layers": "json:[1, 2]", "n": None})
-    sagemaker_scripts.enclose(Command(("true",), {}, paths.code), submission(spec), place(paths), paths, MACHINE)
+    sagemaker_scripts.apply_contract(Command(("true",), {}, paths.code), submission(spec), place(paths), paths, MACHINE)
     found = json.loads((paths.root / "ml/input/config/hyperparameters.json").read_text())
     own = {name: value for name, value in found.items() if not name.startswith("sagemaker_")}
     assert own == {"optimizer": "adam", "flag": "True", "layers": "[1, 2]", "n": "None"}
@@ -415,13 +417,13 @@ def test_an_images_own_program_finds_parameters_as_the_sdk_sends_them(paths: Nod
 
 
 def test_the_interface_that_has_an_address() -> None:
-    assert sagemaker_scripts.interface_of("127.0.0.1") == "lo"
-    assert sagemaker_scripts.interface_of("192.0.2.1") == "eth0"
+    assert sagemaker_machine.interface_of("127.0.0.1") == "lo"
+    assert sagemaker_machine.interface_of("192.0.2.1") == "eth0"
 
 
 @pytest.mark.parametrize(("provider", "expected"), [("ec2", "ml.g5.xlarge"), ("gce", "g5.xlarge"), ("local", "local")])
 def test_the_type_of_a_machine(provider: str, expected: str) -> None:
-    assert sagemaker_scripts.instance_type(provider, "g5.xlarge") == expected
+    assert sagemaker_machine.instance_type(provider, "g5.xlarge") == expected
 
 
 @pytest.mark.parametrize(
@@ -445,8 +447,8 @@ def test_what_this_machine_has(
         (programs / "neuron-ls").write_text(f'#!/bin/sh\n[ "$1" = -j ] || exit 2\n{script}\n')
         (programs / "neuron-ls").chmod(0o755)
     here = replace(place(paths, rank=1, nodes=2), addresses=("10.0.0.1", "127.0.0.1"))
-    found = sagemaker_scripts.look(here, "ml.trn1.2xlarge")
-    assert found == Machine("ml.trn1.2xlarge", "lo", cpus=os.cpu_count() or 1, gpus=8, neurons=neurons)
+    found = sagemaker_machine.probe_machine(here, "ml.trn1.2xlarge")
+    assert found == ToolkitMachine("ml.trn1.2xlarge", "lo", cpus=os.cpu_count() or 1, gpus=8, neurons=neurons)
 
 
 class _Refuses:
@@ -456,11 +458,11 @@ class _Refuses:
 
 def test_where_there_can_be_no_tree_one_line_says_so(paths: NodePaths) -> None:
     with pytest.raises(SetupFailed) as failed:
-        sagemaker_scripts.check(_Refuses(), paths, SPEC)  # type: ignore[arg-type]
+        sagemaker_scripts.check_mounts(_Refuses(), paths, SPEC)  # type: ignore[arg-type]
     assert failed.value.user
     assert str(failed.value).startswith("environment.contract: no /opt/ml here: a user namespace: not allowed; be root")
     for other in (Environment(), Environment(contract="sagemaker", container=Container("x"))):
-        sagemaker_scripts.check(_Refuses(), paths, replace(SPEC, environment=other))  # type: ignore[arg-type]
+        sagemaker_scripts.check_mounts(_Refuses(), paths, replace(SPEC, environment=other))  # type: ignore[arg-type]
 
 
 class _Spawns:
@@ -485,7 +487,7 @@ def test_a_machine_of_the_jobs_own_has_the_folder_before_anything_runs(
     ml = tmp_path / "opt" / "ml"
     monkeypatch.setattr(sagemaker_scripts, "Path", lambda text: ml if text == "/opt/ml" else Path(text))
     for _ in range(2):  # May be repeated.
-        sagemaker_scripts.check(spawns, paths, replace(SPEC, resources=Resources(provider=provider)))  # type: ignore[arg-type]
+        sagemaker_scripts.check_mounts(spawns, paths, replace(SPEC, resources=Resources(provider=provider)))  # type: ignore[arg-type]
         assert ml.exists() is made
     command = spawns.ran[0]
     assert command.argv == ("true",)
@@ -515,17 +517,17 @@ def test_the_toolkit_reads_the_tree_as_the_variables_tell_it(
     spec = replace(SPEC, params={**PARAMS, **launcher}, inputs=named)
     where = place(paths, rank=rank, nodes=2, inputs=inputs)
     bare = Command((str(TOOLKIT), "-c", _TELL), {"PATH": os.environ["PATH"]}, paths.code)
-    command = sagemaker_scripts.enclose(bare, submission(spec), where, paths, MACHINE)
+    command = sagemaker_scripts.apply_contract(bare, submission(spec), where, paths, MACHINE)
     # It has to find out by itself.
     kept = {name: value for name, value in command.env.items() if not name.startswith("SM_")}
-    host = Host(make_group(TRAINING, f"toolkit-{os.getpid()}", sessions=paths.root / "sessions"))
+    host = HostRuntime(make_group(TRAINING, f"toolkit-{os.getpid()}", sessions=paths.root / "sessions"))
     try:
         output = paths.root / "out"
         assert host.spawn(replace(command, env=kept), output).wait() == 0, output.read_text()
     finally:
         host.close()
     found = json.loads(output.read_text().splitlines()[-1])
-    ours = sagemaker_scripts.variables(submission(spec), where, MACHINE)
+    ours = sagemaker_variables.variables(submission(spec), where, MACHINE)
     theirs = found["variables"]
     assert _comparable(theirs) == {name: value for name, value in _comparable(ours).items() if name in theirs}
     assert set(ours) - set(theirs) == {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stoker.jobfile import layer_of, resolve
+from stoker.jobfile import layer_of, resolve, shared_layers
 from stoker.jobfile.job import Job
 from stoker.model.command_line import command_argv
 from stoker.model.errors import UserError
@@ -61,7 +61,7 @@ def spec_of(estimator: EstimatorBase, inputs: object = None, job_name: str | Non
 
 
 def told(estimator: EstimatorBase, inputs: object = None, provider: str = "ec2") -> list[str]:
-    return list(estimator._translate(inputs, None, provider).told)
+    return list(estimator._translate(inputs, None, provider).warnings)
 
 
 def pytorch(**arguments: Any) -> PyTorch:
@@ -149,7 +149,7 @@ def test_what_is_honoured_changes_the_job(name: str) -> None:
 def test_a_name_that_no_version_had() -> None:
     with pytest.raises(TypeError, match=r"PyTorch: there is no argument 'instance_typ'; did you mean instance_type\?"):
         pytorch(instance_typ="x")
-    with pytest.raises(TypeError, match="train_max_run and max_run say different things"):
+    with pytest.raises(TypeError, match="train_max_run and max_run have different values"):
         pytorch(max_run=1, train_max_run=2)
 
 
@@ -308,7 +308,7 @@ def test_without_a_machine_somebody_else_has_to_say_where(monkeypatch: pytest.Mo
         with pytest.raises(BadArgument, match=r"^instance_type: is missing; name a machine such as 'ml.g5.xlarge', or"):
             call()
     said = pytorch(instance_type=None, stoker={"resources": {"provider": "ec2", "gpus": "A100:8"}})
-    assert said._provider(_store()) == "ec2"
+    assert said._provider(shared_layers(_store())) == "ec2"
 
 
 def test_a_store_that_machines_cannot_reach_is_named_as_the_call_names_it(
@@ -325,13 +325,13 @@ def test_a_store_that_machines_cannot_reach_is_named_as_the_call_names_it(
 
 
 def test_where_it_runs_is_said_by_the_usual_layers(place: Path) -> None:
-    assert pytorch()._provider(_store()) == "ec2", "SageMaker's machines are EC2's"
-    assert pytorch(instance_type="local")._provider(_store()) == "local"
+    assert pytorch()._provider(shared_layers(_store())) == "ec2", "SageMaker's machines are EC2's"
+    assert pytorch(instance_type="local")._provider(shared_layers(_store())) == "local"
     (place / "config" / "stoker").mkdir(parents=True)
     (place / "config" / "stoker" / "config.yaml").write_text("resources: {provider: gce}\n")
-    assert pytorch()._provider(_store()) == "gce"
-    assert pytorch(instance_type="local_gpu")._provider(_store()) == "local"
-    assert pytorch(stoker={"resources": {"provider": "local"}})._provider(_store()) == "local"
+    assert pytorch()._provider(shared_layers(_store())) == "gce"
+    assert pytorch(instance_type="local_gpu")._provider(shared_layers(_store())) == "local"
+    assert pytorch(stoker={"resources": {"provider": "local"}})._provider(shared_layers(_store())) == "local"
 
 
 def _store() -> Any:
@@ -344,15 +344,15 @@ def test_what_only_ec2_has_is_told_elsewhere() -> None:
     estimator = pytorch(subnets=["a", "b"], security_group_ids=["c"], volume_size=10)
     on_ec2 = estimator._translate(None, None, "ec2")
     assert on_ec2.fields["resources"]["ec2"] == {"subnet": "a", "security_groups": ["c"]}
-    assert [line.partition(":")[0] for line in on_ec2.told] == ["subnets"]
+    assert [line.partition(":")[0] for line in on_ec2.warnings] == ["subnets"]
     on_gce = estimator._translate(None, None, "gce")
     assert on_gce.fields["resources"] == {"disk": "10GB"}
     assert "container" not in on_gce.fields["environment"]
     names = ["instance_type", "subnets", "security_group_ids", "framework_version"]
-    assert [line.partition(":")[0] for line in on_gce.told] == names
+    assert [line.partition(":")[0] for line in on_gce.warnings] == names
     here = estimator._translate(None, None, "local")
     assert "resources" not in here.fields
-    assert [line.partition(":")[0] for line in here.told] == [
+    assert [line.partition(":")[0] for line in here.warnings] == [
         *("instance_type", "volume_size", "subnets", "security_group_ids", "framework_version")
     ]
 
@@ -366,7 +366,7 @@ def test_an_image_must_be_named_somehow() -> None:
 def test_the_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     estimator = pytorch(output_path="s3://bucket/out")
     assert estimator._store_url() is None, "STOKER_STORE names one"
-    assert next(estimator._told_of_places(_store())).startswith("output_path: not honoured: outputs are in the store")
+    assert next(estimator._place_warnings(_store())).startswith("output_path: not honoured: outputs are in the store")
     monkeypatch.delenv("STOKER_STORE")
     assert estimator._store_url() == "s3://bucket/out"
     assert pytorch(output_path="s3://b", stoker={"store": "s3://other"})._store_url() == "s3://other"
@@ -388,7 +388,7 @@ def test_checkpoints_that_are_there_are_gone_on_from(place: Path) -> None:
     (saved / "epoch-1").write_text("1")
     assert estimator._resume() == {"resume_from": saved.as_uri()}
     assert any(
-        "checkpoint_s3_uri: new checkpoints are in the store" in line for line in estimator._told_of_places(_store())
+        "checkpoint_s3_uri: new checkpoints are in the store" in line for line in estimator._place_warnings(_store())
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stoker.model.errors import UserError
-from stoker.providers.base import Grants
-from stoker.providers.console_links import Seat
+from stoker.providers.console_links import NodeIdentity
+from stoker.providers.grants import Grants
 from stoker.providers.sagemaker import iam, links, names
 
 STORE = "s3://my-bucket/team"
@@ -84,7 +84,7 @@ def test_the_script_is_one() -> None:
 def test_links_lead_to_the_training_job() -> None:
     name = names.training_job(STORE, "gpt-7f3k", 3, 2)
     host = names.host(name, 1)
-    assert links.name(Seat(STORE, "gpt-7f3k", 3, 1, 2, 1)) == name
+    assert links.name(NodeIdentity(STORE, "gpt-7f3k", 3, 1, 2, 1)) == name
     assert links.machine(host, "eu-west-1") == (
         f"https://eu-west-1.console.aws.amazon.com/sagemaker/home?region=eu-west-1#/jobs/{name}"
     )

@@ -21,8 +21,8 @@ from stoker.agent.node import utcnow
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.node_config import NodeConfig
-from stoker.providers.base import Contained, Remade
-from stoker.providers.sagemaker.bootstrap import who
+from stoker.providers.base import RunsInContainer, SupportsHostReplacement
+from stoker.providers.sagemaker.bootstrap import host_and_rank
 from stoker.providers.sagemaker.machine import ASKED, GRACE_S, SageMakerMachine
 from stoker.testing.memory_store import MemoryStore
 
@@ -83,7 +83,7 @@ def test_ranks_are_by_the_numbers_of_hosts_whatever_order_they_are_told_in(tmp_p
     for host, rank in (("algo-1", 0), ("algo-2", 1), ("algo-10", 9), ("algo-11", 10)):
         told = json.dumps({"current_host": host, "hosts": names})
         (tmp_path / "input/config/resourceconfig.json").write_text(told)
-        assert who(tmp_path, len(names)) == (host, rank)
+        assert host_and_rank(tmp_path, len(names)) == (host, rank)
 
 
 def test_it_becomes_a_node_and_shows_the_log(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_torn_note_is_none(tmp_path: Path) -> None:
     (tmp_path / ASKED).write_text(str(time.monotonic() - GRACE_S - 1))
     notice = machine.notice()
     assert notice is not None and notice.grace_s == 0.0
-    assert isinstance(machine, Contained) and isinstance(machine, Remade)
+    assert isinstance(machine, RunsInContainer) and isinstance(machine, SupportsHostReplacement)
 
 
 # ── Who was here before ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,8 @@ from stoker.jobfile.provider_fields import check_honoured
 from stoker.model import codec
 from stoker.model.errors import QuotaExceeded, SpecError, UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Container, Environment, Limits, Resources, Retry, SagemakerResources, Spec
+from stoker.model.resources import Resources, SagemakerResources
+from stoker.model.spec import Container, Environment, Limits, Retry, Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.sagemaker import catalog, offers, prices, request
 from stoker.providers.sagemaker.capabilities import CAPABILITIES

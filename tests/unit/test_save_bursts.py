@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stoker.agent.checkpoints.folder_events import Event
+from stoker.agent.checkpoints.folder_events import FolderEvent
 from stoker.agent.checkpoints.save_bursts import PAUSE_S, SaveBursts, _Counter
 
 
@@ -37,13 +37,13 @@ class Program:
         self.files[path] = Sized(size)
         if source is not None:
             del self.files[source]
-        self.note(Event(path, source))
+        self.note(FolderEvent(path, source))
 
     def remove(self, path: str) -> None:
         del self.files[path]
-        self.note(Event(path, gone=True))
+        self.note(FolderEvent(path, gone=True))
 
-    def note(self, event: Event) -> None:
+    def note(self, event: FolderEvent) -> None:
         self.bursts.note([event], self.now)
         if self.candidate and self.bursts.has_come_round():
             self.whole, self.candidate = self.candidate, 0
@@ -52,7 +52,7 @@ class Program:
     def rest(self, seconds: float) -> None:
         """Nothing is written for so long."""
         self.now += seconds
-        if not self.bursts.under_way or seconds < self.bursts.quiet_s:
+        if not self.bursts._under_way.order or seconds < self.bursts.quiet_s:
             return
         if self.bursts.close(self.files, (), lambda _path: False, suspect=self.suspect):
             if self.candidate and self.bursts.was_whole():
@@ -313,14 +313,14 @@ def test_files_that_are_gone_again_are_no_burst() -> None:
     program.write("draft")
     program.remove("draft")
     program.rest(0.3)
-    assert not program.bursts.under_way
+    assert not program.bursts._under_way.order
     assert (program.count, program.bursts.last) == (0, None)
 
 
 def test_a_burst_of_files_that_no_event_told_of_is_known_by_what_changed() -> None:
     """Writes through a mapping make no event."""
     bursts = SaveBursts({}, 1.0)
-    bursts.note([Event("a")], 5.0)
+    bursts.note([FolderEvent("a")], 5.0)
     files = {"a": Sized(1), "mapped": Sized(2), "quiet": Sized(3)}
     assert bursts.close(files, ["mapped", "vanished"], lambda _path: False, suspect=False) is True
     last = bursts.last
@@ -332,7 +332,7 @@ def test_a_burst_of_files_that_no_event_told_of_is_known_by_what_changed() -> No
 def test_nothing_begins_a_burst_but_an_event() -> None:
     bursts = SaveBursts({}, 1.0)
     bursts.note([], 5.0)
-    assert bursts.under_way is False
+    assert bursts._under_way.order == {}
     assert bursts.has_come_round() is False
     assert bursts.was_whole() is False
 

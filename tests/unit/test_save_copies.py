@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from checkpoint_world import World, checkpoints, memory_store, restored_content
 
-from stoker.agent.checkpoints import save_copies
-from stoker.agent.checkpoints.folder_events import Event, FolderEvents, Unobserved
-from stoker.agent.checkpoints.folder_snapshot import Signature, scan
-from stoker.agent.checkpoints.save_copies import OpenNow, SaveCopies
+from stoker.agent.checkpoints import file_copies
+from stoker.agent.checkpoints.folder_events import EventsLost, FolderEvent, FolderEvents
+from stoker.agent.checkpoints.folder_snapshot import FolderView, Signature, scan
+from stoker.agent.checkpoints.save_copies import SaveCopies
 from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.processes import WritableFiles
 from stoker.store.base import FileChanged, Store
 
 DIED = TrainingEnd("died")
@@ -47,7 +48,7 @@ def world(tmp_path: Path, store: Store) -> Iterator[World]:
 
 
 def copies_of(world: World) -> SaveCopies:
-    copies = world.sync._watch.copies
+    copies = world.sync._rounds.chooser.copies
     assert copies is not None
     return copies
 
@@ -143,7 +144,7 @@ def test_a_file_that_is_renamed_into_its_place_is_not_copied(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large it is."""
-    monkeypatch.setattr(save_copies, "MOST_BYTES", 10)
+    monkeypatch.setattr(file_copies, "MAX_BYTES", 10)
     for step in (1, 2, 3):
         seen = copies_of(world).bursts
         part = world.folder / f"random-{os.urandom(4).hex()}"
@@ -160,7 +161,7 @@ def test_a_file_that_is_renamed_into_its_place_is_not_copied(
 def test_a_save_that_is_too_large_to_copy_is_not_kept(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_copies, "MOST_BYTES", 1500)
+    monkeypatch.setattr(file_copies, "MAX_BYTES", 1500)
     for step in (1, 2, 3):
         save(world, model=content(step), optimizer=content(step))
     (world.folder / "model.bin").write_bytes(content(4)[:500])
@@ -217,11 +218,11 @@ def test_events_tell_of_writes_renames_and_new_folders(tmp_path: Path) -> None:
     (tmp_path / "new" / "b").write_bytes(b"1")
     assert {"new", "new/b"} <= {event.path for event in events.read()}
     (tmp_path / "new").rename(tmp_path / "step-1")
-    assert events.read() == [Event("new", gone=True), Event("step-1", "new"), Event("step-1/b")]
+    assert events.read() == [FolderEvent("new", gone=True), FolderEvent("step-1", "new"), FolderEvent("step-1/b")]
     (tmp_path / "step-1" / "b").write_bytes(b"2")
     assert {event.path for event in events.read()} == {"step-1/b"}
     (tmp_path / "step-1" / "b").unlink()
-    assert events.read() == [Event("step-1/b", gone=True)]
+    assert events.read() == [FolderEvent("step-1/b", gone=True)]
     assert not events.wait(0)
     assert not events.pending()
     events.interrupt()
@@ -234,7 +235,7 @@ def test_events_of_a_folder_that_is_gone_are_not_heard(tmp_path: Path) -> None:
     folder.mkdir()
     events = FolderEvents(folder)
     shutil.rmtree(folder)
-    with pytest.raises(Unobserved):
+    with pytest.raises(EventsLost):
         events.read()
     events.close()
     with pytest.raises(FileNotFoundError):
@@ -249,27 +250,25 @@ class Copying:
         self.folder.mkdir()
         self.committed: dict[str, Signature] = {}
         self.copies = SaveCopies(
-            self.folder,
+            FolderView(self.folder, lambda: WritableFiles({}, frozenset())),
             root / "copies",
-            scan=lambda: scan(self.folder),
-            open_now=lambda: OpenNow({}, frozenset()),
             logs=tuple,
-            takes=lambda _path: True,
             committed=lambda: self.committed,
-            longest_s=1.0,
+            max_quiet_s=1.0,
         )
 
     def write(self, *names: str, size: int = 100, renamed: bool = False) -> None:
         for name in names:
             (self.folder / name).write_bytes(os.urandom(size))
             if renamed:
-                self.copies._renamed.add(name)
+                self.copies._observed.renamed.add(name)
 
     def keep(self) -> dict[str, str]:
         """What is kept of each file that changed: a copy, or an open handle."""
         files = scan(self.folder)
-        kept = self.copies._keep(files)
-        self.copies._files, self.copies._kept, self.copies._renamed = files, kept, set()
+        kept = self.copies._copy_changed(files)
+        state = self.copies._observed
+        state.files, state.copies, state.renamed = files, kept, set()
         for path, one in kept.items():
             assert one.path.read_bytes() == (self.folder / path).read_bytes()
             assert one.is_intact() is True
@@ -284,7 +283,7 @@ def copying(tmp_path: Path) -> Copying:
 def test_files_that_were_renamed_into_their_place_are_held_up_to_a_number(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_copies, "_MOST_HANDLES", 2)
+    monkeypatch.setattr(file_copies, "_MAX_HANDLES", 2)
     copying.write("a", "b", "c", renamed=True)
     copying.write("d")
     assert sorted(copying.keep().values()) == ["copied", "copied", "held", "held"]
@@ -295,16 +294,16 @@ def test_what_is_as_it_was_is_not_copied_again_and_what_is_committed_not_at_all(
     (copying.folder / "link").symlink_to("a")
     copying.committed["c"] = scan(copying.folder)["c"].signature
     assert copying.keep() == {"a": "copied", "b": "copied"}
-    before = dict(copying.copies._kept)
+    before = dict(copying.copies._observed.copies)
     copying.write("b")
     assert copying.keep() == {"a": "copied", "b": "copied"}
-    assert copying.copies._kept["a"] is before["a"]
-    assert copying.copies._kept["b"] is not before["b"]
+    assert copying.copies._observed.copies["a"] is before["a"]
+    assert copying.copies._observed.copies["b"] is not before["b"]
 
 
 def test_what_was_there_before_it_was_watched_is_taken_from_the_folder(copying: Copying) -> None:
     copying.write("old")
-    copying.copies._files = scan(copying.folder)
+    copying.copies._observed.files = scan(copying.folder)
     copying.write("new")
     assert copying.keep() == {"new": "copied"}
 
@@ -314,19 +313,19 @@ def test_copies_take_a_tenth_of_the_free_disk_and_no_more(
     copying: Copying, monkeypatch: pytest.MonkeyPatch, free: int, kept: bool
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=free)
-    monkeypatch.setattr(save_copies.shutil, "disk_usage", lambda _folder: usage)
+    monkeypatch.setattr(file_copies.shutil, "disk_usage", lambda _folder: usage)
     copying.write("a", "b", size=100)
     if kept:
         assert copying.keep() == {"a": "copied", "b": "copied"}
     else:
-        with pytest.raises(save_copies._TooLarge):
+        with pytest.raises(file_copies.SaveTooLarge):
             copying.keep()
 
 
 def test_copies_of_the_burst_before_count_and_give_way_to_what_is_new(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_copies, "MOST_BYTES", 250)
+    monkeypatch.setattr(file_copies, "MAX_BYTES", 250)
     copying.write("old")
     copying.keep()
     copying.write("new")
@@ -334,7 +333,7 @@ def test_copies_of_the_burst_before_count_and_give_way_to_what_is_new(
     copying.write("newer")
     assert copying.keep() == {"new": "copied", "newer": "copied"}, "the oldest is too much"
     copying.write("large", size=251)
-    with pytest.raises(save_copies._TooLarge):
+    with pytest.raises(file_copies.SaveTooLarge):
         copying.keep()
     copying.write("large", size=251, renamed=True)
     assert copying.keep()["large"] == "held"
@@ -345,7 +344,7 @@ def test_a_copy_goes_when_nothing_refers_to_it(copying: Copying, tmp_path: Path)
     copying.write("held", renamed=True)
     copying.keep()
     assert len(list((tmp_path / "copies").iterdir())) == 1
-    handle = copying.copies._kept["held"].path
+    handle = copying.copies._observed.copies["held"].path
     assert handle.exists()
     (copying.folder / "held").unlink()
     (copying.folder / "a").unlink()
@@ -358,13 +357,13 @@ def test_a_file_that_changes_while_it_is_kept_is_not(copying: Copying, monkeypat
     copying.write("a")
     stale = scan(copying.folder)["a"]
     copying.write("a", size=101)
-    for keep in (copying.copies._copy, copying.copies._hold):
+    for keep in (copying.copies._copier.copy, copying.copies._copier.hold):
         with pytest.raises(FileChanged):
             keep(stale)
     now = scan(copying.folder)["a"]
-    monkeypatch.setattr(save_copies, "signature_of", lambda _path, _file: None)
+    monkeypatch.setattr(file_copies, "signature_of", lambda _path, _file: None)
     with pytest.raises(FileChanged):
-        copying.copies._hold(now)
+        copying.copies._copier.hold(now)
 
 
 def test_a_process_that_wrote_and_ended_makes_a_save_doubtful_but_a_worker_that_came_and_went_does_not(
@@ -374,8 +373,8 @@ def test_a_process_that_wrote_and_ended_makes_a_save_doubtful_but_a_worker_that_
     for number, members in enumerate(({1, 2}, {1, 3}, {1}, {1}, set())):
         copying.write("model", size=100 + number)
         files = scan(copying.folder)
-        copying.copies._close(files, copying.copies._keep(files), frozenset(members))
-        last = copying.copies._bursts.last
+        copying.copies._close(files, copying.copies._copy_changed(files), frozenset(members))
+        last = copying.copies._observed.bursts.last
         assert last is not None
         doubtful.append(last.suspect)
     assert doubtful == [False, False, False, False, True]
@@ -384,10 +383,10 @@ def test_a_process_that_wrote_and_ended_makes_a_save_doubtful_but_a_worker_that_
 def test_a_folder_that_is_watched_anew_has_no_save_that_might_turn_out_to_be_whole(copying: Copying) -> None:
     copying.write("model")
     files = scan(copying.folder)
-    copying.copies._close(files, copying.copies._keep(files), frozenset())
-    assert copying.copies._candidate is not None
-    copying.copies._forget()
-    assert copying.copies._candidate is None
+    copying.copies._close(files, copying.copies._copy_changed(files), frozenset())
+    assert copying.copies._observed.candidate is not None
+    copying.copies._observed = copying.copies._new_observation()
+    assert copying.copies._observed.candidate is None
     assert copying.keep() == {"model": "copied"}
 
 
@@ -401,7 +400,7 @@ def test_what_lies_there_when_the_watch_begins_is_not_copied(tmp_path: Path, sto
         save(world, model=content(step))
     kept = copies_of(world).newest()
     assert kept is not None
-    assert (set(kept.files), set(kept.kept)) == ({"old.bin", "model.bin"}, {"model.bin"})
+    assert (set(kept.files), set(kept.copies)) == ({"old.bin", "model.bin"}, {"model.bin"})
     world.sync.close()
 
 

@@ -60,7 +60,7 @@ def test_the_file_that_a_save_writes_last_has_to_be_the_newest() -> None:
 
 def test_streams_are_of_no_save() -> None:
     shapes = SaveShapes()
-    shapes.learn(blobs(blob("ckpt.pt"), blob("events.log")), {}, streams={"events.log"})
+    shapes.learn(blobs(blob("ckpt.pt"), blob("events.log")), {}, open_logs={"events.log"})
     assert shapes.missing("", [file("ckpt.pt")]) is None
 
 

@@ -121,9 +121,9 @@ def test_what_aws_keeps(vault: Vault) -> None:
     assert read("aws-sm:db#port") == "5432"
     assert os.fsencode(read("aws-sm:raw")) == b"\xffraw"
     assert read("aws-ssm:/prod/token") == "from a parameter"
-    assert problem("aws-sm:bin") == "holds a NUL byte, which no variable can; keep it as base64"
+    assert problem("aws-sm:bin") == "contains a NUL byte, which a variable cannot; store it as base64"
     assert problem("aws-sm:db#user") == "has no 'user'; it has password, port"
-    assert "is no JSON object" in problem("aws-sm:hf/token#user")
+    assert "is not a JSON object" in problem("aws-sm:hf/token#user")
 
 
 def test_tokens_are_made_anew_each_time(vault: Vault) -> None:
@@ -181,7 +181,7 @@ def test_refusals_are_told_at_once_and_silence_is_waited_for(vault: Vault, monke
     vault.trouble = ["400 InvalidRequestException"]
     assert "InvalidRequestException" in problem("aws-sm:a")
     vault.trouble = ["400 UnrecognizedClientException"]
-    assert problem("aws-sm:a").startswith("AWS does not take your credentials")
+    assert problem("aws-sm:a").startswith("AWS does not accept your credentials")
     vault.asked.clear()
     vault.trouble = ["", "500 InternalServiceError", "400 ThrottlingException", "503 x"]
     assert read("aws-sm:a") == "value"
@@ -204,7 +204,7 @@ def test_credentials_from_files(vault: Vault, tmp_path: Path, monkeypatch: pytes
     folder = tmp_path / "home" / ".aws"
     folder.mkdir(parents=True)
     (folder / "credentials").write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
-    assert problem("aws-sm:a") == "no region is named; set AWS_REGION, or give the ARN"
+    assert problem("aws-sm:a") == "no region is set; set AWS_REGION, or give the ARN"
     (folder / "config").write_text(
         "[default]\nregion = us-east-1\n[profile sso]\nsso_session = x\nregion = us-east-1\n"
     )
@@ -241,7 +241,7 @@ def test_a_machine_reads_with_its_role_and_in_its_own_region(monkeypatch: pytest
         vault.trouble = ["400 AccessDeniedException"]
         text = problem("aws-sm:a")
         assert text.startswith("the machine's role may not read aws-sm:a: ")
-        assert text.endswith("; `stoker iam ec2 --secret aws-sm:a` says what allows it")
+        assert text.endswith("; `stoker iam ec2 --secret aws-sm:a` prints the policy that allows it")
 
 
 # ── Google ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -275,7 +275,7 @@ def test_google_refuses_or_is_silent(machine: GoogleVault) -> None:
     machine.trouble = [(403, "PERMISSION_DENIED")]
     text = problem("gcp-sm:hf")
     assert text.startswith("the machine's account may not read gcp-sm:hf: ")
-    assert text.endswith("`stoker iam gce --secret gcp-sm:hf` says what allows it")
+    assert text.endswith("`stoker iam gce --secret gcp-sm:hf` prints the policy that allows it")
     machine.trouble = [(400, "FAILED_PRECONDITION")]
     assert "FAILED_PRECONDITION" in problem("gcp-sm:hf")
     machine.trouble = [(0, ""), (503, "UNAVAILABLE"), (429, "RESOURCE_EXHAUSTED"), (401, "UNAUTHENTICATED")]
@@ -297,7 +297,9 @@ def test_a_person_s_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert vault.billed == ["mine"]
         assert vault.logins[0]["refresh_token"] == "r"
         vault.login_status = 400
-        assert problem("gcp-sm:hf") == "Google no longer takes your login; `gcloud auth application-default login`"
+        assert (
+            problem("gcp-sm:hf") == "Google no longer accepts your login; run `gcloud auth application-default login`"
+        )
         path.write_text(json.dumps({"type": "external_account"}))
         assert "cannot be used as Google credentials" in problem("gcp-sm:hf")
         monkeypatch.setattr("stoker.store.google_accounts._installed", lambda: False)
@@ -403,8 +405,8 @@ def test_what_a_variable_cannot_hold_is_refused() -> None:
     for reference, told in {
         "env:TREE#no": "has no 'no'; it has a, e, n, t",
         "env:NONE#no": "has no 'no'; it has nothing",
-        "env:LIST#a": "is no JSON object, so that there is no 'a' in it; leave `#a` away",
-        "env:WORD#a": "is no JSON object, so that there is no 'a' in it; leave `#a` away",
+        "env:LIST#a": "is not a JSON object, so it has no 'a'; remove `#a`",
+        "env:WORD#a": "is not a JSON object, so it has no 'a'; remove `#a`",
         "env:TREE#e": "is empty; put the secret there",
         "not a reference": "expected ",
     }.items():
@@ -414,7 +416,7 @@ def test_what_a_variable_cannot_hold_is_refused() -> None:
 
 
 def test_a_person_that_google_refuses_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    person = google.Identity("ya29.x", "mine", machine=False)
+    person = google.GoogleIdentity("ya29.x", "mine", machine=False)
     monkeypatch.setattr(google, "find", lambda _environ: person)
     refusals: list[tuple[str, int]] = []
 
@@ -437,9 +439,9 @@ def test_a_person_that_google_refuses_is_told_so(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("reference", ["gcp-sm:hf", "gcp-token"])
 def test_google_that_does_not_answer_who_asks_is_asked_again(monkeypatch: pytest.MonkeyPatch, reference: str) -> None:
-    answers = [google.GoogleError("", "no answer"), google.Identity("ya29.x", "mine", machine=False)]
+    answers = [google.GoogleError("", "no answer"), google.GoogleIdentity("ya29.x", "mine", machine=False)]
 
-    def find(_environ: object) -> google.Identity:
+    def find(_environ: object) -> google.GoogleIdentity:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

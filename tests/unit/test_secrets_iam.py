@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stoker.model.errors import UserError
-from stoker.providers.base import Granting, Grants
 from stoker.providers.ec2 import iam as ec2
 from stoker.providers.gce import iam as gce
+from stoker.providers.grants import Grants, IamModule
 
 S3, GCS = "s3://my-bucket/team", "gs://my-bucket/team"
 
@@ -92,7 +92,7 @@ def test_a_token_of_googles_opens_packages_and_images() -> None:
     ("granting", "store", "wrong"),
     [(ec2, S3, "gcp-sm:x"), (ec2, S3, "env:X"), (ec2, S3, "hunter2"), (gce, GCS, "aws-sm:x"), (gce, GCS, "env")],
 )
-def test_what_such_machines_cannot_read_is_refused(granting: Granting, store: str, wrong: str) -> None:
+def test_what_such_machines_cannot_read_is_refused(granting: IamModule, store: str, wrong: str) -> None:
     with pytest.raises(UserError, match=r"^--secret: machines on .* read .*; give what the job file has$") as failure:
         granting.grants(store, secrets=(wrong,))
     assert "hunter2" not in str(failure.value)

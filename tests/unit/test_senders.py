@@ -19,16 +19,18 @@ import requests
 
 from stoker.model import codec
 from stoker.notifications import webhook_sender as webhook_module
-from stoker.notifications.apprise_sender import cut
-from stoker.notifications.events import Told, compose
+from stoker.notifications.apprise_sender import truncate
+from stoker.notifications.events import Notification, compose
 from stoker.notifications.json_body import body
-from stoker.notifications.senders import NotHere, NotSent, PartlySent, open_sender
-from stoker.notifications.sns_sender import _message
+from stoker.notifications.senders import NotSent, PartlySent, SenderUnavailable, open_sender
+from stoker.notifications.sns_sender import _sns_text
 from tests.support.servers import moto_server, s3_server
 from tests.support.sim_data import at
 from tests.support.webhooks import webhook
 
-EVENT = Told("failed", "gpt-7f3k", at(0), "exit code 1 – “NaN”", seq=9, name="gpt", tags={"team": "nlp"}, cost=1.5)
+EVENT = Notification(
+    "failed", "gpt-7f3k", at(0), "exit code 1 – “NaN”", seq=9, name="gpt", tags={"team": "nlp"}, cost=1.5
+)
 LETTER = compose("m-1", "s3://b/p", (EVENT,))
 
 
@@ -74,7 +76,7 @@ def test_apprise_carries_words() -> None:
         with pytest.raises(NotSent) as caught:
             open_sender(f"json://{host}/hook/s3cr3t-key")(LETTER)
         assert "500" in str(caught.value) and "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(NotHere, match=r"slack://… is no address that Apprise knows"):
+    with pytest.raises(SenderUnavailable, match=r"slack://… is no address that Apprise knows"):
         open_sender("slack://s3cr3t")
 
 
@@ -126,15 +128,15 @@ def test_what_a_script_said_is_words_and_calls_nobody(chat: str, posts: list[str
 @pytest.mark.parametrize("chat", CHATS)
 def test_what_is_too_long_comes_in_parts(chat: str, posts: list[str]) -> None:
     storm = tuple(replace(EVENT, job=f"gpt-{n:04d}", reason="x" * 300) for n in range(20))
-    letter = compose("m", "s3://b/p", storm)
-    open_sender(CHATS[chat])(letter)
+    message = compose("m", "s3://b/p", storm)
+    open_sender(CHATS[chat])(message)
     assert 1 <= len(posts) <= 5 and "gpt-0000" in "".join(posts[:2])
     assert "gpt-0019" in posts[-1] or "more lines" in posts[-1]
     assert all(len(post) < {"discord": 2500, "tgram": 5000}.get(chat, 40000) for post in posts)
 
 
 def test_of_several_behind_one_address_one_is_gone(posts: list[str]) -> None:
-    with pytest.raises(PartlySent, match=r"^not everybody there was reached: .*404"):
+    with pytest.raises(PartlySent, match=r"^some receivers were not reached: .*404"):
         open_sender(CHATS["slack"] + "/#gone")(LETTER)
     posts.clear()
     with pytest.raises(NotSent) as caught:
@@ -144,14 +146,14 @@ def test_of_several_behind_one_address_one_is_gone(posts: list[str]) -> None:
 
 def test_cut_to_whole_lines() -> None:
     text = "\n".join(f"line {n} {'x' * 50}" for n in range(20))
-    short = cut(text, 400)
+    short = truncate(text, 400)
     assert len(short) <= 400 and short.splitlines()[-1] == "… and 14 more lines"
-    assert cut(text, 5000) == text and len(cut("y" * 900, 100)) <= 100
+    assert truncate(text, 5000) == text and len(truncate("y" * 900, 100)) <= 100
 
 
 @pytest.mark.parametrize("how", ["head", "body", "continue"])
 def test_who_answers_a_letter_at_a_time_is_cut_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_module, "ALL_S", 0.5)
+    monkeypatch.setattr(webhook_module, "MESSAGE_TIMEOUT_S", 0.5)
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -225,7 +227,7 @@ def test_a_topic_passes_the_data_on_to_a_queue(clients: tuple[Any, Any]) -> None
 
 def test_a_storm_fits_into_a_message(clients: tuple[Any, Any]) -> None:
     arn, url = subscribed(clients, "storms")
-    storm = tuple(Told("reclaimed", f"job-{n}", at(0), "x" * 300, seq=3, name="ж" * 40) for n in range(400))
+    storm = tuple(Notification("reclaimed", f"job-{n}", at(0), "x" * 300, seq=3, name="ж" * 40) for n in range(400))
     open_sender(arn)(compose("m-2", "s3://b/p", storm, {"resumed": 5}))
     (got,) = received(clients[1], url)
     data = json.loads(got["Message"])
@@ -235,8 +237,8 @@ def test_a_storm_fits_into_a_message(clients: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("reason", ['"' * 299, "\\" * 300, "ж" * 300, "exit code 1"])
 def test_quotes_within_quotes_fit_too(reason: str) -> None:
-    storm = tuple(Told("failed", f"job-{n}", at(0), reason, seq=3, tags={"team": "nlp"}) for n in range(400))
-    message = _message(compose("m-2", "s3://b/p", storm))
+    storm = tuple(Notification("failed", f"job-{n}", at(0), reason, seq=3, tags={"team": "nlp"}) for n in range(400))
+    message = _sns_text(compose("m-2", "s3://b/p", storm))
     data = json.loads(json.loads(message)["sqs"])
     assert len(message) <= 250_000 and len(data["events"]) + data["more"].get("failed", 0) == 400
     assert len(message) > 150_000 or data["more"] == {}, "no more is dropped than need be"
@@ -257,5 +259,5 @@ def test_a_topic_that_is_not_there(clients: tuple[Any, Any]) -> None:
 
 def test_without_boto3_it_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(NotHere, match=r"SNS needs boto3; pip install 'stoker\[aws\]'"):
+    with pytest.raises(SenderUnavailable, match=r"SNS needs boto3; pip install 'stoker\[aws\]'"):
         open_sender("sns:arn:aws:sns:us-east-1:123456789012:nobody")

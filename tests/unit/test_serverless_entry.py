@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.deploy import aws_function, gcp_function
-from stoker.governor.serverless.waker import Done, Waker
+from stoker.governor.serverless.waker import CallResult, Waker
 from stoker.model.errors import InvalidRequest, Transient
 
 CLOCK = "projects/p/locations/l/jobs/tick"
@@ -25,8 +25,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("STOKER_RULE", "stoker-tick")
     monkeypatch.setenv("STOKER_CLOCK", CLOCK)
     monkeypatch.setenv("STOKER_ALARM_TOPIC", "arn:topic")
-    monkeypatch.setattr(aws_function, "_kept", None)
-    monkeypatch.setattr(gcp_function, "_kept", None)
+    monkeypatch.setattr(aws_function, "_cached_waker", None)
+    monkeypatch.setattr(gcp_function, "_cached_waker", None)
     loggers = (logging.getLogger(), logging.getLogger("stoker"))
     levels = [each.level for each in loggers]
     yield
@@ -39,9 +39,9 @@ def handled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Waker, Any]]:
     """The events that wakers were given, in place of a pass."""
     found: list[tuple[Waker, Any]] = []
 
-    def handle(self: Waker, event: Any) -> Done:
+    def handle(self: Waker, event: Any) -> CallResult:
         found.append((self, event))
-        return Done(jobs=["a-aaaa"], active=1, actions=["a-aaaa: Launch: x"])
+        return CallResult(jobs=["a-aaaa"], active=1, actions=["a-aaaa: Launch: x"])
 
     monkeypatch.setattr(Waker, "handle", handle)
     return found
@@ -72,7 +72,7 @@ class Events:
 
 def test_the_rule_is_switched_on_and_off() -> None:
     bridge = Events()
-    rule = aws_function.Rule("stoker-tick", "eu-west-1", bridge)  # type: ignore[arg-type]
+    rule = aws_function.TickRule("stoker-tick", "eu-west-1", bridge)  # type: ignore[arg-type]
     rule.on()
     rule.off()
     assert bridge.called == [("enable", "stoker-tick"), ("disable", "stoker-tick")]
@@ -174,14 +174,14 @@ def test_a_cloud_event_is_handled_by_the_same_governor(handled: list[tuple[Waker
 def test_one_governor_is_for_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, most, lock, second = [0], [0], threading.Lock(), threading.Event()
 
-    def handle(_self: Waker, _event: Any) -> Done:
+    def handle(_self: Waker, _event: Any) -> CallResult:
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
         second.wait(0.05)
         with lock:
             inside[0] -= 1
-        return Done()
+        return CallResult()
 
     monkeypatch.setattr(Waker, "handle", handle)
     threads = [threading.Thread(target=gcp_function.wake, args=(Request(),)) for _ in range(3)]

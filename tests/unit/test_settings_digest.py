@@ -25,7 +25,7 @@ class Place:
     def digest(self, *, code: str = "c", here: bool = True, secrets: tuple[str, ...] = (), **env: str) -> str:
         given = {"HOME": str(self.home), "XDG_CONFIG_DIRS": str(self.root / "etc"), **env}
         command = Command(("uv",), given, self.code, dict.fromkeys(secrets, "hunter2"))
-        return digest_settings(command, code, (*UV_FILES, *CONDA_FILES), here=here)
+        return digest_settings(command, code, (*UV_FILES, *CONDA_FILES), read_files=here)
 
 
 @pytest.fixture
@@ -166,10 +166,10 @@ def test_settings_are_looked_for_where_the_tools_look(
 
     def look(**env: str) -> set[str]:
         looked.clear()
-        digest_settings(Command(("uv",), env, Path("/work/code")), "c", files, here=True)
+        digest_settings(Command(("uv",), env, Path("/project/code")), "c", files, read_files=True)
         return set(looked)
 
-    above = {f"{folder}/{name}" for folder in ("/work", "") for name in ("uv.toml", "pyproject.toml")}
+    above = {f"{folder}/{name}" for folder in ("/project", "") for name in ("uv.toml", "pyproject.toml")}
     assert places | above <= look(HOME="/home", XDG_CONFIG_DIRS="/xdg:/more")
     # Where nothing is set.
     monkeypatch.setenv("HOME", "/home")

@@ -11,15 +11,16 @@ import pytest
 from agent_world import JOB, AgentWorld
 
 from stoker.agent import fetch_code, setup
-from stoker.agent.environment.conda import Conda, Program
-from stoker.agent.environment.steps import Answer
-from stoker.agent.rendezvous import Agreement
-from stoker.agent.runtime import Command, Host
-from stoker.agent.setup import Ready, Readying
+from stoker.agent.environment.conda import Conda, CondaProgram
+from stoker.agent.environment.steps import CommandResult
+from stoker.agent.rendezvous import RendezvousResult
+from stoker.agent.runtime import Command, HostRuntime
+from stoker.agent.setup import Setup, SetupResult
 from stoker.model import keys
 from stoker.model.errors import CodecError, SetupFailed
 from stoker.model.job_state import JobState
-from stoker.model.spec import Code, Environment, PackageIndex, Spec, Submission
+from stoker.model.spec import Environment, PackageIndex, Spec
+from stoker.model.submission import Code, Submission
 from stoker.processes import TRAINING, make_group
 from stoker.submit.pack_code import pack
 
@@ -35,10 +36,10 @@ def world(tmp_path: Path) -> AgentWorld:
     return found
 
 
-def readying(world: AgentWorld, check: Any = lambda: None) -> Readying:
+def readying(world: AgentWorld, check: Any = lambda: None) -> Setup:
     node = world.node(world.claim(nodes=2))
-    host = Host(make_group(TRAINING, node.config.instance, sessions=node.paths.root / "sessions"))
-    return Readying(node, host, lambda question: question(), check)
+    host = HostRuntime(make_group(TRAINING, node.config.instance, sessions=node.paths.root / "sessions"))
+    return Setup(node, host, lambda question: question(), check)
 
 
 def a_submission(**spec: Any) -> Submission:
@@ -50,7 +51,7 @@ def a_submission(**spec: Any) -> Submission:
 
 def test_a_command_of_the_set_up_sees_a_node_that_is_alone_and_no_attempt(world: AgentWorld) -> None:
     found = readying(world)
-    made = found._command(a_submission(), Ready({}, {"KEY": "secret"}, base={"A": "1"}), ("pip", "list"))
+    made = found._command(a_submission(), SetupResult({}, {"KEY": "secret"}, base={"A": "1"}), ("pip", "list"))
     assert made.argv == ("pip", "list") and made.secrets == {"KEY": "secret"} and made.cwd == found._paths.code
     assert (made.env["STOKER_ATTEMPT"], made.env["MASTER_ADDR"], made.env["MASTER_PORT"]) == ("0", "127.0.0.1", "0")
     assert (made.env["NUM_NODES"], made.env["A"]) == ("2", "1")
@@ -81,7 +82,7 @@ def test_a_step_that_is_told_to_go_lets_go_of_what_is_mounted(world: AgentWorld)
 
     found = readying(world, check)
     cut: list[bool] = []
-    found._inputs.cut = lambda: cut.append(True)  # type: ignore[method-assign]
+    found._inputs.abort = lambda: cut.append(True)  # type: ignore[method-assign]
     with pytest.raises(Told):
         found._check_step()
     assert cut == [True]
@@ -111,19 +112,21 @@ def test_a_disk_that_is_full_is_told_with_what_to_do(world: AgentWorld, monkeypa
         found.run(world.state, a_submission())
     assert failed.value.user and str(failed.value).startswith("the machine failed in the set-up: /the/file: No space")
     assert "resources.disk" in str(failed.value)
-    other = fetch_code.by_the_machine(OSError(errno.EIO, "Input/output error"))
+    other = fetch_code.machine_failure(OSError(errno.EIO, "Input/output error"))
     assert not other.user and str(other) == "the machine failed in the set-up: Input/output error"
-    assert fetch_code.by_the_machine(OSError(errno.EDQUOT, "Disk quota exceeded")).user
+    assert fetch_code.machine_failure(OSError(errno.EDQUOT, "Disk quota exceeded")).user
 
 
 def test_the_place_of_a_training_is_what_the_ranks_agreed_on(world: AgentWorld) -> None:
     node = world.node(world.claim(nodes=2), 1)
-    agreement = Agreement(("10.0.0.0", "10.0.0.1"), 29500, "key")
-    found = setup.make_place(node, a_submission(), Ready({"data": "/data"}, {}, {"V": "1"}, gpus=4), agreement, 3)
+    agreement = RendezvousResult(("10.0.0.0", "10.0.0.1"), 29500, "key")
+    found = setup.make_location(
+        node, a_submission(), SetupResult({"data": "/data"}, {}, {"V": "1"}, gpus=4), agreement, 3
+    )
     assert (found.attempt, found.rank, found.addresses, found.port) == (3, 1, agreement.addresses, 29500)
     assert (found.gpus, found.inputs, found.environ) == (4, {"data": "/data"}, {"V": "1"})
     assert found.outputs.is_dir() and found.checkpoints == node.paths.code / "checkpoints"
-    command = setup.make_command(node, a_submission(), Ready({}, {"KEY": "x"}, base={"B": "1"}), found, ("run",))
+    command = setup.make_command(node, a_submission(), SetupResult({}, {"KEY": "x"}, base={"B": "1"}), found, ("run",))
     assert command.argv == ("run",) and command.cwd == node.paths.code and command.secrets == {"KEY": "x"}
     assert command.env["STOKER_ATTEMPT"] == "3" and command.env["B"] == "1" and command.mounts == ()
 
@@ -195,10 +198,10 @@ class Steps:
     """Answers a question of the set-up, and keeps what it was asked."""
 
     def __init__(self, code: int = 0, text: str = "") -> None:
-        self.answer = Answer(code, text)
+        self.answer = CommandResult(code, text)
         self.asked: list[Command] = []
 
-    def ask(self, _name: str, command: Command) -> Answer:
+    def capture(self, _name: str, command: Command) -> CommandResult:
         self.asked.append(command)
         return self.answer
 
@@ -254,8 +257,8 @@ def creating(world: AgentWorld, tmp_path: Path, program: str, **environment: Any
     file.write_text("name: x\nchannels:\n  - conda-forge\ndependencies: [python]\n")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return made._creating(
-        file, tmp_path / ".stoker-env.yml", Program(program, "1", "", ""), tmp_path / "prefix", scratch
+    return made._create_command(
+        file, tmp_path / ".stoker-env.yml", CondaProgram(program, "1", "", ""), tmp_path / "prefix", scratch
     )
 
 
@@ -300,6 +303,6 @@ def test_an_environment_that_was_restored_runs_or_does_not(world: AgentWorld, tm
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     assert made._runs(tmp_path) is False
-    steps.answer = Answer(0, "")
+    steps.answer = CommandResult(0, "")
     assert made._runs(tmp_path) is True
     assert steps.asked[-1].argv == (str(tmp_path / "bin" / "python"), "-I", "-c", "")

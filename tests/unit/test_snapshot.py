@@ -10,8 +10,8 @@ import pytest
 from checkpoint_world import JOB, memory_store, write
 
 from stoker.agent.checkpoints import folder_snapshot
-from stoker.agent.checkpoints.blobs import BlobSender, Outgoing, Unstable
-from stoker.agent.checkpoints.folder_snapshot import Signature, copy_stable, hold, scan, signature_of
+from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
+from stoker.agent.checkpoints.folder_snapshot import Signature, copy_stable, pinned_path, scan, signature_of
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
 from stoker.testing.memory_store import Fault, MemoryStore
@@ -38,7 +38,7 @@ def test_only_files_and_links_that_can_be_restored_are_seen(tmp_path: Path) -> N
 
 
 def test_folders_in_folders_are_followed_to_a_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_snapshot, "MOST_DEEP", 2)
+    monkeypatch.setattr(folder_snapshot, "MAX_DEPTH", 2)
     write(tmp_path / "1/2/deep", "1")
     write(tmp_path / "1/2/3/too-deep", "1")
     write(tmp_path / "z", "1")
@@ -86,13 +86,13 @@ def test_a_file_that_only_grew_may_be_held_where_that_is_enough(tmp_path: Path) 
     write(tmp_path / "log", "1")
     file = scan(tmp_path)["log"]
     write(tmp_path / "log", "12")
-    with hold(tmp_path / "log", file, exact=False) as held:
+    with pinned_path(tmp_path / "log", file, exact=False) as held:
         assert held.read_text() == "12"
-    with pytest.raises(FileChanged), hold(tmp_path / "log", file):
+    with pytest.raises(FileChanged), pinned_path(tmp_path / "log", file):
         pass
     (tmp_path / "log").rename(tmp_path / "log.1")
     write(tmp_path / "log", "1")
-    with pytest.raises(FileChanged), hold(tmp_path / "log", file, exact=False):
+    with pytest.raises(FileChanged), pinned_path(tmp_path / "log", file, exact=False):
         pass
 
 
@@ -138,8 +138,8 @@ class Sending:
             self.now_s += 2.0
         return None
 
-    def outgoing(self, *, copied_ns: int | None = None) -> list[Outgoing]:
-        return [Outgoing(file, self.folder / file.path, copied_ns) for file in scan(self.folder).values()]
+    def outgoing(self, *, copied_ns: int | None = None) -> list[OutgoingFile]:
+        return [OutgoingFile(file, self.folder / file.path, copied_ns) for file in scan(self.folder).values()]
 
     def send(self, **options: int) -> dict[str, BlobRef]:
         return self.sender.send(self.outgoing(**options))
@@ -183,10 +183,10 @@ def test_a_file_that_is_not_what_was_scanned_is_not_sent(sending: Sending) -> No
     write(sending.folder / "a", "1")
     stale = sending.outgoing()
     write(sending.folder / "a", "22")
-    with pytest.raises(Unstable, match="a"):
+    with pytest.raises(FileUnstable, match="a"):
         sending.sender.send(stale)
     (sending.folder / "a").unlink()
-    with pytest.raises(Unstable):
+    with pytest.raises(FileUnstable):
         sending.sender.send(stale)
     assert sending.keys == []
     assert sending.sender.bytes_left == 0
@@ -196,10 +196,10 @@ def test_a_copy_that_has_another_size_is_not_the_file(sending: Sending, tmp_path
     write(sending.folder / "a", "12")
     (one,) = sending.outgoing(copied_ns=1)
     write(tmp_path / "copy", "123")
-    with pytest.raises(Unstable):
-        sending.sender.send([Outgoing(one.file, tmp_path / "copy", 1)])
+    with pytest.raises(FileUnstable):
+        sending.sender.send([OutgoingFile(one.file, tmp_path / "copy", 1)])
     write(tmp_path / "copy", "12")
-    assert sending.sender.send([Outgoing(one.file, tmp_path / "copy", 1)])["a"].size == 2
+    assert sending.sender.send([OutgoingFile(one.file, tmp_path / "copy", 1)])["a"].size == 2
 
 
 def test_how_fast_the_store_is_shows_in_what_was_sent_last(sending: Sending) -> None:

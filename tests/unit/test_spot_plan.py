@@ -12,11 +12,11 @@ import pytest
 from stoker.cli import main
 from stoker.model import keys
 from stoker.model.policy import NO_RULES
-from stoker.model.spec import Gpus, Resources
+from stoker.model.resources import Gpus, Resources
 from stoker.policy import versions
 from stoker.providers.offerings import fewest_gpus
 from stoker.store.base import Store, open_store
-from stoker.submit.policy_check import heed
+from stoker.submit.policy_check import check_policy
 from tests.support.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec
 
 JOB = """
@@ -48,7 +48,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def saw(store: Store, names: tuple[str, ...], *fates: str) -> None:
     for number, fate in enumerate(fates):
         told = fate if fate.endswith("dry") else f"x-1.{number}.{fate}"
-        store.put(keys.sighting(datetime.now(timezone.utc), names, told), b"")
+        store.put(keys.market_observation(datetime.now(timezone.utc), names, told), b"")
 
 
 @pytest.mark.usefixtures("store")
@@ -78,9 +78,9 @@ def test_offers_tell_what_others_saw(store: Store, capsys: pytest.CaptureFixture
 
 def test_a_plan_is_in_the_order_in_which_it_will_be_tried(store: Store) -> None:
     all_of_them = (SPOT_A, SPOT_B, ON_DEMAND)
-    assert heed(NO_RULES, make_spec(), all_of_them, store).offerings == all_of_them
+    assert check_policy(NO_RULES, make_spec(), all_of_them, store).offerings == all_of_them
     saw(store, ("sim", "m1", "a", "spot"), *["reclaimed.10"] * 5)
-    assert heed(NO_RULES, make_spec(), all_of_them, store).offerings == (SPOT_B, SPOT_A, ON_DEMAND)
+    assert check_policy(NO_RULES, make_spec(), all_of_them, store).offerings == (SPOT_B, SPOT_A, ON_DEMAND)
 
 
 def test_what_it_comes_to_is_no_larger_than_what_it_asked_for() -> None:

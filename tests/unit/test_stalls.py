@@ -10,12 +10,13 @@ import pytest
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.core.stalls import begins_to_stall, silent, stalled, wasteful
+from stoker.core.stalls import begins_to_stall, low_use_reason, no_progress_reason, stall_reason
 from stoker.model.log_entries import Claimed, Draining, Launched, Warned
 from stoker.model.node_facts import Activity, Heartbeat
 from stoker.model.observed import Stamped
-from stoker.model.policy import Stall, Utilization
-from stoker.model.spec import Gpus, Limits, Resources
+from stoker.model.policy import StallRule, UtilizationRule
+from stoker.model.resources import Gpus, Resources
+from stoker.model.spec import Limits
 from stoker.model.usage_series import pack
 from stoker.policy.policy_file import parse_policy
 from tests.support.sim_data import (
@@ -31,7 +32,7 @@ from tests.support.sim_data import (
     nodes,
 )
 
-RULE = Stall()
+RULE = StallRule()
 SPAN_S = RULE.span_s
 IDLE = (pack(60.0, [[0.0] * 90]),)
 STILL = Activity(2000.0, work=NO_WORK, utilization=IDLE, devices=1)
@@ -53,14 +54,14 @@ def seen(*beats: Stamped[Heartbeat] | None, gpus: int = 1, **changes: Any) -> Jo
     return replace(make_snapshot(state, *facts), **changes)
 
 
-def is_stalled(*beats: Stamped[Heartbeat] | None, rule: Stall = RULE) -> bool:
+def is_stalled(*beats: Stamped[Heartbeat] | None, rule: StallRule = RULE) -> bool:
     job = seen(*beats)
-    return stalled(rule, job, job.state.claims[0], NOW) is not None
+    return stall_reason(rule, job, job.state.claims[0], NOW) is not None
 
 
 def is_silent(*beats: Stamped[Heartbeat] | None, longest_s: float = 900.0) -> bool:
     job = seen(*beats)
-    return silent(longest_s, job, job.state.claims[0], NOW) is not None
+    return no_progress_reason(longest_s, job, job.state.claims[0], NOW) is not None
 
 
 # ── Every rank ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -88,7 +89,7 @@ def test_one_that_hangs_before_its_training_stands_still(phase: str) -> None:
     # Nobody has to know its accelerators: they have nothing to do yet.
     assert is_stalled(beat(phase, Activity(2000.0, work=NO_WORK, devices=8)))
     job = seen(beat(phase))
-    assert stalled(RULE, job, job.state.claims[0], NOW) == (
+    assert stall_reason(RULE, job, job.state.claims[0], NOW) == (
         f"no line of the log and no work for 33 min 20 s, before the training ({phase})"
     )
 
@@ -127,9 +128,9 @@ def test_a_gang_that_waits_for_one_that_hangs_stands_still() -> None:
 
 
 def test_the_ladder_before_the_training_is_the_same() -> None:
-    house = parse_policy(b"rules: [{name: hangs, stall: {}}]", "p.yaml")
-    for policy, spec, code in (
-        (replace(DEFAULT, house=house), make_spec(), "policy:hangs"),
+    policy = parse_policy(b"rules: [{name: hangs, stall: {}}]", "p.yaml")
+    for settings, spec, code in (
+        (replace(DEFAULT, policy=policy), make_spec(), "policy:hangs"),
         (DEFAULT, make_spec(limits=Limits(stall_s=900.0)), "stall"),
     ):
         for evidence, event in (
@@ -144,7 +145,7 @@ def test_the_ladder_before_the_training_is_the_same() -> None:
                     (Warned(f"{code}:2", True), 95.0),
                 )
                 job = replace(job, state=make_state(*events))
-            (action,) = decide_job(job, policy, NOW).actions
+            (action,) = decide_job(job, settings, NOW).actions
             assert isinstance(action, Append) and action.event == event
 
 
@@ -209,7 +210,7 @@ def test_one_rank_in_a_debugger_keeps_all_from_being_ended() -> None:
 
 # ── Waste ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-WANTED = Utilization(0.8, 3600.0, 1800.0)
+WANTED = UtilizationRule(0.8, 3600.0, 1800.0)
 
 
 def used(*shares: float) -> Activity:
@@ -218,8 +219,8 @@ def used(*shares: float) -> Activity:
     )
 
 
-def wastes(job: JobSnapshot, wanted: Utilization = WANTED) -> str | None:
-    return wasteful(wanted, job, job.state.claims[0], NOW)
+def wastes(job: JobSnapshot, wanted: UtilizationRule = WANTED) -> str | None:
+    return low_use_reason(wanted, job, job.state.claims[0], NOW)
 
 
 def test_a_young_training_wastes_nothing_yet() -> None:
@@ -233,7 +234,7 @@ def at_home(*shares: float, asked: int | None) -> JobSnapshot:
     job = seen(beat(activity=used(*shares)), gpus=len(shares))
     gpus = None if asked is None else Gpus("", asked)
     spec = replace(job.spec, resources=Resources(provider="local", gpus=gpus))
-    return replace(job, spec=spec, capabilities=replace(job.capabilities, here=True))
+    return replace(job, spec=spec, capabilities=replace(job.capabilities, runs_locally=True))
 
 
 def test_on_somebodys_own_computer_accelerators_that_are_not_the_jobs_do_not_count() -> None:

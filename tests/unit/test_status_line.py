@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import follow_view
-from stoker.cli.follow_view import Follower, Screen
-from stoker.cli.status_line import Part, Status, beat_parts, dry_parts, status_of
+from stoker.cli.follow_view import TerminalScreen
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.placement import next_try
+from stoker.core.launch_history import next_try
 from stoker.core.summary import summarize
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Submitted
 from stoker.model.node_facts import CheckpointRef, Heartbeat
 from stoker.model.offerings import Offering
-from stoker.model.spec import Submission
-from stoker.read.logs import Line
+from stoker.model.submission import Submission
+from stoker.read import follow as follow_module
+from stoker.read.follow import Follower
+from stoker.read.logs import LogLine
+from stoker.read.status_line import Status, StatusPart, heartbeat_parts, no_capacity_parts, status_of
 from stoker.store import job_index, job_log
 from stoker.testing.memory_store import MemoryStore
 from tests.support.sim_data import JOB, at, make_beat, make_spec, make_state, nodes
@@ -43,24 +44,26 @@ def closed(claim: int, outcome: str, at_s: float) -> tuple[Event, float]:
     return Closed(claim, outcome, "rule"), at_s  # type: ignore[arg-type]
 
 
-def texts(parts: list[Part]) -> list[str]:
+def texts(parts: list[StatusPart]) -> list[str]:
     return [part.text for part in parts]
 
 
 def test_the_status_tells_step_metrics_and_safety() -> None:
     beat = replace(BEAT, metrics={"loss": 0.123456})
     waiting = Heartbeat(beat=1, phase="waiting", at=NOW, interval_s=1)
-    assert texts(beat_parts([beat, waiting], NOW)) == ["step 413", "loss 0.1235", "no checkpoint yet"]
+    assert texts(heartbeat_parts([beat, waiting], NOW)) == ["step 413", "loss 0.1235", "no checkpoint yet"]
     resumed = replace(beat, restored_from="00000002/000003-step-400")
-    assert texts(beat_parts([resumed], NOW))[-1] == "from step-400"
+    assert texts(heartbeat_parts([resumed], NOW))[-1] == "from step-400"
     saved = CheckpointRef(key="00000004/000001-step-410", name="step-410", committed_at=NOW - timedelta(seconds=3))
-    assert texts(beat_parts([replace(resumed, checkpoint=saved)], NOW))[-1] == "checkpoint step-410 3.0 s ago"
+    assert texts(heartbeat_parts([replace(resumed, checkpoint=saved)], NOW))[-1] == "checkpoint step-410 3.0 s ago"
 
 
 def test_what_does_not_fit_is_left_out_whole_and_step_and_cost_stay() -> None:
     saved = CheckpointRef(key="00000004/000001-step-410", name="step-410", committed_at=NOW - timedelta(seconds=3))
-    beats = beat_parts([replace(BEAT, checkpoint=saved)], NOW)
-    status = Status((Part("first-7f3k", 1), Part("running"), Part("attempt 2", 3), *beats, Part("$0.0123")))
+    beats = heartbeat_parts([replace(BEAT, checkpoint=saved)], NOW)
+    status = Status(
+        (StatusPart("first-7f3k", 1), StatusPart("running"), StatusPart("attempt 2", 3), *beats, StatusPart("$0.0123"))
+    )
     assert status.fitted(200) == status.text
     whole = set(texts(list(status.parts)))
     for room in range(38, 140):
@@ -77,18 +80,18 @@ def test_what_does_not_fit_is_left_out_whole_and_step_and_cost_stay() -> None:
 def test_a_job_that_waits_for_capacity_says_until_when() -> None:
     dry = make_state(CLAIM, closed(2, "dry", 100))
     assert next_try(dry, DEFAULT) == at(102) and next_try(dry, DEFAULT, 60.0) == at(160)
-    assert texts(dry_parts(dry, at(110))) == ["no machine to be had", "next try in 50 s"]
-    assert texts(dry_parts(dry, at(161))) == ["no machine to be had", "tries again"]
-    assert dry_parts(dry, at(101)) == [], "the next offering is tried in a moment"
-    assert dry_parts(make_state(), at(110)) == []
-    assert dry_parts(make_state(CLAIM, closed(2, "refused", 100)), at(110)) == []
+    assert texts(no_capacity_parts(dry, at(110))) == ["no machine available", "next try in 50 s"]
+    assert texts(no_capacity_parts(dry, at(161))) == ["no machine available", "tries again"]
+    assert no_capacity_parts(dry, at(101)) == [], "the next offering is tried in a moment"
+    assert no_capacity_parts(make_state(), at(110)) == []
+    assert no_capacity_parts(make_state(CLAIM, closed(2, "refused", 100)), at(110)) == []
     assert next_try(make_state(CLAIM, closed(2, "dry", 100), CLAIM), DEFAULT) is None
 
 
 def test_so_the_line_tells_it() -> None:
     state = make_state(CLAIM, closed(2, "dry", 100))
     status = status_of(MemoryStore(lambda: NOW), JOB, state)
-    assert status.text == f"{JOB} · queued · no machine to be had · tries again" and not status.running
+    assert status.text == f"{JOB} · queued · no machine available · tries again" and not status.running
 
 
 def test_a_job_that_waits_says_what_for() -> None:
@@ -106,7 +109,7 @@ def test_a_job_that_waits_says_what_for() -> None:
 
 class Far(MemoryStore):
     @property
-    def near(self) -> bool:
+    def is_local(self) -> bool:
         return False
 
 
@@ -115,7 +118,7 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
     store = Far(lambda: NOW)
     seen: list[str] = []
     clock_s = [1000.0]
-    monkeypatch.setattr("stoker.cli.follow_view.time.monotonic", lambda: clock_s[0])
+    monkeypatch.setattr("stoker.read.follow.time.monotonic", lambda: clock_s[0])
 
     def append(event: Event) -> None:
         state = job_log.read(store, JOB)
@@ -128,7 +131,7 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
 
     append(Submitted(spec_digest="", submitter="jane"))
     append(CLAIM)
-    line = Line(attempt=1, rank=0, at=0.0, text="step 412", end="\n")
+    line = LogLine(attempt=1, rank=0, at=0.0, text="step 412", end="\n")
 
     def follow(_store: Any, _job: str, watch: Any, *, sleep: Any, **_: Any) -> Any:
         for change in (None, lambda: append(Launched(2, nodes(2))), beat):
@@ -142,8 +145,8 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
         append(Closed(claim=2, outcome="succeeded", rule="finished"))
         append(Ended(outcome="succeeded", rule="finished"))
 
-    monkeypatch.setattr(follow_view, "follow", follow)
-    screen = Screen(StringIO(), prefix=False, live=False)
+    monkeypatch.setattr(follow_module, "follow", follow)
+    screen = TerminalScreen(StringIO(), prefix=False, live=True)
     monkeypatch.setattr(screen, "status", seen.append)
     Follower(store, JOB, screen, events=False).run(sleep=lambda _: None)
     assert [" · ".join(text.split(" · ")[1:3]) for text in seen] == [
@@ -155,9 +158,9 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_progress_bar_leaves_room_for_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    screen = Screen(StringIO(), prefix=False, live=True)
+    screen = TerminalScreen(StringIO(), prefix=False, live=True)
     assert screen.room == 79
-    screen.line(Line(attempt=1, rank=0, at=0.0, text="#" * 20, end="\r"))
+    screen.line(LogLine(attempt=1, rank=0, at=0.0, text="#" * 20, end="\r"))
     assert screen.room == 56
-    screen.line(Line(attempt=1, rank=0, at=0.0, text="#" * 200, end="\r"))
+    screen.line(LogLine(attempt=1, rank=0, at=0.0, text="#" * 200, end="\r"))
     assert screen.room == 40

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import UserError
-from stoker.store.base import can_be_key, open_store
+from stoker.store.base import is_valid_key, open_store
 from stoker.submit.local_environment import store_environ, unreachable
 
 
@@ -45,7 +45,7 @@ def test_a_folder_is_the_same_however_it_is_named(tmp_path: Path, monkeypatch: p
         str(tmp_path / "nowhere" / ".." / "link"),
     ]
     assert {open_store(name).url for name in names} == {folder.as_uri()}
-    assert open_store(folder.as_uri()).near
+    assert open_store(folder.as_uri()).is_local
 
 
 @pytest.mark.parametrize("name", ["with space", "100%", "q?x", "h#1", "ünï"])
@@ -61,7 +61,7 @@ def test_a_bucket_is_the_same_however_it_is_named(cloud: str) -> None:
     urls = (f"{cloud}://bucket/a/b", f"{cloud}://bucket/a/b/", f"{cloud.upper()}://bucket/a/b")
     assert {open_store(url).url for url in urls} == {f"{cloud}://bucket/a/b"}
     assert {open_store(url).url for url in (f"{cloud}://bucket", f"{cloud}://bucket/")} == {f"{cloud}://bucket"}
-    assert not open_store(f"{cloud}://bucket").near
+    assert not open_store(f"{cloud}://bucket").is_local
 
 
 def test_google_allows_other_names_than_amazon() -> None:
@@ -121,7 +121,7 @@ def test_a_bucket_with_one_slash_is_no_folder(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match="s3:/my-training is neither a bucket nor a folder; write s3://"):
         open_store("s3:/my-training")
     # Who means a folder says so.
-    assert open_store("./s3:/x").near
+    assert open_store("./s3:/x").is_local
 
 
 def test_the_forms_are_told() -> None:
@@ -167,9 +167,9 @@ def test_opening_creates_nothing(tmp_path: Path) -> None:
 
 
 def test_keys() -> None:
-    assert can_be_key("work/job/00000001/0/i-1.1/log/00000001")
-    assert can_be_key("...") and can_be_key("a/..b/.c")
-    assert not any(can_be_key(key) for key in ("", ".", "..", "a/..", "../a", "a/./b", "/a", "a/", "a\n", "a\r/b"))
+    assert is_valid_key("work/job/00000001/0/i-1.1/log/00000001")
+    assert is_valid_key("...") and is_valid_key("a/..b/.c")
+    assert not any(is_valid_key(key) for key in ("", ".", "..", "a/..", "../a", "a/./b", "/a", "a/", "a\n", "a\r/b"))
 
 
 # ── What a job takes along ────────────────────────────────────────────────────────────────────────────────────────────

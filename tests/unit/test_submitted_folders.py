@@ -16,11 +16,11 @@ from stoker.model.spec import Checkpoints, Environment, Input, Spec
 from stoker.store.base import Store, open_store
 from stoker.submit import system_folders
 from stoker.submit.check_inputs import localise_input
-from stoker.submit.kept_folders import check_kept_folders
-from stoker.submit.system_folders import check_code_folder, check_input_folder, made_up
+from stoker.submit.result_folders import check_result_folders
+from stoker.submit.system_folders import check_code_folder, check_input_folder, is_on_kernel_filesystem
 from tests.support.sim_data import CAPABILITIES, make_spec
 
-HERE = replace(CAPABILITIES, here=True)
+HERE = replace(CAPABILITIES, runs_locally=True)
 
 
 # ── What is read ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -44,7 +44,7 @@ def test_a_path_is_made_absolute_from_the_folder_of_the_job(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("none", "is not there; name a folder, a file or a URL"),
+        ("none", "does not exist; name a folder, a file or a URL"),
         ("file.csv/", "is a file; write it without the slash at the end"),
         ("empty", "there is no file in"),
         ("/proc/self", "belongs to the operating system; name a folder of data"),
@@ -89,20 +89,20 @@ def test_a_bucket_must_be_one_that_the_machines_have_credentials_for(tmp_path: P
 
 @pytest.mark.parametrize("path", ["/proc", "/proc/1", "/sys", "/dev", "/dev/null", "/proc/never-there"])
 def test_what_the_kernel_makes_up_is_no_data(path: str) -> None:
-    assert made_up(Path(path))
+    assert is_on_kernel_filesystem(Path(path))
     with pytest.raises(UserError, match="belongs to the operating system"):
         check_input_folder("data", Path(path))
 
 
 def test_files_on_a_disk_are_data(tmp_path: Path) -> None:
-    assert not made_up(tmp_path) and not made_up(tmp_path / "never-there")
-    assert not made_up(Path("/dev/shm/x")), "memory is a disk like any other"
+    assert not is_on_kernel_filesystem(tmp_path) and not is_on_kernel_filesystem(tmp_path / "never-there")
+    assert not is_on_kernel_filesystem(Path("/dev/shm/x")), "memory is a disk like any other"
     check_input_folder("data", tmp_path)
 
 
 def test_a_link_into_the_system_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc")
-    assert made_up(tmp_path / "link")
+    assert is_on_kernel_filesystem(tmp_path / "link")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 
 def test_kinds_of_filesystems_tell_what_the_kernel_makes_up(mounted: dict[str, int]) -> None:
-    assert [kind for kind, number in mounted.items() if system_folders.is_made_up(number)] == list(KERNEL)
+    assert [kind for kind, number in mounted.items() if system_folders.is_kernel_filesystem(number)] == list(KERNEL)
 
 
 def test_a_home_is_no_code_and_what_is_in_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +207,10 @@ def keeping(folder: str, field: str = "checkpoints", nodes: int = 1) -> Spec:
 @pytest.mark.parametrize("field", ["checkpoints", "outputs"])
 def test_a_folder_of_the_jobs_own_is_taken(home: Path, store: Store, field: str) -> None:
     for folder in (str(home / "saves"), "saves", "."):
-        check_kept_folders(keeping(folder, field), HERE, home / "code", store)
+        check_result_folders(keeping(folder, field), HERE, home / "code", store)
     (home / "saves").mkdir()
-    check_kept_folders(keeping(str(home / "saves"), field), HERE, home / "code", store)
-    check_kept_folders(keeping(str(home / "code" / "saves"), field), HERE, home / "code", store)
+    check_result_folders(keeping(str(home / "saves"), field), HERE, home / "code", store)
+    check_result_folders(keeping(str(home / "code" / "saves"), field), HERE, home / "code", store)
 
 
 @pytest.mark.parametrize("field", ["checkpoints", "outputs"])
@@ -236,22 +236,22 @@ def test_a_folder_that_holds_more_than_the_jobs_own_files_is_refused(
     (home / "link").symlink_to(home / "code")
     named = folder.format(home=home)
     with pytest.raises(UserError) as error:
-        check_kept_folders(keeping(named, field), HERE, home / "code", store)
+        check_result_folders(keeping(named, field), HERE, home / "code", store)
     assert why in str(error.value)
     assert str(error.value).startswith("outputs: " if field == "outputs" else "checkpoints.dir: ")
 
 
 def test_several_nodes_on_this_computer_do_not_share_a_folder(home: Path, store: Store) -> None:
     with pytest.raises(UserError, match="2 nodes on this computer would all write there"):
-        check_kept_folders(keeping(str(home / "saves"), nodes=2), HERE, None, store)
-    check_kept_folders(keeping("saves", nodes=2), HERE, None, store)
+        check_result_folders(keeping(str(home / "saves"), nodes=2), HERE, None, store)
+    check_result_folders(keeping("saves", nodes=2), HERE, None, store)
 
 
 def test_machines_elsewhere_have_folders_of_their_own(home: Path, store: Store) -> None:
-    check_kept_folders(keeping(str(home)), CAPABILITIES, home / "code", store)
+    check_result_folders(keeping(str(home)), CAPABILITIES, home / "code", store)
     estimator = replace(keeping(str(home)), environment=Environment(contract="sagemaker"))
-    check_kept_folders(estimator, HERE, home / "code", store)
+    check_result_folders(estimator, HERE, home / "code", store)
 
 
 def test_without_code_of_its_own_any_folder_may_hold_code(home: Path, store: Store) -> None:
-    check_kept_folders(keeping(str(home / "code")), HERE, None, store)
+    check_result_folders(keeping(str(home / "code")), HERE, None, store)

@@ -11,7 +11,8 @@ import pytest
 
 from stoker.agent.inputs import source
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
-from stoker.model.spec import Container, Environment, Input, Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Container, Environment, Input, Spec
 from stoker.providers import registry
 from stoker.store.base import open_store
 from stoker.submit import check_inputs, local_environment, prepare
@@ -108,11 +109,11 @@ def test_a_bucket_that_this_computer_reads_is_asked(
 ) -> None:
     asked: list[str] = []
 
-    def find(self: source.Source) -> tuple[str, str | None]:
+    def find(self: source.InputSource) -> tuple[str, str | None]:
         asked.append(self.url)
         raise answer
 
-    monkeypatch.setattr(source.Source, "find", find)
+    monkeypatch.setattr(source.InputSource, "find", find)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "code").mkdir()
     store = open_store(str(tmp_path / "store"))

@@ -19,14 +19,15 @@ import pytest
 from stoker import client
 from stoker.jobfile import Job, document
 from stoker.model.errors import SpecError, UserError
-from stoker.model.spec import SUBMITTER, Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import SUBMITTER_TAG, Spec
 from stoker.policy.versions import write as write_policy
 from stoker.providers.gce import labels
 from stoker.providers.gce.request import check as check_gce
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.submit import identity
-from stoker.submit.identity import local_user, normalised, submitter_of
+from stoker.submit.identity import local_user, role_of_session, submitter_of
 
 ROLE = "arn:aws:sts::111122223333:assumed-role/Trainers/jane@example.com"
 
@@ -94,7 +95,7 @@ def aws(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 )
 def test_aws_tells_who_submits(cloud: Cloud, aws: dict[str, str], arn: str, name: str) -> None:
     cloud.answer = f"<GetCallerIdentityResult><Arn>{arn}</Arn></GetCallerIdentityResult>"
-    assert normalised(arn) == name
+    assert role_of_session(arn) == name
     found = submitter_of("s3://bucket/stoker", aws)
     assert (found.name, found.doubt) == (name, "")
     ((headers, body),) = cloud.asked
@@ -176,7 +177,7 @@ def test_aws_is_asked_in_the_region_or_where_the_person_says(
     del aws["AWS_ENDPOINT_URL_STS"]
     wire = Wire(monkeypatch, f"<Arn>{ROLE}</Arn>")
     none = {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
-    assert submitter_of("s3://bucket", {**aws, **none, **more}).name == normalised(ROLE)
+    assert submitter_of("s3://bucket", {**aws, **none, **more}).name == role_of_session(ROLE)
     ((method, asked, body),) = wire.requests
     assert (method, asked, body) == ("POST", url, b"Action=GetCallerIdentity&Version=2011-06-15")
 
@@ -283,24 +284,24 @@ def test_a_user_without_an_entry_is_a_number(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Near:
-    url, near = "gs://bucket", True
+    url, is_local = "gs://bucket", True
 
 
 class Far(Near):
-    near = False
+    is_local = False
 
 
 def test_without_asking_a_cloud_the_submitter_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     credentials(tmp_path, monkeypatch, type="service_account", client_email="a@b")
-    spec = Spec(name="x", run="true", tags={"team": "nlp", SUBMITTER: "before"})
+    spec = Spec(name="x", run="true", tags={"team": "nlp", SUBMITTER_TAG: "before"})
     for store, offline, tags in (
         (Far, True, {"team": "nlp"}),
-        (Far, False, {"team": "nlp", SUBMITTER: "a@b"}),
-        (Near, True, {"team": "nlp", SUBMITTER: "a@b"}),
+        (Far, False, {"team": "nlp", SUBMITTER_TAG: "a@b"}),
+        (Near, True, {"team": "nlp", SUBMITTER_TAG: "a@b"}),
     ):
-        made, told = identity.identified(spec, store(), offline=offline)  # type: ignore[arg-type]
+        made, told = identity.with_submitter(spec, store(), offline=offline)  # type: ignore[arg-type]
         assert (made.tags, told) == (tags, ())
-    assert identity.identified(spec, Far())[0].tags[SUBMITTER] == "a@b"  # type: ignore[arg-type]
+    assert identity.with_submitter(spec, Far())[0].tags[SUBMITTER_TAG] == "a@b"  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -319,7 +320,7 @@ def job(**fields: object) -> Job:
 def recorded(store: Store, job: str) -> str:
     state = job_log.read(store, job)
     assert state is not None
-    return job_index.read_submission(store, state).spec.tags[SUBMITTER]
+    return job_index.read_submission(store, state).spec.tags[SUBMITTER_TAG]
 
 
 def test_the_user_of_the_computer_is_recorded_and_not_what_variables_say(
@@ -360,10 +361,10 @@ def test_a_doubt_is_told_where_rules_name_submitters(
     unknown = submitter_of("s3://bucket")
     monkeypatch.setattr(sys.modules[submitter_of.__module__], "submitter_of", lambda _: unknown)
     with client.prepare_any(job(), store) as prepared:
-        assert not [text for text in prepared.told if "submitter" in text]
+        assert not [text for text in prepared.warnings if "submitter" in text]
     write_policy(store, "rules:\n- max_nodes: 1\n  for: {submitter: 'arn:*'}\n", "jane")
     with client.prepare_any(job(), store) as prepared:
-        (told,) = [text for text in prepared.told if "submitter" in text]
+        (told,) = [text for text in prepared.warnings if "submitter" in text]
     assert told == f"AWS did not tell who submits (HTTP 503); rules see {local_user()} as the submitter"
 
 
@@ -371,7 +372,7 @@ def test_clouds_are_not_told_of_it_as_a_tag() -> None:
     """An account's address is longer than a label of Compute Engine may be."""
     account = "trainer-of-large-models@a-project-with-a-long-name.iam.gserviceaccount.com"
     resources = Resources(provider="gce", machine="n2-standard-4", region="us-central1")
-    spec = Spec(name="x", run="true", resources=resources, tags={"team": "nlp", SUBMITTER: account})
+    spec = Spec(name="x", run="true", resources=resources, tags={"team": "nlp", SUBMITTER_TAG: account})
     assert spec.written_tags == {"team": "nlp"}
     with pytest.raises(UserError, match="as a label"):
         labels.check(spec.tags)

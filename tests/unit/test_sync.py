@@ -23,14 +23,14 @@ from checkpoint_world import (
     write,
 )
 
-from stoker.agent.checkpoints import folder_watcher
-from stoker.agent.checkpoints.blobs import BlobSender, Outgoing
-from stoker.agent.checkpoints.commit_strategies import LOOK_S
-from stoker.agent.checkpoints.folder_snapshot import File, Signature, copy_stable, leave_out, scan
+from stoker.agent.checkpoints import commit_chooser
+from stoker.agent.checkpoints.blobs import BlobSender, OutgoingFile
+from stoker.agent.checkpoints.folder_commits import SCAN_S
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, copy_stable, scan, without_units
 from stoker.agent.checkpoints.write_history import STREAM_S
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
-from stoker.store.base import Sent, Store
+from stoker.store.base import Store, StoredFile
 from stoker.testing.memory_store import MemoryStore
 
 LIMIT_S = 60.0
@@ -69,7 +69,7 @@ def test_rest_is_what_was_seen_not_what_was_not_looked_at(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scans far apart, as in a large folder: the second part of a save comes between two of them."""
-    monkeypatch.setattr("stoker.agent.checkpoints.commit_strategies.LOOK_S", 10.0)
+    monkeypatch.setattr("stoker.agent.checkpoints.folder_commits.SCAN_S", 10.0)
     world = World(tmp_path, memory).begin()
     world.write(step_1__model="1")
     world.tick(every_s=10.0)
@@ -91,7 +91,7 @@ def test_nothing_is_committed_while_a_file_is_open(world: World) -> None:
 
 
 def test_a_store_far_away_is_served_as_well(tmp_path: Path) -> None:
-    far = memory_store(near=False)
+    far = memory_store(is_local=False)
     world = World(tmp_path, far, settle_s=None).begin()
     world.write(**{f"model_{number}": f"{number}" for number in range(20)})
     world.tick(rounds=8)
@@ -162,7 +162,7 @@ def test_files_that_did_not_change_are_not_even_read_again(tmp_path: Path, memor
     for number in range(100):
         write(world.folder / f"shard-{number}.pt", bytes([number]))
     # Their time of change cannot be set back, so the clock that dates the hashing is set forward.
-    world.sync._sender._wall_ns = lambda: time.time_ns() + 10_000_000_000
+    world.sync._rounds.sender._wall_ns = lambda: time.time_ns() + 10_000_000_000
     world.settle()
     before = memory.counts["put_file"]
     write(world.folder / "shard-7.pt", b"x")
@@ -201,17 +201,17 @@ def test_a_scan_is_rare_when_it_is_expensive(
     world = World(tmp_path, memory).begin()
     spent = iter(range(0, 100_000, 1))
     # Each look takes a second of CPU.
-    monkeypatch.setattr("stoker.agent.checkpoints.commit_strategies.time.thread_time", lambda: float(next(spent)))
+    monkeypatch.setattr("stoker.agent.checkpoints.folder_commits.time.thread_time", lambda: float(next(spent)))
     looks = 0
-    real = world.sync._watch.look
+    real = world.sync._rounds.watch.scan
 
     def look() -> None:
         nonlocal looks
         looks += 1
         real()
 
-    monkeypatch.setattr(world.sync._watch, "look", look)
-    world.tick(rounds=int(600 / LOOK_S), every_s=LOOK_S)
+    monkeypatch.setattr(world.sync._rounds.watch, "scan", look)
+    world.tick(rounds=int(600 / SCAN_S), every_s=SCAN_S)
     assert looks <= 11
 
 
@@ -248,7 +248,7 @@ def test_a_moment_of_calm_is_waited_for_but_not_for_ever(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this computer is, each file counts as written a moment ago.
-    monkeypatch.setattr(folder_watcher, "TICK_NS", 10**15)
+    monkeypatch.setattr(commit_chooser, "TICK_NS", 10**15)
     world = World(tmp_path, memory).begin()
     for number in range(110):
         world.write(latest=f"{number:05d}")
@@ -270,7 +270,7 @@ def test_a_file_opened_while_it_was_copied_puts_the_commit_off(
         world.open = {"latest.pt"}
         return copied
 
-    monkeypatch.setattr("stoker.agent.checkpoints.commit_strategies.copy_stable", copy)
+    monkeypatch.setattr("stoker.agent.checkpoints.folder_commits.copy_stable", copy)
     for number in range(200):
         world.write(latest=f"{number:05d}")
         world.tick(rounds=2, every_s=0.3)
@@ -348,7 +348,7 @@ class Meddling:
         self._store = store
         self._meddle = meddle
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+    def put_file(self, source: Path, key: Callable[[str], str]) -> StoredFile:
         # A file is held open while it is sent, and named by its handle.
         named = source.readlink() if source.is_relative_to("/proc/self/fd") else source
         sent = self._store.put_file(source, key)
@@ -404,7 +404,7 @@ def kept(*paths: str) -> dict[str, BlobRef]:
 
 
 def test_a_unit_in_the_making_is_left_out_or_stays_as_it_was() -> None:
-    taken, carried = leave_out(
+    taken, carried = without_units(
         files("a/1", "a/2", "b/1", "c.pt", "d.pt"), {"a/2", "d.pt"}, kept("a/1", "b/1", "b/2", "c.pt")
     )
     # a/ was committed before, without a/2; d.pt is new, and c.pt is one unit with it.
@@ -413,7 +413,7 @@ def test_a_unit_in_the_making_is_left_out_or_stays_as_it_was() -> None:
 
 
 def test_plain_files_are_one_unit_if_one_of_them_is_rewritten() -> None:
-    taken, carried = leave_out(
+    taken, carried = without_units(
         files("model.pt", "optimizer.pt", "b/1"), {"optimizer.pt"}, kept("model.pt", "optimizer.pt")
     )
     assert set(taken) == {"b/1"}
@@ -434,7 +434,7 @@ def test_a_digest_is_trusted_only_of_a_file_that_had_rested(
     hashed = []
     put_file = memory.put_file
     memory.put_file = lambda source, key: hashed.append(source) or put_file(source, key)  # type: ignore[method-assign, func-returns-value]
-    first, again = (sender.send([Outgoing(file, tmp_path / "f" / "a")]) for _ in range(2))
+    first, again = (sender.send([OutgoingFile(file, tmp_path / "f" / "a")]) for _ in range(2))
     assert len(hashed) == reads
     assert first == again and memory.counts["put_file"] == 1, "what is known to be there is not sent again"
 

@@ -19,7 +19,7 @@ from checkpoint_world import (
 from test_sync import LIMIT_S, Meddling
 from test_sync_requested import answers
 
-from stoker.agent.checkpoints.folder_snapshot import IGNORED
+from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Store
@@ -289,7 +289,7 @@ def test_what_is_left_out_at_the_end_is_told(tmp_path: Path, store: Store, caplo
 
 
 def test_patterns_are_what_the_docs_say() -> None:
-    assert set(IGNORED) == {"*.tmp", ".tmp-*", "*.partial", ".stoker-lock", ".stoker-folder.*"}
+    assert set(IGNORED_NAMES) == {"*.tmp", ".tmp-*", "*.partial", ".stoker-lock", ".stoker-folder.*"}
 
 
 def test_the_outage_error_is_what_the_store_raises() -> None:

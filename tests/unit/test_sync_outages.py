@@ -80,8 +80,8 @@ def test_whichever_call_fails_no_manifest_lacks_a_blob_and_none_is_doubled(
         assert newest["model.pt" if mode == "folder" else "step-2/model"] == b"2"
         # Another round removes what a failed pruning left.
         client.faults = None
-        world.sync._pruner._rounds = 0
-        world.sync._pruner.prune()
+        world.sync._rounds.pruning.pruner._rounds = 0
+        world.sync._rounds.pruning.pruner.prune()
         assert len(manifest_keys(memory)) == 1
         assert blobs(memory) == needed(memory)
         if next(calls) <= failing:

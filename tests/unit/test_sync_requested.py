@@ -18,8 +18,8 @@ from checkpoint_world import (
 from test_sync import Meddling
 
 from stoker.agent.checkpoints.commit_requests import CommitRequest
-from stoker.agent.checkpoints.commit_strategies import pick
-from stoker.store.base import Sent, Store
+from stoker.agent.checkpoints.requested_commits import pick
+from stoker.store.base import Store, StoredFile
 from stoker.testing.memory_store import MemoryStore
 
 # Fixtures that all tests of checkpoints share.
@@ -52,15 +52,15 @@ def test_it_tells_that_it_sends_while_it_does(
     """A script may wait for that, and do nothing itself."""
     world, seen, put_file = World(tmp_path, memory).begin(), [], memory.put_file
 
-    def slowly(source: Path, key: Callable[[str], str]) -> Sent:
-        seen.append(world.sync.sending)
+    def slowly(source: Path, key: Callable[[str], str]) -> StoredFile:
+        seen.append(world.sync.is_sending)
         return put_file(source, key)
 
     monkeypatch.setattr(memory, "put_file", slowly)
     world.save("step-1", {"model": "1"}, step=1)
-    assert not world.sync.sending
+    assert not world.sync.is_sending
     world.tick()
-    assert seen and all(seen) and not world.sync.sending
+    assert seen and all(seen) and not world.sync.is_sending
 
 
 def test_saves_are_committed_in_order(world: World) -> None:

@@ -42,9 +42,9 @@ def seconds_to_commit(world: World, *, most_s: float = 60.0) -> float:
 
 def test_a_folder_rests_longer_where_the_store_is_far_and_where_others_may_be_saving_too(tmp_path: Path) -> None:
     took_s = []
-    for number, (near, nodes) in enumerate([(True, 1), (False, 1), (True, 2), (False, 2)]):
+    for number, (is_local, nodes) in enumerate([(True, 1), (False, 1), (True, 2), (False, 2)]):
         options = {"settle_s": None, "spacing_s": None, "nodes": nodes}
-        world = World(tmp_path / str(number), memory_store(near=near), **options).begin()  # type: ignore[arg-type]
+        world = World(tmp_path / str(number), memory_store(is_local=is_local), **options).begin()  # type: ignore[arg-type]
         took_s.append(seconds_to_commit(world))
     near_s, far_s, lead_s, far_lead_s = took_s
     assert 1.0 < near_s < far_s - 1.0
@@ -69,9 +69,9 @@ def test_other_ranks_than_the_first_wait_no_longer_than_one_alone(tmp_path: Path
 
 def test_commits_lie_further_apart_where_the_store_is_far(tmp_path: Path) -> None:
     apart_s = []
-    for near in (True, False):
-        store = memory_store(near=near)
-        world = World(tmp_path / str(near), store, settle_s=0.2, spacing_s=None).begin()
+    for is_local in (True, False):
+        store = memory_store(is_local=is_local)
+        world = World(tmp_path / str(is_local), store, settle_s=0.2, spacing_s=None).begin()
         begun_s = []
         for number in range(2):
             world.write(model=f"{number}")
@@ -85,9 +85,9 @@ def test_commits_lie_further_apart_where_the_store_is_far(tmp_path: Path) -> Non
 
 def test_commits_of_rank_0_are_looked_for_less_often_where_the_store_is_far(tmp_path: Path) -> None:
     lists = []
-    for near in (True, False):
-        store = memory_store(near=near)
-        world = World(tmp_path / str(near), store, rank=1, nodes=2).begin()
+    for is_local in (True, False):
+        store = memory_store(is_local=is_local)
+        world = World(tmp_path / str(is_local), store, rank=1, nodes=2).begin()
         world.write(shard="1")
         world.tick()
         before = store.counts["list"]
@@ -303,7 +303,7 @@ def test_at_the_end_old_checkpoints_are_removed_only_if_there_is_time_to_spare(
     world.tick()
     world.save("new", {"model": "2"})
     if notice:
-        world.sync.press(10.0)
+        world.sync.hurry(10.0)
     last = world.sync.final(left_s)
     assert last is not None and last.name == "new"
     assert [one.name for one in checkpoints(memory)] == (["new"] if pruned else ["old", "new"])

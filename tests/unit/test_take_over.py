@@ -12,7 +12,7 @@ from test_background import Governed, held_lock, open_job
 
 from stoker.core.snapshot import Unmark
 from stoker.governor import background
-from stoker.governor.background import Governed as Result
+from stoker.governor.background import GovernorChoice as Result
 from stoker.governor.loop import Pass
 from stoker.model import keys
 from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
@@ -59,7 +59,7 @@ def test_jobs_left_behind_are_handed_to_the_governor_that_can_go_on(
         asked.append((of.url, list(jobs), at_once))
         return Result(by="lambda in us-east-1")
 
-    monkeypatch.setattr(background, "carry_on", carry_on)
+    monkeypatch.setattr(background, "ensure_governed", carry_on)
     open_job(store, "a-aaaa")
     background.take_over(store.url, ["a-aaaa", "b-bbbb"])
     assert asked == [(store.url, ["a-aaaa", "b-bbbb"], False)]
@@ -71,7 +71,7 @@ def test_jobs_left_behind_are_handed_to_the_governor_that_can_go_on(
 def test_where_nothing_is_active_named_jobs_need_nobody(
     store: Store, started: list[str], slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "carry_on", lambda *_, **__: pytest.fail("nothing is left to govern"))
+    monkeypatch.setattr(background, "ensure_governed", lambda *_, **__: pytest.fail("nothing is left to govern"))
     background.take_over(store.url, ["a-aaaa"])
     assert started == [] and slept == []
 
@@ -119,13 +119,13 @@ def test_messages_that_wait_are_work_and_so_is_a_store_that_does_not_tell(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert background._has_work(store) is False
-    monkeypatch.setattr(background, "something_waits", lambda _: True)
+    monkeypatch.setattr(background, "has_unsent_events", lambda _: True)
     assert background._has_work(store) is True
 
     def away(_: Store) -> bool:
         raise StoreUnavailable("did not answer")
 
-    monkeypatch.setattr(background, "something_waits", away)
+    monkeypatch.setattr(background, "has_unsent_events", away)
     assert background._has_work(store) is True
     monkeypatch.setattr(background, "is_idle", away)
     assert background._idle(store) is False
@@ -138,7 +138,7 @@ def test_only_what_can_be_read_tells_where_a_job_runs(store: Store) -> None:
     opened = Submitted("0" * 64, "jane")
     assert job_log.append(store, "lost-aaaa", 1, Record(job_log.new_token(), "jane", "asked for", opened))
     assert background._spec(store, "lost-aaaa") is None, "its spec is not in the store"
-    assert background._runs_here(None)
+    assert background._needs_local_governor(None)
 
 
 def test_a_provider_that_is_not_installed_may_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_provider_that_is_not_installed_may_run_here(monkeypatch: pytest.Monke
         raise SpecError("there is no provider called sim")
 
     monkeypatch.setattr(background.registry, "capabilities", unknown)
-    assert background._runs_here(make_spec())
+    assert background._needs_local_governor(make_spec())
 
 
 # ── Starting one ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -208,8 +208,8 @@ def test_its_process_hands_the_lock_to_no_node_and_says_what_it_governs(
 # ── Governing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def done(active: int, *, untold: bool = False, **rest: object) -> Pass:
-    return Pass(active=active, at=datetime.now(timezone.utc), untold=untold, **rest)  # type: ignore[arg-type]
+def done(active: int, *, can_send: bool = False, **rest: object) -> Pass:
+    return Pass(active=active, at=datetime.now(timezone.utc), can_send=can_send, **rest)  # type: ignore[arg-type]
 
 
 def governed_by(monkeypatch: pytest.MonkeyPatch, watch: object) -> None:
@@ -222,7 +222,7 @@ def test_it_ends_when_nothing_is_active_and_everything_is_told(store: Store, mon
     def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
         open_job(store, "a-aaaa")
         answers.append(until(done(1)))
-        answers.append(until(done(0, untold=True)))
+        answers.append(until(done(0, can_send=True)))
         store.delete([keys.active("a-aaaa", 1)])
         answers.append(until(done(1)))
         answers.append(until(done(0)))
@@ -282,7 +282,7 @@ def test_a_bucket_that_does_not_answer_in_between_is_not_given_up(
 ) -> None:
     now_s, limit_s = [1000.0], background._BUCKET_REFUSED_S
     monkeypatch.setattr(background.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(type(store), "near", False)
+    monkeypatch.setattr(type(store), "is_local", False)
 
     def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
         on_error(StoreDenied("not yours"))
@@ -297,13 +297,15 @@ def test_a_bucket_that_does_not_answer_in_between_is_not_given_up(
     os.close(handle)
 
 
-@pytest.mark.parametrize(("near", "error", "away_s"), [(True, StoreUnavailable, 30.0), (False, StoreDenied, 3600.0)])
+@pytest.mark.parametrize(
+    ("is_local", "error", "away_s"), [(True, StoreUnavailable, 30.0), (False, StoreDenied, 3600.0)]
+)
 def test_a_folder_is_waited_for_seconds_and_a_bucket_for_hours(
-    store: Store, monkeypatch: pytest.MonkeyPatch, near: bool, error: type[StoreError], away_s: float
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_local: bool, error: type[StoreError], away_s: float
 ) -> None:
     now_s = [1000.0]
     monkeypatch.setattr(background.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(type(store), "near", near)
+    monkeypatch.setattr(type(store), "is_local", is_local)
 
     def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
         on_error(error("is away"))
@@ -339,7 +341,7 @@ def test_a_lock_is_taken_once(store: Store) -> None:
     lock, handle = held_lock(store)
     fcntl.flock(handle, fcntl.LOCK_UN)
     other = os.open(lock, os.O_RDWR)
-    assert background._take(handle) and not background._take(other)
+    assert background._try_lock(handle) and not background._try_lock(other)
     os.close(handle)
-    assert background._take(other)
+    assert background._try_lock(other)
     os.close(other)

@@ -16,7 +16,8 @@ from stoker.agent.fetch_programs import fetch_program, tool_name
 from stoker.maintenance.delete import collect_tools
 from stoker.model import codec, keys
 from stoker.model.errors import SetupFailed, UserError
-from stoker.model.spec import Environment, Spec, Submission
+from stoker.model.spec import Environment, Spec
+from stoker.model.submission import Submission
 from stoker.store.base import Store, open_store
 from stoker.submit import node_programs
 
@@ -41,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: Path) -> None:
-    (tool,), missing = node_programs.build_all(node_programs.UV, [HERE])
+    (tool,), missing = node_programs.build_program_files(node_programs.UV, [HERE])
     assert (tool.name, missing) == (f"uv-{HERE}", ())
     for _ in range(2):
         node_programs.send(store, tool)
@@ -56,7 +57,7 @@ def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: 
 
 
 def test_py_spy_is_fetched_too_and_nobody_needs_it(store: Store, tmp_path: Path) -> None:
-    (tool,), missing = node_programs.build_all(node_programs.SPY, [HERE, ELSEWHERE])
+    (tool,), missing = node_programs.build_program_files(node_programs.SPY, [HERE, ELSEWHERE])
     assert (tool.name, missing) == (f"py-spy-{HERE}", ()), "what cannot be had is no reason to refuse"
     node_programs.send(store, tool)
     program = fetch_program(store, {tool.name: tool.digest}, "py-spy", tmp_path / "shelf")
@@ -65,16 +66,16 @@ def test_py_spy_is_fetched_too_and_nobody_needs_it(store: Store, tmp_path: Path)
 
 
 def test_the_same_program_has_the_same_digest(home: Path) -> None:
-    (first,), _ = node_programs.build_all(node_programs.UV, [HERE])
+    (first,), _ = node_programs.build_program_files(node_programs.UV, [HERE])
     first.path.unlink()
-    (second,), _ = node_programs.build_all(node_programs.UV, [HERE])
+    (second,), _ = node_programs.build_program_files(node_programs.UV, [HERE])
     assert first == second
 
 
 def test_an_architecture_that_cannot_be_served(home: Path) -> None:
     with pytest.raises(UserError, match=f"environment.requirements: uv for {ELSEWHERE} machines cannot be had"):
-        node_programs.build_all(node_programs.UV, [ELSEWHERE])
-    built, missing = node_programs.build_all(node_programs.UV, [HERE, ELSEWHERE], offline=True)
+        node_programs.build_program_files(node_programs.UV, [ELSEWHERE])
+    built, missing = node_programs.build_program_files(node_programs.UV, [HERE, ELSEWHERE], offline=True)
     assert [tool.name for tool in built] == [f"uv-{HERE}"]
     assert missing == (
         f"environment.requirements: uv for {ELSEWHERE} machines is not here yet; the run itself fetches it",
@@ -122,7 +123,7 @@ def test_a_computer_without_uv_is_told_what_to_install(
 
     monkeypatch.setattr("uv.find_uv_bin", gone)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SetupFailed, match="uv, which installs packages, is not there; install Stoker again") as failed:
+    with pytest.raises(SetupFailed, match="uv, which installs packages, was not found; install Stoker again") as failed:
         find_program(store, {}, tmp_path / "shelf", copied=False)
     assert not failed.value.user
     (tmp_path / "uv").touch(0o755)

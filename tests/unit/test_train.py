@@ -37,15 +37,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train._Metrics, "path", "")
-    monkeypatch.setattr(train._Metrics, "torn", False)
+    monkeypatch.setattr(train._Metrics, "is_torn", False)
     monkeypatch.setattr(train._Notice, "seen", False)
-    monkeypatch.setattr(train._Notice, "look_at", 0.0)
-    monkeypatch.setattr(train._Request, "heard", 0)
-    monkeypatch.setattr(train._Request, "look_at", 0.0)
+    monkeypatch.setattr(train._Notice, "next_check_at", 0.0)
+    monkeypatch.setattr(train._SaveRequest, "newest", 0)
+    monkeypatch.setattr(train._SaveRequest, "next_check_at", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
-    train._Notice.armed_in, train._Notice.handler = 0, None
+    train._Notice.installed_in, train._Notice.handler = 0, None
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_looking_is_cheap(channel: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return real(path)
 
     monkeypatch.setattr(os.path, "exists", exists)
-    monkeypatch.setattr(train, "_LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(train, "_CHECK_EVERY_S", 3600.0)
     for _ in range(1000):
         train.interrupted()
     assert looks == 1
@@ -282,7 +282,7 @@ def test_another_thread_neither_installs_nor_fails(channel: Path) -> None:
     thread.join(LIMIT_S)
     assert answers == [False]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    train._Notice.look_at = 0.0
+    train._Notice.next_check_at = 0.0
     train.interrupted()
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
@@ -536,7 +536,7 @@ def test_a_save_needs_a_writer(tmp_path: Path) -> None:
 
 
 def test_each_request_to_save_is_heard_once(channel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(train, "_CHECK_EVERY_S", 0.0)
     assert not train.save_requested()
     ask_to_save(channel / "save", 1)
     assert [train.save_requested() for _ in range(3)] == [True, False, False]

@@ -19,10 +19,10 @@ from plain_store import wait_for
 from stoker.agent import supervise
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.runtime import Command
-from stoker.agent.supervise import Ending, Training
+from stoker.agent.supervise import EndRequest, Training
 from stoker.processes import Process
 
-ENDING = Ending("notice", "the machine goes", 2.0)
+ENDING = EndRequest("notice", "the machine goes", 2.0)
 
 
 class FakeRun:
@@ -134,7 +134,7 @@ def test_a_training_that_ends_by_itself_has_no_reason_to_end() -> None:
     training = scene.start()
     looks: list[int] = []
 
-    def reason() -> Ending | None:
+    def reason() -> EndRequest | None:
         looks.append(1)
         if len(looks) == 2:
             scene.run.code = 3
@@ -153,7 +153,7 @@ def test_a_training_is_left_alone_between_two_looks() -> None:
         did.append("wait")
         return False
 
-    def reason() -> Ending | None:
+    def reason() -> EndRequest | None:
         did.append("look")
         return ENDING if did.count("look") == 3 else None
 
@@ -162,12 +162,12 @@ def test_a_training_is_left_alone_between_two_looks() -> None:
 
 
 def test_a_reason_to_end_is_looked_for_at_once_when_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "_LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr(supervise, "_POLL_S", 1000.0)
     scene = Scene()
     training = scene.start()
     looks: list[int] = []
 
-    def reason() -> Ending | None:
+    def reason() -> EndRequest | None:
         looks.append(1)
         if len(looks) == 1:
             threading.Timer(0.05, scene.wake.set).start()
@@ -184,7 +184,7 @@ def test_what_a_training_forked_is_killed_when_it_has_ended(status: int, code: i
     scene.run.code = status
     ended = training.finish()
     assert scene.did == ["before kill", "kill"] and not scene.group.members()
-    assert (ended.code, ended.signal, ended.ending, ended.save) == (code, number, None, None)
+    assert (ended.code, ended.signal, ended.request, ended.save) == (code, number, None, None)
 
 
 def test_whoever_waits_in_the_kernel_dies_when_its_mount_is_cut() -> None:
@@ -244,14 +244,14 @@ def test_the_command_is_asked_to_go_and_what_it_forked_is_not(tmp_path: Path, pr
     scene.group.alive = {scene.run.pid, other}
     training = scene.start()
     began_s = time.monotonic()
-    deadline_s = training.tell(ENDING, tmp_path / "notice")
+    deadline_s = training.notify(ENDING, tmp_path / "notice")
     assert began_s + 2.0 <= deadline_s <= time.monotonic() + 2.0
     told = json.loads((tmp_path / "notice").read_text())
     assert told["grace_s"] == 2.0 and told["reason"] == "the machine goes"
     assert told["deadline_monotonic"] == pytest.approx(deadline_s - 0.5), "a quarter is kept for what comes after it"
     assert scene.did == ["before signal"]
     wait_for(lambda: (tmp_path / "root").exists())
-    assert not (tmp_path / "worker").exists() and training._told_alone is False
+    assert not (tmp_path / "worker").exists() and training._notified_alone is False
 
 
 def test_a_command_without_others_is_alone(tmp_path: Path, processes: Begin) -> None:
@@ -259,8 +259,8 @@ def test_a_command_without_others_is_alone(tmp_path: Path, processes: Begin) -> 
     scene.run.pid = processes("root")
     scene.group.alive = {scene.run.pid}
     training = scene.start()
-    training.tell(ENDING, tmp_path / "notice")
-    assert training._told_alone is True
+    training.notify(ENDING, tmp_path / "notice")
+    assert training._notified_alone is True
 
 
 # ── Ending it ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -289,16 +289,16 @@ def test_a_training_that_goes_in_time_says_how_it_went(tmp_path: Path, code: int
     scene = Scene()
     scene.run.pid = 5
     training = scene.start()
-    ending = Ending("notice", "gone", 100.0)
+    ending = EndRequest("notice", "gone", 100.0)
     began_s = time.monotonic()
-    training.tell(ending, tmp_path / "notice")
+    training.notify(ending, tmp_path / "notice")
     leaving(scene, code)
     ended = training.end(ending, tmp_path / "notice", scene.last_look)
     assert time.monotonic() - began_s < 60.0, "it does not wait for the rest of the grace"
     [(seconds, how)] = scene.looks
     assert how == end and 75.0 < seconds <= 100.0 - 10.0 / 3, "what comes after it has a third of what is kept"
     assert scene.did == ["before signal", "watch", "last look", "kill"], "nothing is frozen or cut off"
-    assert ended.ending is ending and (ended.code, ended.signal) == ((code, None) if code >= 0 else (None, -code))
+    assert ended.request is ending and (ended.code, ended.signal) == ((code, None) if code >= 0 else (None, -code))
     save = ended.save
     assert save is not None and save.saved_s is not None and save.durable_s is not None and save.ended_s is not None
     assert 0.2 <= save.saved_s <= save.durable_s <= save.ended_s < 60.0 and save.grace_s == pytest.approx(100.0)
@@ -310,8 +310,8 @@ def test_a_training_whose_workers_stay_has_not_gone(tmp_path: Path) -> None:
     training = scene.start()
     scene.run.code = 0
     scene.group.alive = {7}
-    training.tell(Ending("notice", "gone", 1.0), tmp_path / "notice")
-    ended = training.end(Ending("notice", "gone", 1.0), tmp_path / "notice", scene.last_look)
+    training.notify(EndRequest("notice", "gone", 1.0), tmp_path / "notice")
+    ended = training.end(EndRequest("notice", "gone", 1.0), tmp_path / "notice", scene.last_look)
     assert ended.save is not None and ended.save.saved_s is None
     assert scene.looks[0][1] == TrainingEnd("died")
 
@@ -321,7 +321,7 @@ def test_a_training_that_stays_is_frozen_looked_at_and_killed(tmp_path: Path) ->
     training = scene.start()
     scene.group.alive = {7}
     began_s = time.monotonic()
-    training.tell(ENDING, tmp_path / "notice")
+    training.notify(ENDING, tmp_path / "notice")
     ended = training.end(ENDING, tmp_path / "notice", lambda seconds, end: not scene.last_look(seconds, end))
     assert time.monotonic() - began_s >= 1.5, "it has its part of the grace"
     assert scene.did == ["before signal", "watch", "freeze 0.17", "before kill", "last look", "kill"]
@@ -334,7 +334,7 @@ def test_a_training_that_stays_is_frozen_looked_at_and_killed(tmp_path: Path) ->
 def test_a_notice_that_leaves_more_time_changes_nothing(tmp_path: Path) -> None:
     scene = Scene()
     training = scene.start()
-    training.tell(ENDING, tmp_path / "notice")
+    training.notify(ENDING, tmp_path / "notice")
     before = (tmp_path / "notice").read_text()
     later_s = time.monotonic() + 1000.0
     leaving(scene, 0, 0.4)
@@ -346,8 +346,8 @@ def test_a_notice_that_leaves_more_time_changes_nothing(tmp_path: Path) -> None:
 def test_a_notice_that_is_asked_for_again_and_again_counts_once(tmp_path: Path) -> None:
     scene = Scene()
     training = scene.start()
-    ending = Ending("stop", "asked", 100.0)
-    training.tell(ending, tmp_path / "notice")
+    ending = EndRequest("stop", "asked", 100.0)
+    training.notify(ending, tmp_path / "notice")
     sooner_s = time.monotonic() + 4.0
     asked: list[float] = []
 
@@ -364,7 +364,13 @@ def test_a_notice_that_is_asked_for_again_and_again_counts_once(tmp_path: Path) 
 
 
 def test_what_is_kept_of_a_grace_is_a_quarter_within_bounds() -> None:
-    assert [supervise.reserve(grace_s) for grace_s in (0.0, 1.0, 4.0, 40.0, 100.0)] == [0.3, 0.3, 1.0, 10.0, 10.0]
+    assert [supervise.flush_reserve_s(grace_s) for grace_s in (0.0, 1.0, 4.0, 40.0, 100.0)] == [
+        0.3,
+        0.3,
+        1.0,
+        10.0,
+        10.0,
+    ]
 
 
 # ── Whom to ask ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.training_environment import CONTRACT, Place, lay_library, training_environment
+from stoker.agent.training_environment import CONTRACT, TrainingLocation, training_environment, write_library
 from stoker.model.node_config import NodePaths
-from stoker.model.spec import Environment, Spec, Submission
+from stoker.model.spec import Environment, Spec
+from stoker.model.submission import Submission
 
 SPEC = Spec(
     name="job", run="python train.py", params={"lr": 0.1, "name": "größe"}, secrets={"A": "env:A", "B": "env:B"}
@@ -22,7 +23,7 @@ SPEC = Spec(
 
 def environment(spec: Spec = SPEC, base: dict[str, str] | None = None, **changes: object) -> dict[str, str]:
     paths = NodePaths(Path("/node"))
-    place = Place(
+    place = TrainingLocation(
         attempt=3,
         rank=1,
         addresses=("10.0.0.1", "10.0.0.2"),
@@ -116,10 +117,10 @@ def test_a_python_that_is_named_by_its_path_is_the_first_on_the_path() -> None:
 
 
 def test_a_script_imports_the_library_and_what_else_is_installed_of_stoker(tmp_path: Path) -> None:
-    lib = lay_library(tmp_path / "lib")
+    lib = write_library(tmp_path / "lib")
     assert lib == tmp_path / "lib"
     # May be repeated: an agent that comes back does the same.
-    lay_library(lib)
+    write_library(lib)
     installed = tmp_path / "installed" / "stoker"
     installed.mkdir(parents=True)
     (installed / "__init__.py").touch()
@@ -129,3 +130,23 @@ def test_a_script_imports_the_library_and_what_else_is_installed_of_stoker(tmp_p
     ran = subprocess.run([sys.executable, "-S", "-c", script], env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == [str(lib / "stoker" / "train.py"), "extra"]
+
+
+def test_a_python_without_stoker_can_save_and_gets_the_nearest_keyword_for_a_wrong_one(tmp_path: Path) -> None:
+    lib = write_library(tmp_path / "lib")
+    script = """
+import os
+from stoker import train
+with train.checkpoint("step-1", step=1) as folder:
+    (folder / "weights").write_text("1")
+print(train.latest().name)
+try:
+    train.checkpoint("step-2", stepp=2)
+except TypeError as error:
+    print(error)
+"""
+    env = {"PYTHONPATH": str(lib), "STOKER_CHECKPOINT_DIR": str(tmp_path / "saves"), "PATH": os.defpath}
+    ran = subprocess.run([sys.executable, "-S", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    saved, message = ran.stdout.splitlines()
+    assert saved == "step-1" and "stepp" in message and "step" in message.replace("stepp", "")

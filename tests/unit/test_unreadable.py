@@ -14,7 +14,7 @@ from stoker import client
 from stoker.cli import main
 from stoker.core.summary import summarize
 from stoker.governor.connected_providers import Fleet
-from stoker.governor.cost_ledger import read_spent
+from stoker.governor.cost_ledger import read_daily_costs
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.maintenance.reindex import reindex
@@ -92,7 +92,7 @@ def test_it_can_be_removed_and_no_money_is_forgotten(store: Store) -> None:
     spoil(store, bad, 4)
     assert client.remove(bad, store) == bad
     assert bad not in active_jobs(store) and job_log.read(store, bad) is None
-    assert sum(each.sums.spent.known for each in read_spent(store, [keys.SPENT])) == pytest.approx(2.0)
+    assert sum(each.sums.spent.known for each in read_daily_costs(store, [keys.SPENT])) == pytest.approx(2.0)
 
 
 def test_not_while_it_may_have_machines(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_not_while_it_may_have_machines(store: Store, monkeypatch: pytest.Monkey
         raise Transient("no answer")
 
     monkeypatch.setattr(provider, "list_instances", silent)
-    with pytest.raises(UserError, match="nor its machines be looked for on local: no answer"):
+    with pytest.raises(UserError, match="and its machines on local cannot be listed: no answer"):
         client.remove(bad, store)
     assert bad in active_jobs(store)
     monkeypatch.setattr(provider, "list_instances", lambda *_: ())
@@ -169,7 +169,7 @@ def test_one_that_left_no_record_and_one_without_a_spec_count_for_nothing(store:
             store.delete([keys.spec(bad)])
         spoil(store, bad, 4)
         assert client.remove(bad, store) == bad
-    assert read_spent(store, [keys.SPENT]) == []
+    assert read_daily_costs(store, [keys.SPENT]) == []
 
 
 def test_the_index_is_rebuilt_for_the_others(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,9 +186,9 @@ def test_what_a_job_spent_is_written_before_it_is_removed(store: Store) -> None:
     closing = Closed(claim=2, outcome="succeeded", rule="finished")
     job = add(store, *ran(Ended(outcome="succeeded", rule="finished", claim=2, closing=closing)))
     store.delete([keys.active(job, marker) for marker in active_jobs(store)[job]])
-    assert read_spent(store, [keys.SPENT]) == []
+    assert read_daily_costs(store, [keys.SPENT]) == []
     client.remove(job, store)
-    assert sum(each.sums.spent.known for each in read_spent(store, [keys.SPENT])) == pytest.approx(1.0, abs=0.01)
+    assert sum(each.sums.spent.known for each in read_daily_costs(store, [keys.SPENT])) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("ask", [client.stop, client.resume])

@@ -57,7 +57,7 @@ def spec(**inputs: Input | str) -> Spec:
 
 
 def gather(store: MemoryStore, **inputs: Input | str) -> tuple[Spec, tuple[uploads.Upload, ...]]:
-    return uploads.gather(spec(**inputs), registry.capabilities("ec2"), store.url, store)
+    return uploads.plan_uploads(spec(**inputs), registry.capabilities("ec2"), store.url, store)
 
 
 def sent(store: MemoryStore) -> dict[str, bytes]:
@@ -159,7 +159,7 @@ def test_what_may_not_be_looked_into_is_named(data: Path, mode: int) -> None:
         "import os; from pathlib import Path\n"
         "from stoker.model.errors import UserError; from stoker.submit import uploads\n"
         "os.geteuid() == 0 and os.setuid(65534)\n"
-        "try: print(uploads.measure('data', Path('data')))\n"
+        "try: print(uploads.measure_upload('data', Path('data')))\n"
         "except UserError as error: print(error)\n"
     )
     # From within: the folders above may be nobody else's.
@@ -188,9 +188,9 @@ def test_what_cannot_be_sent_is_named(store: MemoryStore, data: Path) -> None:
 def test_what_fails_to_be_read_is_named(store: MemoryStore, data: Path) -> None:
     # The memory of a process is a file, and nothing is at its beginning.
     with pytest.raises(UserError, match=r"^inputs\.data: /proc/self/mem cannot be read: Input/output error$"):
-        uploads.measure("data", Path("/proc/self/mem"))
+        uploads.measure_upload("data", Path("/proc/self/mem"))
     with pytest.raises(UserError, match=r"^inputs\.data: .*/none cannot be read: No such file or directory$"):
-        uploads.measure("data", data / "none")
+        uploads.measure_upload("data", data / "none")
     _, (upload,) = gather(store, data=str(data))
     (data / "a").unlink()
     with pytest.raises(UserError, match=r"^inputs\.data: .*/a cannot be read: No such file or directory$"):
@@ -212,7 +212,7 @@ def test_a_file_that_changes_meanwhile_is_told(store: MemoryStore, data: Path) -
 
 def submit(store: MemoryStore, made: Spec, job: str = "job-1") -> None:
     from stoker.model import codec
-    from stoker.model.spec import Submission
+    from stoker.model.submission import Submission
 
     store.put(keys.spec(job), codec.dumps(Submission(job, made, "me")))
 
@@ -220,16 +220,16 @@ def submit(store: MemoryStore, made: Spec, job: str = "job-1") -> None:
 def test_what_no_job_refers_to_is_collected(store: MemoryStore, clock: Clock, data: Path) -> None:
     made, (upload,) = gather(store, data=str(data), url="s3://other/inputs/x")
     uploads.send(store, upload)
-    assert uploads.collect(store) == 0  # young
+    assert uploads.collect_uploads(store) == 0  # young
     clock.now -= timedelta(days=2)
     for meta in list(store.list(keys.INPUTS)):
         found = store.get(meta.key)
         assert found is not None
         store.put(meta.key, found.data)
     submit(store, made)
-    assert uploads.collect(store) == 0  # needed
+    assert uploads.collect_uploads(store) == 0  # needed
     store.delete([keys.spec("job-1")])
-    assert uploads.collect(store) == 1
+    assert uploads.collect_uploads(store) == 1
     assert list(store.list(keys.INPUTS)) == []
 
 
@@ -239,25 +239,25 @@ def test_what_was_collected_is_sent_again_under_a_new_name(store: MemoryStore, c
     clock.now = now - timedelta(days=2)
     first = uploads.send(store, upload)
     clock.now = now
-    assert uploads.collect(store) == 1
+    assert uploads.collect_uploads(store) == 1
     with pytest.raises(UserError, match="not in the store any more"):
-        uploads.check_there(store, made)
+        uploads.check_uploads_stored(store, made)
     again, (upload,) = gather(store, data=str(data))
     second = uploads.send(store, upload)
     assert second == f"{first}-2" and upload.to_send == upload.size
     assert again.inputs["data"].source == f"{store.url}/{keys.INPUTS}{second}"
-    uploads.check_there(store, again)
+    uploads.check_uploads_stored(store, again)
     store.put(keys.input_files(first) + "a", b"landed late")
-    assert uploads.collect(store) == 1, "what was given up is never in use"
+    assert uploads.collect_uploads(store) == 1, "what was given up is never in use"
     assert {meta.key.split("/")[1] for meta in store.list(keys.INPUTS)} == {second}
 
 
 def test_a_clone_of_what_is_gone_is_refused(store: MemoryStore, data: Path) -> None:
     made, (upload,) = gather(store, data=str(data))
     with pytest.raises(UserError, match=r"^inputs\.data: its files are not in the store any more"):
-        uploads.check_there(store, made)
+        uploads.check_uploads_stored(store, made)
     uploads.send(store, upload)
-    uploads.check_there(store, made)
+    uploads.check_uploads_stored(store, made)
 
 
 def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock, data: Path) -> None:
@@ -266,7 +266,7 @@ def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock,
     uploads.send(store, upload)
     store.put(keys.spec("job-1"), json.dumps({"spec": 1}).encode())
     with pytest.raises(Exception, match="nothing is collected"):
-        uploads.collect(store)
+        uploads.collect_uploads(store)
 
 
 # ── Which URLs machines reach ─────────────────────────────────────────────────────────────────────────────────────────
@@ -302,5 +302,5 @@ def test_what_is_no_bucket_can_only_be_streamed() -> None:
 def test_a_folder_by_its_url_is_a_folder(provider: str, data: Path) -> None:
     assert localised(provider, data.as_uri()) == str(data)
     assert localised(provider, "data", folder=data.parent) == str(data)
-    with pytest.raises(UserError, match=r"/nowhere is not there; name a folder, a file or a URL$"):
+    with pytest.raises(UserError, match=r"/nowhere does not exist; name a folder, a file or a URL$"):
         localised(provider, "nowhere", folder=data.parent)

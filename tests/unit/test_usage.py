@@ -107,8 +107,8 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_on_gpus_are_told_with_their_memory_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setattr(usage_sampler, "_DRIVER_SIGNS", (Path("/"),))
-    assert usage_sampler.Gpus().processes() == ["0 H200: 100 has 1,234 MB", "0 H200: 101 has ?"]
-    assert usage_sampler.Gpus().utilization() == (87.0, None)
+    assert usage_sampler.GpuReader().processes() == ["0 H200: 100 has 1,234 MB", "0 H200: 101 has ?"]
+    assert usage_sampler.GpuReader().utilization() == (87.0, None)
 
 
 def test_a_broken_nvml_means_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.environment.index import Index
+from stoker.agent.environment.index import IndexOptions
 from stoker.agent.environment.python import Python
 from stoker.agent.environment.requirements import Requirements
-from stoker.agent.environment.steps import Answer, Step
-from stoker.agent.environment.uv import Change
-from stoker.agent.environment.venv import Plan, Uv, Venv
+from stoker.agent.environment.steps import CommandResult, Step
+from stoker.agent.environment.uv import PackageChange
+from stoker.agent.environment.venv import InstallPlan, Uv, Venv
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
 
@@ -38,19 +38,19 @@ BASE = Python(
 class Steps:
     """Answers what is asked, by the last words of the question, and notes it."""
 
-    def __init__(self, **answers: Answer) -> None:
+    def __init__(self, **answers: CommandResult) -> None:
         self.answers = answers
         self.asked: list[Command] = []
         self.names: list[str] = []
         self.ran: list[Step] = []
 
-    def ask(self, name: str, command: Command) -> Answer:
+    def capture(self, name: str, command: Command) -> CommandResult:
         self.names.append(name)
         self.asked.append(command)
         words = " ".join(command.argv)
-        return next((answer for word, answer in self.answers.items() if word in words), Answer(0, ""))
+        return next((answer for word, answer in self.answers.items() if word in words), CommandResult(0, ""))
 
-    ask_index = ask
+    capture_with_retries = capture
 
     def run(self, step: Step) -> None:
         self.ran.append(step)
@@ -70,7 +70,7 @@ def test_uv_is_told_to_fetch_no_python_and_where_packages_come_from(tmp_path: Pa
     command = made.command("pip", "list")
     assert command.argv == ("/tools/uv", "pip", "list")
     assert command.env == settings and command.secrets == {"KEY": "own"} and made.index_args == ()
-    made.use(Index(("--offline",), {"UV_DEFAULT_INDEX": "url"}, {"UV_INDEX_STOKER_PASSWORD": "secret"}))
+    made.use_index(IndexOptions(("--offline",), {"UV_DEFAULT_INDEX": "url"}, {"UV_INDEX_STOKER_PASSWORD": "secret"}))
     command = made.command("pip")
     assert command.env == {**settings, "UV_DEFAULT_INDEX": "url"} and made.index_args == ("--offline",)
     assert command.secrets == {"KEY": "own", "UV_INDEX_STOKER_PASSWORD": "secret"}
@@ -78,7 +78,7 @@ def test_uv_is_told_to_fetch_no_python_and_where_packages_come_from(tmp_path: Pa
 
 
 def test_the_version_of_uv_is_asked_once(tmp_path: Path) -> None:
-    steps = Steps(version=Answer(0, "uv 0.8.0\n"))
+    steps = Steps(version=CommandResult(0, "uv 0.8.0\n"))
     made = uv(steps, tmp_path)
     assert [made.version, made.version] == ["uv 0.8.0"] * 2
     assert [command.argv for command in steps.asked] == [("/tools/uv", "--version")] and steps.names == ["uv"]
@@ -89,14 +89,14 @@ def test_the_version_of_uv_is_asked_once(tmp_path: Path) -> None:
 )
 def test_a_uv_that_does_not_run_is_told(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(SetupFailed) as failed:
-        _ = uv(Steps(version=Answer(127, text)), tmp_path).version
+        _ = uv(Steps(version=CommandResult(127, text)), tmp_path).version
     assert failed.value.user and str(failed.value) == f"uv does not run here: {why}; choose an image with glibc"
 
 
 def test_what_uv_must_do_and_cannot_is_told(tmp_path: Path) -> None:
-    assert uv(Steps(venv=Answer(0, "text")), tmp_path).must("environment", "venv") == "text"
+    assert uv(Steps(venv=CommandResult(0, "text")), tmp_path).run_checked("environment", "venv") == "text"
     with pytest.raises(SetupFailed) as failed:
-        uv(Steps(venv=Answer(2, "error: no space")), tmp_path).must("environment", "venv")
+        uv(Steps(venv=CommandResult(2, "error: no space")), tmp_path).run_checked("environment", "venv")
     assert str(failed.value) == "environment: no space" and failed.value.user and failed.value.code == 2
 
 
@@ -106,7 +106,7 @@ def test_an_installation_can_be_gone_on_with(tmp_path: Path) -> None:
     (step,) = steps.ran
     assert step.command.argv == ("/tools/uv", "pip", "install", "--requirements=a.txt")
     assert (step.name, step.remedy) == ("a.txt", "pin versions") and step.undo is not None
-    assert step.failing == "environment.requirements: a.txt cannot be installed"
+    assert step.failure_message == "environment.requirements: a.txt cannot be installed"
 
 
 def files(kind: Any, name: str) -> Requirements:
@@ -129,14 +129,16 @@ def test_what_uv_is_to_read(tmp_path: Path) -> None:
         f"--output-file={tmp_path}/pylock.toml",
     )
     with pytest.raises(SetupFailed, match=r"^uv\.lock: it is out of date$"):
-        uv(Steps(export=Answer(1, "error: it is out of date")), tmp_path).target(files("uv-lock", "uv.lock"), tmp_path)
+        uv(Steps(export=CommandResult(1, "error: it is out of date")), tmp_path).target(
+            files("uv-lock", "uv.lock"), tmp_path
+        )
 
 
 @pytest.mark.parametrize(
     ("code", "text", "there"), [(0, "Audited 2 packages", True), (0, " + click==8.0", False), (1, "", False)]
 )
 def test_whether_everything_is_there_already(tmp_path: Path, code: int, text: str, there: bool) -> None:
-    steps = Steps(install=Answer(code, text))
+    steps = Steps(install=CommandResult(code, text))
     assert uv(steps, tmp_path).satisfied(BASE, Path("/code/a.txt")) is there
     (command,) = steps.asked
     assert command.argv[1:] == (
@@ -147,21 +149,21 @@ def test_whether_everything_is_there_already(tmp_path: Path, code: int, text: st
 
 def test_versions_that_only_a_distribution_can_read_are_left_out(tmp_path: Path) -> None:
     text = "torch==2.4.0+cu121\nnumpy==1!1.26.4\nold==0.1.dev3\nodd==1.0ubuntu2\n-e file:///mine\n"
-    steps = Steps(list=Answer(0, text))
+    steps = Steps(list=CommandResult(0, text))
     assert uv(steps, tmp_path).installed(BASE) == {"torch": "2.4.0+cu121", "numpy": "1!1.26.4", "old": "0.1.dev3"}
     assert steps.asked[0].argv[1:] == ("pip", "list", "--quiet", "--format=freeze", "--python=/opt/bin/python")
 
 
 def test_a_plan_has_the_versions_of_the_base_fixed(tmp_path: Path) -> None:
-    steps = Steps(install=Answer(0, " + click==8.0\n"))
+    steps = Steps(install=CommandResult(0, " + click==8.0\n"))
     made = uv(steps, tmp_path)
-    made.use(Index(("--no-index",)))
-    assert made.plan(BASE, Path("/a.txt"), {"torch": "2.4.0", "numpy": "1.0"}) == (Change("+", "click", "8.0"),)
+    made.use_index(IndexOptions(("--no-index",)))
+    assert made.plan(BASE, Path("/a.txt"), {"torch": "2.4.0", "numpy": "1.0"}) == (PackageChange("+", "click", "8.0"),)
     (command,) = steps.asked
     option, _, constraints = command.argv[-1].partition("=")
     assert option == "--constraints" and Path(constraints).read_text() == "numpy==1.0\ntorch==2.4.0\n"
     assert "--no-index" in command.argv and "--dry-run" in command.argv
-    assert uv(Steps(install=Answer(1, "no")), tmp_path).plan(BASE, Path("/a.txt"), {}) is None
+    assert uv(Steps(install=CommandResult(1, "no")), tmp_path).plan(BASE, Path("/a.txt"), {}) is None
 
 
 # ── What of the base is kept ──────────────────────────────────────────────────────────────────────────────────────────
@@ -170,54 +172,54 @@ def test_a_plan_has_the_versions_of_the_base_fixed(tmp_path: Path) -> None:
 class Planner:
     """A uv that knows which versions go together: each plan, by the packages that are fixed for it."""
 
-    def __init__(self, installed: Mapping[str, str], plans: Mapping[frozenset[str], tuple[Change, ...]]) -> None:
+    def __init__(self, installed: Mapping[str, str], plans: Mapping[frozenset[str], tuple[PackageChange, ...]]) -> None:
         self._installed, self._plans = installed, plans
         self.tried: list[set[str]] = []
 
     def installed(self, _base: Python) -> Mapping[str, str]:
         return self._installed
 
-    def plan(self, _base: Python, _target: Path, pins: Mapping[str, str]) -> tuple[Change, ...] | None:
+    def plan(self, _base: Python, _target: Path, pins: Mapping[str, str]) -> tuple[PackageChange, ...] | None:
         self.tried.append(set(pins))
         assert all(self._installed[name] == version for name, version in pins.items())
         return self._plans.get(frozenset(pins))
 
 
-def plan(planner: Planner) -> Plan:
+def plan(planner: Planner) -> InstallPlan:
     return Venv(Path("/env"), BASE, planner, system=True)._plan(Path("/a.txt"))  # type: ignore[arg-type]
 
 
 INSTALLED = {"torch": "2.4.0", "numpy": "1.0", "click": "7.0"}
-CLICK = Change("+", "click", "8.0")
+CLICK = PackageChange("+", "click", "8.0")
 
 
 def test_what_goes_with_everything_that_is_there_replaces_nothing() -> None:
-    planner = Planner(INSTALLED, {frozenset(INSTALLED): (Change("+", "lightning", "1.0"),)})
-    assert plan(planner) == Plan({"lightning": "1.0"}, {}, INSTALLED)
+    planner = Planner(INSTALLED, {frozenset(INSTALLED): (PackageChange("+", "lightning", "1.0"),)})
+    assert plan(planner) == InstallPlan({"lightning": "1.0"}, {}, INSTALLED)
     assert len(planner.tried) == 1
 
 
 def test_a_framework_is_kept_before_anything_else() -> None:
-    free = tuple(Change("-", name, version) for name, version in INSTALLED.items())
-    with_torch = (Change("-", "click", "7.0"), CLICK)
-    with_click = (Change("-", "torch", "2.4.0"), Change("+", "torch", "2.5.0"))
+    free = tuple(PackageChange("-", name, version) for name, version in INSTALLED.items())
+    with_torch = (PackageChange("-", "click", "7.0"), CLICK)
+    with_click = (PackageChange("-", "torch", "2.4.0"), PackageChange("+", "torch", "2.5.0"))
     plans = {frozenset[str](): free, frozenset({"torch"}): with_torch, frozenset({"click"}): with_click}
-    assert plan(Planner(INSTALLED, plans)) == Plan(
+    assert plan(Planner(INSTALLED, plans)) == InstallPlan(
         {"click": "8.0"}, {"click": "7.0"}, {"torch": "2.4.0", "numpy": "1.0"}
     )
 
 
 def test_a_base_that_keeps_the_rest_is_asked_for_with_the_rest() -> None:
     rest = {"torch", "numpy"}
-    replaced = (Change("-", "click", "7.0"), CLICK)
+    replaced = (PackageChange("-", "click", "7.0"), CLICK)
     planner = Planner(INSTALLED, {frozenset(): replaced, frozenset(rest): replaced})
-    assert plan(planner) == Plan({"click": "8.0"}, {"click": "7.0"}, {"torch": "2.4.0", "numpy": "1.0"})
+    assert plan(planner) == InstallPlan({"click": "8.0"}, {"click": "7.0"}, {"torch": "2.4.0", "numpy": "1.0"})
     assert planner.tried == [set(INSTALLED), set(), rest, set(INSTALLED)]
 
 
 def test_where_nothing_can_be_the_installation_says_why() -> None:
     planner = Planner(INSTALLED, {})
-    assert plan(planner) == Plan({}, {}, INSTALLED)
+    assert plan(planner) == InstallPlan({}, {}, INSTALLED)
 
 
 # ── What is laid ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,13 +243,13 @@ def test_the_variables_of_an_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "runs"),
     [
-        (Answer(0, "greeting\nruns 3.12.4\n"), True),
-        (Answer(0, "runs 3.12.44\n"), False),
-        (Answer(1, "runs 3.12.4\n"), False),
-        (Answer(0, ""), False),
+        (CommandResult(0, "greeting\nruns 3.12.4\n"), True),
+        (CommandResult(0, "runs 3.12.44\n"), False),
+        (CommandResult(1, "runs 3.12.4\n"), False),
+        (CommandResult(0, ""), False),
     ],
 )
-def test_whether_one_that_was_restored_runs(tmp_path: Path, answer: Answer, runs: bool) -> None:
+def test_whether_one_that_was_restored_runs(tmp_path: Path, answer: CommandResult, runs: bool) -> None:
     steps = Steps(platform=answer)
     assert laid(tmp_path, steps=steps).runs() is runs
     assert steps.names == [str(tmp_path / "env/bin/python")] and steps.asked[0].argv[1:3] == ("-I", "-c")
@@ -255,7 +257,7 @@ def test_whether_one_that_was_restored_runs(tmp_path: Path, answer: Answer, runs
 
 def test_one_of_another_processor_does_not_run(tmp_path: Path) -> None:
     class Refusing(Steps):
-        def ask(self, name: str, command: Command) -> Answer:
+        def capture(self, name: str, command: Command) -> CommandResult:
             raise SetupFailed("Exec format error", user=True)
 
     assert laid(tmp_path, steps=Refusing()).runs() is False
@@ -270,7 +272,7 @@ def test_how_the_packages_of_the_base_are_seen(
 ) -> None:
     steps = Steps()
     made = laid(tmp_path, replace(BASE, environment=environment), steps, system=system)
-    made._lay()
+    made._create()
     seen = ("--system-site-packages",) if option else ()
     first = ("venv", "--quiet", "--no-project", "--python=/opt/bin/python")
     assert [command.argv[1:] for command in steps.asked] == [(*first, *seen, str(tmp_path / "env"))]
@@ -308,7 +310,7 @@ def test_pip_on_top_of_a_base_is_the_bases_where_it_has_one(tmp_path: Path, pip:
     root = tmp_path / "a place"
     made = laid(root, replace(BASE, pip=pip, scripts={"tool": "a:b"}), system=True)
     (root / "env/bin/pip3").write_text("its own")
-    made.make_on_top()
+    made.build_on_top()
     text = f"#!/bin/sh\nVIRTUAL_ENV='{root}/env' exec {call.format(env=root / 'env')} \"$@\"\n"
     assert (root / "env/bin/pip").read_text() == text
     assert (root / "env/bin/pip3").read_text() == "its own" and (root / "env/bin/tool").exists()
@@ -317,7 +319,7 @@ def test_pip_on_top_of_a_base_is_the_bases_where_it_has_one(tmp_path: Path, pip:
 def test_an_environment_of_its_own_is_installed_into(tmp_path: Path) -> None:
     steps = Steps()
     made = laid(tmp_path, replace(BASE, scripts={"tool": "a:b"}), steps)
-    made._uv.use(Index(("--no-index",)))
+    made._uv.use_index(IndexOptions(("--no-index",)))
     assert made.report() == []
     made.make("a.txt", Path("/code/a.txt"), "pin versions")
     (step,) = steps.ran
@@ -333,7 +335,8 @@ def test_an_environment_of_its_own_is_installed_into(tmp_path: Path) -> None:
 
 def test_what_the_base_keeps_is_not_installed_again(tmp_path: Path) -> None:
     steps = Steps(
-        list=Answer(0, "torch==2.4.0\nnumpy==1.0\n"), install=Answer(0, " + click==8.0\n + mine @ file:///x\n")
+        list=CommandResult(0, "torch==2.4.0\nnumpy==1.0\n"),
+        install=CommandResult(0, " + click==8.0\n + mine @ file:///x\n"),
     )
     made = laid(tmp_path, replace(BASE, scripts={"tool": "a:b"}), steps, system=True)
     made.make("a.txt", Path("/code/a.txt"), "")
@@ -349,15 +352,17 @@ def test_what_people_are_told_of_an_environment(tmp_path: Path) -> None:
     site = tmp_path / "env/lib/python3.12/site-packages"
     (site / "click-8.0.dist-info").mkdir()
     advice = "environment.system_packages: true keeps what the image has"
-    unseen = "a.txt: /opt/bin/python has torch 2.4.0, jax 0.4, which its environment does not see"
-    assert list(made._told("a.txt", None)) == [f"{unseen}; {advice}"]
+    unseen = "a.txt: /opt/bin/python has torch 2.4.0, jax 0.4, which the environment does not see"
+    assert list(made._report_lines("a.txt", None)) == [f"{unseen}; {advice}"]
     (site / "torch-2.5.0.dist-info").mkdir()
-    (line,) = made._told("a.txt", None)
+    (line,) = made._report_lines("a.txt", None)
     assert line.startswith("a.txt: /opt/bin/python has jax 0.4, which"), "it has a PyTorch of its own"
     (site / "jax-0.5.dist-info").mkdir()
-    assert list(made._told("a.txt", None)) == []
-    plan = Plan({"numpy": "2.0", "mine": None}, {"numpy": "1.0", "mine": "1"}, {"click": "7.0"})
+    assert list(made._report_lines("a.txt", None)) == []
+    plan = InstallPlan({"numpy": "2.0", "mine": None}, {"numpy": "1.0", "mine": "1"}, {"click": "7.0"})
     replaced = "a.txt: replaced of what /opt/bin/python has: numpy 1.0 → 2.0, mine 1 → its own"
-    assert list(made._told("a.txt", plan)) == [replaced]
-    kept = replace(plan, replaced={}, kept={"numpy": "1.0", "torch": "2.4.0", "click": "7.0"})
-    assert list(made._told("a.txt", kept)) == ["a.txt: kept of what /opt/bin/python has: torch 2.4.0, numpy 1.0"]
+    assert list(made._report_lines("a.txt", plan)) == [replaced]
+    kept = replace(plan, replaced={}, retained={"numpy": "1.0", "torch": "2.4.0", "click": "7.0"})
+    assert list(made._report_lines("a.txt", kept)) == [
+        "a.txt: kept of what /opt/bin/python has: torch 2.4.0, numpy 1.0"
+    ]

@@ -14,7 +14,7 @@ import pytest
 from stoker.agent import exec_command
 from stoker.model.node_config import NodePaths
 from stoker.processes import NODE, TRAINING
-from stoker.processes.container_sweep import Record, container_name, write_record
+from stoker.processes.container_sweep import ContainerRecord, container_name, write_record
 
 Begin = Callable[..., subprocess.Popen[bytes]]
 
@@ -77,12 +77,12 @@ def test_the_environment_is_that_of_the_oldest_process_of_this_node(begin: Begin
 
 
 def test_a_visitor_is_not_taken_for_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in exec_command._VISITORS:
+    for name in exec_command._USER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "mine")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/mine")
     training = {NODE: "1", TRAINING: "2", "TERM": "theirs", "LANG": "C", "LR": "0.1"}
-    assert exec_command.visitor_environ(training) == {
+    assert exec_command.shell_environ(training) == {
         "TERM": "mine",
         "SSH_AUTH_SOCK": "/mine",
         "LANG": "C",
@@ -93,7 +93,7 @@ def test_a_visitor_is_not_taken_for_the_training(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["TERM", "COLORTERM", "LANG", "LC_ALL", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK"])
 def test_what_belongs_to_the_persons_terminal_is_the_persons(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "mine")
-    assert exec_command.visitor_environ({name: "theirs"})[name] == "mine"
+    assert exec_command.shell_environ({name: "theirs"})[name] == "mine"
 
 
 def test_the_command_runs_in_the_code_with_the_trainings_variables(
@@ -141,7 +141,7 @@ def test_a_command_that_cannot_be_run_is_told_as_a_shell_tells_it(
 def test_the_command_of_a_job_in_a_container_is_taken_in_there(
     begin: Begin, paths: NodePaths, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
-    write_record(paths.root, Record("podman", f"/dev/shm/{container_name(paths.root)}"))
+    write_record(paths.root, ContainerRecord("podman", f"/dev/shm/{container_name(paths.root)}"))
     if runs:
         begin(STOKER_CHANNEL=str(paths.channel), LR="0.1")
     asked: list[tuple[object, ...]] = []
@@ -150,7 +150,7 @@ def test_the_command_of_a_job_in_a_container_is_taken_in_there(
         asked.append(arguments)
         raise Become
 
-    monkeypatch.setattr(exec_command, "visit", take_in)
+    monkeypatch.setattr(exec_command, "exec_in_container", take_in)
     monkeypatch.setenv("OF_THE_VISITOR", "1")
     with pytest.raises(Become):
         exec_command.run_command(paths.root, ["ls", "-l"])

@@ -14,6 +14,7 @@ from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
+from stoker.read.govern_while_following import RETIRE_S
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 
@@ -92,7 +93,7 @@ def test_it_governs_until_the_job_has_ended_and_is_retired(store: Store, world: 
 def test_machines_that_do_not_go_are_not_waited_for_for_ever(store: Store, world: World, job: str) -> None:
     end(store, job)
     assert client.wait(job, store).phase == "succeeded"
-    assert world.now - 100.0 == client.RETIRE_S + 1.0
+    assert world.now - 100.0 == RETIRE_S + 1.0
 
 
 def test_machines_that_need_a_few_passes_to_go_are_waited_for(store: Store, world: World, job: str) -> None:

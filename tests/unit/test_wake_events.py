@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.deploy.aws_template import alarm_pattern, patterns
-from stoker.external_jobs.aws_account import ForeignAccount
+from stoker.external_jobs.aws_account import SageMakerAccount
 from stoker.external_jobs.gpu_alarms import WantedAlarm
-from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
+from stoker.external_jobs.gpu_alarms import alarm_prefix as alarm_prefix
 from stoker.governor.serverless.events import (
+    IgnoredEvent,
     JobWake,
     MachineWake,
-    Nothing,
     Tick,
     TrainingWake,
-    Woken,
+    WakeEvent,
     of_aws,
     of_message,
 )
@@ -55,15 +55,15 @@ def message(told: object) -> dict[str, Any]:
         ({"stoker": {"tick": True}}, Tick()),
     ],
 )
-def test_what_aws_sends(event: dict[str, Any], woken: Woken) -> None:
+def test_what_aws_sends(event: dict[str, Any], woken: WakeEvent) -> None:
     assert of_aws(event) == (woken,)
 
 
 def test_several_records_and_jobs_are_each_told() -> None:
     both = {"Records": [*aws_events.alarm("a")["Records"], *aws_events.alarm("b")["Records"], {"Sns": {}}]}
-    assert [type(each) for each in of_aws(both)] == [TrainingWake, TrainingWake, Nothing]
+    assert [type(each) for each in of_aws(both)] == [TrainingWake, TrainingWake, IgnoredEvent]
     told = of_aws({"stoker": {"jobs": ["a-bcdf", "../b", 7]}})
-    assert told[0] == JobWake("a-bcdf") and [type(each) for each in told[1:]] == [Nothing, Nothing]
+    assert told[0] == JobWake("a-bcdf") and [type(each) for each in told[1:]] == [IgnoredEvent, IgnoredEvent]
 
 
 def test_what_pubsub_sends() -> None:
@@ -91,7 +91,7 @@ def test_what_pubsub_sends() -> None:
     ],
 )
 def test_what_is_nothing(payload: object) -> None:
-    assert all(isinstance(each, Nothing) for each in of_aws(payload))
+    assert all(isinstance(each, IgnoredEvent) for each in of_aws(payload))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_nothing(payload: object) -> None:
     [None, {}, {"message": 1}, {"message": {"data": "%%%"}}, {"message": {"data": "ew=="}}, message([1]), message({})],
 )
 def test_what_is_no_message(payload: object) -> None:
-    assert all(isinstance(each, Nothing) for each in of_message(payload))
+    assert all(isinstance(each, IgnoredEvent) for each in of_message(payload))
 
 
 JSON = st.recursive(
@@ -136,8 +136,8 @@ def broken(draw: st.DrawFn) -> Any:
 def test_nothing_that_is_sent_raises(payload: object) -> None:
     for read in (of_aws, of_message):
         for woken in read(payload):
-            assert isinstance(woken, Woken)
-            if isinstance(woken, Nothing):
+            assert isinstance(woken, WakeEvent)
+            if isinstance(woken, IgnoredEvent):
                 assert len(woken.why) < 200
 
 
@@ -188,8 +188,8 @@ def test_an_alarm_has_the_topic_of_its_own_region_or_none() -> None:
 
     topic = "arn:aws:sns:us-east-1:123456789012:stoker-alarms"
     for region in ("us-east-1", "us-west-2"):
-        account = ForeignAccount(region, Clients())  # type: ignore[arg-type]
-        account.make_alarm(WantedAlarm("a", "x/algo-1", "stall", 1.0, 300, 3, True, account.told_by_alarms(topic)))
+        account = SageMakerAccount(region, Clients())  # type: ignore[arg-type]
+        account.make_alarm(WantedAlarm("a", "x/algo-1", "stall", 1.0, 300, 3, True, account.usable_topic(topic)))
     assert put == [[topic], []]
 
 
@@ -209,9 +209,9 @@ def alarm_of(host: str, region: object = aws_events.REGION) -> dict[str, Any]:
         ("bert/algo-1", None, None),
     ],
 )
-def test_an_alarm_wakes_only_for_a_host_of_a_training_job(host: str, region: object, woken: Woken | None) -> None:
+def test_an_alarm_wakes_only_for_a_host_of_a_training_job(host: str, region: object, woken: WakeEvent | None) -> None:
     (found,) = of_aws(alarm_of(host, region))
-    assert found == (woken or Nothing("an alarm that is about no training job"))
+    assert found == (woken or IgnoredEvent("an alarm that is about no training job"))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_an_alarm_wakes_only_for_a_host_of_a_training_job(host: str, region: obj
 )
 def test_an_event_that_names_no_machine_wakes_nobody(detail: dict[str, Any], region: str) -> None:
     (found,) = of_aws({**aws_events.spot_warning(), "detail": detail, "region": region})
-    assert isinstance(found, Nothing) and "names no machine" in found.why
+    assert isinstance(found, IgnoredEvent) and "names no machine" in found.why
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_an_event_that_names_no_machine_wakes_nobody(detail: dict[str, Any], reg
 )
 def test_an_event_that_names_no_training_job_wakes_nobody(detail: dict[str, Any], region: str) -> None:
     (found,) = of_aws({**aws_events.training(), "detail": detail, "region": region})
-    assert isinstance(found, Nothing) and "names no training job" in found.why
+    assert isinstance(found, IgnoredEvent) and "names no training job" in found.why

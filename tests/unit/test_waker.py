@@ -16,20 +16,20 @@ from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client
 from stoker.external_jobs import govern as foreign
-from stoker.external_jobs.waker import Foreign
+from stoker.external_jobs.waker import ExternalJobWaker
 from stoker.governor.loop import Pass
 from stoker.governor.observe import active_jobs
 from stoker.governor.serverless import external_jobs, schedule
-from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
-from stoker.governor.serverless.schedule import NotOn, Switch
-from stoker.governor.serverless.waker import Done, Waker, tell
+from stoker.governor.serverless.events import IgnoredEvent, JobWake, MachineWake, Tick, TrainingWake, WakeEvent
+from stoker.governor.serverless.schedule import ScheduleNotOn, ScheduleSwitch
+from stoker.governor.serverless.waker import CallResult, Waker, log_result
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
 from stoker.model.spec import Spec
 from stoker.notifications import outbox
 from stoker.policy import versions
 from stoker.providers import registry
-from stoker.providers.base import Recognises
+from stoker.providers.base import SupportsJobLookup
 from stoker.providers.sagemaker import names
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
@@ -50,8 +50,8 @@ class World:
     def fresh(self) -> Waker:
         """Another function that knows nothing yet, as a cold start is."""
         fleet = woken_world.fleet(self.store, self.cloud)
-        others = Foreign(self.store, "test")
-        return Waker(self.store, self.clock, name="test", foreign=others, fleet=fleet, sleep=self.slept.append)
+        others = ExternalJobWaker(self.store, "test")
+        return Waker(self.store, self.clock, name="test", external_jobs=others, fleet=fleet, sleep=self.slept.append)
 
     def training(self) -> tuple[str, str]:
         """A job that trains, and its machine."""
@@ -207,7 +207,7 @@ def test_events_for_what_is_over_do_nothing(world: World) -> None:
         world.waker.handle([Tick()])
     assert state_of(world.store, job).ended is not None
     seq, machines = state_of(world.store, job).seq, dict(world.cloud.machines)
-    late: list[Woken] = [machine(instance, warned=True), machine(instance), JobWake(job), JobWake("never-was1")]
+    late: list[WakeEvent] = [machine(instance, warned=True), machine(instance), JobWake(job), JobWake("never-was1")]
     for each in late:
         world.waker.handle([each])
         world.fresh().handle([each])
@@ -217,24 +217,24 @@ def test_events_for_what_is_over_do_nothing(world: World) -> None:
 
 def test_what_is_nothing_asks_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.waker.governor, "run_pass", lambda **_: pytest.fail("nothing was to be looked at"))
-    assert world.waker.handle([Nothing("why")]).ignored == ["why"]
+    assert world.waker.handle([IgnoredEvent("why")]).ignored == ["why"]
 
 
 def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[tuple[str, str]] = []
 
-    def wake(_self: object, region: str, name: str) -> external_jobs.Looked:
+    def wake(_self: object, region: str, name: str) -> external_jobs.ExternalJobsResult:
         woken.append((region, name))
-        return external_jobs.Looked(done=["stopped it"])
+        return external_jobs.ExternalJobsResult(done=["stopped it"])
 
-    monkeypatch.setattr(foreign.ForeignGovernor, "wake", wake)
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", wake)
     done = world.waker.handle([TrainingWake("theirs", "us-east-1"), TrainingWake("theirs", "us-east-1")])
     assert woken == [("us-east-1", "theirs")] and done.actions == ["stopped it"]
 
 
 def test_a_training_job_of_ours_is_one_of_our_machines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     job, instance = world.training()
-    monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: pytest.fail("it is not others'"))
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: pytest.fail("it is not others'"))
     world.cloud.end(instance)
     assert world.waker.handle([TrainingWake(instance, "us-east-1")]).jobs == [job]
     assert attempts(world, job) == 2
@@ -243,7 +243,7 @@ def test_a_training_job_of_ours_is_one_of_our_machines(world: World, monkeypatch
 def test_whose_a_training_job_is_stands_in_its_name() -> None:
     store = "s3://bucket/team"
     provider = registry.connect("sagemaker", registry.Context(store))
-    assert isinstance(provider, Recognises)
+    assert isinstance(provider, SupportsJobLookup)
     training = names.training_job(store, "x-bcdf", 2, 1)
     assert provider.job_of(training) == provider.job_of(names.host(training, 0)) == "x-bcdf"
     assert provider.job_of(names.training_job("s3://another", "x-bcdf", 2, 1)) is None
@@ -251,10 +251,10 @@ def test_whose_a_training_job_is_stands_in_its_name() -> None:
 
 
 def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: external_jobs.Looked(active=1))
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: external_jobs.ExternalJobsResult(active=1))
     world.waker.handle([Tick()])
     assert world.clock.told == ["on"]
-    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: external_jobs.Looked())
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: external_jobs.ExternalJobsResult())
     world.waker.handle([Tick()])
     assert world.clock.told == ["on", "off"]
 
@@ -262,17 +262,17 @@ def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch
 @pytest.mark.parametrize(
     ("looked", "on"),
     [
-        (external_jobs.Looked(), False),
-        (external_jobs.Looked(active=1), True),
-        (external_jobs.Looked(unknown=True), True),
-        (external_jobs.Looked(untold=True), True),
+        (external_jobs.ExternalJobsResult(), False),
+        (external_jobs.ExternalJobsResult(active=1), True),
+        (external_jobs.ExternalJobsResult(unknown=True), True),
+        (external_jobs.ExternalJobsResult(unsent=True), True),
     ],
 )
 def test_what_is_left_of_other_peoples_training_jobs_keeps_the_clock_on(
-    world: World, monkeypatch: pytest.MonkeyPatch, looked: external_jobs.Looked, on: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, looked: external_jobs.ExternalJobsResult, on: bool
 ) -> None:
-    monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: looked)
-    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: looked)
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: looked)
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: looked)
     world.waker.handle([Tick()])
     assert world.clock.told == (["on"] if on else ["off"])
     for _ in range(2):
@@ -283,9 +283,9 @@ def test_what_is_left_of_other_peoples_training_jobs_keeps_the_clock_on(
 def test_what_went_wrong_with_other_peoples_training_jobs_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = external_jobs.Looked(done=["stopped it"], problems={"theirs": "no answer"})
-    monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: looked)
-    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: looked)
+    looked = external_jobs.ExternalJobsResult(done=["stopped it"], problems={"theirs": "no answer"})
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: looked)
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: looked)
     for woken in (TrainingWake("theirs", "us-east-1"), Tick()):
         done = world.waker.handle([woken])
         assert done.actions == ["stopped it"] and done.problems == {"theirs": "no answer"}
@@ -293,8 +293,8 @@ def test_what_went_wrong_with_other_peoples_training_jobs_is_told(
 
 def test_what_was_done_is_logged_and_answered_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="stoker")
-    done = Done(["a-aaaa"], 3, ["a-aaaa: Launch: x", "y"], {"schedule": "no answer"}, ["not for us"])
-    assert tell(done) == {"jobs": ["a-aaaa"], "active": 3, "actions": 2, "problems": 1, "ignored": 1}
+    done = CallResult(["a-aaaa"], 3, ["a-aaaa: Launch: x", "y"], {"schedule": "no answer"}, ["not for us"])
+    assert log_result(done) == {"jobs": ["a-aaaa"], "active": 3, "actions": 2, "problems": 1, "ignored": 1}
     assert caplog.record_tuples == [
         ("stoker", logging.INFO, "a-aaaa: Launch: x"),
         ("stoker", logging.INFO, "y"),
@@ -316,7 +316,7 @@ def test_the_last_job_switches_the_clock_off(world: World) -> None:
 
 def test_the_clock_stays_on_while_somebody_is_to_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     passing = world.waker.governor.run_pass
-    monkeypatch.setattr(world.waker.governor, "run_pass", lambda: replace(passing(), untold=True))
+    monkeypatch.setattr(world.waker.governor, "run_pass", lambda: replace(passing(), can_send=True))
     world.waker.handle([Tick()])
     assert world.clock.told == ["on"]
 
@@ -331,7 +331,7 @@ def test_a_job_that_comes_while_it_is_switched_off_is_seen(world: World) -> None
                 submit(world.store, world.folder)
 
     clock = Racing()
-    assert Switch(world.store, clock).rest_if_idle() is False
+    assert ScheduleSwitch(world.store, clock).rest_if_idle() is False
     assert clock.told == ["off", "on"]
 
 
@@ -339,7 +339,7 @@ def test_a_submission_that_failed_keeps_no_clock_on(world: World) -> None:
     world.store.put(keys.active("gone-bcdf", 1), b"")
     assert list(active_jobs(world.store)) == ["gone-bcdf"]
     assert job_log.read(world.store, "gone-bcdf") is None
-    assert Switch(world.store, world.clock).rest_if_idle() is True
+    assert ScheduleSwitch(world.store, world.clock).rest_if_idle() is True
 
 
 def test_events_of_machines_switch_it_on_now_and_then(world: World) -> None:
@@ -356,7 +356,7 @@ def test_events_of_machines_switch_it_on_now_and_then(world: World) -> None:
 def test_what_was_switched_on_long_ago_is_switched_on_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [5000.0]
     monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    switch = Switch(world.store, world.clock)
+    switch = ScheduleSwitch(world.store, world.clock)
     for after_s, told in ((0.0, 1), (60.0, 1), (600.0, 2), (60.0, 2)):
         now_s[0] += after_s
         switch.wanted()
@@ -375,8 +375,8 @@ def test_a_clock_that_cannot_be_switched_harms_no_job(world: World, monkeypatch:
     done = world.waker.handle([JobWake(job)])
     assert attempts(world, job) == 1
     assert done.problems == {"schedule": "events:EnableRule is not allowed"}
-    with pytest.raises(NotOn, match="EnableRule"):
-        tell(done)
+    with pytest.raises(ScheduleNotOn, match="EnableRule"):
+        log_result(done)
 
 
 def test_a_clock_that_could_not_be_switched_on_is_by_whoever_looks_next(
@@ -389,7 +389,7 @@ def test_a_clock_that_could_not_be_switched_on_is_by_whoever_looks_next(
         patch.setattr(world.clock, "on", fail)
         job = submit(world.store, world.folder)
         assert world.waker.handle([JobWake(job)]).unswitched is not None
-    assert tell(world.waker.handle([Tick()]))["active"] == 1
+    assert log_result(world.waker.handle([Tick()]))["active"] == 1
     assert world.clock.is_on
 
 
@@ -402,7 +402,7 @@ def test_off_whose_reply_was_lost_leaves_no_job_alone(world: World) -> None:
 
     clock = Lost()
     with pytest.raises(Transient, match="no answer in time"):
-        Switch(world.store, clock).rest_if_idle()
+        ScheduleSwitch(world.store, clock).rest_if_idle()
     assert clock.told == ["off", "on"]
 
 
@@ -417,7 +417,7 @@ def test_off_without_a_second_look_is_no_rest(world: World, monkeypatch: pytest.
 
     monkeypatch.setattr(schedule, "is_idle", look)
     with pytest.raises(StoreUnavailable):
-        Switch(world.store, world.clock).rest_if_idle()
+        ScheduleSwitch(world.store, world.clock).rest_if_idle()
     assert world.clock.told == ["off", "on"]
 
 
@@ -474,7 +474,7 @@ def test_what_the_last_job_left_to_be_told_keeps_the_clock_on(
 
 def test_the_clock_stays_on_until_what_waits_is_told_or_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when every call finds a function that remembers nothing."""
-    monkeypatch.setattr(outbox, "PAUSES", (timedelta(seconds=0.05),) * 4)
+    monkeypatch.setattr(outbox, "RETRY_PAUSES", (timedelta(seconds=0.05),) * 4)
     with webhook() as hook:
         hook.status = 503
         versions.write(world.store, f"notify: [{{to: '{hook.url}', name: team}}]", "jane")

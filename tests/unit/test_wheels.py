@@ -13,17 +13,18 @@ from stoker.agent.environment import requirements
 from stoker.maintenance.delete import collect_wheels
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
-from stoker.model.spec import PackageIndex, Spec, Submission
+from stoker.model.spec import PackageIndex, Spec
+from stoker.model.submission import Submission
 from stoker.submit import wheels
 from stoker.submit.shared_objects import COLLECT_AFTER
-from stoker.submit.wheels import Gathered, Target, gather, send
+from stoker.submit.wheels import WheelSet, WheelTarget, gather_wheels, send
 from stoker.testing.memory_store import MemoryStore
 from tests.support.package_index import PackageIndex as Running
 from tests.support.package_index import make_wheel, package_index
 
 PASSWORD = "hunter2/%#x y"
-X86 = Target("3.12", "x86_64")
-ARM = Target("3.10", "arm64")
+X86 = WheelTarget("3.12", "x86_64")
+ARM = WheelTarget("3.10", "arm64")
 
 ALPHA = make_wheel("alpha", "1.0", requires=("beta>=1",))
 OLD = make_wheel("beta", "1.1", tag="cp310-cp310-manylinux_2_17_aarch64")
@@ -52,12 +53,12 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
-def gathered(code: Path, text: str, *targets: Target, index: PackageIndex | None = None) -> Gathered:
+def gathered(code: Path, text: str, *targets: WheelTarget, index: PackageIndex | None = None) -> WheelSet:
     (code / "requirements.txt").write_text(text)
-    return gather(code, requirements.read(code, "requirements.txt"), targets, index)
+    return gather_wheels(code, requirements.read(code, "requirements.txt"), targets, index)
 
 
-def names(found: Gathered) -> dict[str, list[str]]:
+def names(found: WheelSet) -> dict[str, list[str]]:
     return {target: sorted(wheel.name for wheel in wheels) for target, wheels in found.wheels.items()}
 
 
@@ -78,13 +79,13 @@ def test_what_other_machines_need_and_not_this_one(index: Running, code: Path) -
 
 def test_packages_without_a_wheel_are_named_in_one_line(index: Running, code: Path) -> None:
     with pytest.raises(UserError) as failure:
-        gathered(code, "alpha\n", Target("3.13", "arm64"))
+        gathered(code, "alpha\n", WheelTarget("3.13", "arm64"))
     assert str(failure.value).startswith("environment.wheels: there is no wheel of beta for Python 3.13 on arm64; name")
     assert "\n" not in str(failure.value)
 
 
 def test_what_no_index_has(index: Running, code: Path) -> None:
-    with pytest.raises(UserError, match=r"wheels: requirements.txt cannot be had .* nonesuch was not found"):
+    with pytest.raises(UserError, match=r"wheels: requirements.txt cannot be resolved .* nonesuch was not found"):
         gathered(code, "nonesuch\n", X86)
 
 
@@ -125,12 +126,12 @@ def test_locks(kind: str, index: Running, code: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     # A newer one that the lock does not know.
     index.add(make_wheel("alpha", "2.0"))
-    found = gather(code, requirements.read(code, kind), [X86])
+    found = gather_wheels(code, requirements.read(code, kind), [X86])
     assert names(found) == {"3.12-x86_64": [ALPHA.filename, NEW.filename]}
     # One that calls itself the same.
     index.add(make_wheel("alpha", "1.0", files={"alpha.py": b"evil = True\n"}))
     with pytest.raises(UserError, match=r"alpha-1.0-py3-none-any.whl is not what .* was locked with|hash"):
-        gather(code, requirements.read(code, kind), [X86])
+        gather_wheels(code, requirements.read(code, kind), [X86])
 
 
 class Clock:
@@ -157,12 +158,12 @@ def test_sent_once_and_by_a_clone_from_the_store(index: Running, code: Path) -> 
     send(store, found)
     assert dates(store) == sent
     # By a clone, which has no files.
-    assert send(store, Gathered(found.wheels)) == found.wheels
+    assert send(store, WheelSet(found.wheels)) == found.wheels
     assert dates(store) == sent
     # A collector has given them up, and has not deleted them yet.
     for digest in found.digests:
         store.create(keys.collected(keys.WHEELS, digest), b"")
-    again = send(store, Gathered(found.wheels))
+    again = send(store, WheelSet(found.wheels))
     assert {wheel.generation for wheels in again.values() for wheel in wheels} == {2}
     assert set(dates(store)) - set(sent) == {keys.wheel(f"{digest}-2") for digest in found.digests}
 
@@ -170,7 +171,7 @@ def test_sent_once_and_by_a_clone_from_the_store(index: Running, code: Path) -> 
 def test_a_clone_whose_wheels_are_gone(index: Running, code: Path) -> None:
     found = gathered(code, "alpha\n", X86)
     with pytest.raises(UserError, match="not in the store any more"):
-        send(MemoryStore(Clock()), Gathered(found.wheels))
+        send(MemoryStore(Clock()), WheelSet(found.wheels))
 
 
 def test_wheels_that_no_job_uses_are_collected(index: Running, code: Path) -> None:

@@ -17,9 +17,9 @@ from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.whole_units import TrainingEnd, UnitJudge
-from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, Mark, WriteHistory
+from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, PreSignalState, WriteHistory
 from stoker.model.node_facts import BlobRef
-from stoker.processes import OpenFile, Writing
+from stoker.processes import OpenFile, WritableFiles
 from stoker.testing.memory_store import MemoryStore
 
 memory = checkpoint_world.memory
@@ -51,7 +51,7 @@ class Scene:
         self.history.note_files(before, 0.0)
         self.members = frozenset({ROOT, WORKER})
         self.history.members = self.members
-        self.mark = Mark(
+        self.mark = PreSignalState(
             at=at,
             files={path: file.signature for path, file in before.items()},
             hot=set(),
@@ -72,7 +72,7 @@ class Scene:
 
     def held(self, now: Files, end: TrainingEnd = LEFT, changed: tuple[str, ...] = ()) -> dict[str, str]:
         """The reasons by unit, when the training has ended with these files."""
-        self.history.mark = self.mark
+        self.history.pre_signal = self.mark
         self.history.note_files(now, self.at + 1.0)
         self.history.end()
         known = self.mark.files
@@ -130,8 +130,8 @@ def test_a_file_whose_format_shows_its_end_is_whole_however_it_was_written() -> 
 
 def died_open(scene: Scene, path: str, writer: int) -> None:
     """A file was open since the notice, and is not any more, and neither is its writer."""
-    scene.history.mark = scene.mark
-    scene.history.looked_at = scene.at
+    scene.history.pre_signal = scene.mark
+    scene.history.scanned_at = scene.at
     scene.history.note_open({path: OpenFile(frozenset({writer}), False)}, scene.members, lambda _: signature(2))
     scene.history.note_open({}, frozenset(), lambda _: signature(2))
 
@@ -263,16 +263,16 @@ def test_a_log_that_is_held_open_is_known_by_its_handles_its_name_or_its_time() 
         name: File(name, signature(), 0o644) for name in ("a.log", "b.jsonl", "events.out.tfevents.1", "c.pt", "d.pt")
     }
     opened(history, 0.0, named, "a.log", "b.jsonl", "events.out.tfevents.1", "c.pt")
-    assert history.streams() == {"a.log", "b.jsonl", "events.out.tfevents.1"}
+    assert history.open_logs() == {"a.log", "b.jsonl", "events.out.tfevents.1"}
     opened(history, STREAM_S - 1.0, named, "c.pt")
-    assert history.streams() == set() and history.logs() == {"a.log", "b.jsonl", "events.out.tfevents.1"}
+    assert history.open_logs() == set() and history.logs() == {"a.log", "b.jsonl", "events.out.tfevents.1"}
     opened(history, STREAM_S, named, "c.pt")
-    assert history.streams() == {"c.pt"}
+    assert history.open_logs() == {"c.pt"}
     grown = named | {"c.pt": File("c.pt", signature(size=100 + STREAM_BYTES), 0o644)}
     opened(history, STREAM_S + 1.0, grown, "c.pt")
-    assert history.streams() == set(), "it grows too fast for a log"
+    assert history.open_logs() == set(), "it grows too fast for a log"
     opened(history, 200.0, named, "d.pt", appending=True)
-    assert history.streams() == {"d.pt"}
+    assert history.open_logs() == {"d.pt"}
 
 
 def test_a_file_that_is_begun_anew_is_no_longer_held_open_for_long() -> None:
@@ -281,9 +281,9 @@ def test_a_file_that_is_begun_anew_is_no_longer_held_open_for_long() -> None:
     for smaller in (File("a.pt", signature(2, size=50), 0o644), File("a.pt", signature(2, inode=8), 0o644)):
         opened(history, STREAM_S - 1.0, {"a.pt": smaller}, "a.pt")
         opened(history, STREAM_S + 1.0, {"a.pt": smaller}, "a.pt")
-        assert history.streams() == set()
+        assert history.open_logs() == set()
         opened(history, 2 * STREAM_S, {"a.pt": smaller}, "a.pt")
-        assert history.streams() == {"a.pt"}
+        assert history.open_logs() == {"a.pt"}
         history = WriteHistory(SETTLE_S, PATIENCE_S)
         opened(history, 0.0, files(a=1), "a.pt")
 
@@ -325,8 +325,8 @@ def test_the_mark_says_what_moved_and_who_lives_on(process: Callable[[bool], int
     members = frozenset({survivor, victim})
     handles = {"t/open.pt": OpenFile(frozenset({victim}), False), "x.log": OpenFile(frozenset({survivor}), True)}
     history.note_open(handles, members, lambda path: now[path].signature if path in now else None)
-    history.set_mark()
-    mark = history.mark
+    history.record_pre_signal()
+    mark = history.pre_signal
     assert mark is not None and mark.at == 10.0 and mark.members == members
     assert mark.hot == {"new.pt", "t/open.pt"} and mark.hot_units == {"", "t", "s"}
     assert mark.open == {"t/open.pt"}, "a log is whole wherever it ends"
@@ -344,37 +344,39 @@ def test_those_who_write_decide_whether_a_save_goes_on(
     history = WriteHistory(SETTLE_S, PATIENCE_S)
     opened(history, 0.0, files(a=1), "a.pt", writer=processes[writer])
     history.members = frozenset(processes)
-    history.set_mark()
-    assert history.mark is not None and history.mark.survives is survives
+    history.record_pre_signal()
+    assert history.pre_signal is not None and history.pre_signal.survives is survives
     quiet = WriteHistory(SETTLE_S, PATIENCE_S)
     quiet.members = frozenset(processes)
-    quiet.set_mark()
-    assert quiet.mark is not None and quiet.mark.survives, "where none was seen to write, any that lives on may"
+    quiet.record_pre_signal()
+    assert quiet.pre_signal is not None and quiet.pre_signal.survives, (
+        "where none was seen to write, any that lives on may"
+    )
 
 
 def test_what_was_closed_before_the_notice_and_is_as_it_was_is_whole() -> None:
     scene = Scene(files(a=1, b=1, c=1))
     history = scene.history
-    assert history.closed_before_told("a.pt") is False, "there is no mark yet"
-    history.mark = scene.mark
+    assert history.closed_before_signal("a.pt") is False, "there is no mark yet"
+    history.pre_signal = scene.mark
     scene.mark.open.add("b.pt")
     history.note_files(files(a=1, b=1, c=2), 101.0)
-    assert history.closed_before_told("a.pt") is True
-    assert [history.closed_before_told(path) for path in ("b.pt", "c.pt", "none.pt")] == [False] * 3
+    assert history.closed_before_signal("a.pt") is True
+    assert [history.closed_before_signal(path) for path in ("b.pt", "c.pt", "none.pt")] == [False] * 3
     history._died_open["a.pt"] = (100.0, signature())
-    assert history.closed_before_told("a.pt") is False
+    assert history.closed_before_signal("a.pt") is False
 
 
 def test_a_process_that_died_since_the_notice_shakes_what_was_being_written() -> None:
     scene = Scene(files(a=1, b=1))
     history = scene.history
-    assert history.shaken() == set()
-    history.mark = scene.mark
+    assert history.maybe_cut_off() == set()
+    history.pre_signal = scene.mark
     scene.mark.hot |= {"a.pt", "gone.pt"}
     history.note_files(files(a=1, b=1, c=1), 101.0)
-    assert history.shaken() == set(), "all of them live"
+    assert history.maybe_cut_off() == set(), "all of them live"
     history.members = frozenset({ROOT})
-    assert history.shaken() == {"a.pt", "c.pt"}
+    assert history.maybe_cut_off() == {"a.pt", "c.pt"}
 
 
 # ── The sync, told that the training is about to hear ─────────────────────────────────────────────────────────────────
@@ -388,12 +390,13 @@ def test_what_the_training_saves_after_the_notice_is_committed(
     world.settle()
     assert len(manifest_keys(memory)) == 1
     pid = process(True)
-    world.sync._watch._writing = lambda: Writing({}, frozenset({pid}))
+    watch = world.sync._rounds.watch
+    watch.view = replace(watch.view, writing=lambda: WritableFiles({}, frozenset({pid})))
     world.sync.before_signal()
-    mark = world.sync._watch.history.mark
+    mark = watch.history.pre_signal
     assert mark is not None and mark.survives
     world.write(a="saved after the notice")
-    world.sync._watch._writing = lambda: Writing({}, frozenset())
+    watch.view = replace(watch.view, writing=lambda: WritableFiles({}, frozenset()))
     world.sync.final(30.0, TrainingEnd("left", root=pid, alone=True, succeeded=True))
     assert len(manifest_keys(memory)) == 2 and world.sync.status().held_back is None
 
@@ -402,15 +405,15 @@ def test_a_folder_that_takes_long_to_scan_is_marked_as_it_was_last_seen(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, memory).begin()
-    watch = world.sync._watch
+    watch = world.sync._rounds.watch
     world.write(a="1")
-    watch.look()
+    watch.scan()
     world.write(b="1")
-    watch._look_cost_s = folder_watcher._MARK_S + 1.0
-    watch.mark()
-    assert watch.history.mark is not None and set(watch.history.mark.files) == {"a.pt"}
-    watch._look_cost_s = 0.0
-    watch.mark()
-    assert set(watch.history.mark.files) == {"a.pt", "b.pt"}
-    assert watch._lock.acquire(timeout=1.0)
-    watch._lock.release()
+    watch._scan_cost_s = folder_watcher._MAX_SCAN_BEFORE_SIGNAL_S + 1.0
+    watch.record_pre_signal()
+    assert watch.history.pre_signal is not None and set(watch.history.pre_signal.files) == {"a.pt"}
+    watch._scan_cost_s = 0.0
+    watch.record_pre_signal()
+    assert set(watch.history.pre_signal.files) == {"a.pt", "b.pt"}
+    assert watch.lock.acquire(timeout=1.0)
+    watch.lock.release()

@@ -14,10 +14,10 @@ import pytest
 from noticing_machine import Here
 
 from stoker.agent.health import stack_dump
-from stoker.agent.health.stack_dump import find_spy
-from stoker.agent.health.stack_dump_request import Witness
-from stoker.agent.heartbeat import Beat
-from stoker.agent.node import Node
+from stoker.agent.health.stack_dump import find_py_spy
+from stoker.agent.health.stack_dump_request import StackDumpRequests
+from stoker.agent.heartbeat import HeartbeatThread
+from stoker.agent.node import AgentNode
 from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Warned
@@ -61,7 +61,9 @@ def told(
     gpu_processes: Callable[[], list[str]] = list,
     proc: Path = Path("/proc"),
 ) -> str:
-    return stack_dump.testify(members, log, secrets or {}, spy=spy, gpu_processes=gpu_processes, proc=proc).decode()
+    return stack_dump.collect_stack_dump(
+        members, log, secrets or {}, spy=spy, gpu_processes=gpu_processes, proc=proc
+    ).decode()
 
 
 def part_of(text: str, title: str) -> str:
@@ -72,7 +74,7 @@ def part_of(text: str, title: str) -> str:
 def test_it_names_the_function_that_a_process_waits_in(child: int, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("".join(f"step {n}\n" for n in range(100)))
-    spy = find_spy()
+    spy = find_py_spy()
     assert spy is not None, "it is installed with Stoker"
     text = told(child, log=log, spy=spy, gpu_processes=lambda: ["0 H200: 5 has 10 MB"])
     assert "stands_still_here" in part_of(text, f"stack of {child}")
@@ -86,9 +88,13 @@ def test_it_names_the_function_that_a_process_waits_in(child: int, tmp_path: Pat
 def test_secrets_are_in_no_part_of_it(child: int, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(f"token is {SECRET}\n")
-    assert told(child, log=log, spy=find_spy(), gpu_processes=lambda: [SECRET]).count(SECRET) >= 3
+    assert told(child, log=log, spy=find_py_spy(), gpu_processes=lambda: [SECRET]).count(SECRET) >= 3
     text = told(
-        child, log=log, spy=find_spy(), gpu_processes=lambda: [SECRET], secrets={"TOKEN": SECRET, "EMPTY": "", "X": "a"}
+        child,
+        log=log,
+        spy=find_py_spy(),
+        gpu_processes=lambda: [SECRET],
+        secrets={"TOKEN": SECRET, "EMPTY": "", "X": "a"},
     )
     assert SECRET not in text
     assert "stands_still_here" in text and "token is " in text, "and all else is"
@@ -146,7 +152,7 @@ def test_a_driver_that_hangs_or_fails_loses_nothing_else(
         raise RuntimeError("GPU is lost")
 
     for ask, says in ((hang, "(the driver does not answer)"), (fail, "(RuntimeError('GPU is lost'))")):
-        text = told(child, log=log, spy=find_spy(), gpu_processes=ask)
+        text = told(child, log=log, spy=find_py_spy(), gpu_processes=ask)
         assert part_of(text, "processes on accelerators").strip() == says
         assert "stands_still_here" in part_of(text, f"stack of {child}") and "step 1" in text
     hangs.set()
@@ -155,7 +161,7 @@ def test_a_driver_that_hangs_or_fails_loses_nothing_else(
 def test_processes_that_are_gone_are_said_to_be(child: int) -> None:
     with subprocess.Popen(["true"]) as over:
         pass
-    text = told(child, over.pid, spy=find_spy())
+    text = told(child, over.pid, spy=find_py_spy())
     assert f"{over.pid} is gone" in part_of(text, "processes").split("\n")
     assert f"stack of {over.pid}" not in text and "stands_still_here" in text
 
@@ -165,7 +171,7 @@ def test_a_process_that_has_ended_and_waits_for_its_parent_is_told() -> None:
         assert process.stdout is not None and process.stdout.read() == b""
         while " Z " not in Path(f"/proc/{process.pid}/stat").read_text():
             pass
-        assert f"{process.pid} of " in (text := told(process.pid, spy=find_spy())) and ", Z, " in text
+        assert f"{process.pid} of " in (text := told(process.pid, spy=find_py_spy())) and ", Z, " in text
         assert "[true]" in text
 
 
@@ -191,7 +197,7 @@ def test_it_is_bounded(tmp_path: Path) -> None:
     text = told(*range(1, 201), proc=tmp_path)
     assert "64 of 1" in text and "65 of 1" not in text
     assert len(text) < 64 * 500 + 1000
-    huge = stack_dump.testify([], Path("/nowhere"), {}, spy=None, gpu_processes=lambda: ["x" * 10_000_000])
+    huge = stack_dump.collect_stack_dump([], Path("/nowhere"), {}, spy=None, gpu_processes=lambda: ["x" * 10_000_000])
     assert len(huge) == 4 * 1024 * 1024
 
 
@@ -224,7 +230,7 @@ def test_before_the_training_the_agents_own_threads_are_part_of_it(tmp_path: Pat
     thread = threading.Thread(target=waits_for_the_test, name="one-of-the-agent", daemon=True)
     thread.start()
     assert asked.wait(60)
-    found = stack_dump.testify([], tmp_path / "log", {}, spy=None, gpu_processes=list, agent=True).decode()
+    found = stack_dump.collect_stack_dump([], tmp_path / "log", {}, spy=None, gpu_processes=list, agent=True).decode()
     release.set()
     own = part_of(found, "the agent")
     assert "one-of-the-agent:\n" in own and "waits_for_the_test" in own
@@ -243,11 +249,11 @@ def test_py_spy_is_found_beside_this_python_or_on_the_path(tmp_path: Path, monke
         (folder / "py-spy").chmod(0o755)
     monkeypatch.setattr(stack_dump.sysconfig, "get_path", lambda _name: str(beside))
     monkeypatch.setenv("PATH", str(path))
-    assert find_spy() == beside / "py-spy"
+    assert find_py_spy() == beside / "py-spy"
     (beside / "py-spy").chmod(0o644)
-    assert find_spy() == path / "py-spy"
+    assert find_py_spy() == path / "py-spy"
     (path / "py-spy").unlink()
-    assert find_spy() is None
+    assert find_py_spy() is None
 
 
 # ── The witness ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,16 +269,16 @@ class Scene:
         )
         self.key = keys.node("job", 2, 0, "i-1.0")
         config = NodeConfig("memory://", "sim", "job", 2, 0, 1, "i-1")
-        node = Node(config, NodePaths(root), self.store, Here(), self.key)
-        self.beat = Beat(self.store, self.key, lambda beat: beat)
+        node = AgentNode(config, NodePaths(root), self.store, Here(), self.key)
+        self.beat = HeartbeatThread(self.store, self.key, lambda beat: beat)
         self.log = node.paths.train_log
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.witness = Witness(node, self.beat, collect)
+        self.witness = StackDumpRequests(node, self.beat, collect)
 
     def look(self, *codes: str) -> None:
-        self.witness.look(asked(*codes))
+        self.witness.start_requested(asked(*codes))
         for thread in threading.enumerate():
-            if thread.name == "witness":
+            if thread.name == "stack-dump":
                 thread.join(60)
 
     def kept(self) -> list[bytes]:
@@ -287,12 +293,12 @@ def asked(*codes: str) -> JobState:
 def test_it_is_collected_once_and_said(tmp_path: Path) -> None:
     texts = iter([b"first", b"second"])
     scene = Scene(tmp_path, lambda: next(texts))
-    scene.witness.look(None)
+    scene.witness.start_requested(None)
     for _ in range(3):
         scene.look("policy:stall:2")
     assert scene.kept() == [b"first"]
     assert scene.beat.now.evidence == ("policy:stall:2",)
-    assert "evidence of what it is doing is kept" in scene.log.read_text()
+    assert "a stack dump of its processes is stored" in scene.log.read_text()
     scene.look("policy:stall:2", "stall:2")
     assert scene.kept() == [b"first", b"second"]
     assert set(scene.beat.now.evidence) == {"policy:stall:2", "stall:2"}
@@ -301,7 +307,7 @@ def test_it_is_collected_once_and_said(tmp_path: Path) -> None:
 def test_what_is_asked_of_another_claim_is_not_for_this_one(tmp_path: Path) -> None:
     scene = Scene(tmp_path, lambda: b"nobody asked")
     scene.look("stall:12", "stall:22", "stall:3", "policy:2:1")
-    scene.witness.look(make_state(Warned(code="stall:2")))
+    scene.witness.start_requested(make_state(Warned(code="stall:2")))
     assert scene.beat.now.evidence == () and scene.kept() == []
 
 
@@ -324,7 +330,7 @@ def test_nobody_waits_for_what_cannot_be_collected(
 
     scene = Scene(tmp_path, collect)
     scene.look("stall:2")
-    assert scene.beat.now.evidence == ("stall:2",) and f"no evidence could be kept: {error}" in caplog.text
+    assert scene.beat.now.evidence == ("stall:2",) and f"no stack dump could be stored: {error}" in caplog.text
 
 
 def test_two_that_are_asked_at_once_come_one_after_another(tmp_path: Path) -> None:
@@ -340,7 +346,7 @@ def test_two_that_are_asked_at_once_come_one_after_another(tmp_path: Path) -> No
 
     both_asked = threading.Event()
     scene = Scene(tmp_path, collect)
-    scene.witness.look(asked("a:2", "b:2", "c:2"))
+    scene.witness.start_requested(asked("a:2", "b:2", "c:2"))
     both_asked.set()
     scene.look()
     assert most == 1

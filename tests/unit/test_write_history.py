@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.agent.checkpoints.folder_snapshot import File, Signature
-from stoker.agent.checkpoints.write_history import Mark, WriteHistory
+from stoker.agent.checkpoints.write_history import PreSignalState, WriteHistory
 from stoker.processes.open_files import OpenFile
 
 PATH = "ckpt.pt"
@@ -58,7 +58,7 @@ def test_a_write_that_goes_on_is_no_new_save() -> None:
 def test_a_commit_starts_the_count_again() -> None:
     folder = Folder()
     folder.look(signature(10))
-    folder.history.committed([PATH])
+    folder.history.note_commit([PATH])
     assert folder.history.rounds == {}
 
 
@@ -108,10 +108,10 @@ def test_a_file_that_is_appended_to_or_has_the_name_of_a_log_is_one() -> None:
     seen.open = logs | {"model.pt", "logs/model.pt"}
     seen.write(*seen.open)
     seen.look()
-    assert seen.history.streams() == logs
+    assert seen.history.open_logs() == logs
     seen.open = set()
     seen.look()
-    assert seen.history.streams() == set()
+    assert seen.history.open_logs() == set()
     assert seen.history.logs() == logs, "what was a log stays one"
     del seen.files["any.bin"]
     seen.look()
@@ -126,14 +126,14 @@ def test_a_file_held_open_for_a_minute_that_hardly_grows_is_a_log() -> None:
     seen.write("small", size=64 * MIB + 9)
     seen.write("large", size=64 * MIB + 10)
     seen.look(59.0)
-    assert seen.history.streams() == set()
+    assert seen.history.open_logs() == set()
     seen.write("begun-anew", size=5)
     seen.look(1.0)
-    assert seen.history.streams() == {"small"}
+    assert seen.history.open_logs() == {"small"}
     seen.look(59.0)
-    assert seen.history.streams() == {"small"}
+    assert seen.history.open_logs() == {"small"}
     seen.look(1.0)
-    assert seen.history.streams() == {"small", "begun-anew"}
+    assert seen.history.open_logs() == {"small", "begun-anew"}
 
 
 def test_a_log_that_was_closed_in_between_is_watched_from_the_beginning() -> None:
@@ -146,7 +146,7 @@ def test_a_log_that_was_closed_in_between_is_watched_from_the_beginning() -> Non
     seen.look(1.0)
     seen.open = {"a"}
     seen.look(1.0)
-    assert seen.history.streams() == set()
+    assert seen.history.open_logs() == set()
 
 
 def test_a_file_is_hot_while_it_is_open_or_changed_a_moment_ago() -> None:
@@ -214,7 +214,7 @@ def test_a_file_grew_if_it_was_seen_smaller_since_the_last_commit() -> None:
     seen.write("model", size=20)
     seen.look()
     assert seen.history.grew("model")
-    seen.history.committed(["model"])
+    seen.history.note_commit(["model"])
     assert not seen.history.grew("model")
     # Cut, and written from its beginning between two scans: open files are looked at in between.
     seen.open = {"model"}
@@ -264,8 +264,8 @@ def test_the_mark_tells_what_was_written_or_removed_shortly_before() -> None:
     seen.open, seen.appending = {"step-3/a", "run.log"}, {"run.log"}
     seen.write("step-4/a", "run.log")
     seen.look()
-    seen.history.set_mark()
-    mark = seen.history.mark
+    seen.history.record_pre_signal()
+    mark = seen.history.pre_signal
     assert mark is not None
     assert (mark.at, mark.members) == (seen.now, frozenset({1}))
     assert mark.hot == {"step-3/a", "step-4/a"}
@@ -274,9 +274,9 @@ def test_the_mark_tells_what_was_written_or_removed_shortly_before() -> None:
     assert mark.files == seen.files
 
 
-def marked(*, files: dict[str, Signature], opened: set[str], survives: bool = True) -> Mark:
+def marked(*, files: dict[str, Signature], opened: set[str], survives: bool = True) -> PreSignalState:
     """Processes 1 and 2 were there, of which 2 lives on after SIGTERM."""
-    return Mark(100.0, files, set(), set(), opened, frozenset({1, 2}), frozenset({2}), survives)
+    return PreSignalState(100.0, files, set(), set(), opened, frozenset({1, 2}), frozenset({2}), survives)
 
 
 def test_a_file_is_begun_since_the_mark_if_it_looks_different() -> None:
@@ -302,11 +302,11 @@ def test_what_was_open_at_the_mark_is_remembered_as_it_was_closed() -> None:
     seen.open = {"model"}
     seen.write("model", "other")
     seen.look()
-    seen.history.set_mark()
-    mark = seen.history.mark
+    seen.history.record_pre_signal()
+    mark = seen.history.pre_signal
     assert mark is not None
-    assert not seen.history.closed_before_told("model")
-    assert seen.history.closed_before_told("other")
+    assert not seen.history.closed_before_signal("model")
+    assert seen.history.closed_before_signal("other")
     seen.open = {"other"}
     seen.look()
     assert mark.closed_as == {"model": seen.files["model"]}
@@ -318,7 +318,7 @@ def test_what_was_open_at_the_mark_is_remembered_as_it_was_closed() -> None:
     seen.open = set()
     seen.look()
     assert mark.closed_as == {"model": closed}, "the first time counts"
-    assert not seen.history.closed_before_told("other")
+    assert not seen.history.closed_before_signal("other")
 
 
 def test_what_a_process_that_died_since_the_mark_may_have_cut_off() -> None:
@@ -328,14 +328,14 @@ def test_what_a_process_that_died_since_the_mark_may_have_cut_off() -> None:
     seen.look(5.0)
     seen.write("hot", "gone")
     seen.look()
-    seen.history.set_mark()
+    seen.history.record_pre_signal()
     seen.write("changed", "new", size=11)
     del seen.files["gone"]
     seen.look()
-    assert seen.history.shaken() == set(), "all processes live"
+    assert seen.history.maybe_cut_off() == set(), "all processes live"
     seen.members = frozenset()
     seen.look()
-    assert seen.history.shaken() == {"hot", "changed", "new"}
+    assert seen.history.maybe_cut_off() == {"hot", "changed", "new"}
 
 
 def test_of_several_files_each_is_judged_by_its_own_writer() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record, Submitted
-from stoker.model.spec import Spec, Submission
+from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.store import job_log
 from stoker.store.base import Store
 from tests.support.sim_data import SPOT_A

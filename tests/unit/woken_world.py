@@ -13,8 +13,8 @@ from stoker.model import codec, keys
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat, NoticeFact
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
-from stoker.model.spec import Resources
-from stoker.providers.base import LaunchOrder, Request, Terminated
+from stoker.model.resources import Resources
+from stoker.providers.base import LaunchOrder, Request, TerminateResult
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.store import job_log
 from stoker.store.base import Store
@@ -31,7 +31,7 @@ class Cloud:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(CAPABILITIES, paid=True, here=False, wakes=False)
+        return replace(CAPABILITIES, paid=True, runs_locally=False, wakes=False)
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         return tuple(Offering("local", "m", zone, spot=False, region="us-east-1", price=1.0) for zone in "ab")
@@ -56,7 +56,7 @@ class Cloud:
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
         return {name: self.machines[name].state if name in self.machines else "unheard-of" for name in ids}
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
         self.end(instance)
         return "gone"
 

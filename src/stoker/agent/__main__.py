@@ -1,4 +1,4 @@
-"""`python -m stoker.agent NODE_DIR`: what every machine runs. With `-- COMMAND…`, what a person runs beside it."""
+"""`python -m stoker.agent NODE_DIR` runs the agent of a machine; with `-- COMMAND…`, a user's command beside it."""
 
 from __future__ import annotations
 

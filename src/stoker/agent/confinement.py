@@ -1,9 +1,9 @@
-"""Keep what the agent reads and writes for a container inside the folders that the container may write to.
+"""Keep the agent's reads and writes for a container inside the folders that the container may write to.
 
-A link that a process in a container makes names a path of the container. The agent runs outside, where the same path is
-another file, such as /etc/shadow of the machine. So for jobs in containers no link is followed out of those folders.
+A link that a process in a container creates names a path of the container. The agent runs outside, where the same path
+is another file, such as /etc/shadow of the machine. So for jobs in containers no link is followed out of those folders.
 
-The functions here serve files that any training may replace (its log of metrics, its requests), in a container or not.
+The functions are also for files that any training may replace (its metrics, its requests), in a container or not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# A pipe that has a file's name would keep its reader waiting for ever.
+# O_NONBLOCK: a pipe in the place of a file would block its reader for ever.
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_plain(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
-    """A handle of a plain file. Follows no link and waits for no pipe. Raises OSError for anything else."""
+    """Open a plain file. Follows no link and waits for no pipe. Raises OSError for anything else."""
     handle = os.open(path, flags | _PLAIN, dir_fd=dir_fd)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -31,9 +31,9 @@ def open_plain(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
 
 
 def replace_plain(folder: int, name: str, data: bytes, mode: int = 0o666) -> None:
-    """Put a small file into an open folder, in the place of what has that name. It appears whole.
+    """Write a small file into an open folder, and replace any file with that name. It appears whole.
 
-    A link of that name, or of the draft's, is replaced and never written through. Raises OSError.
+    A link with that name, or with the draft's, is replaced and never written through. Raises OSError.
     """
     draft = f".{name}.tmp"
     with suppress(FileNotFoundError):
@@ -49,7 +49,7 @@ def replace_plain(folder: int, name: str, data: bytes, mode: int = 0o666) -> Non
 
 @contextmanager
 def opened_folder(path: Path, below: str | None = None, *, make: bool = False) -> Iterator[int]:
-    """A handle of a folder, or of the folder `below` in it, which must not be a link. Raises OSError."""
+    """Open a folder, or the folder `below` in it, which must not be a link. Raises OSError."""
     handle = os.open(path, _FOLDER)
     try:
         if below is None:
@@ -70,9 +70,9 @@ def opened_folder(path: Path, below: str | None = None, *, make: bool = False) -
 class Confinement:
     """The folders that a container writes to: `anchors`.
 
-    The outermost of them are mounts there: the container can replace what lies below one, but not the folder itself.
+    The outermost of them are mounts in the container: it can replace their contents, but not the folders themselves.
 
-    `say` tells the user, once, which link is left out.
+    `say` writes a message to the user, once, about a link that is not followed.
     """
 
     def __init__(self, anchors: Iterable[Path], say: Callable[[str], None]) -> None:
@@ -82,7 +82,7 @@ class Confinement:
         self._said = False
 
     def open(self, folder: Path, *, make: bool = False) -> int:
-        """A handle on a folder, reached without following a link below its anchor. Raises OSError."""
+        """Open a folder without following a link below its anchor. Raises OSError."""
         anchor = min((one for one in self._anchors if folder.is_relative_to(one)), key=lambda one: len(one.parts))
         handle = os.open(anchor, _FOLDER)
         for name in folder.relative_to(anchor).parts:
@@ -100,13 +100,13 @@ class Confinement:
         return handle
 
     def leave_out(self, path: str, target: str) -> None:
-        """Tell the user that the link at `path` is not followed."""
+        """Warn the user that the link at `path` is not followed."""
         with self._lock:
             said, self._said = self._said, True
         if not said:
             self._say(
                 f"warning: {path} is left out: it is a link to {target}, outside the folders that the container shares "
-                "with its machine; let the script write the file itself. This is said once for all such links"
+                "with its machine; let the script write the file itself. This warning appears once for all such links"
             )
 
     def _leave_out_folder(self, parent: int, name: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run a person's command where the training runs, as the training sees it: `stoker exec`."""
+"""Run a user's command where the training runs, with the training's environment: `stoker exec`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stoker.agent.container.pipes import visit
+from stoker.agent.container.pipes import exec_in_container
 from stoker.model.node_config import NodePaths
 from stoker.processes import NODE, TRAINING, stat_of
 from stoker.processes.container_sweep import read_record
 
-# The visitor's own: where it sits, and what it can show.
-_VISITORS = ("TERM", "COLORTERM", "LANG", "LC_ALL", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK")
+# Variables of the user's own terminal.
+_USER_VARIABLES = ("TERM", "COLORTERM", "LANG", "LC_ALL", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK")
 _NOT_FOUND = 127
 _NOT_RUN = 126
 
 
 def run_command(root: Path, command: Sequence[str]) -> int:
-    """Become the command, in the code folder, with the training's environment. Returns only when that fails."""
+    """Become the command, in the code folder, with the training's environment. Returns only on failure."""
     paths = NodePaths(root)
     found = training_environ(paths)
     if found is None:
         print("[stoker] the training does not run now: its environment is not there", file=sys.stderr)
     record = read_record(root)
     if record is not None:
-        visit(record.engine, root, command, paths.code, visitor_environ(found or {}))
-    environ = visitor_environ(os.environ if found is None else found)
+        exec_in_container(record.engine, root, command, paths.code, shell_environ(found or {}))
+    environ = shell_environ(os.environ if found is None else found)
     try:
         os.chdir(paths.code if paths.code.is_dir() else root)
         os.execvpe(command[0], list(command), environ)
@@ -39,17 +39,19 @@ def run_command(root: Path, command: Sequence[str]) -> int:
         return _NOT_RUN
 
 
-def visitor_environ(training: Mapping[str, str]) -> dict[str, str]:
-    """The training's environment, without the marks by which it is known: a visitor is not killed with it, and nobody
-    waits for a visitor to end."""
+def shell_environ(training: Mapping[str, str]) -> dict[str, str]:
+    """Return the training's environment without the variables that mark its processes.
+
+    So the command is not killed with the training, and the agent does not wait for it.
+    """
     environ = {name: value for name, value in training.items() if name not in (NODE, TRAINING)}
-    return environ | {name: os.environ[name] for name in _VISITORS if name in os.environ}
+    return environ | {name: os.environ[name] for name in _USER_VARIABLES if name in os.environ}
 
 
 def training_environ(paths: NodePaths) -> dict[str, str] | None:
-    """The environment of the node's training as it was started; None when none runs, or it may not be read."""
-    # Every training knows its own node by this folder.
-    word = b"STOKER_CHANNEL=" + os.fsencode(paths.channel)
+    """Return the environment with which the node's training was started; None if none runs, or it may not be read."""
+    # The channel is a folder of this node: its variable identifies the training.
+    marker = b"STOKER_CHANNEL=" + os.fsencode(paths.channel)
     oldest: tuple[int, bytes] | None = None
     for name in os.listdir("/proc"):  # noqa: PTH208 - a name is all that is needed
         if not name.isdigit() or int(name) == os.getpid():
@@ -57,10 +59,10 @@ def training_environ(paths: NodePaths) -> dict[str, str] | None:
         try:
             data = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
-            continue  # gone since, or somebody else's
+            continue  # The process has ended, or belongs to another user.
         stat = stat_of(int(name))
-        # The command itself came first; what it started may have changed its own.
-        if word in data.split(b"\0") and stat is not None and (oldest is None or stat.started < oldest[0]):
+        # The oldest process is the command itself: its children may have changed their environment.
+        if marker in data.split(b"\0") and stat is not None and (oldest is None or stat.started < oldest[0]):
             oldest = (stat.started, data)
     if oldest is None:
         return None

@@ -1,4 +1,4 @@
-"""The last word of a node: how it ended, from what is known when everything is over."""
+"""Make the exit of a node: how its attempt ended."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from stoker.agent.checkpoints.restore import Restored
+from stoker.agent.checkpoints.restore import RestoredCheckpoint
 from stoker.agent.checkpoints.sync import SyncStatus
 from stoker.agent.health import exit_evidence
 from stoker.agent.logs.file_tail import KEEP_BYTES
-from stoker.agent.metrics import Progress
+from stoker.agent.metric_progress import Progress
 from stoker.agent.node import utcnow
-from stoker.agent.supervise import Ended
+from stoker.agent.supervise import TrainingOutcome
 from stoker.core.failure_patterns import diagnose
 from stoker.model.log_entries import Waste
-from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy, KeptOutputs
+from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy, SavedOutputs
 
-# Of the log, what the exit keeps for people, and what is read to find the cause of a failure: the stacks that a crash
-# of several processes prints are long: eight ranks print more than 100 KiB.
+# The lines of the log that the exit holds for people, and those that are searched for the cause of a failure: a crash
+# of several processes prints long stacks, eight ranks more than 100 KiB.
 TAIL_LINES = 20
 CAUSE_LINES = 4000
 CAUSE_BYTES = KEEP_BYTES
 
 
 @dataclass
-class Trained:
-    """What becomes known of the training on its way."""
+class TrainingRecord:
+    """Facts about the training that the phases of an attempt add as they become known."""
 
-    ended: Ended | None = None
+    outcome: TrainingOutcome | None = None
     started_at: datetime | None = None
-    restored: Restored | None = None
+    restored: RestoredCheckpoint | None = None
     older_checkpoints: int = 0
+    # How long this node waited for the permission to train.
+    waited_s: float = 0.0
 
 
-def make_exit(outcome: ExitOutcome, why: ExitWhy, reason: str, trained: Trained, code: int | None = None) -> Exit:
-    """The exit, as far as it is known when the training is dead, or will never start."""
-    ended = trained.ended
+def make_exit(outcome: ExitOutcome, why: ExitWhy, reason: str, record: TrainingRecord, code: int | None = None) -> Exit:
+    """Make the exit as far as it is known when the training is dead, or will never start."""
+    ended = record.outcome
     return Exit(
         outcome=outcome,
         why=why,
@@ -47,46 +49,51 @@ def make_exit(outcome: ExitOutcome, why: ExitWhy, reason: str, trained: Trained,
         code=ended.code if ended else code,
         signal=ended.signal if ended else None,
         trained_s=ended.trained_s if ended else 0.0,
-        started_at=trained.started_at if ended else None,
+        started_at=record.started_at if ended else None,
         save=ended.save if ended else None,
-        restored_from=trained.restored.key if trained.restored else None,
-        restored_step=trained.restored.step if trained.restored else None,
-        older_checkpoints=trained.older_checkpoints,
+        restored_from=record.restored.key if record.restored else None,
+        restored_step=record.restored.step if record.restored else None,
+        older_checkpoints=record.older_checkpoints,
     )
 
 
-def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "", fault: str | None = None) -> Exit:
-    """How a training that started has ended. `said` is its own word about a failure; `fault` is what befell it."""
-    ended = trained.ended
+def make_training_exit(
+    record: TrainingRecord, node_dir: Path, cgroup: str | None, message: str = "", fault: str | None = None
+) -> Exit:
+    """Make the exit of a training that started.
+
+    `message` is its own text about a failure; `fault` is why its runtime was taken away around it.
+    """
+    ended = record.outcome
     assert ended is not None
-    if ended.ending is not None:
-        # Asked to go, it went. Whether its exit status was 0 or not says nothing about the job being done: a script
-        # that saves and exits with 0 on SIGTERM has not finished.
-        return make_exit("interrupted", ended.ending.why, ended.ending.reason, trained)
+    if ended.request is not None:
+        # Asked to end, it ended. Its exit status does not say whether the job is done: a script that saves and exits
+        # with 0 on SIGTERM has not finished.
+        return make_exit("interrupted", ended.request.why, ended.request.reason, record)
     if ended.code == 0:
-        return make_exit("succeeded", "finished", "the command finished", trained)
+        return make_exit("succeeded", "finished", "the command finished", record)
     if fault is not None:
-        return make_exit("infrastructure", "finished", fault, trained)
+        return make_exit("infrastructure", "finished", fault, record)
     how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.code}"
-    reason = f"the command ended with {how}: {said}" if said else f"the command ended with {how}"
-    left = make_exit("failed", "finished", reason, trained)
+    reason = f"the command ended with {how}: {message}" if message else f"the command ended with {how}"
+    exit_ = make_exit("failed", "finished", reason, record)
     began_s = time.monotonic() - ended.trained_s
     group = Path(cgroup) if cgroup else None
-    return replace(left, evidence=exit_evidence.collect(ended.code, ended.signal, began_s, node_dir, group))
+    return replace(exit_, evidence=exit_evidence.collect(ended.code, ended.signal, began_s, node_dir, group))
 
 
-def complete(
-    left: Exit,
+def complete_exit(
+    exit_: Exit,
     saved: SyncStatus | None,
     progress: Progress | None,
     last_lines: tuple[str, ...],
     waste: Waste,
-    outputs: KeptOutputs | None = None,
+    outputs: SavedOutputs | None = None,
 ) -> Exit:
-    """With what is only known when everything is flushed. `last_lines` of the log tell why it failed."""
+    """Return the exit with what is only known after the flush. `last_lines` of the log show the cause of a failure."""
     if saved is not None:
-        left = replace(left, checkpoint=saved.last, commits=saved.commits)
+        exit_ = replace(exit_, checkpoint=saved.last, commits=saved.commits)
     if progress is not None:
-        left = replace(left, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
-    cause = diagnose(last_lines) if left.outcome == "failed" else None
-    return replace(left, tail=last_lines[-TAIL_LINES:], cause=cause, waste=waste, outputs=outputs)
+        exit_ = replace(exit_, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
+    cause = diagnose(last_lines) if exit_.outcome == "failed" else None
+    return replace(exit_, tail=last_lines[-TAIL_LINES:], cause=cause, waste=waste, outputs=outputs)

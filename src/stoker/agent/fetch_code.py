@@ -1,4 +1,4 @@
-"""What a machine needs before its set-up: the code. May be repeated."""
+"""Fetch the job's code onto a machine. May be repeated."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import shutil
 from pathlib import Path
 
 from stoker.agent.unpack_code import unpack
-from stoker.core.retry import ROOM
+from stoker.core.retry import DISK_ADVICE
 from stoker.model import keys
 from stoker.model.errors import SetupFailed
 from stoker.model.job_state import JobState
 from stoker.model.node_config import NodePaths
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.store.base import Store
 
 
-def by_the_machine(error: OSError) -> SetupFailed:
-    """What to tell when the machine itself refused something. A disk that is full is as small on the next machine."""
+def machine_failure(error: OSError) -> SetupFailed:
+    """Return the failure for an error of the machine itself. A full disk is the user's: the next one is as small."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     named = f"{error.filename}: " if error.filename else ""
-    more = f"; {ROOM}" if full else ""
+    more = f"; {DISK_ADVICE}" if full else ""
     return SetupFailed(f"the machine failed in the set-up: {named}{error.strerror or error}{more}", user=full)
 
 
 def fetch_code(store: Store, state: JobState, submission: Submission, paths: NodePaths) -> None:
-    """Unpack the code, checked against the digest in the log (not the one beside the code)."""
+    """Fetch and unpack the code. It is checked against the digest in the log, not against the one beside the code."""
     if state.code_digest is None or submission.code is None:
         paths.code.mkdir(parents=True, exist_ok=True)
         return
@@ -40,7 +40,7 @@ def fetch_code(store: Store, state: JobState, submission: Submission, paths: Nod
 
 
 def count_gpus() -> int:
-    """Accelerators that torchrun should start a process for."""
+    """Count the accelerators for which torchrun should start a process each."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])

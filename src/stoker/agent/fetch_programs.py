@@ -1,4 +1,4 @@
-"""Programs that a machine fetches from the store when it needs them, by the digests that were frozen with the job."""
+"""Fetch programs from the store when a machine needs them, by the digests that were frozen with the job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stoker.store.base import Store
 
 
 def tool_name(program: str) -> str:
-    """What the program for this machine is called among a submission's tools."""
+    """Return the name of the program for this machine among a submission's tools."""
     machine = platform.machine()
     return f"{program}-{'arm64' if machine in ('aarch64', 'arm64') else machine}"
 
 
-def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path) -> Path | None:
-    """The program in `shelf`, fetched now where it is not there yet; None where the job brought none. May be repeated.
+def fetch_program(store: Store, tools: Mapping[str, str], name: str, folder: Path) -> Path | None:
+    """Return the program in `folder`, fetched now if it is missing; None if the job brought none. May be repeated.
 
     Raises SetupFailed, StoreError.
     """
@@ -32,7 +32,7 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path
     digest = keys.digest_of(stored)
     if not set(digest) <= set("0123456789abcdef"):
         raise SetupFailed(f"{name}: {digest!r} is no digest; submit the job again", user=False)
-    program = shelf / "tools" / digest[:32] / name
+    program = folder / "tools" / digest[:32] / name
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         archive = program.with_name(f".{name}-{os.getpid()}.gz")
@@ -50,7 +50,7 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path
 
 
 def place_program(source: IO[bytes], program: Path) -> None:
-    """Appears as a whole, whoever else does the same."""
+    """Write the program. It appears as a whole, even if several processes do this at once."""
     draft = program.with_name(f".{program.name}-{os.getpid()}")
     with draft.open("wb") as file:
         shutil.copyfileobj(source, file, 1 << 20)

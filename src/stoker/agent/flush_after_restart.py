@@ -1,4 +1,7 @@
-"""A restarted agent, or one on a rebooted machine, never trains: it makes durable what is there, and leaves."""
+"""Flush a node whose agent was restarted or whose machine was rebooted: it never trains again.
+
+The agent makes durable what its predecessor left, and writes the exit.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,27 @@ from contextlib import contextmanager
 
 from stoker.agent import job_folders
 from stoker.agent.checkpoints.folder_snapshot import Selection
-from stoker.agent.checkpoints.sync import CheckpointSync, SyncStatus
+from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions, SyncStatus
 from stoker.agent.health.missing_saves import find_saves
-from stoker.agent.heartbeat import Beat
-from stoker.agent.job_log_watch import LogWatch
-from stoker.agent.logs.cloud_copy import open_copy
+from stoker.agent.heartbeat import HeartbeatThread
+from stoker.agent.job_log_watch import JobLogWatch
+from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.logs.log_pump import LogPump
 from stoker.agent.metrics import MetricsPump
-from stoker.agent.node import FLUSH_LIMIT_S, Node, patient, utcnow
+from stoker.agent.node import FLUSH_LIMIT_S, AgentNode, retry_until, utcnow
 from stoker.agent.notices import Notices
 from stoker.agent.output_files import Baseline
 from stoker.agent.output_sync import OutputSync
-from stoker.agent.shutdown_budget import Closing
+from stoker.agent.shutdown_budget import ShutdownBudget
 from stoker.core.saved_work import nothing_saved
 from stoker.model import keys
 from stoker.model.job_state import JobState
-from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, KeptOutputs
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, SavedOutputs
 from stoker.model.observed import Known
 from stoker.model.path_patterns import as_written
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.processes.unmounting import unmount_below
-from stoker.store.checkpoint_manifests import NOTHING, trust_of
+from stoker.store.checkpoint_manifests import TRUST_NONE, trusted_claims
 from stoker.store.job_index import read_submission
 from stoker.store.node_facts import read_fact
 
@@ -51,21 +54,21 @@ _INHERITED = (
 )
 
 
-def flush(node: Node) -> None:
+def flush(node: AgentNode) -> None:
     """Make the log, the finished checkpoints and the outputs durable, and write the exit.
 
-    Whoever supervises the machine has killed everything that ran on it before this agent was started. A notice may be
-    in force, or come: then what can be resumed from comes first, and the exit keeps its time.
+    The machine's supervisor has killed all processes of the job before it started this agent. A notice may be in force,
+    or come: then checkpoints come first, and the exit keeps its time.
     """
     notices = Notices(node)
     unmount_below(node.paths.mounts)
-    with _hearing(notices):
+    with _signals_as_notices(notices):
         _flush(node, notices)
 
 
 @contextmanager
-def _hearing(notices: Notices) -> Iterator[None]:
-    """A shutdown is a notice meanwhile. Only the main thread hears signals."""
+def _signals_as_notices(notices: Notices) -> Iterator[None]:
+    """Count SIGTERM as a notice meanwhile. Only the main thread can handle signals: others do without."""
     try:
         before = signal.signal(signal.SIGTERM, lambda *_: notices.take_signal())
     except ValueError:
@@ -77,41 +80,41 @@ def _hearing(notices: Notices) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _flush(node: Node, notices: Notices) -> None:
-    closing = Closing(FLUSH_LIMIT_S, notices.look)
-    if _exit_is_written(node, closing.exit_by_s()):
+def _flush(node: AgentNode, notices: Notices) -> None:
+    budget = ShutdownBudget(FLUSH_LIMIT_S, notices.poll)
+    if _exit_is_written(node, budget.exit_by_s()):
         return
     node.say("the agent was restarted: looking for what can still be saved")
-    beat = Beat(node.store, node.key, lambda beat: beat)
-    before = _last_words(node)
+    heartbeat = HeartbeatThread(node.store, node.key, lambda heartbeat: heartbeat)
+    before = _last_heartbeat(node)
     if before is not None:
-        # What the dead agent had told stays told, beside what this one saves.
-        beat.change(**{name: getattr(before, name) for name in _INHERITED})
-    beat.change(phase="flushing")
-    beat.start()
+        # Facts of the dead agent stay in the heartbeat, beside those of this one.
+        heartbeat.change(**{name: getattr(before, name) for name in _INHERITED})
+    heartbeat.change(phase="flushing")
+    heartbeat.start()
     metrics: MetricsPump | None = None
     status: SyncStatus | None = None
-    state, submission = _submission(node, closing.rest_by_s())
-    copy = open_copy(submission.spec, node.config, state) if submission is not None else None
+    state, submission = _submission(node, budget.flush_by_s())
+    copy = open_log_copy(submission.spec, node.config, state) if submission is not None else None
     tap = copy.feed if copy is not None else None
     logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier, tap=tap)
     logs.start()
     if submission is not None:
         metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
         metrics.start()
-        if _is_awaited(node, state):
-            status = _flush_checkpoints(node, state, submission, closing)
+        if _is_claim_open(node, state):
+            status = _flush_checkpoints(node, state, submission, budget)
             if status is not None:
-                # Else the verdict would say that no file was written.
-                beat.change(checkpoint_files=status.files)
-    elsewhere = _say_what_is_kept(node, submission, status, before)
-    logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
+                # Otherwise the verdict would state that no file was written.
+                heartbeat.change(checkpoint_files=status.files)
+    elsewhere = _report_saved(node, submission, status, before)
+    logs.drain(budget.share_s(1 / 2), budget.flush_by_s)
     if metrics is not None:
-        metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
-    kept = _flush_outputs(node, submission, closing) if submission is not None else None
-    beat.stop(timeout_s=min(5.0, closing.share_s(1 / 2)))
+        metrics.drain(budget.share_s(1 / 2), budget.flush_by_s)
+    kept = _flush_outputs(node, submission, budget) if submission is not None else None
+    heartbeat.stop(timeout_s=min(5.0, budget.share_s(1 / 2)))
     progress = metrics.progress if metrics else None
-    left = Exit(
+    exit_ = Exit(
         outcome="infrastructure",
         why="agent",
         at=utcnow(),
@@ -131,19 +134,19 @@ def _flush(node: Node, notices: Notices) -> None:
         waste=before.waste if before else None,
         outputs=kept,
     )
-    node.write_exit(left, closing.exit_by_s())
+    node.write_exit(exit_, budget.exit_by_s())
     if copy is not None:
-        copy.drain(min(_COPY_S, max(0.0, closing.exit_by_s() - time.monotonic())))
+        copy.drain(min(_COPY_S, max(0.0, budget.exit_by_s() - time.monotonic())))
 
 
 def _reason(status: SyncStatus | None, before: Heartbeat | None) -> str:
-    """What this agent found to save. Whether there is any checkpoint at all is said by the verdict."""
-    found = _found(status, before)
+    """Describe what this agent could save. The verdict states whether the job has any checkpoint at all."""
+    found = _describe_saved(status, before)
     return f"the agent died; {found}" if found else "the agent died"
 
 
-def _found(status: SyncStatus | None, before: Heartbeat | None) -> str:
-    """What is in the store of this attempt; empty where nothing is."""
+def _describe_saved(status: SyncStatus | None, before: Heartbeat | None) -> str:
+    """Describe the newest checkpoint of this attempt in the store; empty if there is none."""
     saved = status.last if status is not None and status.commits else None
     if saved is not None:
         return f"the next one saved {_title(saved)}"
@@ -152,14 +155,16 @@ def _found(status: SyncStatus | None, before: Heartbeat | None) -> str:
     return ""
 
 
-def _say_what_is_kept(
-    node: Node, submission: Submission | None, status: SyncStatus | None, before: Heartbeat | None
+def _report_saved(
+    node: AgentNode, submission: Submission | None, status: SyncStatus | None, before: Heartbeat | None
 ) -> tuple[str, ...]:
-    """Say in the job's log what the store has of the training. Answers files elsewhere that look like its saves, where
-    it has nothing."""
+    """Write to the job's log what the store has of the training.
+
+    If it has nothing, return files elsewhere that look like saves.
+    """
     if before is None or before.training_since is None:
         return ()
-    found = _found(status, before)
+    found = _describe_saved(status, before)
     if found:
         node.say(found)
     if found or before.restored_from is not None or submission is None or node.config.rank != 0:
@@ -177,15 +182,18 @@ def _title(ref: CheckpointRef) -> str:
     return f"step {ref.step}" if ref.step is not None else ref.name
 
 
-def _is_awaited(node: Node, state: JobState | None) -> bool:
-    """Whether the job still waits for this claim. A machine that was off and started again finds it closed: another
-    attempt has gone on from an older checkpoint, and must not find a newer one behind its back."""
+def _is_claim_open(node: AgentNode, state: JobState | None) -> bool:
+    """Return whether the job still waits for this claim.
+
+    A machine that was off and started again finds the claim closed: another attempt has resumed from an older
+    checkpoint, so no newer one may appear now.
+    """
     claim = state.claim(node.config.claim) if state is not None else None
     return claim is None or claim.open
 
 
-def _last_words(node: Node) -> Heartbeat | None:
-    """The newest heartbeat of the boots before this one; None where there is none, or the store does not answer."""
+def _last_heartbeat(node: AgentNode) -> Heartbeat | None:
+    """Return the newest heartbeat of earlier boots; None if there is none, or the store does not answer."""
     for key in reversed(node.earlier):
         found = read_fact(node.store, keys.heartbeat(key), Heartbeat)
         if isinstance(found, Known) and found.value is not None:
@@ -193,37 +201,37 @@ def _last_words(node: Node) -> Heartbeat | None:
     return None
 
 
-def _exit_is_written(node: Node, until_s: float) -> bool:
-    """Whether an earlier boot had said its last word already, and only failed to switch the machine off."""
+def _exit_is_written(node: AgentNode, until_s: float) -> bool:
+    """Return whether an earlier boot has written its exit already, and only failed to switch the machine off."""
     found: list[bool] = []
-    patient(lambda: found.append(any(node.store.head(keys.exit_(key)) for key in node.earlier)), until_s)
+    retry_until(lambda: found.append(any(node.store.head(keys.exit_(key)) for key in node.earlier)), until_s)
     return found == [True]
 
 
-def _submission(node: Node, until_s: float) -> tuple[JobState | None, Submission | None]:
+def _submission(node: AgentNode, until_s: float) -> tuple[JobState | None, Submission | None]:
     config = node.config
-    watch = LogWatch(node.store, config.job, config.claim, config.instance)
+    watch = JobLogWatch(node.store, config.job, config.claim, config.instance)
     found: list[Submission] = []
 
-    def look() -> None:
+    def read() -> None:
         state = watch.poll()
         if state is not None:
             found.append(read_submission(node.store, state))
 
-    patient(look, until_s)
+    retry_until(read, until_s)
     return watch.state, found[0] if found else None
 
 
 def _flush_checkpoints(
-    node: Node, state: JobState | None, submission: Submission, closing: Closing
+    node: AgentNode, state: JobState | None, submission: Submission, budget: ShutdownBudget
 ) -> SyncStatus | None:
     folder = job_folders.checkpoint_folder(node.paths, submission.spec)
     if not folder.is_dir():
         return None
-    # Without it no training began here, and nothing is committed.
+    # Without a baseline no training began on this machine, and nothing is committed.
     baseline = Baseline.read(node.paths.baseline) or Baseline()
-    sync = CheckpointSync(
-        node.store,
+    options = SyncOptions(
+        store=node.store,
         job=node.config.job,
         claim=node.config.claim,
         rank=node.config.rank,
@@ -232,21 +240,22 @@ def _flush_checkpoints(
         channel=node.paths.channel,
         scratch=node.paths.scratch,
         keep=submission.spec.checkpoints.keep,
-        trust=trust_of(state, own=node.config.claim) if state is not None else NOTHING,
+        trust=trusted_claims(state, own=node.config.claim) if state is not None else TRUST_NONE,
         recovering=True,
         selection=job_folders.checkpoint_selection(
             node.paths, submission.spec, baseline, job_folders.confinement(node, submission.spec)
         ),
     )
-    if closing.pressing:
-        sync.press(closing.share_s())
-    # A notice leaves something for the log, too.
-    sync.final(closing.share_s(3 / 4 if closing.pressing else 1), until_s=closing.rest_by_s)
+    sync = CheckpointSync(options)
+    if budget.has_deadline:
+        sync.hurry(budget.share_s())
+    # Under a notice a part of the time is left for the log, too.
+    sync.final(budget.share_s(3 / 4 if budget.has_deadline else 1), until_s=budget.flush_by_s)
     return sync.status()
 
 
-def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> KeptOutputs | None:
-    """Put what the training left as outputs. None: it never began."""
+def _flush_outputs(node: AgentNode, submission: Submission, budget: ShutdownBudget) -> SavedOutputs | None:
+    """Store the outputs that the training left; return None if it never began."""
     baseline = Baseline.read(node.paths.baseline)
     if baseline is None:
         return None
@@ -257,5 +266,5 @@ def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> Kept
     outputs = OutputSync(
         node.store, config.job, config.claim, config.rank, files, nodes=config.nodes, boot=len(node.earlier)
     )
-    outputs.final(closing.share_s(), until_s=closing.rest_by_s)
+    outputs.final(budget.share_s(), until_s=budget.flush_by_s)
     return outputs.report()

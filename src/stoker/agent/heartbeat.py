@@ -1,8 +1,8 @@
 """The node's heartbeat: its present state in one object, written at every change, and now and then without one.
 
-While something is decided (boot, set-up, the first minutes of training, a standstill, a suspicion, the end) it is
-written every few seconds. While a node trains steadily, each write would only say so again: it is written once a
-minute. The heartbeat tells its interval, and governors wait for it accordingly.
+While something is being decided (boot, set-up, the first minutes of training, a standstill, a suspicion, the end) it is
+written every few seconds. While a node trains steadily, each write would only repeat the last one: it is written once a
+minute. The heartbeat contains its interval, and governors wait for it accordingly.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat
 from stoker.store.base import Store
 
-NEAR_INTERVAL_S = 2.0
-FAR_INTERVAL_S = 10.0
-# A third of what providers with far stores wait for a silent node (`silence_s`): one or two writes may be lost.
-CALM_INTERVAL_S = 60.0
+LOCAL_INTERVAL_S = 2.0
+REMOTE_INTERVAL_S = 10.0
+# A third of the time that governors wait for a silent node of a remote store: one or two writes may be lost.
+STEADY_INTERVAL_S = 60.0
 # A training that is younger is not steady yet.
-_CALM_AFTER_S = 120.0
-# Without progress for longer, and for longer than its steps usually take, a node may stand still.
+_STEADY_AFTER_S = 120.0
+# A node without progress for longer than this, and for longer than its steps usually take, may stand still.
 _QUIET_S = 60.0
 _STEP_FACTOR = 1.5
 
 _log = logging.getLogger(__name__)
 
 
-def is_calm(beat: Heartbeat, state: JobState | None, claim: int, rank: int) -> bool:
-    """Whether a node trains steadily, and nothing about it is being decided."""
+def is_steady(heartbeat: Heartbeat, state: JobState | None, claim: int, rank: int) -> bool:
+    """Return whether a node trains steadily, and nothing about it is being decided."""
     mine = state.claim(claim) if state is not None else None
     if state is None or mine is None or not mine.open or state.stop is not None or state.ended is not None:
         return False
     if mine.drain is not None or str(rank) in mine.suspicions:
         return False
-    if beat.phase != "training" or beat.trained_s < _CALM_AFTER_S or beat.activity is None:
+    if heartbeat.phase != "training" or heartbeat.trained_s < _STEADY_AFTER_S or heartbeat.activity is None:
         return False
-    activity = beat.activity
+    activity = heartbeat.activity
     if activity.debugged_s is not None:
-        return False  # Rules about standing still depend on it.
+        return False  # The rules about standstills depend on it.
     quiet_s = activity.silent_s if activity.stepped_s is None else activity.stepped_s
     return quiet_s <= max(_QUIET_S, _STEP_FACTOR * activity.longest_step_s)
 
 
-class Beat:
-    """Keeps the heartbeat going. `change` is quick and never fails; the thread brings it to the store."""
+class HeartbeatThread:
+    """Writes the heartbeat, in a thread of its own. `change` is quick and never fails."""
 
     def __init__(
         self,
         store: Store,
         node: str,
         refresh: Callable[[Heartbeat], Heartbeat],
-        calm: Callable[[Heartbeat], bool] = lambda _beat: False,
+        is_steady: Callable[[Heartbeat], bool] = lambda _heartbeat: False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._key = keys.heartbeat(node)
         self._refresh = refresh
-        self._calm = calm
+        self._is_steady = is_steady
         self._monotonic = monotonic
-        self._interval_s = NEAR_INTERVAL_S if store.near else FAR_INTERVAL_S
-        self._calm_interval_s = self._interval_s if store.near else CALM_INTERVAL_S
+        self._interval_s = LOCAL_INTERVAL_S if store.is_local else REMOTE_INTERVAL_S
+        self._steady_interval_s = self._interval_s if store.is_local else STEADY_INTERVAL_S
         self._lock = threading.Lock()
         self._due = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.error: str | None = None
         self._now = Heartbeat(beat=0, phase="booting", at=_utcnow(), interval_s=self._interval_s)
-        # What was last written, and when.
+        # The last heartbeat in the store, and when it was written.
         self._written: Heartbeat | None = None
         self._written_s = 0.0
 
     @property
     def now(self) -> Heartbeat:
-        """What the next heartbeat will say, before it is refreshed."""
+        """The next heartbeat, before it is refreshed."""
         return self._now
 
     def change(self, **changes: Any) -> None:
-        """Change what the heartbeat says, and have it written at once."""
+        """Change fields of the heartbeat, and write it at once."""
         with self._lock:
             self._now = replace(self._now, **changes)
         self._due.set()
@@ -93,27 +93,28 @@ class Beat:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Beat no more: what comes last is the exit. A beat that the store does not take is left behind."""
+        """End the thread: the exit is the last fact. A write that the store does not take is left behind."""
         self._stopped = True
         self._due.set()
         self._thread.join(timeout=timeout_s)
 
     def write(self) -> None:
-        """Write one heartbeat now. Raises StokerError when the store does not take it."""
-        self._look()
+        """Write one heartbeat now. Raises StokerError if the store does not take it."""
+        self._update()
         with self._lock:
-            beat = self._now = replace(self._now, beat=self._now.beat + 1, at=_utcnow())
-        self._store.put(self._key, codec.dumps(beat))
-        self._written, self._written_s = beat, self._monotonic()
+            heartbeat = self._now = replace(self._now, beat=self._now.beat + 1, at=_utcnow())
+        self._store.put(self._key, codec.dumps(heartbeat))
+        self._written, self._written_s = heartbeat, self._monotonic()
 
     def tick(self) -> None:
-        """Look at the node, and write what is news, or is due. Raises StokerError when the store does not take it.
+        """Update the heartbeat; write it if it has news, or is due. Raises StokerError if the store does not take it.
 
-        Called every few seconds: what is sampled with each look keeps its resolution, however rarely it is written.
+        Called every few seconds: values that are sampled with each update keep their resolution, however rarely they
+        are written.
         """
-        self._look()
-        # What was written last says until when the next one is due. A look that is a little early counts: the one after
-        # it would be too late.
+        self._update()
+        # The interval in the last heartbeat sets when the next one is due. A tick that is a little early counts: the
+        # one after it would be too late.
         if (
             self._written is None
             or _news(self._written) != _news(self._now)
@@ -121,17 +122,17 @@ class Beat:
         ):
             self.write()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         with self._lock:
             found = self._refresh(self._now)
-            interval_s = self._calm_interval_s if self._calm(found) else self._interval_s
+            interval_s = self._steady_interval_s if self._is_steady(found) else self._interval_s
             self._now = replace(found, interval_s=interval_s)
 
     def _run(self) -> None:
         changed = False
         while not self._stopped:
             try:
-                # A write that failed is repeated with the next look.
+                # A write that failed is repeated with the next tick.
                 if changed or self.error is not None:
                     self.write()
                 else:
@@ -139,25 +140,25 @@ class Beat:
                 self.error = None
             except StokerError as error:
                 self.error = str(error)
-            except Exception:  # noqa: BLE001 - an agent without a heartbeat would be taken for dead
+            except Exception:  # noqa: BLE001 - edge of a thread: an agent without a heartbeat would be declared dead
                 _log.exception("the heartbeat failed")
             changed = self._due.wait(self._interval_s)
             self._due.clear()
 
 
-def _news(beat: Heartbeat) -> tuple[object, ...]:
-    """What others wait for, or people want to know at once. Of the rest, a minute old is new enough."""
+def _news(heartbeat: Heartbeat) -> tuple[object, ...]:
+    """The fields that other nodes or governors wait for, or that people want at once. The rest may be a minute old."""
     return (
-        beat.phase,
-        beat.interval_s,
-        beat.first_step is None,
-        beat.checkpoint,
-        beat.restored_from,
-        beat.evidence,
-        beat.rendezvous,
-        beat.ack,
-        beat.warnings,
-        beat.saves_elsewhere,
+        heartbeat.phase,
+        heartbeat.interval_s,
+        heartbeat.first_step is None,
+        heartbeat.checkpoint,
+        heartbeat.restored_from,
+        heartbeat.evidence,
+        heartbeat.rendezvous,
+        heartbeat.ack,
+        heartbeat.warnings,
+        heartbeat.saves_elsewhere,
     )
 
 

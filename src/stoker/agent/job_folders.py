@@ -1,13 +1,13 @@
-"""Where a job's folders lie on a node, as its agent sees them.
+"""The paths of a job's folders on a node, as its agent sees them.
 
-With `contract: sagemaker` the training sees `/opt/ml`, which nobody else does (`stoker.agent.sagemaker_scripts`):
+With `contract: sagemaker` only the training sees `/opt/ml` (`stoker.agent.sagemaker_scripts`):
 
-    <node>/ml/                what has no place elsewhere: input/config, output, checkpoints
-    <node>/artifacts/         what is kept as the job's outputs
+    <node>/ml/                everything that has no other folder: input/config, output, checkpoints
+    <node>/artifacts/         the job's outputs
         model/                /opt/ml/model
         data/                 /opt/ml/output/data
         intermediate/         /opt/ml/output/intermediate
-        outputs/              what `outputs` names, if it names another folder
+        outputs/              the folder that `outputs` names, if it is another one
     <node>/code/              /opt/ml/code
     <node>/hosts              /etc/hosts
 """
@@ -19,44 +19,44 @@ from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import Files, Selection, scan
 from stoker.agent.confinement import Confinement
-from stoker.agent.node import Node
-from stoker.agent.output_files import Baseline, OutputFiles, Source, without_caches
+from stoker.agent.node import AgentNode
+from stoker.agent.output_files import Baseline, OutputFiles, OutputSource, without_caches
 from stoker.model.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
 from stoker.model.node_config import NodePaths
 from stoker.model.path_patterns import PathFilter, base_of, below, common_base, entries_of, has_wildcard, is_pattern
 from stoker.model.spec import Checkpoints, Spec
-from stoker.providers.base import Contained
+from stoker.providers.base import RunsInContainer
 
 # The output folder of a job that names none, below the code; `stoker.train` takes the same one outside Stoker.
 OUTPUTS = "outputs"
 
 
 def checkpoint_folder(paths: NodePaths, spec: Spec) -> Path:
-    """Where the agent finds what the training saves: the folder that holds all of it, where patterns choose."""
+    """Return the folder of the training's saves; with patterns, the folder that holds all of them."""
     inside = checkpoints_inside(spec)
     return paths.code / common_base(entries_of(spec.checkpoints.dir)) if inside is None else outside(paths, inside)
 
 
 def checkpoint_filter(spec: Spec) -> PathFilter | None:
-    """Which files of the checkpoint folder are checkpoints; None where all of them are."""
+    """Return the filter of checkpoints in the checkpoint folder; None if all files are checkpoints."""
     entries = entries_of(spec.checkpoints.dir)
     base = common_base(entries)
     if not _selective(spec):
         return None
-    # A folder of outputs inside is synced by itself.
+    # A folder of outputs inside is synced as outputs.
     kept = () if base.startswith("/") else tuple(f"!{entry}" for entry in _plain_outputs(spec) if entry != ".")
     return PathFilter(below((*entries, *kept), base))
 
 
 def _selective(spec: Spec) -> bool:
-    """Whether something else than checkpoints may lie in the folder, such as the code."""
+    """Return whether the folder may hold other files than checkpoints, such as the code."""
     entries = entries_of(spec.checkpoints.dir)
     return len(entries) > 1 or entries[0] == "." or is_pattern(entries[0])
 
 
-def confinement(node: Node, spec: Spec) -> Confinement | None:
-    """What keeps the agent from following links of a container; None where the training runs on the machine itself."""
-    if spec.environment.container is None or isinstance(node.machine, Contained):
+def confinement(node: AgentNode, spec: Spec) -> Confinement | None:
+    """Return the rules that keep the agent from following links of a container; None without a container."""
+    if spec.environment.container is None or isinstance(node.machine, RunsInContainer):
         return None
     return Confinement((node.paths.root, *written(node.paths, spec)), node.say)
 
@@ -64,29 +64,29 @@ def confinement(node: Node, spec: Spec) -> Confinement | None:
 def checkpoint_selection(
     paths: NodePaths, spec: Spec, baseline: Baseline, confinement: Confinement | None = None
 ) -> Selection:
-    """Which files of the checkpoint folder are checkpoints: where others have files in it, too, without theirs."""
+    """Return the selection of checkpoints in the checkpoint folder, without files of others if it is shared."""
     if not is_shared(paths, spec):
         return Selection(lambda folder: scan(folder, confinement=confinement), confinement=confinement)
     chosen = checkpoint_filter(spec)
 
-    def look(folder: Path) -> Files:
+    def scan_own(folder: Path) -> Files:
         return {
             path: file
             for path, file in without_caches(scan(folder, confinement=confinement)).items()
             if (chosen is None or chosen.takes(path)) and not baseline.has_file(folder, file)
         }
 
-    return Selection(look, chosen.takes if chosen is not None else lambda _path: True, confinement)
+    return Selection(scan_own, chosen.takes if chosen is not None else lambda _path: True, confinement)
 
 
 def watched(paths: NodePaths, spec: Spec) -> list[Path]:
-    """The folders in which files of others may lie: what was there before the training is not the job's."""
+    """Return the folders that may hold files of others: files from before the training are not the job's."""
     found = [paths.code, *_absolute(spec)]
     return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
 
 
 def written(paths: NodePaths, spec: Spec) -> list[Path]:
-    """The folders outside the code that the training writes to, and the one for results. They have to be made."""
+    """Return the folders outside the code that the training writes to, and that of its outputs, to be created."""
     return list(dict.fromkeys([checkpoint_folder(paths, spec), output_folder(paths, spec), *_absolute(spec)]))
 
 
@@ -98,12 +98,12 @@ def _absolute(spec: Spec) -> list[Path]:
 
 
 def is_shared(paths: NodePaths, spec: Spec) -> bool:
-    """Whether the checkpoint folder may hold files of others: it is not this node's own, or patterns choose in it."""
+    """Return whether the checkpoint folder may hold files of others: outside the node, or with patterns."""
     return _selective(spec) or not checkpoint_folder(paths, spec).is_relative_to(paths.root)
 
 
 def checkpoints_inside(spec: Spec) -> str | None:
-    """Where the training has that folder, if it is in a tree that only it sees."""
+    """Return the path at which the training sees the checkpoint folder, if that is in the tree that only it sees."""
     if spec.environment.contract is None:
         return None
     if spec.checkpoints.dir == Checkpoints().dir:
@@ -113,62 +113,64 @@ def checkpoints_inside(spec: Spec) -> str | None:
 
 
 def output_folder(paths: NodePaths, spec: Spec) -> Path:
-    """Where the training puts results: STOKER_OUTPUT_DIR. There always is one."""
+    """Return the folder for the training's results, STOKER_OUTPUT_DIR. There always is one."""
     if spec.environment.contract is not None:
         return artifacts(paths)
     plain = _plain_outputs(spec)
     if plain:
         return paths.code / plain[0]
     default = paths.code / OUTPUTS
-    # Code that has a file of this name keeps it.
+    # If the code has a file with this name, the folder lies elsewhere.
     return paths.root / OUTPUTS if default.exists() and not default.is_dir() else default
 
 
 def output_files(
     paths: NodePaths, spec: Spec, baseline: Baseline, confinement: Confinement | None = None
 ) -> OutputFiles:
-    """Which files are kept as outputs. `baseline` is what lay there before the training.
+    """Return the finder of outputs. `baseline` are the files from before the training.
 
-    One output folder is kept as it is: its files are at the top of the kept tree. Of several, and of patterns, files
-    keep their paths from the working folder. Files beside the code always do.
+    The files of a single output folder are at the top of the stored tree. With several folders, or patterns, files keep
+    their paths from the working folder. Files beside the code always keep them.
     """
     top = output_folder(paths, spec)
     if spec.environment.contract is not None:
         beside = _beside(paths, spec, prefix="code/")
-        return OutputFiles([Source(top, whole=True)], beside, baseline, confinement=confinement)
+        return OutputFiles([OutputSource(top, whole=True)], beside, baseline, confinement=confinement)
     entries = entries_of(spec.outputs)
     relative = tuple(entry for entry in entries if not entry.removeprefix("!").startswith("/"))
-    sources: list[Source] = []
+    sources: list[OutputSource] = []
     if not any(is_pattern(entry) for entry in entries) and len(entries) <= 1 and top != paths.code:
-        sources.append(Source(top, whole=top.is_relative_to(paths.root)))
+        sources.append(OutputSource(top, whole=top.is_relative_to(paths.root)))
     else:
         chosen = PathFilter(relative if _plain_outputs(spec) else (OUTPUTS, *relative))
         saved, both = _saved_filter(paths, spec), _named_among_checkpoints(spec)
         sources.append(
-            Source(paths.code, takes=lambda path: chosen.takes(path) and (both.takes(path) or not saved.takes(path)))
+            OutputSource(
+                paths.code, takes=lambda path: chosen.takes(path) and (both.takes(path) or not saved.takes(path))
+            )
         )
-        # The node's own, where the code has a file of this name; one that the job names elsewhere comes below.
+        # The node's own folder, if the code has a file with this name. Absolute folders of the job are added below.
         if top.is_relative_to(paths.root) and not top.is_relative_to(paths.code):
-            sources.append(Source(top, f"{OUTPUTS}/", whole=True))
+            sources.append(OutputSource(top, f"{OUTPUTS}/", whole=True))
     if len(entries) > 1 or any(is_pattern(entry) for entry in entries):
         for entry in entries:
             if entry.startswith("/"):
                 base = base_of(entry)
                 prefix = f"{posixpath.basename(base)}/" if len(entries) > 1 else ""
-                sources.append(Source(Path(base), prefix, PathFilter(below((entry,), base)).takes))
+                sources.append(OutputSource(Path(base), prefix, PathFilter(below((entry,), base)).takes))
     return OutputFiles(sources, _beside(paths, spec), baseline, confinement=confinement)
 
 
-def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> Source:
-    """The working folder without what is declared, saved, or taken back with `!`."""
+def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> OutputSource:
+    """Return the working folder without declared files, checkpoints, and files excluded with `!`."""
     saved = _saved_filter(paths, spec)
     entries = entries_of(spec.outputs)
     top = output_folder(paths, spec)
     plain = (top.relative_to(paths.code).as_posix(),) if top != paths.code and top.is_relative_to(paths.code) else ()
     declared = PathFilter((*plain, *(entry for entry in entries if not entry.startswith(("/", "!")))))
-    # Only what is taken back from everything is taken back here, too.
+    # A file that `!` excludes from all outputs is excluded here, too.
     refused = PathFilter(tuple(entry[1:] for entry in entries if entry.startswith("!")))
-    return Source(
+    return OutputSource(
         paths.code,
         prefix,
         lambda path: not (declared.takes(path) or refused.takes(path) or saved.takes(path)),
@@ -176,7 +178,7 @@ def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> Source:
 
 
 def _saved_filter(paths: NodePaths, spec: Spec) -> PathFilter:
-    """Which files of the working folder are checkpoints."""
+    """Return the filter of checkpoints in the working folder."""
     if spec.environment.contract is not None:
         folder = checkpoint_folder(paths, spec)
         inside = folder.is_relative_to(paths.code) and folder != paths.code
@@ -187,7 +189,7 @@ def _saved_filter(paths: NodePaths, spec: Spec) -> PathFilter:
 
 
 def _named_among_checkpoints(spec: Spec) -> PathFilter:
-    """Which checkpoints the job keeps as outputs as well: those that `outputs` names, such as `checkpoints/best.pt`.
+    """Return the filter of checkpoints that `outputs` names, such as `checkpoints/best.pt`: they are outputs, too.
 
     A pattern that only happens to match checkpoints, such as `**`, does not name them.
     """
@@ -208,7 +210,7 @@ def _plain_outputs(spec: Spec) -> tuple[str, ...]:
 
 
 def outputs_inside(spec: Spec) -> str | None:
-    """Where the training has the folder that `outputs` names, if that is none of the contract's own."""
+    """Return where the training sees the folder that `outputs` names, unless it is one of the contract's."""
     if spec.environment.contract is None or spec.outputs is None:
         return None
     folder = posixpath.normpath(posixpath.join(CODE, *entries_of(spec.outputs)[:1]))
@@ -220,7 +222,7 @@ def artifacts(paths: NodePaths) -> Path:
 
 
 def sources(paths: NodePaths) -> dict[str, Path]:
-    """What lies where in `/opt/ml`, the outermost first."""
+    """Return the folders of the machine behind the paths in `/opt/ml`, the outermost first."""
     kept = artifacts(paths)
     return {
         ML: paths.root / "ml",
@@ -232,7 +234,7 @@ def sources(paths: NodePaths) -> dict[str, Path]:
 
 
 def outside(paths: NodePaths, path: str) -> Path:
-    """Where this path of `/opt/ml` is on the machine itself."""
+    """Return the path of the machine behind this path in `/opt/ml`."""
     found = sources(paths)
     target = max((each for each in found if path == each or path.startswith(f"{each}/")), key=len)
     return found[target] / path[len(target) :].lstrip("/")

@@ -1,8 +1,8 @@
-"""The life of an agent, from its machine's boot to its exit.
+"""The program on a node, from the boot of its machine to its exit.
 
     booting → setup → waiting → restoring → training → saving → flushing → exit, power off
 
-The first agent on a machine trains. Any later one (its predecessor crashed, the machine was rebooted) never does: it
+The first agent on a machine trains. A later one (its predecessor crashed, or the machine was rebooted) never does: it
 makes durable what is there, writes the exit and gives the machine back.
 """
 
@@ -14,11 +14,12 @@ import signal
 import time
 from pathlib import Path
 
-from stoker.agent.attempt import Life
+from stoker.agent.attempt import run_attempt
 from stoker.agent.flush_after_restart import flush
-from stoker.agent.heartbeat import FAR_INTERVAL_S
-from stoker.agent.node import Node, patient, utcnow
-from stoker.agent.systemd_watchdog import start_pulse
+from stoker.agent.heartbeat import REMOTE_INTERVAL_S
+from stoker.agent.node import AgentNode, retry_until, utcnow
+from stoker.agent.phases.context import AttemptContext
+from stoker.agent.systemd_watchdog import start_watchdog
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths
@@ -26,22 +27,22 @@ from stoker.model.node_facts import Heartbeat
 from stoker.processes import set_parent_death_signal
 from stoker.processes.container_sweep import sweep
 from stoker.providers import registry
-from stoker.providers.base import Remade
+from stoker.providers.base import SupportsHostReplacement
 from stoker.store.base import Store, open_store
 from stoker.store.node_facts import MAX_BOOTS
 
 _log = logging.getLogger(__name__)
 
-# How long an agent waits for a store that is away when its machine boots. Its supervisor starts it again a few times.
+# How long an agent waits at its boot for a store that does not answer. Its supervisor starts it again a few times.
 _STORE_LIMIT_S = 900.0
 _LONGEST_PAUSE_S = 5.0
 
 
 def run_agent(root: Path) -> int:
-    """Live on the machine whose folder is `root`. The exit status is for whoever supervises: 0 is "power off"."""
-    # The machine's supervisor holds the power: without it nobody would end what the training forks.
+    """Run the agent of the machine whose folder is `root`; return the status for its supervisor: 0 is "power off"."""
+    # The supervisor switches the machine off: without a supervisor, processes that the training forks would not end.
     set_parent_death_signal(signal.SIGKILL)
-    start_pulse()
+    start_watchdog()
     paths = NodePaths(root)
     config = codec.loads(NodeConfig, paths.config.read_bytes(), where=str(paths.config))
     boot = _count_boot(paths.boots)
@@ -50,7 +51,7 @@ def run_agent(root: Path) -> int:
     if store is None:
         return 1
     machine = registry.machine(config.provider, root)
-    if isinstance(machine, Remade):
+    if isinstance(machine, SupportsHostReplacement):
         found = _announce(store, config, boot, time.monotonic() + _STORE_LIMIT_S)
         if found is None:
             return 1
@@ -58,7 +59,7 @@ def run_agent(root: Path) -> int:
     earlier = tuple(
         keys.node(config.job, config.claim, config.rank, keys.boot(config.instance, n)) for n in range(boot)
     )
-    node = Node(
+    node = AgentNode(
         config=config,
         paths=paths,
         store=store,
@@ -71,22 +72,22 @@ def run_agent(root: Path) -> int:
         sweep(root)
         flush(node)
     else:
-        Life(node).run()
+        run_attempt(AttemptContext(node))
     node.machine.wake_governors()
     node.machine.power_off()
     return 0
 
 
 def _open_store(config: NodeConfig, until_s: float) -> Store | None:
-    """The store, once it is there. None: not by then.
+    """Open the store; return None if it did not answer by then.
 
-    This machine was made on its word, so one without the job's log is away (a disk that is not mounted, for one), not
-    new: nothing may be written in its place, and nothing be given up.
+    An entry in the job's log started this machine, so a store without that log is away (for example, a disk is not
+    mounted) and not new: nothing may be written in its place, and nothing may be given up.
     """
     pause_s = 0.1
     while True:
         try:
-            # Opened anew each time: a folder that was seen to be there is never made again.
+            # Opened anew each time: a store object that has seen its folder never creates it again.
             store = open_store(config.store)
             if store.head(keys.log_entry(config.job, 1)) is not None:
                 return store
@@ -100,22 +101,22 @@ def _open_store(config: NodeConfig, until_s: float) -> Store | None:
 
 
 def _announce(store: Store, config: NodeConfig, boot: int, until_s: float) -> int | None:
-    """The first boot that no agent of this name has announced, and that this one has now. None: the store was away.
+    """Announce this agent under the first free boot number; return the number, or None if the store did not answer.
 
-    The heartbeat is created, never overwritten: of two agents that go by the same name, one after the other or at once,
-    the second finds that somebody was here.
+    The heartbeat is created, never overwritten: of two agents with the same name, one after the other or at once, the
+    second finds the heartbeat of the first.
     """
-    beat = Heartbeat(beat=0, phase="booting", at=utcnow(), interval_s=FAR_INTERVAL_S)
-    data = codec.dumps(beat)
+    heartbeat = Heartbeat(beat=0, phase="booting", at=utcnow(), interval_s=REMOTE_INTERVAL_S)
+    data = codec.dumps(heartbeat)
     while boot < MAX_BOOTS:
         key = keys.heartbeat(keys.node(config.job, config.claim, config.rank, keys.boot(config.instance, boot)))
         ours: list[bool] = []
 
         def create(key: str = key, ours: list[bool] = ours) -> None:
-            # Of a reply that was lost only the bytes tell.
+            # If the reply to the create was lost, the bytes in the store show whether it was this agent's.
             ours.append(store.create(key, data) or ((found := store.get(key)) is not None and found.data == data))
 
-        if not patient(create, until_s):
+        if not retry_until(create, until_s):
             return None
         if ours[-1]:
             return boot
@@ -124,13 +125,13 @@ def _announce(store: Store, config: NodeConfig, boot: int, until_s: float) -> in
 
 
 def _count_boot(path: Path) -> int:
-    """How many agents started here before this one. Written down before anything else happens."""
+    """Count the agents that started on this machine before this one. Stored before anything else happens."""
     try:
         before = int(path.read_text())
     except FileNotFoundError:
         before = 0
     except ValueError:
-        before = 1  # Torn by a power cut: somebody was here.
+        before = 1  # Torn by a power cut: an agent was started before.
     draft = path.with_name(".boots.tmp")
     with draft.open("w") as file:
         file.write(str(before + 1))

@@ -6,17 +6,17 @@ import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from stoker.core.safe_regex import MOST_EXPRESSIONS, Found, Pattern, PatternError, Work, compile_pattern
+from stoker.core.safe_regex import MAX_EXPRESSIONS, Match, PatternError, SafePattern, StepBudget, compile_pattern
 from stoker.store.log_chunks import Sample
 
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 4096
-# What all expressions together may take for one block, about a tenth of a second, and what one of very many may. An
-# expression that needs more looks at the first and the last lines of the block.
+# The matching steps that all expressions together may take for one block, about a tenth of a second, and the least for
+# each of very many. An expression that needs more searches the first and the last lines of the block only.
 _BLOCK_STEPS = 400_000
 _LEAST_STEPS = 10_000
-# More than this often in one block, and only the first and the last ones of it are looked at: they are thinned anyway.
+# With more matches in one block, only its first and last ones are used: samples are thinned anyway.
 _MAX_HITS = 200
 _LAST_CHARS = 8192
 STEP = "step"
@@ -25,20 +25,20 @@ STEP = "step"
 class MetricScanner:
     """Feed it the log in blocks. The value is the group `value`, else the first group, else the whole match.
 
-    A line that also matches the expression named `step` is of that step; other lines are of the step seen last.
-    Each block is searched as one text for what an expression needs, since a line-by-line loop would cost a core when
-    100,000 lines come a second; the line is then matched alone, so an expression never sees two lines.
+    A line that also matches the expression named `step` belongs to that step; other lines belong to the last step.
+    Each block is searched as one text for the literal that an expression needs, since a loop over lines would occupy a
+    core at 100,000 lines a second. The line found is then matched alone, so an expression never sees two lines.
     """
 
     def __init__(self, regexes: Mapping[str, str]) -> None:
-        self._patterns: dict[str, Pattern] = {}
-        if len(regexes) > MOST_EXPRESSIONS:
-            log.warning("metrics has %d expressions; the first %d are used", len(regexes), MOST_EXPRESSIONS)
-        for name, regex in islice(regexes.items(), MOST_EXPRESSIONS):
+        self._patterns: dict[str, SafePattern] = {}
+        if len(regexes) > MAX_EXPRESSIONS:
+            log.warning("metrics has %d expressions; the first %d are used", len(regexes), MAX_EXPRESSIONS)
+        for name, regex in islice(regexes.items(), MAX_EXPRESSIONS):
             try:
                 self._patterns[name] = compile_pattern(regex)
             except PatternError as error:
-                # Submitted by a client that does not check them.
+                # The job came from a client that does not check expressions.
                 log.warning("metrics.%s is left out: %s", name, error)
         self._rest = b""
         # The rest of a line that is too long is skipped.
@@ -46,7 +46,7 @@ class MetricScanner:
         self._step: int | None = None
 
     def feed(self, data: bytes, at: float) -> list[Sample]:
-        """The samples in the lines that are whole now."""
+        """Take a block of the log; return the samples in the lines that are complete now."""
         if not self._patterns:
             return []
         # A progress bar ends its lines with a carriage return.
@@ -65,7 +65,7 @@ class MetricScanner:
         return self._search(block, at) if block else []
 
     def finish(self, at: float) -> list[Sample]:
-        """The samples in a last line that nobody ended."""
+        """Return the samples in a last line that has no line end."""
         block, self._rest, self._overlong = self._rest, b"", False
         return self._search(block, at) if block else []
 
@@ -74,7 +74,7 @@ class MetricScanner:
         if max(map(len, lines)) > MAX_LINE_BYTES:
             block = b"\n".join(line[:MAX_LINE_BYTES] for line in lines)
         text = block.decode("utf-8", "replace")
-        # By line, in the order of the text; at a line's own step first.
+        # Values by the start of their line.
         found: dict[int, dict[str, float]] = {}
         steps = max(_LEAST_STEPS, _BLOCK_STEPS // len(self._patterns))
         for name, pattern in self._patterns.items():
@@ -90,9 +90,9 @@ class MetricScanner:
         return samples
 
 
-def _hits(pattern: Pattern, text: str, steps: int) -> Iterator[tuple[int, float]]:
-    """Where a matching line starts and the last value in it, for each line; of very many only some."""
-    position, count, work, last = 0, 0, Work(steps), False
+def _hits(pattern: SafePattern, text: str, steps: int) -> Iterator[tuple[int, float]]:
+    """Yield the start of each matching line, and the last value in it. Of very many lines only some."""
+    position, count, work, last = 0, 0, StepBudget(steps), False
     while position < len(text):
         start = position
         if pattern.needed:
@@ -103,7 +103,7 @@ def _hits(pattern: Pattern, text: str, steps: int) -> Iterator[tuple[int, float]
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
         value = None
-        for found in pattern.finditer(text[start:end], work=work):
+        for found in pattern.finditer(text[start:end], budget=work):
             value = _number(found, value)
         if value is not None:
             yield start, value
@@ -112,14 +112,14 @@ def _hits(pattern: Pattern, text: str, steps: int) -> Iterator[tuple[int, float]
         if last and work.left <= 0:
             return
         if not last and (count >= _MAX_HITS or work.left <= 0):
-            work, last = Work(steps // 2), True
+            work, last = StepBudget(steps // 2), True
             position = max(position, text.rfind("\n", 0, max(0, len(text) - _LAST_CHARS)) + 1)
 
 
-def _number(found: Found, default: float | None) -> float | None:
+def _number(found: Match, default: float | None) -> float | None:
     group: int | str = "value" if "value" in found.names else 1 if len(found.spans) > 1 else 0
     try:
-        # An expression such as [0-9.]+ also takes the full stop behind the number.
+        # An expression such as [0-9.]+ also matches the full stop after the number.
         return float((found.group(group) or "").strip().rstrip(".,"))
     except ValueError:
         return default

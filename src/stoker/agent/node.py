@@ -1,4 +1,4 @@
-"""What every part of an agent knows: where it is, and what it reports to."""
+"""One boot of an agent: its machine, its folders, and its facts in the store."""
 
 from __future__ import annotations
 
@@ -18,101 +18,101 @@ from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit, NoticeFact
-from stoker.providers.base import KeepsEnvironments, Machine
+from stoker.providers.base import HasEnvironmentCache, Machine
 from stoker.store.base import Store
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long an agent tries to make its last words durable before it gives the machine back without them.
+# How long an agent tries to make its log, files and exit durable before it gives the machine back without them.
 FLUSH_LIMIT_S = 1800.0
 _LONGEST_PAUSE_S = 5.0
 
 
-class Ask(Protocol):
-    """Ask the store until it answers. Raises whatever tells this node to go."""
+class AskStore(Protocol):
+    """Calls the store until it answers. Raises LeaveEarly as soon as this node must go."""
 
     def __call__(self, question: Callable[[], T]) -> T: ...
 
 
 @dataclass(frozen=True)
-class Node:
+class AgentNode:
     """One boot of one agent."""
 
     config: NodeConfig
     paths: NodePaths
     store: Store
     machine: Machine
-    # Its folder in the store.
+    # This node's folder in the store.
     key: str
-    # Those of the boots before it on the same machine.
+    # The folders of earlier boots on the same machine.
     earlier: tuple[str, ...] = ()
-    # Where environments are made for somebody who may not write where they all are.
+    # A folder for environments of its own, if the training's user may not write to the folder of all jobs.
     shelf: Path | None = None
 
     @property
     def environments(self) -> Path:
-        """Where environments are made, which may outlive this node. Seen in a container under the same path."""
-        return self.shelf or self._kept / "environments"
+        """The folder of environments, which may outlive this node. A container sees it under the same path."""
+        return self.shelf or self._cache / "environments"
 
     @property
     def inputs(self) -> Path:
-        """Where copies of inputs are kept, beside the environments. Seen in a container under the same path, too."""
-        return self._kept / "inputs"
+        """The folder of copied inputs, beside the environments. A container sees it under the same path, too."""
+        return self._cache / "inputs"
 
     @property
-    def _kept(self) -> Path:
-        """What outlives this node is below this."""
-        if isinstance(self.machine, KeepsEnvironments):
+    def _cache(self) -> Path:
+        """The folder whose contents outlive this node."""
+        if isinstance(self.machine, HasEnvironmentCache):
             return self.machine.environments.parent
         return self.paths.root.parent
 
     def say(self, text: str) -> None:
-        """Tell the user, in the job's log."""
+        """Write a message to the user into the job's log."""
         _log.info("%s", text)
         say(self.paths.train_log, text)
 
-    def write_exit(self, left: Exit, until_s: float) -> bool:
-        """The last word. Tried again until the store takes it or the monotonic time `until_s` comes."""
-        done = self.persist(keys.exit_(self.key), codec.dumps(left), until_s)
+    def write_exit(self, exit_: Exit, until_s: float) -> bool:
+        """Write the exit, the last fact of a node; return whether the store took it by the monotonic time `until_s`."""
+        done = self.persist(keys.exit_(self.key), codec.dumps(exit_), until_s)
         if done:
-            # For whoever switches the machine off from now on, which a governor may do before this process has ended.
+            # For the machine's supervisor: from now on a governor may switch the machine off before this process ends.
             with suppress(OSError):
                 self.paths.left.write_text(
-                    json.dumps({"outcome": left.outcome, "code": left.code, "reason": left.reason})
+                    json.dumps({"outcome": exit_.outcome, "code": exit_.code, "reason": exit_.reason})
                 )
         self.machine.wake_governors()
         return done
 
     def write_notice(self, notice: NoticeFact, after: threading.Thread | None = None) -> threading.Thread:
-        """Pass a notice on at once, in a thread of its own: the store may be slow and the training must hear first.
+        """Forward a notice to the governors in a thread: the store may be slow, and the training comes first.
 
-        `after` is the thread that passes on the one before. If that one is slow, its notice could be written over
-        this one: then this one is written again.
+        `after` is the thread that forwards the notice before. If it is slow, it could overwrite this notice: then this
+        notice is written again.
         """
 
-        def push() -> None:
+        def forward() -> None:
             until_s = time.monotonic() + notice.grace_s
-            overtaking = after is not None and after.is_alive()
+            overtakes = after is not None and after.is_alive()
             self.persist(keys.notice(self.key), codec.dumps(notice), until_s)
             self.machine.wake_governors()
-            if after is not None and overtaking:
+            if after is not None and overtakes:
                 after.join()
                 self.persist(keys.notice(self.key), codec.dumps(notice), until_s)
                 self.machine.wake_governors()
 
-        thread = threading.Thread(target=push, name="notice", daemon=True)
+        thread = threading.Thread(target=forward, name="notice", daemon=True)
         thread.start()
         return thread
 
     def persist(self, key: str, data: bytes, until_s: float) -> bool:
-        """Put, again and again until it is there. False: it was not by then."""
-        return patient(lambda: self.store.put(key, data), until_s)
+        """Put an object, again and again until the store takes it; return False if it did not by then."""
+        return retry_until(lambda: self.store.put(key, data), until_s)
 
 
-def patient(action: Callable[[], object], until_s: float) -> bool:
-    """Repeat an action while the store refuses or does not answer, until the monotonic time `until_s`."""
+def retry_until(action: Callable[[], object], until_s: float) -> bool:
+    """Repeat an action while the store refuses it or does not answer; return False at the monotonic time `until_s`."""
     pause_s = 0.1
     while True:
         try:

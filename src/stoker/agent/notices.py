@@ -1,54 +1,55 @@
-"""The notice in force on this node, passed on the moment it is seen."""
+"""The notice in force on this node, forwarded to the governors the moment it is seen."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-from stoker.agent.node import Node, utcnow
+from stoker.agent.node import AgentNode, utcnow
 from stoker.model.node_facts import NoticeFact
 
-# A notice that comes as a signal to the agent (the machine is being shut down) says nothing about the time left.
+# The grace of a shutdown: SIGTERM to the agent says nothing about the time that is left.
 _SIGNAL_GRACE_S = 30.0
 
 
 class Notices:
-    """Looks for a notice whenever it is asked. A hard one is final: its deadline never moves away again."""
+    """Polls the machine for notices. A hard notice is final: its deadline never moves later."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: AgentNode) -> None:
         self._node = node
-        self._signalled = False
+        # SIGTERM came: the machine is being shut down.
+        self.signalled = False
         self.notice: NoticeFact | None = None
-        # When a hard notice's grace is over, in monotonic seconds.
+        # When the grace of the hard notice is over, in monotonic seconds.
         self.deadline_s: float | None = None
         # How many soft notices there were: each asks for a save.
-        self.saves_asked = 0
-        self._telling: threading.Thread | None = None
+        self.hints = 0
+        self._writer: threading.Thread | None = None
 
     def take_signal(self) -> None:
-        """The machine is being shut down: a hard notice by another way. Safe in a signal handler."""
-        self._signalled = True
+        """Count a shutdown of the machine as a hard notice. Safe in a signal handler."""
+        self.signalled = True
 
-    def look(self) -> float | None:
-        """The deadline of the hard notice in force, or None. A new notice, hard or soft, is told to the governors.
+    def poll(self) -> float | None:
+        """Return the deadline of the hard notice in force, or None. A new notice, hard or soft, goes to the governors.
 
-        Of several hard ones the earliest deadline counts: who spoke later does not know of more time.
+        Of several hard notices the earliest deadline counts: a later notice is no evidence of more time.
         """
         notice = self._node.machine.notice()
-        if notice is not None and not notice.hard and (self._signalled or self.deadline_s is not None):
-            # A hint may be in force for as long as the machine lives. It answers no shutdown, and takes nothing back.
+        if notice is not None and not notice.hard and (self.signalled or self.deadline_s is not None):
+            # A soft notice may be in force for as long as the machine lives. It replaces no hard notice, no shutdown.
             notice = None
-        if notice is None and self._signalled and self.deadline_s is None:
+        if notice is None and self.signalled and self.deadline_s is None:
             notice = NoticeFact(hard=True, source="shutdown", at=utcnow(), grace_s=_SIGNAL_GRACE_S)
         if notice is not None and notice != self.notice:
             self.notice = notice
             if notice.hard:
                 self._bound(notice.grace_s)
             else:
-                self.saves_asked += 1
-            self._telling = self._node.write_notice(notice, after=self._telling)
-        if self._signalled:
-            # Whatever was promised before, the machine goes down now.
+                self.hints += 1
+            self._writer = self._node.write_notice(notice, after=self._writer)
+        if self.signalled:
+            # The machine goes down now, whatever grace an earlier notice gave.
             self._bound(_SIGNAL_GRACE_S)
         return self.deadline_s
 

@@ -1,14 +1,14 @@
-"""Choose the files of a node that are its outputs, and say what is left out.
+"""Choose the files of a node that are its outputs, and report the files that are left out.
 
-Two kinds of files are kept:
+Two kinds of files are outputs:
 
-- *declared* ones: in the output folder (STOKER_OUTPUT_DIR), or named by the job's `outputs`. They are synced while the
-  training runs, without a bound.
-- files *beside the code*: whatever else the training made or changed in its working folder. They are kept at the end,
-  up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already. But a file of the checkpoint
-  folder that no commit has is kept, where the job may be over: as it is, for people and not to be resumed from.
+- *declared* files: in the output folder (STOKER_OUTPUT_DIR), or named by the job's `outputs`. They are synced while the
+  training runs, without a limit.
+- files *beside the code*: all other files that the training made or changed in its working folder. They are stored at
+  the end, up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already. But a file of the
+  checkpoint folder that no commit has is stored if the job may be over: as it is, for people, not to be resumed from.
 
-Files that lay there before the training began, and that it did not change, are nobody's result.
+Files that were there before the training began, and that it did not change, are no results.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from fnmatch import translate
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from stoker.agent.checkpoints.folder_snapshot import FOLDER, IGNORED, MOST_DEEP, File, Files, Signature, scan
+from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES, MAX_DEPTH, OPEN_FOLDER, File, Files, Signature, scan
 from stoker.agent.confinement import Confinement
 from stoker.store.checkpoint_manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
-# a model of ten billion parameters in half precision. More than that was hardly left there to be kept.
+# a model of ten billion parameters in half precision. More was hardly left there on purpose.
 MOST_BYTES = 20 * 1000**3
-# Each file is a request of its own: at 40 ms each, so many take about three minutes.
+# Each file is one request: at 40 ms each, so many take about three minutes.
 MOST_FILES = 5000
 # More files than this in one folder, or with one ending, are a crowd.
 _CROWD = 100
-# How many files that were left out are named; the rest is counted.
+# How many skipped files are named; the rest is counted.
 MOST_NAMED = 20
 
-# Made again by whoever needs them. Left out without a word.
+# Caches that programs make again. Skipped without a message.
 _CACHES = frozenset(
     {
         *("__pycache__", ".git", ".stoker", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
@@ -51,27 +51,27 @@ _CACHES = frozenset(
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 _CORE = re.compile(r"core(\.\d+)?")
 _CORE_MAGIC = b"\x7fELF"
-# Stoker's own, and what Python makes again: left out without a word.
-_UNTOLD = re.compile("|".join(translate(name) for name in (".stoker-*", "*.pyc")))
-_UNFINISHED = re.compile("|".join(translate(name) for name in IGNORED))
-# Where there is not room for everything, this comes last.
+# Files of Stoker itself, and those that Python makes again. Skipped without a message.
+_UNREPORTED = re.compile("|".join(translate(name) for name in (".stoker-*", "*.pyc")))
+_UNFINISHED = re.compile("|".join(translate(name) for name in IGNORED_NAMES))
+# If there is not room for everything, files in these folders come last.
 _LESS_WORTH = frozenset({"cache", "caches", "tmp", "temp"})
 
-# Links that lead to links: as many as Linux follows.
+# Chains of links: as many as Linux follows.
 _MOST_HOPS = 40
 
 Stamp = tuple[int, int]
 
 
-class Output(NamedTuple):
-    """A file to keep: under its path in the kept tree, and where it lies."""
+class LocalOutput(NamedTuple):
+    """A file to store: with its path in the stored tree, and its place on the machine."""
 
     file: File
     source: Path
 
 
-class LeftOut(NamedTuple):
-    """A file that is not kept, and why."""
+class SkippedFile(NamedTuple):
+    """A file that is not stored, and why."""
 
     path: str
     size: int
@@ -79,19 +79,19 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class OutputSource:
     """A folder that outputs are taken from. `prefix` comes before their paths; `takes` decides by the path in it."""
 
     folder: Path
     prefix: str = ""
     takes: Callable[[str], bool] = lambda _path: True
-    # What lay there before counts, too: the folder is the job's own and was empty when it was made.
+    # Every file counts: the folder is the job's own, and was empty when it was made.
     whole: bool = False
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What lay in the folders before the training began: size and time of each file, by its absolute path."""
+    """The files in the folders before the training began: size and time of each, by its absolute path."""
 
     files: Mapping[str, Stamp] = field(default_factory=dict)
 
@@ -105,26 +105,26 @@ class Baseline:
         return cls(found)
 
     def has(self, folder: Path, path: str, size: int, modified_ns: int) -> bool:
-        """Whether this file was there before, and is unchanged."""
+        """Return whether this file was there before, and is unchanged."""
         return self.files.get(f"{folder}/{path}") == (size, modified_ns)
 
     def has_file(self, folder: Path, file: File) -> bool:
         return self.has(folder, file.path, file.signature.size, file.signature.modified_ns)
 
     def without(self, paths: Iterable[Path]) -> Baseline:
-        """Without files that belong to the job: what was restored for it."""
+        """Return the baseline without files that belong to the job, because they were restored for it."""
         own = {os.fspath(path) for path in paths}
         return Baseline({path: stamp for path, stamp in self.files.items() if path not in own})
 
     def write(self, path: Path) -> None:
-        """For an agent that is started after this one died."""
+        """Store the baseline for an agent that is started after this one died."""
         draft = path.with_name(f".{path.name}.tmp")
         draft.write_text(json.dumps(self.files), encoding="utf-8")
         draft.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Baseline | None:
-        """None: no training began here."""
+        """Read the stored baseline; None if no training began on this machine."""
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
             return cls({str(name): (int(stamp[0]), int(stamp[1])) for name, stamp in tree.items()})
@@ -133,12 +133,12 @@ class Baseline:
 
 
 class OutputFiles:
-    """Which files of a node are its outputs at this moment. `work` is the folder beside whose code files are kept."""
+    """Finds the outputs of a node at this moment. `work` is the working folder, whose new files are outputs, too."""
 
     def __init__(
         self,
-        sources: Iterable[Source],
-        work: Source | None = None,
+        sources: Iterable[OutputSource],
+        work: OutputSource | None = None,
         baseline: Baseline | None = None,
         *,
         most_bytes: int | None = None,
@@ -149,22 +149,22 @@ class OutputFiles:
         self._work = work
         self._baseline = baseline or Baseline()
         self._confinement = confinement
-        self._saves: list[Output] = []
+        self._saves: list[LocalOutput] = []
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._most_files = MOST_FILES if most_files is None else most_files
 
     def keep_saves(self, folder: Path, files: Files) -> None:
-        """Keep files of the checkpoint folder at the end, too: no commit has them."""
+        """Store files of the checkpoint folder at the end, too, because no commit has them."""
         prefix = f"{folder.name}/"
         if self._work is not None and folder.is_relative_to(self._work.folder):
             inside = folder.relative_to(self._work.folder).as_posix()
             prefix = self._work.prefix + (f"{inside}/" if inside != "." else "")
-        source = Source(folder, prefix)
+        source = OutputSource(folder, prefix)
         self._saves = [_output(source, path, file) for path, file in files.items()]
 
-    def declared(self) -> dict[str, Output]:
-        """The files that the job names as its outputs, by their path in the kept tree."""
-        found: dict[str, Output] = {}
+    def declared(self) -> dict[str, LocalOutput]:
+        """Return the declared files, by their path in the stored tree."""
+        found: dict[str, LocalOutput] = {}
         for source in self._sources:
             files = scan(source.folder, confinement=self._confinement)
             for path, file in (files if source.whole else without_caches(files)).items():
@@ -174,64 +174,64 @@ class OutputFiles:
                 real = _followed(source.folder, files[target]) if target is not None else None
                 if target is not None and real is not None:
                     named = source.prefix + path
-                    found.setdefault(named, Output(real._replace(path=named), source.folder / target))
+                    found.setdefault(named, LocalOutput(real._replace(path=named), source.folder / target))
         return found
 
-    def unkept(self, declared: Mapping[str, Output]) -> list[LeftOut]:
-        """What lies among the declared files and cannot be kept, and why."""
-        found: dict[str, LeftOut] = {}
+    def unstorable(self, declared: Mapping[str, LocalOutput]) -> list[SkippedFile]:
+        """Return the files in declared folders that cannot be stored, and why."""
+        found: dict[str, SkippedFile] = {}
         for source in self._sources:
             for path, status, problem in _walk(source.folder, self._confinement, everything=source.whole):
                 target, size = source.prefix + path, status.st_size if status is not None else 0
                 if target in declared or not source.takes(path):
                     continue
-                if status is not None and self._is_no_news(source, path, status):
+                if status is not None and self._is_known(source, path, status):
                     continue
                 why = problem or (_problem_of(source.folder / path, status) if status is not None else None)
                 if why is not None:
-                    found[target] = LeftOut(target, size, why)
+                    found[target] = SkippedFile(target, size, why)
         return list(found.values())
 
-    def _is_no_news(self, source: Source, path: str, status: os.stat_result) -> bool:
-        """Whether it lay there before, or is a link whose target is kept by its own name."""
+    def _is_known(self, source: OutputSource, path: str, status: os.stat_result) -> bool:
+        """Return whether a file was there before, or is a link whose target is stored under its own name."""
         if not source.whole and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns):
             return True
         return stat.S_ISLNK(status.st_mode) and _leads_inside(source.folder, path)
 
-    def beside(self, declared: Mapping[str, Output]) -> tuple[dict[str, Output], list[LeftOut]]:
-        """What the training made beside its code, as much as there is room for, and what is left out."""
+    def beside(self, declared: Mapping[str, LocalOutput]) -> tuple[dict[str, LocalOutput], list[SkippedFile]]:
+        """Return the files beside the code, as many as there is room for, and those that are skipped."""
         if self._work is None:
             return {}, []
-        fitting, left_out = self._look_beside(self._work)
+        fitting, skipped = self._scan_beside(self._work)
         fitting += [output for output in self._saves if output.file.path not in declared]
-        fitting = by_worth(fitting)
-        kept: dict[str, Output] = {}
+        fitting = sort_by_worth(fitting)
+        chosen: dict[str, LocalOutput] = {}
         room = self._most_bytes
         folders = {str(parent) for path in declared for parent in PurePosixPath(path).parents}
         for output in fitting:
-            if len(kept) >= self._most_files:
-                left_out.append(LeftOut(output.file.path, output.file.size, f"more than {self._most_files:,} files"))
+            if len(chosen) >= self._most_files:
+                skipped.append(SkippedFile(output.file.path, output.file.size, f"more than {self._most_files:,} files"))
             elif output.file.size > room:
                 gigabytes = f"{self._most_bytes / 1000**3:g} GB"
-                left_out.append(LeftOut(output.file.path, output.file.size, f"more than {gigabytes} in all"))
+                skipped.append(SkippedFile(output.file.path, output.file.size, f"more than {gigabytes} in all"))
             else:
                 room -= output.file.size
                 path = output.file.path
                 if path in declared or path in folders or any(str(p) in declared for p in PurePosixPath(path).parents):
-                    # A declared file of this name lies in another folder, and comes first.
+                    # A declared file with this name comes first.
                     path = f"work/{path}"
-                kept[path] = Output(output.file._replace(path=path), output.source)
-        return kept, left_out
+                chosen[path] = LocalOutput(output.file._replace(path=path), output.source)
+        return chosen, skipped
 
-    def _is_new(self, source: Source, path: str, file: File) -> bool:
+    def _is_new(self, source: OutputSource, path: str, file: File) -> bool:
         if not source.takes(path) or self._baseline.has_file(source.folder, file):
             return False
-        # A link that leads out of the folder is read as its target elsewhere: data of others, as a rule.
+        # A link out of the folder leads to a file elsewhere, which is usually input data.
         return file.link is not None or not (source.folder / path).is_symlink()
 
-    def _look_beside(self, work: Source) -> tuple[list[Output], list[LeftOut]]:
-        fitting: list[Output] = []
-        left_out: list[LeftOut] = []
+    def _scan_beside(self, work: OutputSource) -> tuple[list[LocalOutput], list[SkippedFile]]:
+        fitting: list[LocalOutput] = []
+        skipped: list[SkippedFile] = []
         for path, status, problem in _walk(work.folder, self._confinement):
             if not work.takes(path):
                 continue
@@ -239,18 +239,18 @@ class OutputFiles:
             if status is not None and self._baseline.has(work.folder, path, size, status.st_mtime_ns):
                 continue
             if status is not None and stat.S_ISLNK(status.st_mode) and _leads_inside(work.folder, path):
-                continue  # Its target is kept by its own name.
+                continue  # Its target is stored under its own name.
             why = problem or (_problem_of(work.folder / path, status) if status is not None else None)
             if why is not None:
-                left_out.append(LeftOut(work.prefix + path, size, why))
+                skipped.append(SkippedFile(work.prefix + path, size, why))
             elif status is not None:
                 file = File(path, Signature.of(status), status.st_mode)
                 fitting.append(_output(work, path, file))
-        return fitting, left_out
+        return fitting, skipped
 
 
 def without_caches(files: Files) -> Files:
-    """Without what programs make again by themselves: caches and Python environments."""
+    """Return the files without those that programs make again: caches and Python environments."""
     inside = {path.rpartition("/")[0] for path in files if path.endswith("/pyvenv.cfg")}
     inside |= {path.partition("/conda-meta/")[0] for path in files if "/conda-meta/" in path}
     return {
@@ -262,12 +262,12 @@ def without_caches(files: Files) -> Files:
     }
 
 
-def _output(source: Source, path: str, file: File) -> Output:
-    return Output(file._replace(path=source.prefix + path), source.folder / path)
+def _output(source: OutputSource, path: str, file: File) -> LocalOutput:
+    return LocalOutput(file._replace(path=source.prefix + path), source.folder / path)
 
 
 def _followed(folder: Path, file: File) -> File | None:
-    """A link as the file that it leads to at this moment, which changes without the link; None: it leads to none."""
+    """Return a link as the file that it leads to now, since that changes without the link; None if it leads to none."""
     if file.link is None:
         return file
     try:
@@ -278,7 +278,7 @@ def _followed(folder: Path, file: File) -> File | None:
 
 
 def _target_of(files: Files, path: str) -> str | None:
-    """The file that a link inside the folder leads to, among those that were scanned; None: to none of them."""
+    """Return which of the scanned files a link inside the folder leads to; None if it leads to none of them."""
     for _ in range(_MOST_HOPS):
         file = files.get(path)
         if file is None or file.link is None:
@@ -287,11 +287,11 @@ def _target_of(files: Files, path: str) -> str | None:
     return None
 
 
-def by_worth(outputs: Iterable[Output]) -> list[Output]:
-    """Put results before caches, and the newest first: of several saves it is the last that counts.
+def sort_by_worth(outputs: Iterable[LocalOutput]) -> list[LocalOutput]:
+    """Put results before caches, and the newest first: of several saves the last one counts.
 
-    Thousands of files of one folder, or of one kind, come after the first of them and after all others: a model must
-    not be left out for the pictures that were drawn after it.
+    Of thousands of files in one folder, or of one kind, all but the first come after all others: a model must not be
+    skipped for the pictures that were drawn after it.
     """
     newest = sorted(outputs, key=lambda output: -output.file.signature.modified_ns)
     folders: Counter[str] = Counter()
@@ -314,12 +314,12 @@ Walked = tuple[str, os.stat_result | None, str | None]
 
 
 def _walk(folder: Path, confinement: Confinement | None = None, *, everything: bool = False) -> Iterator[Walked]:
-    """Every file below a folder, with its status, or with why it cannot be kept. Follows no link.
+    """Yield every file below a folder, with its status or with the reason why it cannot be stored. Follows no link.
 
-    Crosses no mount, and leaves out caches and Python environments, unless `everything` is wanted.
+    Unless `everything` is wanted, it crosses no mount, and skips caches and Python environments.
     """
     try:
-        handle = os.open(folder, FOLDER) if confinement is None else confinement.open(folder)
+        handle = os.open(folder, OPEN_FOLDER) if confinement is None else confinement.open(folder)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -332,11 +332,11 @@ def _walk(folder: Path, confinement: Confinement | None = None, *, everything: b
 
 
 def _walk_in(handle: int, below: str, device: int | None) -> Iterator[Walked]:
-    """By handles: a folder that is replaced by a link meanwhile leads nowhere else. No `device`: everything counts."""
+    """Walk by handles: a link that replaces a folder meanwhile is not followed. No `device`: everything counts."""
     with os.scandir(handle) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
-        if _UNTOLD.match(entry.name) or (device is not None and entry.name in _CACHES):
+        if _UNREPORTED.match(entry.name) or (device is not None and entry.name in _CACHES):
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         with suppress(FileNotFoundError):
@@ -345,8 +345,8 @@ def _walk_in(handle: int, below: str, device: int | None) -> Iterator[Walked]:
                 yield path, None if stat.S_ISDIR(status.st_mode) else status, "its name says that it is unfinished"
             elif not stat.S_ISDIR(status.st_mode):
                 yield path, status, None
-            elif path.count("/") >= MOST_DEEP:
-                yield path, None, f"lies deeper than {MOST_DEEP} folders"
+            elif path.count("/") >= MAX_DEPTH:
+                yield path, None, f"lies deeper than {MAX_DEPTH} folders"
             elif device is not None and status.st_dev != device:
                 yield path, None, "lies on another disk"
             else:
@@ -355,7 +355,7 @@ def _walk_in(handle: int, below: str, device: int | None) -> Iterator[Walked]:
 
 def _walk_folder(parent: int, name: str, path: str, device: int | None) -> Iterator[Walked]:
     try:
-        handle = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+        handle = os.open(name, OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=parent)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -379,7 +379,7 @@ def _leads_inside(folder: Path, path: str) -> bool:
 
 
 def _problem_of(path: Path, status: os.stat_result) -> str | None:
-    """Why this file cannot be kept; None where it can."""
+    """Return why this file cannot be stored; None if it can."""
     if stat.S_ISLNK(status.st_mode):
         return "a link out of the folder"
     if not stat.S_ISREG(status.st_mode):

@@ -1,8 +1,8 @@
 """Bring outputs to the store as plain files, while the training runs and once more at its end.
 
-Each file is put as a whole when it has not changed for a moment. What is removed from the folder stays in the store.
-`output_versions` names what is written: a version that lands late never counts.
-`output_files` decides which files are outputs; those that the training left beside its code are only put at the end.
+Each file is put as a whole when it has not changed for a moment. A file that is removed from the folder stays in the
+store. `output_versions` chooses the keys, so that a version that lands late never counts. `output_files` decides which
+files are outputs; those that the training left beside its code are only sent at the end.
 """
 
 from __future__ import annotations
@@ -15,31 +15,34 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, hold, signature_of
-from stoker.agent.output_files import MOST_NAMED, LeftOut, Output, OutputFiles, Source
+from stoker.agent.checkpoints.folder_snapshot import File, Files, pinned_path, signature_of
+from stoker.agent.output_files import MOST_NAMED, LocalOutput, OutputFiles, OutputSource, SkippedFile
+from stoker.agent.output_tracker import OutputTracker
 from stoker.agent.output_versions import OutputWriter
 from stoker.model.errors import StoreError
-from stoker.model.node_facts import KeptOutputs, LeftOutput
-from stoker.store.base import FileChanged, Store, can_be_key
+from stoker.model.node_facts import OmittedOutput, SavedOutputs
+from stoker.store.base import FileChanged, Store, is_valid_key
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
-# A file that never stops changing, such as a log, is put this often all the same.
+# A file that never stops changing, such as a log, is sent this often all the same.
 BUSY_S = 30.0
-NEAR_LOOK_S = 1.0
-FAR_LOOK_S = 5.0
-LOOK_SHARE = 0.01
-MAX_LOOK_S = 60.0
-# Files up to this size pass through memory. Of larger ones that are rewritten, plain names follow at the end only.
+# The pause between two scans of the folders: at least this, and so long that scans take this share of one core.
+LOCAL_SCAN_S = 1.0
+REMOTE_SCAN_S = 5.0
+SCAN_SHARE = 0.01
+MAX_SCAN_S = 60.0
+# Files up to this size pass through memory. The plain names of larger files that are rewritten follow at the end only.
 WHOLE_BYTES = 8 * 1024 * 1024
-# What S3 allows for a key, less what comes before the path.
+# The longest key that S3 allows, less the part before the path.
 _PATH_BYTES = 900
-_MOST_STUMBLES = 5
+# So many unexpected errors end the last sync.
+_MOST_ERRORS = 5
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _POLL_S = 0.2
-# How often a deadline that moved is looked at.
+# How often a deadline that may have moved is read.
 _JOIN_S = 0.1
 
 
@@ -53,10 +56,40 @@ class OutputStatus:
     error: str | None = None
 
 
-class OutputSync:
-    """One node's outputs. Rank 0's lie directly under the claim, the others' in `rank-<r>/`.
+@dataclass
+class _Backoff:
+    """The last error, and when to try again after it."""
 
-    `nodes` is how many there are: no node replaces the files of another (see `OutputWriter`).
+    error: str | None = None
+    failures: int = 0
+    retry_at: float = float("-inf")
+
+    def fail(self, error: Exception, now_s: float) -> None:
+        if self.failures == 0:
+            log.warning("outputs cannot be brought to the store now: %s", error)
+        self.error = f"{type(error).__name__}: {error}"
+        self.retry_at = now_s + min(_BACKOFF_S * 2**self.failures, _MAX_BACKOFF_S)
+        self.failures = min(self.failures + 1, 10)
+
+    def succeed(self) -> None:
+        self.error, self.failures = None, 0
+
+
+@dataclass
+class _LastSync:
+    """The last sync, once it was asked for."""
+
+    until_s: float | None = None
+    # Bring plain names up to date at the end.
+    publish: bool = False
+    # Everything is in the store; plain names may follow.
+    complete: bool = False
+
+
+class OutputSync:
+    """Syncs one node's outputs. Rank 0's lie directly under the claim, the others' in `rank-<r>/`.
+
+    `nodes` is the number of nodes: no node replaces the files of another (see `OutputWriter`).
     """
 
     def __init__(
@@ -73,29 +106,19 @@ class OutputSync:
         busy_s: float = BUSY_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
         self._writer = OutputWriter(store, job, claim, rank, boot, nodes=nodes)
-        self._outputs = OutputFiles([Source(outputs, whole=True)]) if isinstance(outputs, Path) else outputs
-        self._settle_s = settle_s
-        self._busy_s = busy_s
+        self._outputs = OutputFiles([OutputSource(outputs, whole=True)]) if isinstance(outputs, Path) else outputs
+        self._tracker = OutputTracker(settle_s, busy_s)
         self._monotonic = monotonic
-        self._files: Files = {}
-        self._sources: dict[str, Path] = {}
-        # Of the files beside the code, those that are not kept: known at the end.
-        self._left_out: list[LeftOut] = []
-        self._changed_at: dict[str, float] = {}
-        self._dirty_since: dict[str, float] = {}
-        self._stored: dict[str, Signature] = {}
-        self._refused: dict[str, str] = {}
+        self._least_scan_s = LOCAL_SCAN_S if store.is_local else REMOTE_SCAN_S
+        self._scan_at = float("-inf")
+        # Files that are not stored; those beside the code are known at the end.
+        self._skipped: list[SkippedFile] = []
         self._bytes_moved = 0
-        self._failures = 0
-        self._error: str | None = None
-        self._look_at = self._retry_at = float("-inf")
+        self._backoff = _Backoff()
         self._wake = threading.Event()
-        self._until: float | None = None
-        self._held = self._closing = False
-        # At the end: everything is in the store, and plain names are to follow.
-        self._whole = self._publishes = False
+        self._last = _LastSync()
+        self._paused = self._closing = False
         self._thread: threading.Thread | None = None
         self._status = OutputStatus()
 
@@ -105,12 +128,12 @@ class OutputSync:
         self._thread.start()
 
     def status(self) -> OutputStatus:
-        """As of the last round. Safe to call from any thread."""
+        """The status after the last round. Safe to call from any thread."""
         return self._status
 
-    def hold(self) -> None:
-        """Send nothing more until `final`: what the line carries now is for the checkpoints."""
-        self._held = True
+    def pause(self) -> None:
+        """Send nothing more until `final`: the bandwidth is for the checkpoints."""
+        self._paused = True
 
     def close(self) -> None:
         """Stop without a last round."""
@@ -118,210 +141,179 @@ class OutputSync:
         self._wake.set()
 
     def final(self, deadline_s: float, until_s: Callable[[], float] | None = None, *, publish: bool = False) -> bool:
-        """Put everything that is there, after the training is dead. False: not all of it within the time.
+        """Send everything, after the training is dead; return whether all of it was sent in time. Call it once.
 
-        A call to the store that hangs is left behind on its thread. `until_s` gives an end (by this object's clock)
-        that may turn up meanwhile and be sooner. With `publish`, plain names are brought up to date where there is
-        time: readers of Stoker do not need it. Call it once.
+        A call to the store that hangs is left behind on its thread. `until_s` returns an end (by this object's clock)
+        that may come meanwhile and be sooner. With `publish`, plain names are brought up to date if there is time:
+        readers of Stoker do not need them.
         """
-        self._publishes = publish
-        self._until = self._monotonic() + deadline_s
+        self._last.publish = publish
+        end_s = self._last.until_s = self._monotonic() + deadline_s
         self._wake.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._finish, name="output-sync", daemon=True)
             self._thread.start()
         while self._thread.is_alive():
             if until_s is not None:
-                self._until = min(self._until, until_s())
-            left_s = self._until - self._monotonic()
+                end_s = self._last.until_s = min(end_s, until_s())
+            left_s = end_s - self._monotonic()
             if left_s <= 0:
                 break
             self._thread.join(timeout=min(left_s, _JOIN_S))
-        return (self._whole or not self._thread.is_alive()) and not self._dirty()
+        return (self._last.complete or not self._thread.is_alive()) and not self._tracker.dirty()
 
     def keep_saves(self, folder: Path, files: Files) -> None:
-        """Keep these files of the checkpoint folder, too. Call it before `final`."""
+        """Store these files of the checkpoint folder, too. Call it before `final`."""
         self._outputs.keep_saves(folder, files)
 
-    def report(self) -> KeptOutputs:
-        """What of this node is in the store, and what is not, and why. For after `final`."""
-        missing = [LeftOut(file.path, file.size, self._error or "there was no time left") for file in self._dirty()]
-        refused = [LeftOut(path, self._size(path), why) for path, why in self._refused.items() if why]
-        left_out = sorted([*self._left_out, *missing, *refused], key=lambda one: (-one.size, one.path))
-        return KeptOutputs(
-            files=len(self._stored),
-            size=sum(signature.size for signature in self._stored.values()),
-            left_out=len(left_out),
-            left_out_size=sum(one.size for one in left_out),
-            named=tuple(LeftOutput(one.path, one.size, one.why) for one in left_out[:MOST_NAMED]),
+    def report(self) -> SavedOutputs:
+        """Return which outputs of this node are in the store, and which are not, and why. Call it after `final`."""
+        why = self._backoff.error or "there was no time left"
+        missing = [SkippedFile(file.path, file.size, why) for file in self._tracker.dirty()]
+        skipped = [*self._skipped, *missing, *self._tracker.refused()]
+        skipped.sort(key=lambda one: (-one.size, one.path))
+        stored = self._tracker.stored
+        return SavedOutputs(
+            files=len(stored),
+            size=sum(signature.size for signature in stored.values()),
+            left_out=len(skipped),
+            left_out_size=sum(one.size for one in skipped),
+            named=tuple(OmittedOutput(one.path, one.size, one.why) for one in skipped[:MOST_NAMED]),
         )
 
-    def _size(self, path: str) -> int:
-        return self._files[path].size if path in self._files else 0
-
     def tick(self, *, final: bool = False) -> None:
-        """One round: look, and put what has settled, or everything at the end."""
+        """Do one round: scan, and send files that have settled; with `final`, send everything."""
         now = self._monotonic()
-        if final or now >= self._look_at:
-            self._look(final=final)
-        elif not self._status.unsynced_bytes and self._error is None:
+        if final or now >= self._scan_at:
+            self._scan(final=final)
+        elif not self._status.unsynced_bytes and self._backoff.error is None:
             return
-        if now >= self._retry_at:
+        if now >= self._backoff.retry_at:
             try:
-                for file in self._ready(final=final):
-                    if (self._held or self._until is not None) and not final:
-                        break
-                    self._put(file)
-                    if self._until is not None and self._monotonic() >= self._until:
-                        break
-                self._error, self._failures = None, 0
+                self._send_ready(final=final)
+                self._backoff.succeed()
             except (StoreError, OSError) as error:
-                self._note_failure(error)
-        self._refresh()
+                self._backoff.fail(error, self._monotonic())
+        self._status = OutputStatus(
+            files=len(self._tracker.files),
+            unsynced_bytes=sum(file.size for file in self._tracker.dirty()),
+            bytes_moved=self._bytes_moved,
+            error=self._backoff.error,
+        )
 
-    # ── the loop ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── On the thread ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        while not self._closing and self._until is None:
+        while not self._closing and self._last.until_s is None:
             try:
                 self.tick()
             except Exception as error:
-                # Whatever it is, one bad round must not end the syncing.
+                # Edge of the thread: one bad round must not end the syncing.
                 log.exception("output sync")
-                self._note_failure(error)
+                self._backoff.fail(error, self._monotonic())
             self._wake.wait(_POLL_S)
-        if self._until is not None:
+        if self._last.until_s is not None:
             self._finish()
 
     def _finish(self) -> None:
-        assert self._until is not None
-        self._retry_at, self._failures = float("-inf"), 0
-        stumbles = 0
-        while self._monotonic() < self._until and not self._closing:
+        assert self._last.until_s is not None
+        self._backoff.retry_at, self._backoff.failures = float("-inf"), 0
+        errors = 0
+        while self._monotonic() < self._last.until_s and not self._closing:
             try:
                 self.tick(final=True)
             except Exception as error:
-                # Nothing may keep the agent from writing how the training ended.
+                # Edge of the thread: nothing may keep the agent from writing the exit.
                 log.exception("last output sync")
-                self._note_failure(error)
-                stumbles += 1
-                if stumbles == _MOST_STUMBLES:
-                    # No fault of the store's, which would pass: a machine is not to be paid for until the deadline.
-                    self._left_out.append(LeftOut(".", 0, f"the rest cannot be kept: {self._error}"))
+                self._backoff.fail(error, self._monotonic())
+                errors += 1
+                if errors == _MOST_ERRORS:
+                    # Not a fault of the store, which would pass: the machine must not be paid for until the deadline.
+                    self._skipped.append(SkippedFile(".", 0, f"the rest cannot be kept: {self._backoff.error}"))
                     return
-            if self._error is None and not self._dirty():
-                self._whole = True
+            if self._backoff.error is None and not self._tracker.dirty():
+                self._last.complete = True
                 self._publish()
                 return
-            time.sleep(min(_POLL_S, max(0.0, self._until - self._monotonic())))
+            time.sleep(min(_POLL_S, max(0.0, self._last.until_s - self._monotonic())))
+
+    def _is_over(self) -> bool:
+        return self._last.until_s is not None and self._monotonic() >= self._last.until_s
 
     def _publish(self) -> None:
         """Bring the plain names of large files up to date. Best effort: pulls do not need it."""
-        for path in sorted(self._writer.behind & self._stored.keys()) if self._publishes else ():
-            if self._closing or (self._until is not None and self._monotonic() >= self._until):
+        if not self._last.publish:
+            return
+        for path in sorted(self._writer.behind & self._tracker.stored.keys()):
+            if self._closing or self._is_over():
                 return
-            source, file = self._sources[path], self._files[path]
+            source, file = self._tracker.sources[path], self._tracker.files[path]
             try:
-                with nullcontext(source) if file.link is not None else hold(source, file, exact=False) as held:
-                    self._writer.publish(path, held)
+                with nullcontext(source) if file.link is not None else pinned_path(source, file, exact=False) as pinned:
+                    self._writer.publish(path, pinned)
             except (StoreError, OSError) as error:
                 log.warning("%s has an older version under its plain name: %s", path, error)
 
-    def _look(self, *, final: bool) -> None:
+    def _scan(self, *, final: bool) -> None:
         began, now = time.thread_time(), self._monotonic()
-        found: dict[str, Output] = self._outputs.declared()
+        found: dict[str, LocalOutput] = self._outputs.declared()
         if final:
             beside, left_out = self._outputs.beside(found)
-            self._left_out = [*self._outputs.unkept(found), *left_out]
-            # Declared ones first: there may not be time for everything.
+            self._skipped = [*self._outputs.unstorable(found), *left_out]
+            # Declared files first: there may not be time for everything.
             found = {**found, **beside}
-        before, self._files = self._files, {path: output.file for path, output in found.items()}
-        self._sources = {path: output.source for path, output in found.items()}
-        for path, file in self._files.items():
-            known = before.get(path)
-            if known is None or known.signature != file.signature:
-                self._changed_at[path] = now
-                self._dirty_since.setdefault(path, now)
-        for path in before.keys() - self._files.keys():
-            for memory in (self._changed_at, self._dirty_since, self._stored):
-                memory.pop(path, None)
-        cost_s = (time.thread_time() - began) / LOOK_SHARE
-        least_s = NEAR_LOOK_S if self._store.near else FAR_LOOK_S
-        self._look_at = now + min(max(min(least_s, self._settle_s), cost_s), MAX_LOOK_S)
+        self._tracker.update(found, now)
+        cost_s = (time.thread_time() - began) / SCAN_SHARE
+        least_s = min(self._least_scan_s, self._tracker.settle_s)
+        self._scan_at = now + min(max(least_s, cost_s), MAX_SCAN_S)
 
-    def _dirty(self) -> list[File]:
-        return [
-            file
-            for path, file in self._files.items()
-            if self._stored.get(path) != file.signature and path not in self._refused
-        ]
-
-    def _ready(self, *, final: bool) -> list[File]:
-        now = self._monotonic()
-        return [
-            file
-            for file in self._dirty()
-            if final
-            or now - self._changed_at[file.path] >= self._settle_s
-            or (now - self._dirty_since.get(file.path, now) >= self._busy_s and file.size <= WHOLE_BYTES)
-        ]
+    def _send_ready(self, *, final: bool) -> None:
+        files = self._tracker.dirty() if final else self._tracker.ready(self._monotonic(), WHOLE_BYTES)
+        for file in files:
+            if (self._paused or self._last.until_s is not None) and not final:
+                break
+            self._put(file)
+            if self._is_over():
+                break
 
     def _put(self, file: File) -> None:
-        source = self._sources[file.path]
-        if not can_be_key(self._writer.plain_key(file.path)) or len(file.path.encode()) > _PATH_BYTES:
+        source = self._tracker.sources[file.path]
+        if not is_valid_key(self._writer.plain_key(file.path)) or len(file.path.encode()) > _PATH_BYTES:
             log.warning("%s is not synced: its name cannot be kept in the store", file.path)
-            self._refused[file.path] = "its name cannot be kept in the store"
+            self._tracker.refuse(file.path, "its name cannot be kept in the store")
             return
         try:
             if not source.is_file():
-                # A link to a folder: what is in it is found where it is.
-                self._refused[file.path] = ""
+                # A link to a folder: its files are found under their own paths.
+                self._tracker.refuse(file.path, "")
                 return
-            with nullcontext(source) if file.link is not None else hold(source, file, exact=False) as held:
-                stored = self._put_bytes(file, source, held)
-            if not stored:
+            with nullcontext(source) if file.link is not None else pinned_path(source, file, exact=False) as pinned:
+                sent = self._put_bytes(file, source, pinned)
+            if not sent:
                 return
         except (FileNotFoundError, FileChanged):
             return
         except PermissionError as error:
-            # One file that nobody may read must not hold up the others.
-            self._refused[file.path] = f"cannot be read ({error.strerror})"
+            # One file that cannot be read must not hold up the others.
+            self._tracker.refuse(file.path, f"cannot be read ({error.strerror})")
             return
-        if signature_of(source, file) == file.signature:
-            self._stored[file.path] = file.signature
-        self._dirty_since.pop(file.path, None)
+        self._tracker.mark_sent(file, unchanged=signature_of(source, file) == file.signature)
 
-    def _put_bytes(self, file: File, source: Path, held: Path) -> bool:
-        """Read from `held`, and see at `source` whether it changed. False: once more later."""
-        with held.open("rb") as reader:
+    def _put_bytes(self, file: File, source: Path, pinned: Path) -> bool:
+        """Send the bytes of `pinned`; return False if `source` changed meanwhile, to be sent in a later round."""
+        with pinned.open("rb") as reader:
             data = reader.read(WHOLE_BYTES + 1)
         if len(data) <= WHOLE_BYTES:
-            # Caught in the middle of a write: once more later. But what never rests is a log, whole at any length.
-            waited_s = self._monotonic() - self._dirty_since.get(file.path, self._monotonic())
-            patient = self._until is None and waited_s < self._busy_s
-            if patient and signature_of(source, file) != file.signature:
+            # A file caught in the middle of a write waits. A file that never rests is a log, whole at any length.
+            can_wait = self._last.until_s is None and not self._tracker.is_overdue(file.path, self._monotonic())
+            if can_wait and signature_of(source, file) != file.signature:
                 return False
             self._bytes_moved += self._writer.write(file.path, data)
             return True
-        # Too large for memory: in parts.
+        # Too large for memory: sent in parts.
         del data
         try:
-            self._bytes_moved += self._writer.write_file(file.path, held)
+            self._bytes_moved += self._writer.write_file(file.path, pinned)
         except FileChanged:
             return False
         return True
-
-    def _note_failure(self, error: Exception) -> None:
-        if self._failures == 0:
-            log.warning("outputs cannot be brought to the store now: %s", error)
-        self._error = f"{type(error).__name__}: {error}"
-        self._retry_at = self._monotonic() + min(_BACKOFF_S * 2**self._failures, _MAX_BACKOFF_S)
-        self._failures = min(self._failures + 1, 10)
-
-    def _refresh(self) -> None:
-        self._status = OutputStatus(
-            files=len(self._files),
-            unsynced_bytes=sum(file.size for file in self._dirty()),
-            bytes_moved=self._bytes_moved,
-            error=self._error,
-        )

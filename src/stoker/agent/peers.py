@@ -1,6 +1,6 @@
 """Watch the other ranks of the gang: when one leaves or is given notice, the others save too.
 
-Rank 0 watches all, the others watch rank 0, whose `saving` phase passes the word on.
+Rank 0 watches all others; the others watch rank 0, whose `saving` phase forwards the request.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from stoker.model.observed import Known
 from stoker.store import node_facts
 from stoker.store.base import Store
 
-NEAR_POLL_S = 0.25
-FAR_POLL_S = 3.0
+LOCAL_POLL_S = 0.25
+REMOTE_POLL_S = 3.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PeerLeft:
-    """Another rank is leaving. `grace_s` is what the cloud gave it, where it was a notice."""
+    """Another rank is leaving. `grace_s` is the grace of its notice, if it was given one."""
 
     rank: int
     reason: str
@@ -42,7 +42,7 @@ class PeerWatch:
         self._stop = threading.Event()
         self._files: dict[int, int] = {}
         self.left: PeerLeft | None = None
-        # Rank 0 has written its exit: it commits nothing more.
+        # Rank 0 has written its exit, and commits nothing more.
         self.lead_finished = False
 
     def start(self, on_change: Callable[[], None]) -> None:
@@ -53,24 +53,24 @@ class PeerWatch:
         self._stop.set()
 
     def ranks_with_files(self) -> tuple[int, ...]:
-        """The watched ranks that have something in their checkpoint folder."""
+        """The watched ranks with files in their checkpoint folder."""
         return tuple(sorted(rank for rank, files in self._files.items() if files))
 
     def _run(self, on_change: Callable[[], None]) -> None:
-        pause_s = NEAR_POLL_S if self._store.near else FAR_POLL_S
+        pause_s = LOCAL_POLL_S if self._store.is_local else REMOTE_POLL_S
         while not self._stop.wait(pause_s):
             for node in self._watched:
                 try:
                     found = node_facts.read_node(self._store, self._job, self._claim.number, node.rank, node.instance)
-                except Exception:  # noqa: BLE001 - a peer that cannot be read is not a peer that left
+                except Exception:  # noqa: BLE001 - edge of a thread: a peer that cannot be read has not left
                     _log.exception("reading rank %d failed", node.rank)
                     continue
-                beat = found.heartbeat.value if isinstance(found.heartbeat, Known) else None
-                if beat is not None:
-                    self._files[node.rank] = beat.value.checkpoint_files
+                heartbeat = found.heartbeat.value if isinstance(found.heartbeat, Known) else None
+                if heartbeat is not None:
+                    self._files[node.rank] = heartbeat.value.checkpoint_files
                 if node.rank == 0 and isinstance(found.exit, Known) and found.exit.value is not None:
                     self.lead_finished = True
-                left = _leaving(node.rank, found, beat.value if beat else None)
+                left = _leaving(node.rank, found, heartbeat.value if heartbeat else None)
                 if left is not None and self.left is None:
                     self.left = left
                     on_change()
@@ -80,12 +80,12 @@ def _watches(rank: int, other: int) -> bool:
     return other != rank and (rank == 0 or other == 0)
 
 
-def _leaving(rank: int, found: NodeFacts, beat: Heartbeat | None) -> PeerLeft | None:
+def _leaving(rank: int, found: NodeFacts, heartbeat: Heartbeat | None) -> PeerLeft | None:
     if isinstance(found.notice, Known) and found.notice.value is not None and found.notice.value.value.hard:
         return PeerLeft(rank, f"rank {rank} was given notice", found.notice.value.value.grace_s)
     if isinstance(found.exit, Known) and found.exit.value is not None:
-        left = found.exit.value.value
-        return PeerLeft(rank, f"rank {rank} left: {left.reason}") if left.outcome != "succeeded" else None
-    if beat is not None and beat.phase == "saving":
+        exit_ = found.exit.value.value
+        return PeerLeft(rank, f"rank {rank} left: {exit_.reason}") if exit_.outcome != "succeeded" else None
+    if heartbeat is not None and heartbeat.phase == "saving":
         return PeerLeft(rank, f"rank {rank} is saving to leave")
     return None

@@ -1,7 +1,7 @@
-"""Where the set-up and the training run: on the machine itself, or closed off from it in a container.
+"""Where the set-up and the training run: on the machine itself, or in a container.
 
-The agent stays outside either way. Folders of the node are seen inside under the paths they have outside, so that
-what a command is told about them holds in both.
+The agent stays outside either way. A container shows the node's folders under the paths that they have outside, so that
+the paths in a command's environment hold in both.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from stoker.agent.fetch_code import count_gpus
 from stoker.processes import Group
 from stoker.secrets.masked_output import Run, open_output
 
-__all__ = ["Command", "Enclosure", "Host", "Members", "Mount", "Run", "View"]
+__all__ = ["BindMount", "Command", "HostRuntime", "Run", "Runtime", "RuntimeGroup", "RuntimeView"]
 
-# Runs a block as a step of the set-up: by the name that people know it by, and how to have it done sooner.
-Timed = Callable[[str, str], AbstractContextManager[None]]
+# Runs a block as a step of the set-up. Arguments: the name that users know it by, and advice how to speed it up.
+StepTimer = Callable[[str, str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Mount:
-    """A folder or file of this machine that a command sees at another path, too."""
+class BindMount:
+    """A folder or file of this machine that a command also sees at another path."""
 
     source: Path
     target: str
-    # Somebody's data: it is not for the command to change it.
+    # Data of the user: the command must not change it.
     read_only: bool = False
 
     @property
@@ -39,38 +39,38 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class View:
-    """What all commands see besides the node's own folder, under the paths that it has here."""
+class RuntimeView:
+    """Paths that all commands see besides the node's own folder, under the names that they have on the machine."""
 
-    # Where they write. Whoever they run as is given it.
+    # Folders that commands write to. They are given to the user that the commands run as.
     written: tuple[Path, ...] = ()
-    # Somebody's data.
+    # Data of the user.
     read: tuple[Path, ...] = ()
-    # Of that, what lies where its owner has it, with links that may lead anywhere.
+    # Of `read`, paths that were not copied: links in them may lead anywhere.
     in_place: tuple[Path, ...] = ()
-    # Where the environments of all jobs are.
+    # The folder with the environments of all jobs.
     environments: Path | None = None
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[BindMount, ...] = ()
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to run. `env` is its whole environment but for the secrets, which nobody else may see."""
+    """A command to run. `env` is its whole environment except for the secrets, which only the command may see."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # Later ones may lie in earlier ones. `cwd` may be in one of them.
-    mounts: tuple[Mount, ...] = ()
-    # In a container: as root, whoever the training is there. On the machine itself, as whoever the agent is.
+    # A later mount may lie in an earlier one. `cwd` may be in one of them.
+    mounts: tuple[BindMount, ...] = ()
+    # In a container: run as root, whatever user the training has. On the machine itself: run as the agent's user.
     root: bool = False
-    # The training itself, which an image's own entry point may be wanted around.
+    # The training itself: the job may want the image's entry point around it.
     main: bool = False
 
 
-class Members(Protocol):
-    """Everybody who runs in an enclosure, as of `stoker.processes.Group`."""
+class RuntimeGroup(Protocol):
+    """All processes in a runtime, as `stoker.processes.Group` has them."""
 
     @property
     def folder(self) -> str | None: ...
@@ -82,16 +82,16 @@ class Members(Protocol):
     def kill(self, timeout_s: float = 10.0) -> bool: ...
 
 
-class Enclosure(Protocol):
-    """One for each life of an agent: opened, entered, closed."""
+class Runtime(Protocol):
+    """Where commands run. One for each boot of an agent: opened, entered, closed."""
 
     @property
-    def group(self) -> Members:
-        """Everybody who runs in here."""
+    def group(self) -> RuntimeGroup:
+        """All processes in this runtime."""
 
     @property
     def image(self) -> str | None:
-        """What names the very bytes of a container's image, once it is open; None on the machine itself."""
+        """The digest of the container's image, once it is open; None on the machine itself."""
 
     @property
     def gpus(self) -> int:
@@ -99,38 +99,38 @@ class Enclosure(Protocol):
 
     @property
     def fault(self) -> str | None:
-        """Why a command did not end by itself, where its enclosure was taken away around it."""
+        """Why the runtime ended around a command; None if it did not."""
 
-    def open(self, timed: Timed) -> None:
-        """Have ready what takes long. Raises SetupFailed."""
+    def open(self, timed: StepTimer) -> None:
+        """Prepare what takes long, such as an image. Raises SetupFailed."""
 
     @property
     def environments(self) -> Path | None:
-        """Where those who run in here keep environments of their own; None: where all jobs do."""
+        """The folder for environments of this runtime's own user; None if that is the folder of all jobs."""
 
-    def enter(self, view: View) -> None:
-        """Before the first command. Raises SetupFailed."""
+    def enter(self, view: RuntimeView) -> None:
+        """Show `view` to all commands. Call it before the first command. Raises SetupFailed."""
 
     def hand_over(self, environment: Path) -> None:
-        """Let those who run in here change an environment of theirs that the agent has laid. Raises SetupFailed."""
+        """Let commands change an environment that the agent has put into place for them. Raises SetupFailed."""
 
     def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
-        """What a command finds set before the job adds to it. `submitted` is what the submitter sent along."""
+        """Return the variables of a command before the job adds its own. `submitted` came with the job."""
 
     def spawn(self, command: Command, log: Path) -> Run:
-        """Start a command, its output at the end of `log`, its secrets masked. It dies with the thread that calls this.
+        """Start a command; append its output to `log`, with its secrets masked. It dies with the calling thread.
 
-        Raises OSError when the program or the folder is not there, NotMounted where its mounts are not allowed.
+        Raises OSError if the program or the folder is missing, NotMounted if the mounts are not allowed.
         """
 
-    def leave(self) -> None:
-        """Nobody will run in here any more. What takes a while begins to go; nobody waits for it."""
+    def begin_close(self) -> None:
+        """Begin to remove what takes long to remove, without waiting. No command follows."""
 
     def close(self) -> None:
-        """Leave nothing running and nothing on the disk. Repeating is harmless."""
+        """Kill all processes and remove everything from the disk. May be repeated."""
 
 
-class Host:
+class HostRuntime:
     """The machine itself."""
 
     image: str | None = None
@@ -144,14 +144,14 @@ class Host:
     def gpus(self) -> int:
         return count_gpus()
 
-    def open(self, timed: Timed) -> None:
-        """It is."""
+    def open(self, timed: StepTimer) -> None:
+        """Do nothing: the machine is ready."""
 
-    def enter(self, view: View) -> None:
-        """Everything is to be seen here; each command brings its own mounts."""
+    def enter(self, view: RuntimeView) -> None:
+        """Do nothing: commands see the whole machine, and bring their own mounts."""
 
     def hand_over(self, environment: Path) -> None:
-        """Whoever runs here is the agent's own user."""
+        """Do nothing: commands run as the agent's user."""
 
     def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
         return {**os.environ, **submitted}
@@ -169,8 +169,8 @@ class Host:
             )
         return output.of(run)
 
-    def leave(self) -> None:
-        """There is nothing to wait for."""
+    def begin_close(self) -> None:
+        """Do nothing: nothing takes long to remove."""
 
     def close(self) -> None:
         self.group.kill()

@@ -1,4 +1,4 @@
-"""Everything between a machine that the log knows and the first start of the training on it. May be repeated."""
+"""Set up a machine that the log has named, until the training can start on it. May be repeated."""
 
 from __future__ import annotations
 
@@ -8,153 +8,165 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from stoker.agent import fetch_code, job_folders, sagemaker_scripts
+from stoker.agent import fetch_code, job_folders, sagemaker_machine, sagemaker_scripts
 from stoker.agent.environment import apt
-from stoker.agent.environment.build import Making
+from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.conda import Conda
 from stoker.agent.environment.index import PrivateIndex
 from stoker.agent.environment.packages import Packages
-from stoker.agent.environment.steps import Step, Steps
+from stoker.agent.environment.steps import SetupSteps, Step
 from stoker.agent.inputs.service import Inputs
 from stoker.agent.inputs.source import local_path
-from stoker.agent.node import Ask, Node
-from stoker.agent.rendezvous import Agreement
-from stoker.agent.runtime import Command, Enclosure, View
-from stoker.agent.training_environment import Place, lay_library, training_environment
+from stoker.agent.node import AgentNode, AskStore
+from stoker.agent.rendezvous import RendezvousResult
+from stoker.agent.runtime import Command, Runtime, RuntimeView
+from stoker.agent.training_environment import TrainingLocation, training_environment, write_library
 from stoker.model.command_line import shell_argv
 from stoker.model.job_state import JobState
 from stoker.model.package_sources import private_variables
-from stoker.model.spec import Submission
-from stoker.providers.base import KeepsEnvironments
+from stoker.model.submission import Submission
+from stoker.providers.base import HasEnvironmentCache
 from stoker.secrets.fetch_secrets import fetch, fetch_all
 from stoker.secrets.masked_output import can_mask
 from stoker.secrets.masker import SHORTEST_BYTES
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What the training finds on this machine, whatever attempt it is."""
+class SetupResult:
+    """Everything that the set-up provides for the training, whatever attempt it is."""
 
     inputs: dict[str, str]
     secrets: dict[str, str] = field(repr=False)
-    # What the environment that was made sets: PATH, VIRTUAL_ENV.
+    # The variables of the environment that was built: PATH, VIRTUAL_ENV.
     environ: dict[str, str] = field(default_factory=dict)
-    # As its cloud calls this kind of machine.
+    # The cloud's name of the machine type.
     machine: str = ""
-    # What is set where it runs, before the job adds to it, and the GPUs that are seen there.
+    # The variables of the runtime before the job adds its own, and the GPUs that it shows.
     base: dict[str, str] = field(default_factory=dict, repr=False)
     gpus: int = 0
 
 
-class Readying:
-    """One set-up. `check` is asked while anything takes time, and may raise; `waits`, too, while that is another node's
-    to do."""
+class Setup:
+    """One set-up. `check` is called while anything takes time, and may raise to end the set-up.
+
+    `on_wait` is called again and again while this node waits for another one.
+    """
 
     def __init__(
         self,
-        node: Node,
-        enclosure: Enclosure,
-        ask: Ask,
+        node: AgentNode,
+        runtime: Runtime,
+        ask_store: AskStore,
         check: Callable[[], None],
-        waits: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self._node = node
         self._paths = node.paths
-        self._enclosure = enclosure
-        self._ask = ask
+        self._runtime = runtime
+        self._ask_store = ask_store
         self._check = check
-        self._waits = waits
-        self._inputs = Inputs(node, check, waits=waits)
-        self._making: Making | None = None
-        # What nobody else may see, as far as it is known yet; and whether an image is being had.
+        self._on_wait = on_wait
+        self._inputs = Inputs(node, check, on_wait=on_wait)
+        self._builder: EnvironmentBuilder | None = None
+        # The secrets that were fetched so far: they are masked in stack dumps.
         self.secrets: dict[str, str] = {}
+        # True while an image is being pulled.
         self.pulling = False
 
-    def run(self, state: JobState, submission: Submission) -> Ready:
-        """Code, secrets, inputs, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
+    def run(self, state: JobState, submission: Submission) -> SetupResult:
+        """Provide code, secrets and inputs, then run the steps of the environment.
+
+        Raises SetupFailed, and the exceptions of `check`.
+        """
         try:
             return self._run(state, submission)
         except OSError as error:
-            raise fetch_code.by_the_machine(error) from error
+            raise fetch_code.machine_failure(error) from error
 
-    def _run(self, state: JobState, submission: Submission) -> Ready:
-        self._ask(lambda: fetch_code.fetch_code(self._node.store, state, submission, self._paths))
-        sagemaker_scripts.check(self._enclosure, self._paths, submission.spec)
+    def _run(self, state: JobState, submission: Submission) -> SetupResult:
+        self._ask_store(lambda: fetch_code.fetch_code(self._node.store, state, submission, self._paths))
+        sagemaker_scripts.check_mounts(self._runtime, self._paths, submission.spec)
         secrets = self._secrets(submission.spec.secrets)
-        inputs = self._inputs.bring(submission.spec.inputs)
+        inputs = self._inputs.provide(submission.spec.inputs)
         claim = state.claim(self._node.config.claim)
         assert claim is not None
-        lay_library(self._paths.lib)
-        steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check_step)
+        write_library(self._paths.lib)
+        steps = SetupSteps(self._runtime, self._paths.train_log, self._node.say, self._check_step)
         self._enter(submission, self._inputs.paths, inputs, steps)
-        ready = Ready(
+        result = SetupResult(
             inputs,
             secrets,
             machine=claim.offering.machine,
             base=self._base(submission),
-            gpus=self._enclosure.gpus,
+            gpus=self._runtime.gpus,
         )
-        ready = replace(ready, environ=self._install(submission, ready, steps))
+        result = replace(result, environ=self._install(submission, result, steps))
         if submission.spec.setup:
-            command = self._with_index(submission, self._command(submission, ready, shell_argv(submission.spec.setup)))
+            command = self._with_index(submission, self._command(submission, result, shell_argv(submission.spec.setup)))
             steps.run(Step("setup", command, "put what does not change into `environment`, which is kept"))
         steps.report()
-        return ready
+        return result
 
     def cut_mounts(self) -> None:
-        """Let nobody wait for what is mounted any more."""
-        self._inputs.cut()
+        """Cut the mounts of inputs, so that no process waits for them any more."""
+        self._inputs.abort()
 
-    def settle(self, until_s: Callable[[], float]) -> None:
-        """Wait for what the set-up left to be done behind the training's back, until that monotonic time at most."""
-        if self._making is not None:
-            self._making.settle(until_s)
+    def wait_for_uploads(self, until_s: Callable[[], float]) -> None:
+        """Wait for uploads that go on in the background, until the monotonic time `until_s` at most."""
+        if self._builder is not None:
+            self._builder.wait_for_uploads(until_s)
 
     def _check_step(self) -> None:
         try:
             self._check()
         except BaseException:
-            # Its step is killed now. Who waits for a mount that does not answer would not die of it.
+            # The step is killed now. A process that waits for a mount that does not answer would survive SIGKILL.
             self.cut_mounts()
             raise
 
-    def _install(self, submission: Submission, ready: Ready, steps: Steps) -> dict[str, str]:
-        """What the job wants installed, in this order. Answers the variables with which it is found."""
-        wishes = submission.spec.environment
-        if wishes.apt:
-            # A machine that outlives its nodes is somebody's own.
-            keep_out = wishes.container is None and isinstance(self._node.machine, KeepsEnvironments)
-            step = apt.step(wishes.apt, wishes.apt_mirror, self._fetch, ready.base, self._paths.code, keep_out=keep_out)
+    def _install(self, submission: Submission, result: SetupResult, steps: SetupSteps) -> dict[str, str]:
+        """Install the packages that the job asks for, in this order; return the variables of the environment."""
+        wanted = submission.spec.environment
+        if wanted.apt:
+            # A machine that outlives its nodes belongs to a person: nothing is installed on it.
+            check_only = wanted.container is None and isinstance(self._node.machine, HasEnvironmentCache)
+            step = apt.install_step(
+                wanted.apt, wanted.apt_mirror, self._fetch, result.base, self._paths.code, check_only=check_only
+            )
             steps.run(step)
-        node = replace(self._node, shelf=self._enclosure.environments)
-        making = self._making = Making(node, submission, steps, self._ask, self._check, self._waits)
-        image = self._enclosure.image or ""
+        node = replace(self._node, shelf=self._runtime.environments)
+        builder = self._builder = EnvironmentBuilder(
+            node, submission, steps, self._ask_store, self._check, self._on_wait
+        )
+        image = self._runtime.image or ""
         environ: dict[str, str] = {}
         python: str | None = None
-        if wishes.conda is not None:
-            command = partial(self._command, submission, ready)
-            made = Conda(node, submission, steps, command, making, self._fetch, image=image).make()
+        if wanted.conda is not None:
+            command = partial(self._command, submission, result)
+            made = Conda(node, submission, steps, command, builder, self._fetch, image=image).make()
             environ, python = made.environ, made.python
-        # What was made so far is found by what comes next.
-        command = partial(self._command, submission, replace(ready, environ=environ))
-        packages = Packages(node, submission, steps, command, self._ask, making, image=image)
+        # The packages are installed into the environment that conda made, if it made one.
+        command = partial(self._command, submission, replace(result, environ=environ))
+        packages = Packages(node, submission, steps, command, self._ask_store, builder, image=image)
         environ |= packages.make(python=python)
         for name in ("CONDA_PREFIX", "VIRTUAL_ENV"):
             if name in environ:
-                self._enclosure.hand_over(Path(environ[name]))
+                self._runtime.hand_over(Path(environ[name]))
         return environ
 
     def _base(self, submission: Submission) -> dict[str, str]:
-        """What is set where it runs, without passwords that are not for the training."""
+        """Return the variables of the runtime, without passwords that are not for the training."""
         private = private_variables(submission.spec.environment)
-        found = self._enclosure.environ(submission.environ)
+        found = self._runtime.environ(submission.environ)
         return {name: value for name, value in found.items() if name not in private}
 
-    def _enter(self, submission: Submission, paths: Sequence[Path], inputs: Mapping[str, str], steps: Steps) -> None:
-        """Where the commands run, with all that they see: what lies outside of the node's own folder is named."""
+    def _enter(
+        self, submission: Submission, paths: Sequence[Path], inputs: Mapping[str, str], steps: SetupSteps
+    ) -> None:
+        """Open the runtime, and show it all paths outside of the node's own folder that commands need."""
         self.pulling = submission.spec.environment.container is not None
         try:
-            self._enclosure.open(steps.timed)
+            self._runtime.open(steps.timed)
         finally:
             self.pulling = False
         spec = submission.spec
@@ -163,10 +175,10 @@ class Readying:
         for folder in (*made, environments):
             folder.mkdir(parents=True, exist_ok=True)
         local = (local_path(wanted.source) for wanted in spec.inputs.values() if wanted.mode != "stream")
-        self._enclosure.enter(
-            View(
+        self._runtime.enter(
+            RuntimeView(
                 written=tuple(made),
-                # Under the name that they have, and under those that it may be a link to.
+                # Under their own paths, and under the paths that those link to.
                 read=tuple(path for where in paths for path in (where, where.resolve())),
                 in_place=tuple(Path(path) for path in local if path is not None),
                 environments=environments,
@@ -175,7 +187,7 @@ class Readying:
         )
 
     def _with_index(self, submission: Submission, command: Command) -> Command:
-        """The same command with the job's package index: what it installs comes from there, too."""
+        """Return the command with the job's package index, so that it installs from there, too."""
         source = submission.spec.environment.index
         if source is None:
             return command
@@ -186,51 +198,57 @@ class Readying:
         return replace(command, env={**command.env, **env}, secrets={**secrets, **command.secrets})
 
     def _fetch(self, field: str, reference: str) -> str:
-        found = self.secrets[field] = self._ask(lambda: fetch(field, reference, os.environ))
+        found = self.secrets[field] = self._ask_store(lambda: fetch(field, reference, os.environ))
         return found
 
     def _secrets(self, references: Mapping[str, str]) -> dict[str, str]:
-        """Their values, anew for each attempt: tokens expire, and people change passwords."""
-        found = self._ask(lambda: fetch_all(references, os.environ))
+        """Fetch the values, anew for each attempt: tokens expire, and people change passwords."""
+        found = self._ask_store(lambda: fetch_all(references, os.environ))
         self.secrets |= found
         for name in (name for name, value in found.items() if not can_mask(value)):
             self._node.say(f"secrets.{name} is shorter than {SHORTEST_BYTES} bytes, and is not masked in the log")
         return found
 
-    def _command(self, submission: Submission, ready: Ready, argv: tuple[str, ...]) -> Command:
-        """A command that sees what the training will see, as far as it is known yet."""
-        alone = Agreement(("127.0.0.1",) * self._node.config.nodes, 0, None)
-        place = make_place(self._node, submission, ready, alone, 0)
-        return make_command(self._node, submission, ready, place, argv)
+    def _command(self, submission: Submission, result: SetupResult, argv: tuple[str, ...]) -> Command:
+        """Make a command that sees what the training will see, as far as it is known yet."""
+        alone = RendezvousResult(("127.0.0.1",) * self._node.config.nodes, 0, None)
+        location = make_location(self._node, submission, result, alone, 0)
+        return make_command(self._node, submission, result, location, argv)
 
 
-def make_place(node: Node, submission: Submission, ready: Ready, agreement: Agreement, attempt: int) -> Place:
-    """Where this attempt trains."""
+def make_location(
+    node: AgentNode, submission: Submission, result: SetupResult, agreement: RendezvousResult, attempt: int
+) -> TrainingLocation:
+    """Make the location of one attempt, with its output folder."""
     spec, paths = submission.spec, node.paths
     outputs = job_folders.output_folder(paths, spec)
     outputs.mkdir(parents=True, exist_ok=True)
-    return Place(
+    return TrainingLocation(
         attempt=attempt,
         rank=node.config.rank,
         addresses=agreement.addresses,
         port=agreement.port,
-        gpus=ready.gpus,
+        gpus=result.gpus,
         code=paths.code,
         checkpoints=job_folders.checkpoint_folder(paths, spec),
         channel=paths.channel,
         notice=paths.notice,
-        inputs=ready.inputs,
+        inputs=result.inputs,
         outputs=outputs,
         lib=paths.lib,
-        environ=ready.environ,
+        environ=result.environ,
     )
 
 
-def make_command(node: Node, submission: Submission, ready: Ready, place: Place, argv: tuple[str, ...]) -> Command:
-    """A command that sees what the job's contract promises. Lays what it is to see; may be repeated."""
-    env = training_environment(ready.base, submission, place)
-    command = Command(argv, env, node.paths.code, ready.secrets)
+def make_command(
+    node: AgentNode, submission: Submission, result: SetupResult, location: TrainingLocation, argv: tuple[str, ...]
+) -> Command:
+    """Make a command with the environment contract of the job, and write the files that it needs. May be repeated."""
+    env = training_environment(result.base, submission, location)
+    command = Command(argv, env, node.paths.code, result.secrets)
     if submission.spec.environment.contract is None:
         return command
-    machine = sagemaker_scripts.look(place, sagemaker_scripts.instance_type(node.config.provider, ready.machine))
-    return sagemaker_scripts.enclose(command, submission, place, node.paths, machine)
+    machine = sagemaker_machine.probe_machine(
+        location, sagemaker_machine.instance_type(node.config.provider, result.machine)
+    )
+    return sagemaker_scripts.apply_contract(command, submission, location, node.paths, machine)

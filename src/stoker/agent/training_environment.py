@@ -1,4 +1,4 @@
-"""What the training process sees: the environment contract, in one place.
+"""The environment contract: everything that the training process sees, in one place.
 
 `docs/environment.md` is generated from `CONTRACT`.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import stoker
 from stoker.agent.confinement import opened_folder, replace_plain
 from stoker.model.command_line import input_variable, params_json
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 
 CONTRACT: tuple[tuple[str, str], ...] = (
     ("STOKER_JOB", "the job's id"),
@@ -35,13 +35,13 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("PYTHONUNBUFFERED", "1 where unset: lines reach the log as they are printed"),
 )
 
-# What an agent inherits and the training must not.
+# Variables of the agent that the training must not inherit.
 _PRIVATE = ("STOKER_AGENT", "STOKER_STORE", "STOKER_HOME", "STOKER_NODE", "STOKER_TRAINING")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this attempt trains."""
+class TrainingLocation:
+    """Where one attempt trains: its rank, its addresses and its folders."""
 
     attempt: int
     rank: int
@@ -55,14 +55,14 @@ class Place:
     inputs: dict[str, str]
     outputs: Path
     lib: Path
-    # What the environment made for the training sets.
+    # The variables of the environment that was built for the training.
     environ: Mapping[str, str]
 
 
-def training_environment(base: Mapping[str, str], submission: Submission, place: Place) -> dict[str, str]:
-    """The whole environment of the training. The spec's own `env` wins over everything but the contract.
+def training_environment(base: Mapping[str, str], submission: Submission, location: TrainingLocation) -> dict[str, str]:
+    """Return the whole environment of the training. The spec's own `env` wins over everything but the contract.
 
-    `base` is what it finds set where it runs (`Enclosure.environ`).
+    `base` are the variables of the runtime (`Runtime.environ`).
     """
     spec = submission.spec
     env = {name: value for name, value in base.items() if not name.startswith(_PRIVATE)}
@@ -70,54 +70,61 @@ def training_environment(base: Mapping[str, str], submission: Submission, place:
     if "/" in python:
         folder = os.path.dirname(python)  # noqa: PTH120 - textual: the link itself is the environment
         env["PATH"] = f"{folder}{os.pathsep}{env.get('PATH', os.defpath)}"
-    env.update(place.environ)
+    env.update(location.environ)
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault("WANDB_RUN_ID", submission.job)
     env.setdefault("WANDB_RESUME", "allow")
     env.setdefault("MLFLOW_RUN_NAME", submission.job)
     env.update(spec.env)
-    env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH", ""), str(place.lib)) if part)
-    env.update(_contract(submission, place))
+    env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH", ""), str(location.lib)) if part)
+    env.update(_contract(submission, location))
     return env
 
 
-def _contract(submission: Submission, place: Place) -> dict[str, str]:
-    nodes = len(place.addresses)
+def _contract(submission: Submission, location: TrainingLocation) -> dict[str, str]:
+    nodes = len(location.addresses)
     env = {
         "STOKER_JOB": submission.job,
-        "STOKER_ATTEMPT": str(place.attempt),
-        "STOKER_CHECKPOINT_DIR": str(place.checkpoints),
-        "STOKER_OUTPUT_DIR": str(place.outputs),
+        "STOKER_ATTEMPT": str(location.attempt),
+        "STOKER_CHECKPOINT_DIR": str(location.checkpoints),
+        "STOKER_OUTPUT_DIR": str(location.outputs),
         "STOKER_PARAMS": params_json(submission.spec),
-        "STOKER_NOTICE_FILE": str(place.notice),
-        "STOKER_CHANNEL": str(place.channel),
-        "MASTER_ADDR": place.addresses[0],
-        "MASTER_PORT": str(place.port),
+        "STOKER_NOTICE_FILE": str(location.notice),
+        "STOKER_CHANNEL": str(location.channel),
+        "MASTER_ADDR": location.addresses[0],
+        "MASTER_PORT": str(location.port),
         "NUM_NODES": str(nodes),
-        "NODE_RANK": str(place.rank),
-        "NODES": ",".join(place.addresses),
+        "NODE_RANK": str(location.rank),
+        "NODES": ",".join(location.addresses),
     }
     if submission.spec.secrets:
         env["STOKER_SECRETS"] = ",".join(submission.spec.secrets)
-    for name, where in place.inputs.items():
+    for name, where in location.inputs.items():
         env[input_variable(name)] = where
     env |= {
         "PET_NNODES": str(nodes),
-        "PET_NODE_RANK": str(place.rank),
-        "PET_MASTER_ADDR": place.addresses[0],
-        "PET_MASTER_PORT": str(place.port),
+        "PET_NODE_RANK": str(location.rank),
+        "PET_MASTER_ADDR": location.addresses[0],
+        "PET_MASTER_PORT": str(location.port),
     }
-    if place.gpus and "PET_NPROC_PER_NODE" not in submission.spec.env:
-        env["PET_NPROC_PER_NODE"] = str(place.gpus)
+    if location.gpus and "PET_NPROC_PER_NODE" not in submission.spec.env:
+        env["PET_NPROC_PER_NODE"] = str(location.gpus)
     return env
 
 
-# `stoker.train`, and the modules that it imports.
-_LIBRARY = ("train.py", "agent/checkpoints/save_protocol.py", "model/keys.py")
+# `stoker.train`, and the modules that it imports, also late ones: a script's Python may not have Stoker installed.
+_LIBRARY = (
+    "train.py",
+    "agent/checkpoints/save_protocol.py",
+    "model/errors.py",
+    "model/key_segments.py",
+    "model/keys.py",
+    "model/keywords.py",
+)
 
 
-def lay_library(target: Path) -> Path:
-    """A folder for PYTHONPATH from which a script can import `stoker.train`, whatever its Python has installed.
+def write_library(target: Path) -> Path:
+    """Write a folder for PYTHONPATH from which a script can import `stoker.train`, whatever its Python has installed.
 
     A whole Stoker that is installed there keeps working: the package's path is extended to it.
     """
@@ -134,16 +141,16 @@ def lay_library(target: Path) -> Path:
 
 
 def ask_to_save(path: Path, request: int) -> None:
-    """Ask the training to save and go on. `request` counts up, so that each one is heard once."""
-    _tell(path, str(request))
+    """Ask the training to save and go on. `request` counts up, so that each request is seen once."""
+    _write(path, str(request))
 
 
 def write_notice(path: Path, grace_s: float, deadline_s: float, reason: str) -> None:
-    """Tell the training how long it has. Monotonic time is shared by the processes of one machine."""
-    _tell(path, json.dumps({"grace_s": grace_s, "deadline_monotonic": deadline_s, "reason": reason}))
+    """Write the notice file: how long the training has. All processes of a machine share the monotonic clock."""
+    _write(path, json.dumps({"grace_s": grace_s, "deadline_monotonic": deadline_s, "reason": reason}))
 
 
-def _tell(path: Path, text: str) -> None:
-    """The training may write to the same folder, and from inside a container: a link there is never written through."""
+def _write(path: Path, text: str) -> None:
+    """Write a file of the channel. The training may write there, too: a link of its own is never written through."""
     with opened_folder(path.parent) as channel:
         replace_plain(channel, path.name, text.encode())

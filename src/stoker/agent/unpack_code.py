@@ -1,4 +1,4 @@
-"""Unpack the code on a node: safely, and only if it is what the log says it is."""
+"""Unpack the code on a node: safely, and only if its digest is the one in the log."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from stoker.model.errors import CodecError
-from stoker.store.safe_extraction import Extraction, Obstructed
+from stoker.store.safe_extraction import Extraction, PathObstructed
 
 _CHUNK = 1 << 20
 
 
 def code_digest(archive: Path) -> str:
-    """The sha256 of the tar inside the archive: what `stoker.submit.pack_code` calls the digest. Raises CodecError."""
+    """Return the sha256 of the tar inside the archive, the digest of `stoker.submit.pack_code`. Raises CodecError."""
     found = hashlib.sha256()
     try:
         with gzip.open(archive) as stream:
@@ -31,7 +31,7 @@ def code_digest(archive: Path) -> str:
 
 
 def unpack(archive: Path, target: Path, digest: str) -> None:
-    """Make `target` the folder that was packed as `digest`.
+    """Unpack the archive whose digest is `digest` to `target`.
 
     The digest is verified before anything is written. `target` must not exist, or be empty; it appears whole or not at
     all, so that an unpacking that was cut short can be repeated. Raises CodecError when the archive is not what it
@@ -52,7 +52,7 @@ def unpack(archive: Path, target: Path, digest: str) -> None:
                 _extract(tar, root)
         except tarfile.TarError as error:
             raise CodecError("code", f"not a tar archive: {error}") from None
-        except (Obstructed, IsADirectoryError) as error:
+        except (PathObstructed, IsADirectoryError) as error:
             raise CodecError("code", f"a name is both a file and a folder: {error}") from None
         partial.rename(target)
     finally:
@@ -68,7 +68,7 @@ def _extract(tar: tarfile.TarFile, root: Extraction) -> None:
         elif member.isreg():
             source = tar.extractfile(member)
             assert source is not None
-            # A second entry of the same name is an attack.
+            # A second entry with the same name is an attack.
             with source, _exclusive(root, path) as file:
                 shutil.copyfileobj(source, file, _CHUNK)
                 os.fchmod(file.fileno(), 0o755 if member.mode & 0o100 else 0o644)
@@ -76,7 +76,7 @@ def _extract(tar: tarfile.TarFile, root: Extraction) -> None:
             links.append(member)
         else:
             raise CodecError("code", f"{member.name!r} is neither file, folder nor link")
-    # Links come last: a folder never gives way to one.
+    # Links come last: a link never replaces a folder.
     made: set[str] = set()
     for member in links:
         made.add(_make_link(member, root, made))
@@ -99,7 +99,7 @@ def _inner_parts(name: str) -> tuple[str, ...]:
 def _make_link(member: tarfile.TarInfo, root: Extraction, links: Collection[str]) -> str:
     """Make a link that cannot lead out: it climbs only at its beginning, from a real folder, and not above the root.
 
-    `links` are the paths of those made before it: none may be above it. Answers its own.
+    `links` are the paths of earlier links: none may be above it. Returns its own path.
 
     `..` after a name is refused because that name may be another link, and what is above its target may be outside.
     """

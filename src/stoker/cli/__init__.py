@@ -1,6 +1,6 @@
-"""The command line. Each command is a small file beside this one, and is imported only when it is called.
+"""The command line. Each command is a file beside this one, imported only when it is called.
 
-This file imports click and nothing else: `stoker --help` answers at once.
+This file imports click and nothing else, so that `stoker --help` answers at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import click
 
-# Name, what it does in short. Kept here so that help and completion need not import the commands.
+# Names and short helps of the commands. They stand here so that help and completion import no command.
 SECTIONS: dict[str, dict[str, str]] = {
     "Train": {
         "init": "Write a job file to start from.",
         "run": "Submit a job and follow it.",
-        "offers": "Show what the machines would cost.",
-        "prices": "Show or refresh the table of on-demand prices.",
+        "offers": "Show the machines on offer and their prices.",
+        "prices": "Show or refresh the price tables.",
     },
     "Look": {
         "ps": "List jobs.",
@@ -29,40 +29,40 @@ SECTIONS: dict[str, dict[str, str]] = {
         "costs": "Show what jobs cost, saved and wasted.",
         "checkpoints": "List a job's checkpoints.",
         "pull": "Fetch a checkpoint or the outputs as plain files.",
-        "explain": "Tell every decision about a job, and its reason.",
+        "explain": "Explain every decision about a job.",
     },
     "Steer": {
-        "stop": "Let a job save, then end it.",
-        "resume": "Let an ended job go on from its last checkpoint.",
+        "stop": "Let jobs save, then end them.",
+        "resume": "Continue an ended job from its last checkpoint.",
         "clone": "Start a new job like another one.",
-        "interrupt": "Rehearse a reclaim.",
+        "interrupt": "Rehearse a reclaim of a machine.",
         "ssh": "Open a shell on a job's machine, or forward its ports.",
-        "exec": "Run a command on a job's machine, as its training sees it.",
-        "rm": "Delete ended jobs with all they stored.",
+        "exec": "Run a command on a job's machine, in its environment.",
+        "rm": "Delete ended jobs and everything they stored.",
     },
     "Operate": {
-        "govern": "Make one pass of the governor, or watch.",
-        "deploy": "Put a governor into a cloud, without a machine.",
-        "policy": "Set, show and test the rules that every job obeys.",
-        "notify": "Send a test message to channels.",
+        "govern": "Run the governor: one pass, or until interrupted.",
+        "deploy": "Deploy a serverless governor to a cloud.",
+        "policy": "Set, show and test the policy for all jobs.",
+        "notify": "Send a test message to notification channels.",
         "reap": "End machines that no job owns.",
-        "check": "See whether this computer, the store and a provider are fit.",
-        "iam": "Print the policies that a cloud has to allow.",
-        "reindex": "Rebuild the index and markers from the logs.",
+        "check": "Check this computer, the store and a provider.",
+        "iam": "Print the permissions that a cloud has to grant.",
+        "reindex": "Rebuild the index of jobs from their logs.",
         "schema": "Print the JSON schema of the job file.",
-        "completion": "Print completion for your shell.",
+        "completion": "Print the completion script of your shell.",
     },
 }
 COMMANDS = {name: text for commands in SECTIONS.values() for name, text in commands.items()}
 
 EXIT_USER = 2
 EXIT_CLOUD = 3
-# What shells answer for a program that was interrupted.
+# The exit code of an interrupted program, as shells set it.
 EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name, and loads one when it is called."""
+    """A group that knows its commands by name and imports one when it is called."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -92,11 +92,15 @@ class LazyGroup(click.Group):
 
 
 @click.command(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--store", metavar="URL", help="The bucket or folder; default: STOKER_STORE, else under ~/.stoker.")
+@click.option(
+    "--store",
+    metavar="URL",
+    help="A bucket or a folder; default: STOKER_STORE, else under ~/.stoker.",
+)
 @click.version_option(package_name="stoker", prog_name="stoker")
 @click.pass_context
 def cli(ctx: click.Context, store: str | None) -> None:
-    """Train on spot machines as if nobody could take them away. No server, just your bucket."""
+    """Train on spot machines as if they could not be taken away. No server, just your bucket."""
     ctx.obj = store
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
@@ -104,9 +108,9 @@ def cli(ctx: click.Context, store: str | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit. Every mistake is one line on stderr; STOKER_DEBUG=1 shows where it came from."""
+    """Run a command and exit. An error is one line on stderr; STOKER_DEBUG=1 shows its traceback."""
     debug = os.environ.get("STOKER_DEBUG", "") not in ("", "0")
-    # Colours for terminals only, which click sees to, and for nobody who said no.
+    # Click limits colours to terminals; NO_COLOR switches them off there, too.
     colour = False if os.environ.get("NO_COLOR") else None
     given = None if arguments is None else list(arguments)
     if any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
@@ -123,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         _leave(f"stoker: {_usage(error)}", EXIT_USER)
     except BrokenPipeError:
-        # Whoever read us has enough. Python would complain again when it flushes at exit.
+        # The reader closed the pipe. Without this, Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
@@ -135,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _usage(error: click.ClickException) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
-    # One sentence, also where click makes two of it.
+    # One sentence, where click writes two.
     message = message.replace(". (Did you", " (did you").replace(". Did you", "; did you")
     message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)
@@ -145,13 +149,13 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    from stoker.cli.format import legible
     from stoker.model.errors import StokerError
+    from stoker.read.safe_text import legible
 
     text = legible(" ".join(str(error).split()))
     if isinstance(error, StokerError):
         return f"stoker: {text}", error.exit_code
-    return f"stoker: unexpected {type(error).__name__}: {text}; STOKER_DEBUG=1 shows where", EXIT_CLOUD
+    return f"stoker: unexpected {type(error).__name__}: {text}; STOKER_DEBUG=1 shows the traceback", EXIT_CLOUD
 
 
 def _leave(text: str, code: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.options import job_argument, json_option, opened_store, store_option
+from stoker.core.poisoned_checkpoints import poisoned_checkpoints
 
 if TYPE_CHECKING:
     from stoker.model.job_state import JobState
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
 def command(job: str, as_json: bool) -> None:
     """List a job's checkpoints, newest first.
 
-    REF names one of them, where names repeat: `stoker pull JOB --checkpoint REF` fetches it, `stoker resume JOB
-    --checkpoint REF` goes on from it, and so does another job with `resume_from: JOB:REF`.
+    REF identifies a checkpoint even where names repeat. `stoker pull JOB --checkpoint REF` fetches it, `stoker resume
+    JOB --checkpoint REF` continues from it, and so does another job with `resume_from: JOB:REF`.
     """
     from stoker.cli.format import print_json, table
-    from stoker.core import retry
     from stoker.core.governor_settings import DEFAULT
     from stoker.store import job_log
     from stoker.store.checkpoints import list_checkpoints
@@ -33,7 +33,7 @@ def command(job: str, as_json: bool) -> None:
     store = opened_store()
     found = find_job(store, job)
     state = job_log.read(store, found)
-    poisoned = retry.poisoned(state, DEFAULT) if state is not None else frozenset()
+    poisoned = poisoned_checkpoints(state, DEFAULT) if state is not None else frozenset()
     listed = list_checkpoints(store, found)[::-1]
     if as_json:
         print_json([_fields(one, state, poisoned) for one in listed])
@@ -66,14 +66,14 @@ def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -
 
 
 def _row(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> list[str]:
-    from stoker.cli.format import ago, size
+    from stoker.read.format import ago, size
     from stoker.store.checkpoint_refs import attempt_of, reference
     from stoker.store.checkpoints import is_poisoned
 
     remarks = [] if one.complete else ["not all ranks have it"]
     remarks += ["poisoned: attempts failed on it before any progress"] if is_poisoned(one, poisoned) else []
-    told = click.style("; ".join(remarks), fg="yellow") if remarks else ""
-    told += f"{'; ' if remarks else ''}chosen by `resume`" if _is_chosen(one, state) else ""
+    note = click.style("; ".join(remarks), fg="yellow") if remarks else ""
+    note += f"{'; ' if remarks else ''}chosen by `resume`" if _is_chosen(one, state) else ""
     attempt = attempt_of(one.place, state)
     return [
         reference(one.place, state),
@@ -83,9 +83,9 @@ def _row(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> l
         ago(one.committed_at),
         str(one.files),
         size(one.size),
-        told,
+        note,
     ]
 
 
 def _is_chosen(one: Checkpoint, state: JobState | None) -> bool:
-    return state is not None and state.choice is not None and one.key == state.choice.key
+    return state is not None and state.chosen_checkpoint is not None and one.key == state.chosen_checkpoint.key

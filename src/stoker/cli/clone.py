@@ -13,11 +13,11 @@ from stoker.cli.options import job_argument, opened_store, set_option, store_opt
 @yes_option
 @store_option
 def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
-    """Start a new job with the same code and spec, but for what --set changes. Prints its id."""
+    """Start a new job with the code and the spec of JOB, and the changes of --set. Prints its id."""
     from stoker import client
-    from stoker.cli.format import tell_problem
+    from stoker.cli.format import report_governor
     from stoker.cli.plan_view import agree, show_plan
-    from stoker.governor.background import carry_on
+    from stoker.governor.background import ensure_governed
     from stoker.governor.handover_guard import guarding
     from stoker.submit.send import send
 
@@ -28,5 +28,5 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
         with guarding(store.url) as guard:
             submitted = send(prepared, store)
             guard.job(submitted)
-            tell_problem(carry_on(store, [submitted]))
+            report_governor(ensure_governed(store, [submitted]))
     click.echo(submitted)

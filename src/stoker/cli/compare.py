@@ -14,7 +14,7 @@ from stoker.cli.completers import complete_metric
 from stoker.cli.options import jobs_argument, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.read.compare import JobRow, Table
+    from stoker.read.compare import ComparisonTable, JobRow
     from stoker.read.curves import Axis, ComparedJob, Comparison
 
 
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
     "--metric",
     metavar="M",
     shell_complete=complete_metric,
-    help="Draw (and export) this metric; by default a loss, else the first that all of them have, is drawn.",
+    help="The metric to draw and export; by default a loss, else the first metric that all jobs have.",
 )
 @click.option(
     "--over",
     type=click.Choice(("step", "epoch", "time")),
-    help="The axis; by default steps where all jobs tell them, else epochs, else time.",
+    help="The x axis; by default steps where all jobs report them, else epochs, else time.",
 )
 @click.option(
     "--csv",
     "csv_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Write the curves there, a row for each value; - is stdout.",
+    help="Write the curves to FILE, one row for each value; - is stdout.",
 )
 @json_option
 @store_option
 def command(jobs: tuple[str, ...], metric: str | None, over: Axis | None, csv_file: Path | None, as_json: bool) -> None:
-    """Put jobs side by side: parameters (what differs first), metrics, duration, cost; and draw their curves.
+    """Compare jobs side by side: parameters (differing ones first), metrics, duration, cost; and draw their curves.
 
-    A name means all jobs that have it, and a pattern such as 'gpt*' all that fit.
+    A name stands for all jobs of that name, and a pattern such as 'gpt*' for all jobs that match.
     """
     from stoker import client
-    from stoker.cli.format import counted, say
+    from stoker.cli.format import say
     from stoker.model.errors import UserError
     from stoker.read.compare import comparison
+    from stoker.read.format import counted
 
     if as_json and csv_file is not None:
         raise UserError("--csv and --json: give one of them")
@@ -79,10 +80,10 @@ def _write_csv(found: Comparison, path: Path, metric: str | None) -> int:
 
 
 def _print_json(found: Comparison, metric: str | None) -> None:
-    from stoker.cli.format import print_json, whole
+    from stoker.cli.format import print_json, to_json
 
     print_json(
-        [{"id": job.id, **whole(_row(job)), "name": job.name, "series": _series(job, metric)} for job in found.jobs]
+        [{"id": job.id, **to_json(_row(job)), "name": job.name, "series": _series(job, metric)} for job in found.jobs]
     )
 
 
@@ -97,7 +98,7 @@ def _series(job: ComparedJob, metric: str | None) -> dict[str, Any]:
                 "seconds": round(point.seconds, 3),
                 "at": codec.dump(point.at),
                 "attempt": point.attempt,
-                # JSON has no other numbers.
+                # JSON has neither infinity nor NaN.
                 "value": point.value if math.isfinite(point.value) else None,
             }
             for point in job.points(name)
@@ -138,11 +139,11 @@ def _chosen(found: Comparison, metric: str | None) -> str | None:
         return metric
     shared = [name for name in known if all(name in job.metrics.series for job in found.jobs)]
     ordered = shared or known
-    # A loss says most about a training.
+    # A loss says the most about a training.
     return next((name for name in ordered if "loss" in name.lower()), ordered[0] if ordered else None)
 
 
-def _text(table: Table) -> str:
+def _text(table: ComparisonTable) -> str:
     from stoker.cli.format import table as text_table
 
     rows = []

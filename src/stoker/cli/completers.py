@@ -1,6 +1,6 @@
-"""What a shell offers to complete: jobs that a command can work on, phases, tags, checkpoints, metrics, fields.
+"""Shell completion: jobs that a command can work on, phases, tags, checkpoints, metrics, fields.
 
-A shell that completes has no place for errors: whatever goes wrong, nothing is offered.
+A completing shell has no place for error messages: after any error no completion is offered.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
-# Ended jobs that are looked at where only some can be offered: a shell does not wait for more.
+# The most ended jobs that are read to complete one word: a shell does not wait for more.
 _RECENT = 50
 
 
 def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Every job."""
+    """Complete any job."""
     from stoker.store.find_job import all_jobs
 
     return _offered(lambda: all_jobs(_store(ctx)), incomplete)
 
 
 def complete_jobs_that(can: Callable[[Summary], bool]) -> Complete:
-    """Only the jobs for which the command can do something now; each with its phase beside it."""
+    """Complete only jobs that the command can work on now, each with its phase as help."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from stoker.read.job_list import list_jobs
@@ -47,24 +47,27 @@ def complete_jobs_that(can: Callable[[Summary], bool]) -> Complete:
 
 
 def is_stoppable(summary: Summary) -> bool:
-    """It has not ended, or a machine of it is held."""
+    """True if the job has not ended, or a machine of it is held."""
     return (summary.ended_at is None and summary.phase != "stopping") or summary.held is not None
 
 
 def is_resumable(summary: Summary) -> bool:
+    """True if the job has ended without success."""
     return summary.ended_at is not None and summary.phase != "succeeded"
 
 
-def can_be_visited(summary: Summary) -> bool:
+def has_shell(summary: Summary) -> bool:
+    """True if a shell can be opened on a machine of the job."""
     return has_machine(summary) or summary.held is not None
 
 
 def has_machine(summary: Summary) -> bool:
-    """It can be interrupted."""
+    """True if the job has a machine now, which can be interrupted."""
     return summary.ended_at is None and any(attempt.outcome is None for attempt in summary.attempts)
 
 
 def has_ended(summary: Summary) -> bool:
+    """True if the job has ended."""
     return summary.ended_at is not None
 
 
@@ -77,34 +80,34 @@ def complete_phase(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """`team=nlp` of the jobs that `ps` would list."""
+    """Complete tags such as `team=nlp` of recent jobs."""
     from stoker.read.job_list import list_jobs, tags_of
 
     return _offered(lambda: tags_of(list_jobs(_store(ctx), _RECENT).summaries), incomplete)
 
 
 def complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names that jobs have."""
+    """Complete the names of jobs."""
     from stoker.store.find_job import all_jobs, name_of
 
     return _offered(lambda: sorted({name_of(job) for job in all_jobs(_store(ctx))}), incomplete)
 
 
 def complete_checkpoint(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The checkpoints of the job that was typed before: references, newest first, then names."""
-    from stoker.store.checkpoint_refs import describe, words
+    """Complete checkpoints of the job on the command line: references, newest first, then names."""
+    from stoker.store.checkpoint_refs import completions, describe
     from stoker.store.checkpoints import list_checkpoints
 
     def names() -> list[tuple[str, str]]:
         store, state = _typed(ctx)
-        known = words([one for one in list_checkpoints(store, state.job) if one.complete], state)
+        known = completions([one for one in list_checkpoints(store, state.job) if one.complete], state)
         return [(word, describe(one, state)) for word, one in known.items()]
 
     return _offered(names, incomplete)
 
 
 def complete_attempt(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The attempts of the job that was typed before, newest first, each with how it ended."""
+    """Complete attempts of the job on the command line, newest first, each with its outcome."""
 
     def names() -> list[tuple[str, str]]:
         attempts = _typed(ctx)[1].attempts[::-1]
@@ -114,7 +117,7 @@ def complete_attempt(ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def complete_node(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The nodes of the job that was typed before."""
+    """Complete nodes of the job on the command line."""
     from stoker.store.job_index import read_submission
 
     return _offered(lambda: [str(rank) for rank in range(read_submission(*_typed(ctx)).spec.nodes)], incomplete)
@@ -127,7 +130,7 @@ def complete_provider(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 
 def complete_grouping(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What `costs` can have rows for: its own kinds, and tags that jobs have."""
+    """Complete the groupings of `costs`: its own kinds, and tags of jobs."""
     from stoker.read.costs import KINDS
     from stoker.read.job_list import list_jobs
 
@@ -139,7 +142,7 @@ def complete_grouping(ctx: click.Context, _param: click.Parameter, incomplete: s
 
 
 def complete_field(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """`resources.spot=`: the fields of the job file, of a section only once it is typed."""
+    """Complete fields of the job file, such as `resources.spot=`; those of a section once the section is typed."""
     from stoker.jobfile.fields import walk
 
     def names() -> list[tuple[str, str]]:
@@ -150,14 +153,14 @@ def complete_field(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def complete_file(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files, which the shell itself lists."""
+    """Complete files, which the shell itself lists."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
 
 
 def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The metrics of the jobs that were typed before."""
+    """Complete metrics of the jobs on the command line."""
     from stoker.store.find_job import find_jobs
     from stoker.store.job_index import read_summary
 
@@ -170,7 +173,7 @@ def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def _typed(ctx: click.Context) -> tuple[Store, JobState]:
-    """The job that was typed before, and its store."""
+    """The store, and the state of the job on the command line."""
     from stoker.store import job_log
     from stoker.store.find_job import find_job
 
@@ -181,7 +184,10 @@ def _typed(ctx: click.Context) -> tuple[Store, JobState]:
 
 
 def _typed_jobs(ctx: click.Context) -> tuple[str, ...]:
-    """The jobs that were typed before. While the value of an option is missing, click has not told arguments apart."""
+    """The jobs on the command line so far.
+
+    While the value of an option is incomplete, click has not assigned the arguments to parameters yet.
+    """
     found = ctx.params.get("jobs") or ctx.params.get("job") or ctx.args
     return (found,) if isinstance(found, str) else tuple(found)
 
@@ -199,6 +205,6 @@ def _offered(names: Callable[[], Iterable[str | tuple[str, str]]], incomplete: s
 
     try:
         pairs = [(each, None) if isinstance(each, str) else each for each in names()]
-    except Exception:  # noqa: BLE001 - the edge: a traceback in the middle of a command line helps nobody
+    except Exception:  # noqa: BLE001 - the edge: a traceback must not appear in the middle of a command line
         return []
-    return [CompletionItem(value, help=told) for value, told in pairs if value.startswith(incomplete)]
+    return [CompletionItem(value, help=text) for value, text in pairs if value.startswith(incomplete)]

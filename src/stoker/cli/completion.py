@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-# Click's own script for bash takes words as bash splits them, also at `=` and `:`, so that nothing completes behind
-# `--tag team=` or `--tag=`. This one joins them again, and answers the part behind the last split, which bash replaces.
+# Click's own script for bash takes words as bash splits them, also at `=` and `:`, so it completes nothing after
+# `--tag team=` or `--tag=`. This script joins them again, and returns the part after the last split, which bash
+# replaces.
 _BASH = r"""
 _stoker_completion() {
     local IFS=$'\n' line=$COMP_LINE rest token kept completion type value response i
@@ -35,7 +36,7 @@ _stoker_completion() {
             compopt -o default
         elif [[ $type == plain ]]; then
             COMPREPLY+=("${value#"$kept"}")
-            # More is to be typed behind a field of the job file.
+            # A field of the job file is not the end of the word.
             [[ $value != *[=.] ]] || compopt -o nospace
         fi
     done
@@ -48,7 +49,7 @@ complete -o nosort -F _stoker_completion stoker
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print completion for your shell.
+    """Print the completion script of your shell.
 
     \b
     bash: eval "$(stoker completion bash)"       in ~/.bashrc

@@ -11,7 +11,7 @@ from stoker.cli.completers import complete_grouping
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.read.costs import Amount, Report, Row
+    from stoker.read.costs import Amount, CostReport, CostRow
     from stoker.store.base import Store
 
 _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
@@ -24,26 +24,27 @@ _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
     shell_complete=complete_grouping,
     default="day",
     show_default=True,
-    help="A row for each day, job, provider, machine, or value of the tag of this name (or tags.NAME).",
+    help="Group by day, job, provider, machine, or the values of a tag, named NAME or tags.NAME.",
 )
 @click.option(
     "--since",
     metavar="WHEN",
     default="30d",
     show_default=True,
-    help="Only what was spent since then: 7d, a date (in UTC), or all.",
+    help="Count only costs since then: 7d, a date (in UTC), or all.",
 )
 @json_option
 @store_option
 def command(by: str, since: str, as_json: bool) -> None:
     """Show what jobs cost, what they saved against on-demand, and what was wasted.
 
-    Idle: all accelerators did nothing during the training. Lost: trained after the last checkpoint that the next
-    attempt could go on from. Start-up: before and after the training. Waiting: until the attempt before it had left.
+    IDLE: all accelerators were idle during the training. LOST: training after the last checkpoint that the next attempt
+    could continue from. START-UP: before and after the training. WAITING: until the attempt before had left.
     """
-    from stoker.cli.format import counted, print_json, say, warn
+    from stoker.cli.format import print_json, say, warn
     from stoker.read.cost_records import read_accounts
     from stoker.read.costs import KINDS, NONE, report, whole_days
+    from stoker.read.format import counted
 
     now = datetime.now(timezone.utc)
     start = _since(since, now)
@@ -57,18 +58,18 @@ def command(by: str, since: str, as_json: bool) -> None:
             {
                 "by": by,
                 "since": start.isoformat() if start else None,
-                "rows": [_told(row) for row in found.rows],
-                "total": _told(found.total),
+                "rows": [_row_fields(row) for row in found.rows],
+                "total": _row_fields(found.total),
                 "unread": list(accounts.unread),
-                # Removed jobs that are counted with all of the first day, though the span begins later on it.
+                # Removed jobs that count with the whole first day, although the span begins later that day.
                 "whole_day": whole,
-                # As they stand now, whatever the span; null where nobody can know it.
+                # Their state now, whatever the span; null where it is unknown.
                 "budgets": None if unknown else standings,
             }
         )
         return
     for job in accounts.unread:
-        warn(f"{job} cannot be read, and is not counted; `stoker reindex` tells why")
+        warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
     if found.rows:
         click.echo(_table(found, by))
         if by not in KINDS and all(row.name == NONE for row in found.rows):
@@ -78,12 +79,12 @@ def command(by: str, since: str, as_json: bool) -> None:
     for standing in standings:
         click.echo(_budget_line(standing))
     if unknown:
-        warn(f"how the budgets stand is not known: {unknown}")
+        warn(f"the state of the budgets is not known: {unknown}")
     if not found.rows:
         return
     if whole and start is not None:
-        told = f"of {counted(len(whole), 'removed job')} all of {start:%Y-%m-%d} is counted"
-        say(f"{told}: what they spent is kept by the day")
+        jobs = counted(len(whole), "removed job")
+        say(f"{jobs} counted with all of {start:%Y-%m-%d}: costs of removed jobs are recorded by the day")
     if not found.total.spent.known and not any(record.summary.priced for record in accounts.records):
         say("no price is set for the machines of these jobs")
     if not all(getattr(found.total, name).complete for name in _names()):
@@ -100,29 +101,29 @@ def _meant(by: str) -> str:
 
 
 def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
-    """How the budgets of the house stand in their present periods, and why that is not known, where it is not.
+    """The budgets of the policy in their present periods; and why they are unknown, where they are.
 
-    Of a budget for each value of a tag, those in which something was spent, or runs.
+    Of a budget for each value of a tag, the values with spending or running jobs.
     """
-    from stoker.core.budget_state import NO_VALUE, Standing, period_of
+    from stoker.core.budget_state import NO_VALUE, BudgetStatus, period_of
     from stoker.model.errors import SpecError
     from stoker.model.observed import Known
-    from stoker.submit.policy_check import books_of, house_of
+    from stoker.submit.policy_check import read_budget_state, read_policy
 
     try:
-        house = house_of(store)
+        policy = read_policy(store)
     except SpecError as error:
         return [], str(error)
-    rules = house.about("budget")
-    books = books_of(store, house, now) if rules else None
+    rules = policy.about("budget")
+    books = read_budget_state(store, policy, now) if rules else None
     if books is None or not isinstance(books, Known):
         return [], "" if books is None else books.error
     found = []
     for rule in rules:
         assert rule.budget is not None
-        values = sorted(value for name, value in books.value.standings if name == rule.name)
+        values = sorted(value for name, value in books.value.statuses if name == rule.name)
         for value in values or ([NO_VALUE] if rule.budget.by is None else []):
-            standing = books.value.standings.get((rule.name, value), Standing())
+            standing = books.value.statuses.get((rule.name, value), BudgetStatus())
             tags = {} if rule.budget.by is None or value == NO_VALUE else {rule.budget.by: value}
             found.append(
                 {
@@ -141,18 +142,19 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
     return found, ""
 
 
-def _budget_line(told: dict[str, Any]) -> str:
+def _budget_line(budget: dict[str, Any]) -> str:
     """`budget each-team, team=vision: $11.58 of $20.00 (58%), $5.00 reserved, $3.42 left, until 2026-11-17`."""
-    from stoker.cli.format import dollars, legible
+    from stoker.read.format import dollars
+    from stoker.read.safe_text import legible
 
     whose = ""
-    if told["by"] is not None:
-        whose = f", {told['by']}={told['value']}" if told["value"] else f", jobs without {told['by']}"
-    spent = f"{'≥' if told['incomplete'] else ''}{dollars(told['spent'])}"
-    share = told["spent"] / told["dollars"]
-    rest = f"{dollars(told['reserved'])} reserved, {dollars(told['left'])} left"
-    stands = f"{spent} of {dollars(told['dollars'])} ({share:.0%}), {rest}, until {told['until']}"
-    return legible(f"budget {told['rule']}{whose}: {stands}")
+    if budget["by"] is not None:
+        whose = f", {budget['by']}={budget['value']}" if budget["value"] else f", jobs without {budget['by']}"
+    spent = f"{'≥' if budget['incomplete'] else ''}{dollars(budget['spent'])}"
+    share = budget["spent"] / budget["dollars"]
+    rest = f"{dollars(budget['reserved'])} reserved, {dollars(budget['left'])} left"
+    balance = f"{spent} of {dollars(budget['dollars'])} ({share:.0%}), {rest}, until {budget['until']}"
+    return legible(f"budget {budget['rule']}{whose}: {balance}")
 
 
 def _since(text: str, now: datetime) -> datetime | None:
@@ -167,7 +169,7 @@ def _since(text: str, now: datetime) -> datetime | None:
         pass
     try:
         if text.strip().replace(".", "", 1).isdigit():
-            raise ValueError("seven of what?")  # In a job file these are seconds, which nobody means here.
+            raise ValueError("no unit")  # In a job file this means seconds; here it is a mistake.
         return now - timedelta(seconds=read_duration(text))
     except (ValueError, OverflowError):
         raise UserError(f"--since {text}: expected a span such as 7d, a date such as 2026-11-01, or all") from None
@@ -179,27 +181,28 @@ def _names() -> tuple[str, ...]:
     return AMOUNTS
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _row_fields(row: CostRow) -> dict[str, Any]:
     amounts: dict[str, Amount] = {name: getattr(row, name) for name in _names()}
     return {
         "name": row.name,
         "jobs": len(row.jobs),
         **{name: amount.known for name, amount in amounts.items()},
         "saved_share": row.saved_share,
-        # What is more than it says, or not known at all.
+        # Amounts that are a lower bound, or unknown.
         "incomplete": [name for name, amount in amounts.items() if not amount.complete],
     }
 
 
-def _table(found: Report, by: str) -> str:
-    from stoker.cli.format import legible, table
+def _table(found: CostReport, by: str) -> str:
+    from stoker.cli.format import table
+    from stoker.read.safe_text import legible
 
     rows = [[legible(row.name), *_cells(row)] for row in found.rows]
     rows.append([click.style(cell, bold=True) for cell in ("total", *_cells(found.total))])
     return table((by.upper(), "JOBS", *_TITLES), rows)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CostRow) -> list[str]:
     cells = [str(len(row.jobs)), *(_dollars(getattr(row, name)) for name in _names())]
     if row.saved_share is not None:
         cells[3] += f" ({row.saved_share:.0%})"
@@ -207,7 +210,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _dollars(amount: Amount) -> str:
-    from stoker.cli.format import dollars
+    from stoker.read.format import dollars
 
     if amount.known is None:
         return "–"

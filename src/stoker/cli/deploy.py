@@ -2,64 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli.deploy_options import (
+    KeptValues,
     agree,
-    channels,
+    check_emails,
+    check_region,
+    check_roles_and_keys,
     common_options,
-    house_of,
-    kept,
+    google_project,
+    google_region,
+    granted_channels,
     kept_option,
+    print_deployed,
+    print_dry_run_limits,
+    print_given_up,
     print_requests,
     print_steps,
-    tell_deployed,
-    tell_given_up,
-    tell_lacking,
-    tell_unasked,
+    read_policy,
+    warn_missing_parts,
 )
 from stoker.cli.options import help_alone, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
+    from stoker.deploy.gcp_plan import GcpPlan
+    from stoker.deploy.package import Package
+    from stoker.governor.deployment_record import DeploymentRecord
     from stoker.store.base import Store
 
-_POLICYS = "Those of the policy need no naming."
+_IN_POLICY = "Channels of the policy need not be named."
+_REMOVED = "the deployment is removed; active jobs need another governor: `stoker govern --watch`"
 
 
 @click.group("deploy", invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """A governor in a cloud, without a machine: woken by events, and once a minute while a job is active."""
+    """Deploy a serverless governor to a cloud: events wake it, and a clock does once a minute while a job is active."""
     help_alone(ctx)
 
 
 @command.command()
-@click.option("--region", metavar="REGION", help="Where it runs: the bucket's region, which is also the default.")
-@kept_option(
-    "--events-from", "elsewhere", "REGION", "Another region in which jobs have machines, whose events are passed on."
+@click.option(
+    "--region", metavar="REGION", help="The governor's region. It must be the bucket's, which is the default."
 )
+@kept_option("--events-from", "elsewhere", "REGION", "Pass events on from another region in which jobs have machines.")
 @click.option(
     "--sagemaker/--no-sagemaker",
     default=None,
-    help="Let it stop, clone and watch training jobs that others started on SageMaker.",
+    help="Let the governor watch, stop and clone SageMaker training jobs that Stoker did not start.",
 )
 @kept_option(
     "--notify",
     "notify",
     "TO",
-    f"Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME. {_POLICYS}",
+    f"Let the governor publish to this topic (sns:ARN), or read this secret address (aws-sm:NAME). {_IN_POLICY}",
 )
 @kept_option(
     "--pass-role",
     "roles",
     "ROLE",
-    "A role that jobs give their machines, by its name or ARN. Those of `stoker iam` need no naming.",
+    "A role that jobs give their machines, by name or ARN. The roles of `stoker iam` need not be named.",
 )
-@kept_option(
-    "--kms-key", "keys", "ARN", "A key of your own that the bucket, a topic, a secret or volumes are encrypted with."
-)
+@kept_option("--kms-key", "keys", "ARN", "A KMS key of yours that encrypts the bucket, a topic, a secret or volumes.")
 @common_options
 def aws(
     region: str | None,
@@ -79,66 +87,138 @@ def aws(
     as_json: bool,
 ) -> None:
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
-    from stoker.cli.format import say
-    from stoker.deploy import aws as deploying
-    from stoker.deploy import aws_remove, package
+    from stoker.deploy import aws as aws_deployment
+    from stoker.deploy import aws_remove
     from stoker.governor import deployment_record
-    from stoker.governor.deployment_record import Deployed
     from stoker.model.errors import UserError
     from stoker.notifications import check_channels
-    from stoker.submit.prepare import submitter
 
     store = opened_store()
     for flag, named in (("--region", region), *(("--events-from", each) for each in elsewhere)):
-        _check_region(flag, named)
-    check_channels.check_granted(notify, "--notify", "AWS")
-    _check_named(roles, keys)
+        check_region(flag, named)
+    check_channels.check_grantable(notify, "--notify", "AWS")
+    check_roles_and_keys(roles, keys)
     where = _region(store, region, offline=dry_run)
-    there = None if dry_run and not store.near else deployment_record.read(store, deploying.CLOUD)
     if where in forget:
         raise UserError(f"--forget {where}: the governor itself is there")
+    if remove and dry_run:
+        print_requests(list(aws_remove.requests(store.url, where, elsewhere)), as_json=as_json)
+        print_dry_run_limits(remove=True)
+        return
     if remove:
-        if dry_run:
-            print_requests(list(aws_remove.requests(store.url, where, elsewhere)), as_json=as_json)
-            tell_unasked(remove=True)
-            return
         _remove_from_aws(store, where, elsewhere, forget, yes=yes)
         return
+    wanted = _AwsOptions(
+        region=where,
+        elsewhere=KeptValues(elsewhere, no_elsewhere),
+        notify=KeptValues(notify, no_notify),
+        roles=KeptValues(roles, no_roles),
+        keys=KeptValues(keys, no_keys),
+        sagemaker=sagemaker,
+        forget=forget,
+    )
+    recorded = None if dry_run and not store.is_local else deployment_record.read(store, aws_deployment.CLOUD)
+    _deploy_to_aws(store, wanted, recorded, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _AwsOptions:
+    """The options of `stoker deploy aws`, for the governor's region."""
+
+    region: str
+    elsewhere: KeptValues
+    notify: KeptValues
+    roles: KeptValues
+    keys: KeptValues
+    # None keeps the setting of the last deployment.
+    sagemaker: bool | None
+    forget: tuple[str, ...]
+
+
+def _deploy_to_aws(
+    store: Store, wanted: _AwsOptions, recorded: DeploymentRecord | None, *, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Plan the deployment, show what it gives up, ask, and deploy. A dry run prints the requests instead."""
+    from stoker.cli.format import say
+    from stoker.deploy import aws as aws_deployment
+    from stoker.deploy import package
+    from stoker.governor import deployment_record
+    from stoker.governor.deployment_record import DeploymentRecord
+    from stoker.submit.identity import user_at_host
+
+    region, forget = wanted.region, wanted.forget
     built = package.for_lambda(offline=dry_run)
-    before = deployment_record.forgetting(there or Deployed(deploying.CLOUD, "", where, "", "", ""), forget)
-    training = before.sagemaker if sagemaker is None else sagemaker
-    regions = kept(elsewhere, before.elsewhere, give_up=no_elsewhere)
+    blank = DeploymentRecord(aws_deployment.CLOUD, "", region, "", "", "")
+    before = deployment_record.without_regions(recorded or blank, forget)
+    training = before.sagemaker if wanted.sagemaker is None else wanted.sagemaker
+    regions, notify = wanted.elsewhere.after(before.elsewhere), wanted.notify.named
     if not dry_run:
-        regions = _heard(store, regions, where, forget, training=training, only_named=no_elsewhere)
-    told = notify if dry_run else channels(store, "AWS", kept(notify, before.notify, give_up=no_notify), no_notify)
-    passed = kept(roles, before.identities, give_up=no_roles)
-    used = kept(keys, before.keys, give_up=no_keys)
-    planned = deploying.planned(
-        store, built, where, regions, training=training, notify=told, roles=passed, kms_keys=used, forgotten=forget
+        regions = _event_regions(store, regions, wanted, training=training)
+        notify = granted_channels(store, "AWS", wanted.notify, before.notify)
+    roles, kms_keys = wanted.roles.after(before.identities), wanted.keys.after(before.keys)
+    plan = aws_deployment.plan_deployment(
+        store,
+        built,
+        region,
+        regions,
+        training=training,
+        notify=notify,
+        roles=roles,
+        kms_keys=kms_keys,
+        forgotten=forget,
     )
     if dry_run:
-        print_requests(list(deploying.requests(planned, built)), as_json=as_json)
-        tell_unasked(remove=False)
+        print_requests(list(aws_deployment.requests(plan, built)), as_json=as_json)
+        print_dry_run_limits(remove=False)
         return
-    tell_lacking(built)
+    warn_missing_parts(built)
     if before.sagemaker and not training:
-        say("given up: training jobs of others")
-    tell_given_up(before.elsewhere, (where, *regions))
-    tell_given_up(before.notify, told)
-    tell_given_up((*before.identities, *before.keys), (*passed, *used))
-    agree(f"Deploy the governor of {store.url} to {where}, as {planned.name}?", yes=yes)
-    tell_deployed(deploying.deploy(store, planned, built, submitter(), say), as_json=as_json)
+        say("given up: external training jobs")
+    print_given_up(before.elsewhere, (region, *regions))
+    print_given_up(before.notify, notify)
+    print_given_up((*before.identities, *before.keys), (*roles, *kms_keys))
+    agree(f"Deploy the governor of {store.url} to {region}, as {plan.name}?", yes=yes)
+    print_deployed(aws_deployment.deploy(store, plan, built, user_at_host(), say), as_json=as_json)
+
+
+def _event_regions(store: Store, regions: tuple[str, ...], wanted: _AwsOptions, *, training: bool) -> tuple[str, ...]:
+    """These regions, and those in which the policy covers external training jobs.
+
+    Without events from there the governor would not look at them. Prints which regions are added, and warns of those
+    that --no-events-from leaves out.
+    """
+    from stoker.cli.format import say
+
+    covered = read_policy(store).sagemaker
+    if covered is None:
+        return regions
+    if not training:
+        warning = "the policy covers external training jobs, which the governor may not touch without --sagemaker"
+        click.secho(warning, fg="yellow", err=True)
+        return regions
+    more = tuple(each for each in covered.regions if each not in (wanted.region, *regions, *wanted.forget))
+    if more and wanted.elsewhere.give_up:
+        warning = f"the policy covers training jobs in {', '.join(more)}, from which no events will come"
+        click.secho(warning, fg="yellow", err=True)
+    elif more:
+        say(f"events come from {', '.join(more)}, too: the policy covers training jobs there")
+    return regions if wanted.elsewhere.give_up else (*regions, *more)
 
 
 @command.command()
-@click.option("--region", metavar="REGION", help="Where it runs, such as us-central1: near the bucket.")
-@click.option("--project", metavar="PROJECT", help="Whose it is; by default that of your credentials.")
-@kept_option("--notify", "notify", "TO", f"Let it read this secret that is an address, as gcp-sm:NAME. {_POLICYS}")
+@click.option(
+    "--region", metavar="REGION", help="The governor's region, such as us-central1. Choose one near the bucket."
+)
+@click.option("--project", metavar="PROJECT", help="The project of the governor; by default that of your credentials.")
+@kept_option("--notify", "notify", "TO", f"Let the governor read this secret address (gcp-sm:NAME). {_IN_POLICY}")
 @kept_option(
     "--alert", "alerts", "EMAIL", "The address to mail when the governor itself fails, or is not called any more."
 )
 @kept_option(
-    "--service-account", "accounts", "EMAIL", "An account that jobs give their machines, beside that of `stoker iam`."
+    "--service-account",
+    "accounts",
+    "EMAIL",
+    "A service account that jobs give their machines, besides that of `stoker iam`.",
 )
 @common_options
 def gcp(
@@ -158,75 +238,72 @@ def gcp(
 ) -> None:
     """Deploy the governor to Google Cloud: a Cloud Run function, a topic for its messages, and its clock."""
     from stoker.cli.format import say
-    from stoker.deploy import gcp as deploying
-    from stoker.deploy import gcp_resources as planning
-    from stoker.deploy import package
+    from stoker.deploy import gcp as gcp_deployment
+    from stoker.deploy import gcp_resources, package
     from stoker.governor import deployment_record
-    from stoker.governor.deployment_record import Deployed
-    from stoker.model.errors import UserError
+    from stoker.governor.deployment_record import DeploymentRecord
     from stoker.notifications import check_channels
     from stoker.providers.gce import identity
     from stoker.submit.local_environment import store_environ
-    from stoker.submit.prepare import submitter
 
     store = opened_store()
-    check_channels.check_granted(notify, "--notify", "Google Cloud")
-    there = None if dry_run or not store.url.startswith("gs://") else deployment_record.read(store, planning.CLOUD)
-    whose = project or (there.project if there else None) or _project(offline=dry_run)
-    where = _google_region(region or (there.region if there else None))
+    check_channels.check_grantable(notify, "--notify", "Google Cloud")
+    on_google = store.url.startswith("gs://")
+    recorded = deployment_record.read(store, gcp_resources.CLOUD) if on_google and not dry_run else None
+    owner = project or (recorded.project if recorded else None) or google_project(offline=dry_run)
+    where = google_region(region or (recorded.region if recorded else None))
     built = package.for_cloud_run()
-    before = there or Deployed(planning.CLOUD, "", where, "", "", "")
-    told = notify
-    if not dry_run and not remove and store.url.startswith("gs://"):
-        told = channels(store, "Google Cloud", kept(notify, before.notify, give_up=no_notify), no_notify)
-    named = tuple(identity.checked(whose, each, "--service-account") for each in accounts)
-    acted = kept(named, before.identities, give_up=no_accounts)
-    mailed = kept(_checked_mails(alerts), before.alerts, give_up=no_alerts)
-    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), told, acted, mailed)
-    if remove:
-        if dry_run:
-            print_steps(planning.all_removals(plan, (plan.region,)), "remove", as_json=as_json)
-            tell_unasked(remove=True)
-            return
-        agree(f"Remove {plan.name} from {whose}?", yes=yes)
-        deploying.remove(store, plan, say, forgotten=forget)
-        say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
-        return
-    if where in forget:
-        raise UserError(f"--forget {where}: the governor itself is to be there")
-    if dry_run:
-        print_steps(planning.everything(plan, built), "add", as_json=as_json)
-        tell_unasked(remove=False)
-        return
-    tell_lacking(built)
-    tell_given_up(before.notify, told)
-    tell_given_up((*before.identities, *before.alerts), (*acted, *mailed))
-    agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
-    deployed = deploying.deploy(store, plan, built, submitter(), say, forgotten=forget)
-    tell_deployed(deployed, as_json=as_json)
+    before = recorded or DeploymentRecord(gcp_resources.CLOUD, "", where, "", "", "")
+    channels = notify
+    if on_google and not dry_run and not remove:
+        channels = granted_channels(store, "Google Cloud", KeptValues(notify, no_notify), before.notify)
+    named = tuple(identity.checked(owner, each, "--service-account") for each in accounts)
+    identities = KeptValues(named, no_accounts).after(before.identities)
+    emails = KeptValues(check_emails(alerts), no_alerts).after(before.alerts)
+    plan = gcp_resources.plan_deployment(
+        store.url, owner, where, built.digest, store_environ(store.url), channels, identities, emails
+    )
+    if not remove:
+        _deploy_to_gcp(store, plan, built, before, forget, dry_run=dry_run, yes=yes, as_json=as_json)
+    elif dry_run:
+        print_steps(gcp_resources.all_removals(plan, (plan.region,)), "remove", as_json=as_json)
+        print_dry_run_limits(remove=True)
+    else:
+        agree(f"Remove {plan.name} from {owner}?", yes=yes)
+        gcp_deployment.remove(store, plan, say, forgotten=forget)
+        say(_REMOVED)
 
 
-def _heard(
-    store: Store, regions: tuple[str, ...], where: str, forget: tuple[str, ...], *, training: bool, only_named: bool
-) -> tuple[str, ...]:
-    """These regions, and those whose training jobs the policy is about: without their events nobody would look at them.
-    Says so, and warns where it is not to be."""
+def _deploy_to_gcp(
+    store: Store,
+    plan: GcpPlan,
+    built: Package,
+    before: DeploymentRecord,
+    forget: tuple[str, ...],
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Show what the plan gives up, ask, and deploy. A dry run prints the requests instead."""
     from stoker.cli.format import say
+    from stoker.deploy import gcp as gcp_deployment
+    from stoker.deploy import gcp_resources
+    from stoker.model.errors import UserError
+    from stoker.submit.identity import user_at_host
 
-    governed = house_of(store).sagemaker
-    if governed is None:
-        return regions
-    if not training:
-        told = "the policy is about training jobs of others, which it may not touch without --sagemaker"
-        click.secho(told, fg="yellow", err=True)
-        return regions
-    more = tuple(each for each in governed.regions if each not in (where, *regions, *forget))
-    if more and only_named:
-        told = f"the policy is about training jobs in {', '.join(more)}, of which it will hear nothing"
-        click.secho(told, fg="yellow", err=True)
-    elif more:
-        say(f"events come from {', '.join(more)}, too: the policy is about training jobs there")
-    return regions if only_named else (*regions, *more)
+    if plan.region in forget:
+        raise UserError(f"--forget {plan.region}: the governor itself is to be there")
+    if dry_run:
+        print_steps(gcp_resources.all_steps(plan, built), "add", as_json=as_json)
+        print_dry_run_limits(remove=False)
+        return
+    warn_missing_parts(built)
+    print_given_up(before.notify, plan.notify)
+    print_given_up((*before.identities, *before.alerts), (*plan.accounts, *plan.alerts))
+    agree(f"Deploy the governor of {store.url} to {plan.region} of {plan.project}, as {plan.name}?", yes=yes)
+    deployed = gcp_deployment.deploy(store, plan, built, user_at_host(), say, forgotten=forget)
+    print_deployed(deployed, as_json=as_json)
 
 
 def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], forget: tuple[str, ...], *, yes: bool) -> None:
@@ -234,74 +311,40 @@ def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], forget: 
     from stoker.deploy import aws_remove
     from stoker.model import keys
 
-    name = keys.deployment(store.url)
+    name = keys.deployment_name(store.url)
     agree(f"Remove {name} from {where}?", yes=yes)
     if not aws_remove.remove(store, where, others, say, forgotten=forget):
         say(f"there is no stack {name} in {where}; nothing to remove")
         return
-    say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
-
-
-def _project(*, offline: bool) -> str:
-    from stoker.model.errors import UserError
-    from stoker.providers.gce import places, settings
-    from stoker.providers.gce.client import Api
-
-    found = places.environment_project() or settings.project() or (None if offline else Api().default_project())
-    if not found:
-        raise UserError("--project: is not known; give it, or set GOOGLE_CLOUD_PROJECT")
-    return found
-
-
-def _google_region(named: str | None) -> str:
-    import os
-
-    from stoker.model.errors import UserError
-
-    found = named or os.environ.get("CLOUDSDK_COMPUTE_REGION")
-    if not found:
-        raise UserError("--region: is not known; give one near the bucket, such as us-central1")
-    return found
-
-
-def _check_named(roles: tuple[str, ...], keys: tuple[str, ...]) -> None:
-    import re
-
-    from stoker.model.errors import UserError
-
-    for each in roles:
-        if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/-]{1,576}", each) is None:
-            raise UserError(f"--pass-role: {each!r} is no role; give its name, or its ARN")
-    for each in keys:
-        # An alias may stand for another key tomorrow, so that no policy goes by one.
-        if re.fullmatch(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+", each) is None:
-            raise UserError(f"--kms-key: {each!r} is no key; give its ARN, as arn:aws:kms:REGION:ACCOUNT:key/ID")
+    say(_REMOVED)
 
 
 @command.command("status")
 @json_option
 @store_option
 def status(as_json: bool) -> int:
-    """Tell whether the deployed governor is alive, when it last passed, and whether undelivered events wait.
+    """Show whether the deployed governor is alive, when its last pass was, and whether undelivered events wait.
 
-    The exit code is 0 where all is well, and 1 where something is not.
+    Exits with 0 when everything is well, else with 1.
     """
-    from stoker.cli.format import duration, legible, print_json, table, whole
+    from stoker.cli.format import print_json, table, to_json
     from stoker.deploy import status as looking
     from stoker.model.errors import UserError
+    from stoker.read.format import duration
+    from stoker.read.safe_text import legible
 
-    found = looking.look(opened_store())
+    found = looking.check_deployments(opened_store())
     if not found:
         raise UserError(
-            "no governor is deployed for this store; `stoker deploy aws` or `stoker deploy gcp` puts one up"
+            "no governor is deployed for this store; `stoker deploy aws` or `stoker deploy gcp` deploys one"
         )
     if as_json:
-        print_json([{**whole(each), "alive": each.alive, "well": each.well} for each in found])
+        print_json([{**to_json(each), "alive": each.alive, "well": each.well} for each in found])
         return 0 if all(each.well for each in found) else 1
     colours = {"good": "green", "bad": "red", "unknown": "yellow"}
     for health in found:
         deployed = health.deployed
-        ago = "it has never passed" if health.passed_ago_s is None else f"passed {duration(health.passed_ago_s)} ago"
+        ago = "no pass yet" if health.passed_ago_s is None else f"passed {duration(health.passed_ago_s)} ago"
         word = click.style("alive", fg="green") if health.alive else click.style("silent", fg="red")
         if deployed.state != "there":
             word = click.style(f"{deployed.state}, not relied on", fg="red")
@@ -313,31 +356,11 @@ def status(as_json: bool) -> int:
     return 0 if all(each.well for each in found) else 1
 
 
-def _checked_mails(named: tuple[str, ...]) -> tuple[str, ...]:
-    import re
-
-    from stoker.model.errors import UserError
-
-    for each in named:
-        if re.fullmatch(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)+", each) is None:
-            raise UserError(f"--alert: {each!r} is no address; write one such as me@example.com")
-    return named
-
-
-def _check_region(flag: str, named: str | None) -> None:
-    from stoker.model.errors import UserError
-    from stoker.policy.policy_file import REGION
-    from stoker.providers.ec2 import places
-
-    if named is None:
-        return
-    if REGION.fullmatch(named) is None:
-        raise UserError(f"{flag}: {named} is no region; write one such as us-east-1")
-    places.check_region(named, flag)
-
-
 def _region(store: Store, named: str | None, *, offline: bool) -> str:
-    """The bucket's region: Lambda takes what it runs from a bucket of its own region, and from no other."""
+    """The bucket's region. Lambda loads its code only from a bucket in its own region.
+
+    Raises UserError where the region is unknown, or another one was named.
+    """
     import os
 
     from stoker.model.errors import UserError
@@ -345,12 +368,14 @@ def _region(store: Store, named: str | None, *, offline: bool) -> str:
     from stoker.store.s3 import bucket_region
 
     registry.check_store("ec2", store.url)
-    told = named or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    found = named or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not offline:
         there = bucket_region(store.url.removeprefix("s3://").partition("/")[0])
         if named and there and there != named:
-            raise UserError(f"--region {named}: the bucket is in {there}, and Lambda runs nothing from elsewhere")
-        told = there or told
-    if not told:
-        raise UserError("--region: is not known; give it, or set AWS_REGION")
-    return told
+            raise UserError(
+                f"--region {named}: the bucket is in {there}, and Lambda runs only code from its own region"
+            )
+        found = there or found
+    if not found:
+        raise UserError("--region: the region is not known; give it, or set AWS_REGION")
+    return found

@@ -1,18 +1,20 @@
-"""What `stoker deploy` does alike for every cloud: options that are kept, what is agreed to, and what is shown."""
+"""Options, checks, questions and output that `stoker deploy aws` and `stoker deploy gcp` share."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.options import json_option, store_option, yes_option
 
 if TYPE_CHECKING:
     from stoker.deploy.package import Package
-    from stoker.model.policy import House
+    from stoker.model.policy import Policy
     from stoker.store.base import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,11 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kept_option(flag: str, name: str, metavar: str, about: str) -> Callable[[F], F]:
-    """What deploying again keeps, and `--no-…` gives up."""
+    """An option whose values the next deployment keeps, with a `--no-…` flag that gives them up."""
 
     def both(function: F) -> F:
         named = click.option(flag, name, metavar=metavar, multiple=True, help=about)
-        about_none = "Give up all that this command does not name."
+        about_none = "Give up the values of earlier deployments that this command does not name."
         none = click.option(flag.replace("--", "--no-", 1), f"no_{name}", is_flag=True, help=about_none)
         return named(none(function))
 
@@ -34,16 +36,19 @@ def kept_option(flag: str, name: str, metavar: str, about: str) -> Callable[[F],
 
 
 def common_options(function: F) -> F:
+    """The options of both clouds."""
     for option in (
         click.option(
-            "--dry-run", is_flag=True, help="Print everything that would be made or removed, without asking the cloud."
+            "--dry-run",
+            is_flag=True,
+            help="Print every resource that would be created or removed, without asking the cloud.",
         ),
-        click.option("--remove", is_flag=True, help="Remove it with all that belongs to it."),
+        click.option("--remove", is_flag=True, help="Remove the deployed governor and all its resources."),
         click.option(
             "--forget",
             metavar="REGION",
             multiple=True,
-            help="Look no more into a region that does not answer; what may be there stays.",
+            help="Ignore a region that does not answer; resources there are left alone.",
         ),
         yes_option,
         json_option,
@@ -53,15 +58,90 @@ def common_options(function: F) -> F:
     return function
 
 
-def kept(named: tuple[str, ...], before: tuple[str, ...], *, give_up: bool) -> tuple[str, ...]:
-    """What is named, and what was deployed before: deploying again takes nothing away that nobody gave up."""
-    return tuple(dict.fromkeys((*named, *(() if give_up else before))))
+@dataclass(frozen=True)
+class KeptValues:
+    """The values that a `kept_option` names. `give_up`: values of earlier deployments are not kept."""
+
+    named: tuple[str, ...]
+    give_up: bool
+
+    def after(self, before: tuple[str, ...]) -> tuple[str, ...]:
+        """The named values and, unless they are given up, those of the deployment before."""
+        return tuple(dict.fromkeys((*self.named, *(() if self.give_up else before))))
 
 
-# ── What is told before, and agreed to ────────────────────────────────────────────────────────────────────────────────
+# ── Checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tell_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
+def google_project(*, offline: bool) -> str:
+    """The project of the environment, the settings or the credentials. Raises UserError where none is known."""
+    from stoker.model.errors import UserError
+    from stoker.providers.gce import places, settings
+    from stoker.providers.gce.client import Api
+
+    found = places.environment_project() or settings.project() or (None if offline else Api().default_project())
+    if not found:
+        raise UserError("--project: the project is not known; give it, or set GOOGLE_CLOUD_PROJECT")
+    return found
+
+
+def google_region(named: str | None) -> str:
+    """The named region, or that of the environment. Raises UserError where none is known."""
+    import os
+
+    from stoker.model.errors import UserError
+
+    found = named or os.environ.get("CLOUDSDK_COMPUTE_REGION")
+    if not found:
+        raise UserError("--region: the region is not known; give one near the bucket, such as us-central1")
+    return found
+
+
+def check_roles_and_keys(roles: tuple[str, ...], keys: tuple[str, ...]) -> None:
+    """Raise UserError for a role or a key in a wrong form."""
+    import re
+
+    from stoker.model.errors import UserError
+
+    for each in roles:
+        if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/-]{1,576}", each) is None:
+            raise UserError(f"--pass-role: {each!r} is no role; give its name, or its ARN")
+    for each in keys:
+        # An alias may stand for another key tomorrow, so policies name no alias.
+        if re.fullmatch(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+", each) is None:
+            raise UserError(f"--kms-key: {each!r} is no key; give its ARN, such as arn:aws:kms:REGION:ACCOUNT:key/ID")
+
+
+def check_emails(named: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses. Raises UserError for one in a wrong form."""
+    import re
+
+    from stoker.model.errors import UserError
+
+    for each in named:
+        if re.fullmatch(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)+", each) is None:
+            raise UserError(f"--alert: {each!r} is no address; write one such as me@example.com")
+    return named
+
+
+def check_region(flag: str, named: str | None) -> None:
+    """Raise UserError for a region that does not exist. `flag` named it."""
+    from stoker.model.errors import UserError
+    from stoker.policy.policy_file import REGION
+    from stoker.providers.ec2 import places
+
+    if named is None:
+        return
+    if REGION.fullmatch(named) is None:
+        raise UserError(f"{flag}: {named} is no region; write one such as us-east-1")
+    places.check_region(named, flag)
+
+
+# ── Warnings and questions ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def print_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
+    """Print the values of the deployment before that this one gives up."""
     from stoker.cli.format import say
     from stoker.model import channel_address
 
@@ -72,32 +152,39 @@ def tell_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
             say(f"given up: {channel_address.masked(each) if secret else each}")
 
 
-def tell_lacking(built: Package) -> None:
+def warn_missing_parts(built: Package) -> None:
+    """Warn of the parts that the package lacks."""
     for line in built.lacking:
         click.secho(line, fg="yellow", err=True)
 
 
-def channels(
-    store: Store, cloud: Literal["AWS", "Google Cloud"], named: tuple[str, ...], only_named: bool
+def granted_channels(
+    store: Store, cloud: Literal["AWS", "Google Cloud"], notify: KeptValues, before: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What is named, and what the policy tells through, as far as this cloud has to allow it; warns of the rest."""
+    """The channels that need a grant of this cloud: the named ones, those before, and those of the policy.
+
+    Warns of channels of the policy that a governor in this cloud cannot read.
+    """
     from stoker.notifications import check_channels
 
-    wanted, useless = check_channels.granted([each.to for each in house_of(store).notify], cloud)
-    for each in useless:
-        told = f"the policy tells through {each}, which a governor on {cloud} cannot read; keep it as a secret there"
-        click.secho(told, fg="yellow", err=True)
-    return named if only_named else tuple(dict.fromkeys((*named, *wanted)))
+    of_policy, unreadable = check_channels.grantable_addresses([each.to for each in read_policy(store).notify], cloud)
+    for each in unreadable:
+        warning = f"the policy notifies {each}, which a governor on {cloud} cannot read; store it as a secret there"
+        click.secho(warning, fg="yellow", err=True)
+    named = notify.after(before)
+    return named if notify.give_up else tuple(dict.fromkeys((*named, *of_policy)))
 
 
-def house_of(store: Store) -> House:
+def read_policy(store: Store) -> Policy:
+    """The policy as a governor reads it: a newest version that is invalid does not count."""
     from stoker.core.governor_settings import DEFAULT
-    from stoker.policy.reader import HouseReader
+    from stoker.policy.reader import PolicyReader
 
-    return HouseReader(store, DEFAULT).read().house
+    return PolicyReader(store, DEFAULT).read().policy
 
 
 def agree(question: str, *, yes: bool) -> None:
+    """Ask before the cloud account changes. Raises UserError without a terminal, Exit when the answer is no."""
     from stoker.cli.format import say
     from stoker.model.errors import UserError
 
@@ -107,56 +194,59 @@ def agree(question: str, *, yes: bool) -> None:
         raise UserError("this changes your cloud account and there is no terminal to ask on; -y agrees to it")
     if not click.confirm(question, err=True):
         say("nothing was done")
-        raise click.exceptions.Exit(130)
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
-def tell_unasked(*, remove: bool) -> None:
-    """What a dry run cannot know, since it asks nobody: not even the store."""
+def print_dry_run_limits(*, remove: bool) -> None:
+    """Print what a dry run leaves out, because it asks neither the cloud nor the store."""
     from stoker.cli.format import say
 
     if remove:
-        say(
-            "the cloud was not asked: regions, secrets and accounts that are on record and not named here are not shown"
-        )
+        say("the cloud was not asked: regions, secrets and accounts on record that are not named here are not shown")
         return
-    say("the cloud was not asked: what is kept from before (--events-from, --sagemaker, --notify), and the topics,")
+    say(
+        "the cloud was not asked: values of earlier deployments (--events-from, --sagemaker, --notify), and the topics,"
+    )
     say("secrets and regions of the policy are not shown; the clock is switched on where a job is active, else off")
 
 
-# ── What is shown ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Output ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def print_steps(steps: Any, change: str, *, as_json: bool) -> None:
-    """Every request in order. Bindings are added to a policy that is read before, or removed from it: what else is in
-    it stays, so only they are shown."""
-    from stoker.deploy.gcp_resources import Bound, Made
+    """Print every request in order.
+
+    Of an IAM policy only the changed bindings are shown: they are added to the policy that is read then, or removed
+    from it, and its other bindings stay.
+    """
+    from stoker.deploy.gcp_resources import GcpResource, RoleBindings
     from stoker.providers.base import HttpRequest
 
     shown = []
     for step in steps:
-        if isinstance(step, Bound):
+        if isinstance(step, RoleBindings):
             bindings = {f"{change} these bindings": list(step.bindings)}
             shown.append(HttpRequest(step.put.service, step.put.method, step.put.path, bindings))
         else:
-            shown.append(step.make if isinstance(step, Made) else step)
+            shown.append(step.make if isinstance(step, GcpResource) else step)
     print_requests(shown, as_json=as_json)
 
 
 def print_requests(requests: list[Any], *, as_json: bool) -> None:
-    """Every request, in order; a template as the tree it is."""
+    """Print every request in order; a template as JSON."""
     import json
 
-    from stoker.cli.format import print_json, whole
+    from stoker.cli.format import print_json, to_json
 
-    told = [whole(each) for each in requests]
-    for each in told:
+    documents = [to_json(each) for each in requests]
+    for each in documents:
         body = each.get("params", {}).get("TemplateBody")
         if body:
             each["params"]["TemplateBody"] = json.loads(body)
     if as_json:
-        print_json(told)
+        print_json(documents)
         return
-    for each in told:
+    for each in documents:
         what = f"{each['operation']} in {each['region']}" if "operation" in each else f"{each['method']} {each['path']}"
         click.secho(f"{each['service']} {what}", bold=True)
         body = each.get("params", each.get("body"))
@@ -164,13 +254,14 @@ def print_requests(requests: list[Any], *, as_json: bool) -> None:
             print_json(body)
 
 
-def tell_deployed(deployed: Any, *, as_json: bool) -> None:
-    from stoker.cli.format import print_json, say, whole
+def print_deployed(deployed: Any, *, as_json: bool) -> None:
+    """Print the name, the place and the cost of the deployed governor."""
+    from stoker.cli.format import print_json, say, to_json
 
     if as_json:
-        print_json(whole(deployed))
+        print_json(to_json(deployed))
         return
     say(f"{deployed.name} governs from now on, in {deployed.region}: woken by events, and once a minute while a job is")
-    # As docs/serverless.md counts it: the slow tick, the alarms on AWS, and Cloud Scheduler's price for two clocks.
+    # As docs/serverless.md computes it: the slow tick, the alarms on AWS, and Cloud Scheduler's price for two clocks.
     cost = "about 30 cents" if deployed.cloud == "gcp" else "about 50 cents"
     say(f"active. At rest it costs {cost} a month. `stoker deploy {deployed.cloud} --remove` takes it away")

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 @json_option
 @store_option
 def command(job: str, as_json: bool) -> None:
-    """Tell every decision about a job and its reason, then what it waits for now."""
+    """Explain every decision about a job with its reason, then what the job waits for now."""
     from stoker import client
-    from stoker.cli.external_jobs import tell_family
-    from stoker.cli.format import clock, legible, print_json, table
-    from stoker.cli.timeline import describe
+    from stoker.cli.external_jobs import print_clone_chain
+    from stoker.cli.format import print_json, table
     from stoker.model import codec
     from stoker.model.errors import UserError
     from stoker.model.job_state import JobState, fold
+    from stoker.read.decision_text import describe
+    from stoker.read.format import clock
+    from stoker.read.safe_text import legible
     from stoker.store import job_log
     from stoker.store.find_job import find_job
 
@@ -34,26 +36,26 @@ def command(job: str, as_json: bool) -> None:
     try:
         found = find_job(store, job)
     except UserError:
-        if not tell_family(store, job, as_json):
+        if not print_clone_chain(store, job, as_json):
             raise
         return
     state: JobState | None = None
-    told = []
+    decided = []
     for entry in job_log.entries(store, found):
         state = fold(found, [entry], state)
-        told.append((entry, describe(entry.event, state)))
-    actions, waiting = client.planned(found, store) if state is not None else ((), "")
+        decided.append((entry, describe(entry.event, state)))
+    actions, waiting = client.planned_actions(found, store) if state is not None else ((), "")
     coming = [f"{type(action).__name__.lower()}: {action.reason}" for action in actions]
     if as_json:
         decisions = [
             {"seq": entry.seq, "at": codec.dump(entry.at), "what": what, "reason": entry.reason, "by": entry.by}
             | {"rule": _rule(entry), "policy": entry.policy or None}
-            for entry, what in told
+            for entry, what in decided
         ]
         print_json({"id": found, "decisions": decisions, "next": coming, "waiting": waiting})
         return
-    click.echo(table((), [[clock(entry.at), legible(what), legible(entry.reason)] for entry, what in told]))
-    for text in _policies(store, [entry for entry, _ in told]):
+    click.echo(table((), [[clock(entry.at), legible(what), legible(entry.reason)] for entry, what in decided]))
+    for text in _policies(store, [entry for entry, _ in decided]):
         click.echo(text)
     for text in coming:
         click.echo(f"next: {legible(text)}")
@@ -64,12 +66,12 @@ def command(job: str, as_json: bool) -> None:
 
 
 def _rule(entry: Entry) -> str | None:
-    """The rule that decided, or that was warned of."""
+    """The rule of a decision or a warning."""
     return getattr(entry.event, "rule", None) or getattr(entry.event, "code", None)
 
 
 def _policies(store: Store, entries: Sequence[Entry]) -> list[str]:
-    """Which rules of the house the decisions were made by, one line for each version."""
+    """The versions of the policy behind the decisions, one line each."""
     from stoker.model.errors import StoreError
     from stoker.policy import versions
 
@@ -77,9 +79,9 @@ def _policies(store: Store, entries: Sequence[Entry]) -> list[str]:
     if not used:
         return []
     try:
-        found_versions = {versions.digest(kept): f"version {kept.version}" for kept in versions.history(store)}
+        found_versions = {versions.policy_digest(kept): f"version {kept.version}" for kept in versions.history(store)}
     except StoreError:
-        found_versions = {}  # Its digest alone will do.
+        found_versions = {}  # The digest alone will do.
     found = []
     for digest in used:
         by = [entry.seq for entry in entries if entry.policy == digest]

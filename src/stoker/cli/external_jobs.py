@@ -1,4 +1,4 @@
-"""Training jobs of others, for `ps`, `show`, `explain`, `govern` and `reap`."""
+"""External SageMaker training jobs, for `ps`, `show`, `explain`, `govern` and `reap`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import click
 
 if TYPE_CHECKING:
     from stoker.core.summary import Summary
-    from stoker.external_jobs.clone_chain import FamilyEvent
-    from stoker.external_jobs.govern import ForeignGovernor
-    from stoker.governor.serverless.external_jobs import Looked
+    from stoker.external_jobs.clone_chain import ChainEvent
+    from stoker.external_jobs.govern import ExternalJobGovernor
+    from stoker.governor.serverless.external_jobs import ExternalJobsResult
     from stoker.store.base import Store
 
-# Events wake the deployed governor at once; who watches from a desk looks this often.
+# How often `govern --watch` looks at external jobs. A deployed governor is woken by events at once.
 EVERY_S = 60.0
 
 
 def recent(store: Store, most: int | None) -> list[Summary]:
-    """Those in progress, and the `most` that ended last."""
+    """The external jobs in progress, and the `most` that ended last."""
     from stoker.external_jobs.index import summaries
 
     found = summaries(store)
@@ -27,15 +27,17 @@ def recent(store: Store, most: int | None) -> list[Summary]:
     return [*(each for each in found if not each.ended_at), *ended[:most]]
 
 
-def tell_family(store: Store, name: str, as_json: bool) -> bool:
-    """Print what was done about the training job of that name, and about its clones. False: nobody knows of one."""
-    from stoker.cli.format import clock, legible, phase, print_json, table
+def print_clone_chain(store: Store, name: str, as_json: bool) -> bool:
+    """Print the decisions about the external job of that name and its clones. False: there is no such job."""
+    from stoker.cli.format import phase, print_json, table
     from stoker.external_jobs import chain_log
     from stoker.model import codec
+    from stoker.read.format import clock
+    from stoker.read.safe_text import legible
     from stoker.store import external_job_index
-    from stoker.store.base import can_be_key
+    from stoker.store.base import is_valid_key
 
-    found = chain_log.find(store, name) if can_be_key(name) and "/" not in name else []
+    found = chain_log.find(store, name) if is_valid_key(name) and "/" not in name else []
     if not found:
         return False
     documents = []
@@ -66,8 +68,8 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
     return True
 
 
-def whose(store: Store, name: str, command: str) -> str | None:
-    """That `name` is a training job of others, and what does there what `command` does here. None: it is none."""
+def external_job_hint(store: Store, name: str, command: str) -> str | None:
+    """The message that `name` is an external job, with the AWS command that replaces `command`. None: it is not."""
     from stoker.external_jobs.index import summaries
     from stoker.model.errors import StoreError
 
@@ -78,45 +80,45 @@ def whose(store: Store, name: str, command: str) -> str | None:
     if not rows:
         return None
     region = rows[0].attempts[0].zone
-    told = f"{name} is a training job of others, on SageMaker in {region}"
+    what = f"{name} is an external training job, on SageMaker in {region}"
     where = f"--region {region}"
     if command == "logs":
         group = f"`aws logs tail /aws/sagemaker/TrainingJobs --log-stream-name-prefix {name}/ {where}`"
-        return f"{told}; its log is CloudWatch's: {group}"
+        return f"{what}; its log is in CloudWatch: {group}"
     if command == "stop":
-        return f"{told}; `aws sagemaker stop-training-job --training-job-name {name} {where}` stops it"
+        return f"{what}; `aws sagemaker stop-training-job --training-job-name {name} {where}` stops it"
     look = f"`aws sagemaker describe-training-job --training-job-name {name} {where}`"
-    return f"{told}, which `stoker {command}` is not for; `stoker show {name}` and {look} tell about it"
+    return f"{what}, and `stoker {command}` is not for those; `stoker show {name}` and {look} show it"
 
 
-def describe(event: FamilyEvent) -> str:
-    """An entry of a family's log in words."""
+def describe(event: ChainEvent) -> str:
+    """An entry of a clone chain's log in words."""
     from stoker.external_jobs.clone_chain import (
         Cloned,
         Cloning,
         GaveUp,
-        Heard,
-        Over,
-        Relented,
-        Seen,
+        JobEnded,
+        JobSeen,
+        RuleWarning,
+        StopAccepted,
+        StopCancelled,
         Stopping,
-        Told,
-        Unheard,
+        StopUnanswered,
     )
 
     match event:
-        case Seen():
+        case JobSeen():
             return f"{event.job}: seen"
-        case Told():
+        case RuleWarning():
             return f"{event.job}: warned, {event.rule}"
         case Stopping():
             then = {"": "", "restart": ", to go on as a clone", "on-demand": ", to go on without spot"}[event.after]
             return f"{event.job}: stopped, {event.rule}{then}"
-        case Heard():
+        case StopAccepted():
             return f"{event.job}: SageMaker stops it"
-        case Unheard():
+        case StopUnanswered():
             return f"{event.job}: SageMaker did not answer"
-        case Relented():
+        case StopCancelled():
             return f"{event.job}: goes on, not stopped"
         case Cloning():
             return f"{event.of}: goes on as {event.name}, {event.rule}"
@@ -124,48 +126,48 @@ def describe(event: FamilyEvent) -> str:
             return f"{event.of}: {event.name} is made"
         case GaveUp():
             return f"{event.job}: does not go on, {event.rule}"
-        case Over():
+        case JobEnded():
             return f"{event.job}: {event.status.lower()}"
 
 
-class Others:
-    """Looks at training jobs of others now and then, for whoever watches."""
+class ExternalJobWatcher:
+    """Looks at external jobs from time to time while `stoker govern` runs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._governor: ForeignGovernor | None = None
+        self._governor: ExternalJobGovernor | None = None
         self._looked_s: float | None = None
 
     def look(self) -> None:
-        """If it is time. What goes wrong is told, and ends nothing."""
-        from stoker.cli.format import legible
-        from stoker.external_jobs.govern import ForeignGovernor
+        """Look at external jobs if it is time to. An error is printed, and ends nothing."""
+        from stoker.external_jobs.govern import ExternalJobGovernor
         from stoker.model.errors import StokerError
+        from stoker.read.safe_text import legible
 
         if self._looked_s is not None and time.monotonic() - self._looked_s < EVERY_S:
             return
         self._looked_s = time.monotonic()
-        self._governor = self._governor or ForeignGovernor(self._store)
+        self._governor = self._governor or ExternalJobGovernor(self._store)
         try:
             _print(self._governor.tick())
         except StokerError as error:
             click.secho(legible(str(error)), fg="yellow", err=True)
 
     def plan(self) -> bool:
-        """Print what a look would do now, and do nothing. False: nothing."""
-        from stoker.external_jobs.govern import ForeignGovernor
+        """Print what `look` would do now, without doing it. False: nothing."""
+        from stoker.external_jobs.govern import ExternalJobGovernor
 
-        looked = ForeignGovernor(self._store).plan()
-        _print(looked)
-        return bool(looked.done)
+        result = ExternalJobGovernor(self._store).plan()
+        _print(result)
+        return bool(result.done)
 
 
-def _print(looked: Looked) -> None:
-    from stoker.cli.format import legible
+def _print(result: ExternalJobsResult) -> None:
+    from stoker.read.safe_text import legible
 
-    for line in looked.done:
+    for line in result.done:
         click.echo(legible(line))
-    for name, text in looked.problems.items():
-        # What is wrong with the policy was told of all jobs.
+    for name, text in result.problems.items():
+        # The governor already printed the policy's problem, for all jobs.
         if name != "policy":
             click.secho(legible(f"{name}: {text}"), fg="yellow", err=True)

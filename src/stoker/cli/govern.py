@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 @click.command("govern")
-@click.option("--watch", is_flag=True, help="Pass after pass, until interrupted.")
-@click.option("--until-idle", is_flag=True, help="Pass after pass, until no job is active.")
-@click.option("--dry-run", is_flag=True, help="Print what a pass would do, and do nothing.")
+@click.option("--watch", is_flag=True, help="Repeat passes until interrupted.")
+@click.option("--until-idle", is_flag=True, help="Repeat passes until no job is active.")
+@click.option("--dry-run", is_flag=True, help="Print what a pass would do, without doing it.")
 @store_option
 def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
-    """Make one pass of the governor over every active job. Any number of governors at once is safe."""
-    from stoker.cli.external_jobs import Others
+    """Run one pass of the governor over every active job. Any number of governors may run at once."""
+    from stoker.cli.external_jobs import ExternalJobWatcher
     from stoker.governor.loop import Governor
 
     store = opened_store()
-    governor, others = Governor(store), Others(store)
+    governor, others = Governor(store), ExternalJobWatcher(store)
     if dry_run:
         plan, observation = governor.plan()
         _print(plan.actions, plan.waiting, observation.problems | plan.problems)
@@ -33,20 +33,20 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
             click.echo("nothing to do")
         return
     if not (watch or until_idle):
-        governor.teller.at_once = True
+        governor.dispatcher.retry_now = True
         _print_pass(governor.run_pass())
         others.look()
         return
 
-    def told(done: Pass) -> None:
+    def after_pass(done: Pass) -> None:
         _print_changes(done)
         others.look()
 
-    governor.watch(until=lambda done: until_idle and done.idle, on_pass=told, on_error=_complain)
+    governor.watch(until=lambda done: until_idle and done.idle, on_pass=after_pass, on_error=_complain)
 
 
 def _print_pass(done: Pass) -> None:
-    from stoker.cli.format import counted
+    from stoker.read.format import counted
 
     _print(done.actions, done.waiting, done.problems)
     click.echo(f"{counted(done.active, 'active job')}, {counted(len(done.actions), 'action')}")
@@ -57,9 +57,9 @@ def _print_changes(done: Pass) -> None:
 
 
 def _print(actions: tuple[Action, ...], waiting: dict[str, str], problems: dict[str, str]) -> None:
-    from stoker.cli.format import legible
-    from stoker.cli.timeline import describe
     from stoker.core.snapshot import Append
+    from stoker.read.decision_text import describe
+    from stoker.read.safe_text import legible
 
     for action in actions:
         what = describe(action.event, None) if isinstance(action, Append) else type(action).__name__.lower()

@@ -9,7 +9,7 @@ import click
 from stoker.cli.completers import complete_provider
 from stoker.cli.options import json_option, store_option
 
-# Ends the script; nothing in a policy looks like it.
+# Ends the script's here-document; no policy contains it.
 _END = "END-OF-STOKER-IAM"
 
 
@@ -18,27 +18,27 @@ _END = "END-OF-STOKER-IAM"
 @click.option(
     "--bucket",
     metavar="URL",
-    help="The store's bucket, as s3://BUCKET/PREFIX or gs://BUCKET/PREFIX; the store by default.",
+    help="The store's bucket, such as s3://BUCKET/PREFIX or gs://BUCKET/PREFIX; default: the store.",
 )
 @click.option(
-    "--job", metavar="NAME", help="Machines that reach jobs of this name alone, by a profile or account of their own."
+    "--job", metavar="NAME", help="Limit machines to jobs of this name, with a profile or account of their own."
 )
 @click.option("--input", "inputs", metavar="URL", multiple=True, help="A bucket or folder that jobs read.")
-@click.option("--logs", metavar="NAME", help="What jobs name as logs.cloudwatch, or logs.cloud_logging, where they do.")
+@click.option("--logs", metavar="NAME", help="The value of logs.cloudwatch or logs.cloud_logging in jobs.")
 @click.option(
     "--secret",
     "secrets",
     metavar="REFERENCE",
     multiple=True,
-    help="What jobs refer to in `secrets`, such as aws-sm:NAME or gcp-sm:NAME; aws-ecr, gcp-token for private images.",
+    help="A reference in `secrets` of jobs, such as aws-sm:NAME or gcp-sm:NAME; aws-ecr, gcp-token for private images.",
 )
 @click.option(
     "--notify",
     metavar="TO",
     multiple=True,
-    help="Where governors tell: a topic, as sns:ARN, or a secret that is an address, as aws-sm:NAME or gcp-sm:NAME.",
+    help="A channel for notifications: a topic (sns:ARN) or a secret address (aws-sm:NAME, gcp-sm:NAME).",
 )
-@click.option("--policy", metavar="NAME", help="Print this policy alone, for the cloud's own command line.")
+@click.option("--policy", metavar="NAME", help="Print only this policy, for the cloud's own command line.")
 @json_option
 @store_option
 def command(
@@ -52,23 +52,24 @@ def command(
     policy: str | None,
     as_json: bool,
 ) -> None:
-    """Print what PROVIDER's cloud has to allow the person, the governor and the machines.
+    """Print the permissions that PROVIDER's cloud has to grant to people, the governor and machines.
 
-    As a shell script that makes it so, and says what that cannot separate. Printing asks nobody, and changes nothing.
+    The output is a shell script that grants them, with notes on what the cloud cannot separate. Printing asks no server
+    and changes nothing.
     """
-    from stoker.cli.format import print_json, whole
+    from stoker.cli.format import print_json, to_json
     from stoker.model.errors import UserError
     from stoker.notifications import check_channels
     from stoker.providers import registry
     from stoker.store.base import open_store
     from stoker.store.home import default_store_url
 
-    # Opening asks nobody, and gives the one spelling that tags are made of.
+    # Opening a store asks no server, and gives the canonical URL that tags are derived from.
     named = bucket or click.get_current_context().find_root().obj
-    check_channels.check_written(notify, "--notify")
+    check_channels.check_addresses(notify, "--notify")
     granting, url = registry.iam(provider), open_store(named or default_store_url()).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
-    check_channels.check_granted(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
+    check_channels.check_grantable(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
     found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)
     if policy is not None:
         chosen = [grant for grant in found.grants if grant.name == policy]
@@ -77,9 +78,9 @@ def command(
         click.echo(json.dumps(chosen[0].policy, indent=None if as_json else 2))
         return
     if as_json:
-        print_json(whole(found))
+        print_json(to_json(found))
         return
-    # Quoted whole: what is pasted stops at the first failure, and leaves the person's own shell as it was.
+    # One here-document: a pasted script stops at the first failure, and leaves the person's own shell alone.
     click.echo(f"sh -eu <<'{_END}'")
     click.echo(f"# For the store {url}. Read it, then paste it or pipe it to sh; running it again does no harm.\n")
     for grant in found.grants:

@@ -12,7 +12,7 @@ _USUAL = ("train.py", "main.py", "run.py")
 
 
 @click.command("init", cls=TrailingCommand)
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(force: bool) -> None:
     """Write a job file to start from: stoker.yaml in this folder."""
     from stoker.jobfile.layers import JOB_FILES
@@ -21,7 +21,7 @@ def command(force: bool) -> None:
 
     path = Path(JOB_FILES[0])
     if path.exists() and not force:
-        raise UserError(f"{path} is there already; --force writes over it")
+        raise UserError(f"{path} exists already; --force overwrites it")
     words = trailing() or _guess()
     try:
         path.write_text(template(words), encoding="utf-8")
@@ -31,7 +31,7 @@ def command(force: bool) -> None:
 
 
 def _guess() -> list[str] | None:
-    """The script that this folder is about, where one can be told."""
+    """The command for this folder's script: one with a usual name, or the only one."""
     scripts = sorted(path.name for path in Path().glob("*.py"))
     for name in _USUAL:
         if name in scripts:

@@ -16,25 +16,27 @@ from stoker.cli.options import DURATION, job_argument_of, opened_store, store_op
     default=0,
     metavar="R",
     shell_complete=complete_node,
-    help="Which node; 0 by default.",
+    help="The node to interrupt; 0 by default.",
 )
 @click.option("--grace", "grace_s", type=DURATION, default="30s", metavar="TIME", help="Time to save; 30s by default.")
 @store_option
 def command(job: str, node: int, grace_s: float) -> None:
-    """Rehearse a reclaim: give a node a notice, and take it away when the grace is over.
+    """Rehearse a reclaim: give a node a notice, and take its machine away when the grace is over.
 
-    On EC2 through the Fault Injection Service, where the grace is 2 minutes at least. On Compute Engine by a simulated
-    maintenance event, where the grace is what the machine was launched with, 2 minutes, and --grace is not used. Where
-    that is not allowed, and for machines that are not spot, the machine is ended at once. It says which.
+    EC2 uses the Fault Injection Service, with a grace of at least 2 minutes. Compute Engine simulates a maintenance
+    event, with the 2 minutes of grace that the machine was launched with; --grace is ignored. Where that is not
+    allowed, and for on-demand machines, the machine is ended at once. The command says which of these it did.
     """
     from stoker import client
-    from stoker.cli.format import duration, legible, say, tell_problem
-    from stoker.governor.background import carry_on
+    from stoker.cli.format import report_governor, say
+    from stoker.governor.background import ensure_governed
+    from stoker.read.format import duration
+    from stoker.read.safe_text import legible
     from stoker.store.find_job import find_job
 
     store = opened_store()
     found = client.find_node(find_job(store, job), store, node)
-    told = client.rehearse(found, grace_s)
-    tell_problem(carry_on(store, [found.job]))
+    message = client.interrupt_machine(found, grace_s)
+    report_governor(ensure_governed(store, [found.job]))
     taken = f"node {node} of {found.job} has its notice: its machine is taken away in {duration(grace_s)}"
-    say(legible(told) if told else taken)
+    say(legible(message) if message else taken)

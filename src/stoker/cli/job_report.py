@@ -1,4 +1,4 @@
-"""One job for people: what `show` prints, and what `run` ends with."""
+"""The report about one job: the output of `show`, and the end of `run`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ from datetime import datetime, timezone
 
 import click
 
-from stoker.cli.format import (
-    ago,
-    as_of,
-    clock,
-    counted,
-    dollars,
-    duration,
-    legible,
-    number,
-    one_line,
-    phase,
-    price_source,
-    print_json,
-    say,
-    size,
-    table,
-    whole,
-)
-from stoker.cli.timeline import MOST_REASON, rule_text, timeline
+from stoker.cli.format import phase, print_json, say, table, to_json
+from stoker.cli.timeline import MOST_REASON, timeline
 from stoker.core.saved_work import checkpoint_title, is_about_training, with_step
-from stoker.core.summary import Held, NodeSummary, Summary
+from stoker.core.summary import HeldMachines, NodeSummary, Summary
 from stoker.model.job_state import JobState
-from stoker.store.base import Store
+from stoker.read.decision_text import rule_text
+from stoker.read.format import ago, as_of, clock, counted, dollars, duration, number, one_line, price_source, size
+from stoker.read.safe_text import legible
+from stoker.store.job_index import IndexRecord
 
 _TAIL_LINES = 12
 _MOST_LINKS = 8
@@ -43,14 +29,14 @@ def last_words(state: JobState) -> tuple[str, ...]:
     return closed[-1].tail[-_TAIL_LINES:] if closed else ()
 
 
-def job_text(summary: Summary, tail: tuple[str, ...] = (), *, witnessed: bool = False) -> str:
-    """The whole job: its state, its attempts as a timeline, its safety, its cost, and why it failed.
+def job_text(summary: Summary, tail: tuple[str, ...] = (), *, has_stack_dumps: bool = False) -> str:
+    """The whole job: its state, its attempts as a timeline, its last checkpoint, its cost, and why it failed.
 
-    `witnessed`: what its processes did was written down when it stood still, or wasted its machines.
+    `has_stack_dumps`: stack dumps were stored when the job stalled or wasted its machines.
     """
     summary, tail = legible(summary), legible(tail)
     head = f"{click.style(summary.id, bold=True)}  {phase(summary.phase)}"
-    # Of one that failed, the whole reason stands below.
+    # A failed job's whole reason is shown further below.
     reason = one_line(summary.reason, MOST_REASON if summary.phase == "failed" else len(summary.reason))
     lines = [f"{head}  {reason}" if reason else head]
     lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]
@@ -60,11 +46,11 @@ def job_text(summary: Summary, tail: tuple[str, ...] = (), *, witnessed: bool = 
     for text in left_out_lines(summary):
         lines.append(click.style(f"  {text}", fg="yellow"))
     for text in (*summary.warnings, *_node_warnings(summary)):
-        # What became of an attempt before stands below its line.
+        # The timeline already shows warnings about the end of an attempt.
         if not (text.startswith("attempt ") and any(text.partition(": ")[2] in line for line in story)):
             lines.append(click.style(f"  warning: {text}", fg="yellow"))
-    if witnessed:
-        lines.append(f"  what its processes did when a rule found fault with it: `stoker logs {summary.id} --evidence`")
+    if has_stack_dumps:
+        lines.append(f"  stack dumps from when a rule was violated: `stoker logs {summary.id} --evidence`")
     if summary.phase == "failed":
         lines += _failure(summary, tail)
     return "\n".join(lines)
@@ -85,13 +71,13 @@ def _facts(summary: Summary) -> list[list[str]]:
     if summary.metrics:
         rows.append(["metrics", "  ".join(f"{name} {number(value)}" for name, value in summary.metrics.items())])
     rows.append(["checkpoint", _safety(summary)])
-    # Files beside the code are kept when an attempt ends: until then, none yet says nothing.
+    # Files beside the code are stored when an attempt ends: until then, "none" would mean nothing.
     if summary.outputs is not None and (summary.outputs.files or summary.ended_at is not None):
         rows.append(["outputs", outputs_text(summary)])
     if summary.cost is not None or summary.attempts:
         rows.append(["cost", cost_text(summary)])
     if summary.held is not None:
-        known = {node.instance: _known(node) for attempt in summary.attempts for node in attempt.nodes}
+        known = {node.instance: _machine_names(node) for attempt in summary.attempts for node in attempt.nodes}
         kept = tuple(known.get(instance, instance) for instance in summary.held.instances)
         rows.append(["held", held_text(replace(summary.held, instances=kept))])
     rows += _links(summary)
@@ -101,7 +87,7 @@ def _facts(summary: Summary) -> list[list[str]]:
 
 
 def _as_written(value: object) -> str:
-    """A parameter as a job file would have it."""
+    """A parameter as it is written in a job file."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -126,7 +112,7 @@ def _trained(summary: Summary) -> str:
 
 
 def _safety(summary: Summary) -> str:
-    """The last durable checkpoint, its age, and what a reclaim now would cost."""
+    """The last durable checkpoint, its age, and what a reclaim now would lose."""
     found = summary.last_checkpoint
     if found is None:
         text = "none" if summary.ended_at is not None else "none in the store yet"
@@ -148,19 +134,19 @@ def outputs_text(summary: Summary) -> str:
     """`3 files, 1.2 MB kept; stoker pull gpt-7f3k --outputs`."""
     found = summary.outputs
     assert found is not None
-    told = [attempt for attempt in summary.attempts if attempt.outputs is not None and attempt.outputs.files]
+    with_files = [attempt for attempt in summary.attempts if attempt.outputs is not None and attempt.outputs.files]
     if not found.files:
         return "none kept"
     pull = f"`stoker pull {summary.id} --outputs`"
-    if len(told) > 1:
-        # A file that several attempts wrote counts for each of them, and is pulled once.
-        each = f"{counted(found.files, 'file')}, {size(found.size)} kept in {len(told)} attempts"
+    if len(with_files) > 1:
+        # A file that several attempts wrote counts for each of them, but is pulled once.
+        each = f"{counted(found.files, 'file')}, {size(found.size)} kept in {len(with_files)} attempts"
         return f"{each}; {pull} merges them"
     return f"{counted(found.files, 'file')}, {size(found.size)} kept; {pull}"
 
 
 def left_out_lines(summary: Summary) -> list[str]:
-    """What was not kept as outputs, and why, the largest first."""
+    """The files that were not stored as outputs, with the reasons, largest first."""
     found = summary.outputs
     if found is None or not found.left_out:
         return []
@@ -172,7 +158,7 @@ def left_out_lines(summary: Summary) -> list[str]:
     if found.left_out > _MOST_LEFT_OUT:
         lines.append(f"  and {found.left_out - _MOST_LEFT_OUT} more; --json names the largest")
     if any("more than" in one.why for one in found.named):
-        lines.append("  `outputs` in the job file names what is kept without a bound")
+        lines.append("  files that `outputs` in the job file names are kept whatever their size")
     return lines
 
 
@@ -186,14 +172,14 @@ def cost_text(summary: Summary) -> str:
         text += f", on-demand {dollars(summary.on_demand_cost)}"
         if share > 0:
             text += f": saved {share:.0%}"
-    told = (price_source(attempt.price_source) for attempt in summary.attempts)
-    sources = [source for source in dict.fromkeys(told) if source]
+    named = (price_source(attempt.price_source) for attempt in summary.attempts)
+    sources = [source for source in dict.fromkeys(named) if source]
     if not summary.cost and not sources:
         return "nothing: no price is set" if summary.attempts else text
     return f"{text} (prices: {', '.join(sources)})" if sources else text
 
 
-def held_text(held: Held, now: datetime | None = None) -> str:
+def held_text(held: HeldMachines, now: datetime | None = None) -> str:
     """`i-7 until 14:32:10 (12m 03s left) at $1.20/h; …`."""
     left_s = (held.until - (now or datetime.now(timezone.utc))).total_seconds()
     price = "an unknown price" if held.price is None else f"{dollars(held.price)}/h"
@@ -201,13 +187,13 @@ def held_text(held: Held, now: datetime | None = None) -> str:
     return f"{names} until {clock(held.until)} ({duration(left_s)} left) at {price}; `stoker stop` gives it back"
 
 
-def _known(node: NodeSummary) -> str:
-    """A machine by the name that its cloud's console shows, and by what Stoker knows it by."""
+def _machine_names(node: NodeSummary) -> str:
+    """A machine by its name in the cloud's console and its instance id."""
     return f"{node.name} ({node.instance})" if node.name else node.instance
 
 
 def _links(summary: Summary) -> list[list[str]]:
-    """Where the machines of the last attempt are shown, and their logs."""
+    """The web addresses of the last attempt's machines and their logs."""
     nodes = summary.attempts[-1].nodes if summary.attempts else ()
     rows = []
     for what, links in (
@@ -215,12 +201,12 @@ def _links(summary: Summary) -> list[list[str]]:
         ("log", [(node, node.log_link) for node in nodes]),
         ("logs of the machine", [(node, node.logs_link or node.logs_query) for node in nodes]),
     ):
-        told = [(node, link) for node, link in links if link is not None]
-        for node, link in told[:_MOST_LINKS]:
+        known = [(node, link) for node, link in links if link is not None]
+        for node, link in known[:_MOST_LINKS]:
             rank = f"node {node.rank} " if len(nodes) > 1 else ""
-            rows.append([what, f"{rank}{_known(node)}  {link}" if what == "machine" else f"{rank}{link}"])
-        if len(told) > _MOST_LINKS:
-            rows.append([what, f"and {len(told) - _MOST_LINKS} more; --json has them all"])
+            rows.append([what, f"{rank}{_machine_names(node)}  {link}" if what == "machine" else f"{rank}{link}"])
+        if len(known) > _MOST_LINKS:
+            rows.append([what, f"and {len(known) - _MOST_LINKS} more; --json has them all"])
     return rows
 
 
@@ -229,15 +215,15 @@ def _node_warnings(summary: Summary) -> list[str]:
         return []
     found = [text for node in summary.attempts[-1].nodes for text in node.warnings]
     over = summary.ended_at is not None
-    told = [text for text in dict.fromkeys(found) if text not in summary.warnings]
-    return [text for text in told if not (over and is_about_training(text))]
+    new = [text for text in dict.fromkeys(found) if text not in summary.warnings]
+    return [text for text in new if not (over and is_about_training(text))]
 
 
 def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
     name, _, meaning = rule_text(summary.rule or "").partition(": ")
     rule = f"`{name}` ({meaning})" if meaning else f"`{name}`"
     lines = ["", f"  failed by the rule {rule}: {summary.reason}"]
-    # Of a script that was asked to leave, the exit code says only that it did.
+    # The exit code of a script that was asked to stop says nothing more.
     own = summary.rule == "user-error"
     if own and summary.exit_code is not None and str(summary.exit_code) not in summary.reason:
         lines[-1] += f" (exit code {summary.exit_code})"
@@ -246,16 +232,10 @@ def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def show_end(store: Store, job: str, *, as_json: bool = False) -> int:
-    """How the job went, after it was followed to its end. Answers the exit code: 0 when it succeeded."""
-    from stoker import client
-    from stoker.store import job_index
-
-    record = client.look(job, store)
-    # The governor of this process is about to end, perhaps before it has written this down.
-    job_index.write_index(store, record)
+def print_end(record: IndexRecord, *, as_json: bool = False) -> int:
+    """Print how an ended job went. Returns the exit code: 0 when it succeeded."""
     if as_json:
-        print_json(whole(record.summary))
+        print_json(to_json(record.summary))
     else:
         say()
         say(job_text(record.summary, last_words(record.state)))
@@ -263,6 +243,6 @@ def show_end(store: Store, job: str, *, as_json: bool = False) -> int:
 
 
 def lasted_s(summary: Summary, now: datetime | None = None) -> float:
-    """From submission to the end, or to now."""
+    """Seconds from submission to the end, or to now."""
     end = summary.ended_at or now or datetime.now(timezone.utc)
     return (end - summary.submitted_at).total_seconds()

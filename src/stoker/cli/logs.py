@@ -15,43 +15,56 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from stoker.model.job_state import JobState
-    from stoker.read.logs import Line, NodeLog
+    from stoker.read.logs import LogLine, NodeLog
     from stoker.store.base import Store
 
 
-# More than an agent writes.
+# The most bytes of a stack dump to read: more than an agent writes.
 _MOST_EVIDENCE = 16 * 1024 * 1024
 
 
 @click.command("logs")
 @job_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended, across restarts.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow until the job has ended, across restarts.")
 @click.option(
-    "--node", "rank", type=click.IntRange(min=0), metavar="R", shell_complete=complete_node, help="Only this node."
+    "--node",
+    "rank",
+    type=click.IntRange(min=0),
+    metavar="R",
+    shell_complete=complete_node,
+    help="Only this node.",
 )
 @click.option(
-    "--attempt", type=click.IntRange(min=1), metavar="N", shell_complete=complete_attempt, help="Only this attempt."
+    "--attempt",
+    type=click.IntRange(min=1),
+    metavar="N",
+    shell_complete=complete_attempt,
+    help="Only this attempt.",
 )
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last lines of what is there.")
-@click.option("--evidence", is_flag=True, help="What the processes of a job that stood still were doing.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option("--evidence", is_flag=True, help="Print the stack dumps of a job that stalled instead of its log.")
 @store_option
 def command(job: str, following: bool, rank: int | None, attempt: int | None, tail: int | None, evidence: bool) -> int:
     """Print or follow a job's log: all attempts and nodes in one stream.
 
-    Lines that begin with [boot] are of a machine that could not start an agent: what its boot said, or its console.
+    Lines that begin with [boot] come from a machine that could not start an agent: its boot output, or its console.
     """
-    from stoker.cli.follow_view import Follower, Screen
-    from stoker.cli.format import counted, say
+    from stoker.cli.follow_and_govern import come_back_hint
+    from stoker.cli.follow_view import TerminalScreen
+    from stoker.cli.format import say
     from stoker.model.errors import UserError
+    from stoker.read.follow import Follower
+    from stoker.read.format import counted
     from stoker.read.node_chunks import node_logs
     from stoker.store import job_index, job_log
     from stoker.store.find_job import find_job
+    from stoker.submit.submitted_state import half_removed
 
     store = opened_store()
     found = find_job(store, job)
     state = job_log.read(store, found)
     if state is None:
-        raise UserError(f"{found} was not submitted, or is half removed; `stoker rm {found}` clears it away")
+        raise half_removed(found)
     nodes = job_index.read_submission(store, state).spec.nodes
     if rank is not None and rank >= nodes:
         has = "only node 0" if nodes == 1 else f"nodes 0 to {nodes - 1}"
@@ -61,13 +74,13 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
     if evidence:
         return _print_evidence(store, state, rank, attempt)
     live = following and sys.stdout.isatty() and sys.stderr.isatty()
-    screen = Screen(sys.stdout, prefix=nodes > 1 and rank is None, live=live)
+    screen = TerminalScreen(sys.stdout, prefix=nodes > 1 and rank is None, live=live)
     if following:
         follower = Follower(store, found, screen, rank=rank, attempt=attempt, events=live, since=state.seq)
         try:
             follower.run(tail)
         except KeyboardInterrupt:
-            say(f"\n{found} goes on. Come back: stoker logs -f {found}   Stop it: stoker stop {found}")
+            say(f"\n{come_back_hint(found)}")
             return EXIT_INTERRUPTED
         if follower.state is not None:
             for line in consoles(store, follower.state, node_logs(follower.state, rank, attempt)):
@@ -84,8 +97,9 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
 
 
 def _print_evidence(store: Store, state: JobState, rank: int | None, attempt: int | None) -> int:
-    from stoker.cli.format import legible, say
+    from stoker.cli.format import say
     from stoker.model import keys
+    from stoker.read.safe_text import legible
 
     shown = 0
     for claim in state.attempts:
@@ -105,29 +119,30 @@ def _print_evidence(store: Store, state: JobState, rank: int | None, attempt: in
                     click.echo(legible(line))
                 shown += 1
     if not shown:
-        say(f"no evidence was collected of {state.job}; that is done when a rule finds that it stands still")
+        say(f"there are no stack dumps of {state.job}; they are taken when a rule finds that the job stalls")
     return 0
 
 
 def _say_no_machine(state: JobState) -> None:
-    """A job that never had a machine has no log: what there is to read is why."""
-    from stoker.cli.format import legible, say
+    """Say why a job that never had a machine has no log."""
+    from stoker.cli.format import say
+    from stoker.read.safe_text import legible
 
     if state.attempts:
         return
     if state.ended is not None:
         say(legible(f"{state.job} never had a machine: {state.ended.reason or state.ended.outcome}"))
     else:
-        say(f"{state.job} has no machine yet; `stoker explain {state.job}` tells what it waits for")
+        say(f"{state.job} has no machine yet; `stoker explain {state.job}` shows what it waits for")
 
 
-def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | None) -> Iterator[Line]:
-    """What is there now, in order, with the consoles of machines of whom nothing else is left."""
+def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | None) -> Iterator[LogLine]:
+    """The log so far, in order, with the consoles of machines that wrote nothing else."""
     from stoker.read.logs import read_lines, read_tail
 
     if tail is not None:
         found = read_tail(store, state.job, nodes, tail)
-        # Of several attempts those that spoke tell more.
+        # Attempts that wrote a log say more than consoles.
         yield from found or list(consoles(store, state, nodes))[-tail:] if tail else ()
         return
     for attempt in sorted({node.attempt for node in nodes}):
@@ -136,20 +151,20 @@ def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | 
         yield from consoles(store, state, these)
 
 
-def consoles(store: Store, state: JobState, nodes: Sequence[NodeLog]) -> Iterator[Line]:
-    """The consoles of machines that are over and never wrote a word, where their provider keeps them."""
+def consoles(store: Store, state: JobState, nodes: Sequence[NodeLog]) -> Iterator[LogLine]:
+    """The consoles of ended machines that never wrote to the store, where their provider keeps them."""
     from stoker.governor.connected_providers import Fleet
     from stoker.model.errors import StokerError
-    from stoker.providers.base import Speaks
-    from stoker.read.logs import console_lines, unheard_of
+    from stoker.providers.base import SupportsConsole
+    from stoker.read.logs import console_lines, silent_nodes
 
     untrained = {claim.number: claim for claim in state.attempts if claim.closed and not claim.closed.trained_s}
     fleet = Fleet(store.url)
-    for node in unheard_of(store, state.job, [node for node in nodes if node.claim in untrained]):
+    for node in silent_nodes(store, state.job, [node for node in nodes if node.claim in untrained]):
         offering = untrained[node.claim].offering
         try:
             provider = fleet.provider(offering.provider)
-            output = provider.console(node.instance, offering.region) if isinstance(provider, Speaks) else None
+            output = provider.console(node.instance, offering.region) if isinstance(provider, SupportsConsole) else None
         except StokerError:
-            continue  # It would have been more to read. What was decided on it is in `show`.
+            continue  # The console is optional; `show` has the decision about the attempt.
         yield from console_lines(node, output or "")

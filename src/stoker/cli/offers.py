@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.model.offerings import Offering
     from stoker.model.spec import Spec
 
-# A page of a terminal.
+# About one page of a terminal.
 _LIMIT = 20
 
 
@@ -28,61 +28,59 @@ _LIMIT = 20
     "--provider",
     metavar="P",
     shell_complete=complete_provider,
-    help="Where the machines come from: local, ec2, gce, sagemaker.",
+    help="The provider of the machines: local, ec2, gce or sagemaker.",
 )
-@click.option("--zones", is_flag=True, help="A line for each zone, instead of the best zone of each machine.")
+@click.option("--zones", is_flag=True, help="Show every zone, not only the best zone of each machine.")
 @click.option(
-    "--limit", metavar="N", type=click.IntRange(min=0), default=_LIMIT, help="Most lines; 0 shows all. [default: 20]"
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=_LIMIT,
+    help="Most lines to show; 0: all. [default: 20]",
 )
 @json_option
 @store_option
 def command(
     job_file: Path | None, sets: tuple[str, ...], provider: str | None, zones: bool, limit: int, as_json: bool
 ) -> None:
-    """Show what the machines that a job asks for would cost, spot against on-demand.
+    """Show the machines that a job could get, with prices, spot against on-demand.
 
-    Those that resources.spot and resources.max_price allow, in the order in which they would be tried. `--json` has
-    every machine in every zone, with the source of its price. LAST 24 H is how many of all jobs of the store were
-    taken back there, and how often there was none.
+    Lists the machines that resources.spot and resources.max_price allow, in the order in which they would be tried.
+    `--json` prints every machine in every zone, with the source of its price. LAST 24 H counts, over all jobs of the
+    store, machines that were reclaimed, and launches that found no capacity.
     """
     from datetime import datetime, timezone
 
-    from stoker.cli.format import print_json, say, table, whole
-    from stoker.core.market import ordered
-    from stoker.core.placement import acceptable
+    from stoker.cli.format import print_json, say, table, to_json
+    from stoker.core.acceptable_offerings import acceptable
+    from stoker.core.market import by_expected_cost
     from stoker.governor.market_records import MarketReader
-    from stoker.jobfile import find_job_file, gather, layer_of, resolve
-    from stoker.model import keys
+    from stoker.jobfile import find_job_file, job_layers, layer_of, resolve, shared_layers
     from stoker.model.errors import UserError
     from stoker.providers import registry
-    from stoker.submit.policy_check import as_housed, cost_bound, house_of
-    from stoker.submit.prepare import ExplainsNone, connect
+    from stoker.submit.choose_offerings import ExplainsNoOffering, connect
+    from stoker.submit.policy_check import cost_limit_source, read_policy, with_policy_limits
 
     store = opened_store()
-    # What is run does not matter here, so that a folder without a job file can be asked about as well.
+    # The command does not matter here, so a folder without a job file will do.
     flags = {"resources": {"provider": provider}} if provider is not None else {}
-    defaults, house = store.get(keys.DEFAULTS), house_of(store)
-    settings = gather(
-        job_file=job_file or find_job_file(),
-        house=defaults.data if defaults is not None else None,
-        sets=sets,
-        flags=flags,
-    )
-    layers = (layer_of({"run": "true"}, "offers"), *settings)
+    policy = read_policy(store)
+    own = job_layers(job_file or find_job_file(), sets, flags)
+    layers = (layer_of({"run": "true"}, "offers"), *shared_layers(store), *own)
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
     offered = connected.offerings(spec.resources)
-    found, reason = acceptable(as_housed(house, spec), offered, cost_bound=cost_bound(house, spec))
-    # For people: a clock that goes wrong by minutes does no harm here.
+    found, reason = acceptable(with_policy_limits(policy, spec), offered, cost_bound=cost_limit_source(policy, spec))
+    # Only people read this: a clock that is wrong by minutes does no harm here.
     now = datetime.now(timezone.utc)
-    seen = MarketReader(store, now, house).of(spec.resources.provider)
-    found = ordered(found, seen, now, spec.resources.machine)
+    seen = MarketReader(store, now, policy).of(spec.resources.provider)
+    found = by_expected_cost(found, seen, now, spec.resources.machine)
     tallies = {offering.key: seen.lately(offering, now) for offering in found}
     if as_json:
-        print_json([{**whole(offering), "last_24h": whole(tallies[offering.key])} for offering in found])
+        print_json([{**to_json(offering), "last_24h": to_json(tallies[offering.key])} for offering in found])
         return
     if not found:
-        why = connected.why_none(spec.resources) if not offered and isinstance(connected, ExplainsNone) else ""
+        why = connected.why_none(spec.resources) if not offered and isinstance(connected, ExplainsNoOffering) else ""
         raise UserError(why or reason)
     header, rows = listing(found, by_zone=zones, tallies=tallies)
     click.echo(table(header, rows[: limit or None]))
@@ -92,24 +90,24 @@ def command(
     if unknown:
         say(f"{unknown} of {len(found)} prices are not known{_refreshing(spec.resources.provider)}")
     if len(found) < len(offered):
-        left_out = _bounds(as_housed(house, spec), cost_bound(house, spec))
+        left_out = _bounds(with_policy_limits(policy, spec), cost_limit_source(policy, spec))
         say(f"{len(offered) - len(found)} of {len(offered)} are left out: {left_out}")
 
 
 def _refreshing(provider: str) -> str:
-    """What may bring a price that is not known."""
+    """Advice on how to fetch unknown prices, where the provider has a price table."""
     from stoker.model.errors import UserError
     from stoker.providers import registry
 
     try:
         registry.prices(provider)
     except UserError:
-        return ""  # It keeps no table.
-    return f"; `stoker prices --provider {provider} --refresh` may bring some"
+        return ""  # The provider has no price table.
+    return f"; `stoker prices --provider {provider} --refresh` may fetch them"
 
 
 def _bounds(spec: Spec, whose_cost: str) -> str:
-    """What the job and the house allow, where they do not allow everything."""
+    """The limits of job and policy that exclude offerings."""
     spot = {"never": "resources.spot is false", "only": "resources.spot is true"}.get(spec.resources.spot)
     most = spec.resources.max_price
     price = f"resources.max_price is ${most:g}/h" if most is not None else None
@@ -120,11 +118,11 @@ def _bounds(spec: Spec, whose_cost: str) -> str:
 def listing(
     found: Sequence[Offering], *, by_zone: bool = False, tallies: Mapping[str, Tally] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """The table's header and rows, best first: one for each machine and kind in its best zone, or for every zone.
+    """The table's header and rows, best first: one row for each machine and kind in its best zone, or for every zone.
 
-    `tallies` by the offering's key: what jobs saw of it lately, a column where they saw anything.
+    `tallies` are recent launches by the offering's key. They become a column where there were any.
     """
-    from stoker.cli.format import price_source
+    from stoker.read.format import price_source
 
     groups: dict[tuple[str, bool, str], list[Offering]] = {}
     for offering in found:
@@ -135,7 +133,7 @@ def listing(
     if any(tally is not None and (tally.launches or tally.dry) for tally in seen):
         header.append("LAST 24 H")
         rows = [[*row, _lately(tally)] for row, tally in zip(rows, seen, strict=True)]
-    # Where prices are from matters where they were looked up; the job file's own need no column.
+    # The source of prices needs a column only where there are several.
     sources = [group[0].price_source for group in groups.values()]
     if len(set(sources)) > 1:
         header.append("SOURCE")
@@ -150,8 +148,8 @@ def _lately(tally: Tally | None) -> str:
 
 
 def _row(offering: Offering, others: int) -> list[str]:
-    from stoker.cli.format import size
-    from stoker.cli.timeline import rate
+    from stoker.read.decision_text import rate
+    from stoker.read.format import size
 
     zone = offering.zone or "any"
     return [

@@ -24,13 +24,13 @@ def _keep_store(ctx: click.Context, _param: click.Parameter, value: str | None) 
 
 
 def store_option(command: F) -> F:
-    """`--store` behind the command as well as before it."""
+    """`--store` after the command, as well as before it."""
     return click.option(
         "--store",
         metavar="URL",
         expose_value=False,
         callback=_keep_store,
-        help="The bucket or folder; default: STOKER_STORE, else under ~/.stoker.",
+        help="A bucket or a folder; default: STOKER_STORE, else under ~/.stoker.",
     )(command)
 
 
@@ -45,12 +45,12 @@ def set_option(command: F) -> F:
         multiple=True,
         metavar="FIELD=VALUE",
         shell_complete=complete_field,
-        help="Set a field of the job file, such as params.lr=1e-3.",
+        help="Set a field of the job file, such as params.lr=1e-3; may be repeated.",
     )(command)
 
 
 def yes_option(command: F) -> F:
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
 def job_argument(command: F) -> F:
@@ -58,48 +58,48 @@ def job_argument(command: F) -> F:
 
 
 def job_argument_of(complete: Complete) -> Callable[[F], F]:
-    """A job, of which a shell offers those that the command can work on."""
+    """The argument JOB. `complete` offers the jobs that the command can work on."""
     argument = click.argument("job", metavar="JOB", shell_complete=complete)
-    return lambda command: argument(_knowing_others(command))
+    return lambda command: argument(_with_external_job_hint(command))
 
 
 def checkpoint_option(text: str) -> Callable[[F], F]:
-    """`--checkpoint REF` of the job that the command names."""
+    """`--checkpoint REF`, a checkpoint of the job that the command names."""
     return click.option("--checkpoint", metavar="REF", shell_complete=complete_checkpoint, help=text)
 
 
 def jobs_argument(required: bool = True, complete: Complete = complete_job) -> Callable[[F], F]:
     argument = click.argument("jobs", metavar="JOB…", nargs=-1, required=required, shell_complete=complete)
-    return lambda command: argument(_knowing_others(command))
+    return lambda command: argument(_with_external_job_hint(command))
 
 
-def _knowing_others(command: F) -> F:
-    """`ps` lists training jobs of others, too. Who names one here is told whose it is, and what helps."""
+def _with_external_job_hint(command: F) -> F:
+    """Explain external jobs: `ps` lists them, too, but most commands do not apply to them."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         try:
             return command(*arguments, **named)
         except NoSuchJob as error:
-            from stoker.cli.external_jobs import whose
+            from stoker.cli.external_jobs import external_job_hint
 
-            told = whose(opened_store(), error.text, str(click.get_current_context().info_name))
-            if told is None:
+            hint = external_job_hint(opened_store(), error.text, str(click.get_current_context().info_name))
+            if hint is None:
                 raise
-            raise UserError(told) from None
+            raise UserError(hint) from None
 
     return cast("F", wrapped)
 
 
 def help_alone(ctx: click.Context) -> None:
-    """For groups: named alone, they print their help, as `stoker` does."""
+    """Print the help of a group that is called without a command, and exit."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(UserError.exit_code)
 
 
 def opened_store() -> Store:
-    """The store that the command line names. Raises UserError for one that cannot be."""
+    """Open the store that the command line names. Raises UserError for an invalid URL."""
     from stoker.store.base import open_store
     from stoker.store.home import default_store_url
 
@@ -114,7 +114,7 @@ else:
 
 
 class Duration(_FloatType):
-    """`30s`, `15m`, `24h`, in seconds."""
+    """A duration such as `30s`, `15m` or `24h`, in seconds."""
 
     name = "duration"
 
@@ -134,9 +134,9 @@ DURATION = Duration()
 
 
 class TrailingCommand(click.Command):
-    """Keeps what follows `--` apart, as `ctx.meta["trailing"]`: a command line of its own, not our arguments."""
+    """A command that takes the words after `--` as another command line, in `ctx.meta["trailing"]`."""
 
-    # How the usage shows it.
+    # The usage line shows it like this.
     trails = "[-- COMMAND…]"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -152,6 +152,6 @@ class TrailingCommand(click.Command):
 
 
 def trailing() -> list[str] | None:
-    """What stood behind `--`; None when there was none."""
+    """The words after `--`; None when there is no `--`."""
     found = click.get_current_context().meta["trailing"]
     return list(found) if found is not None else None

@@ -1,4 +1,4 @@
-"""The plan of a job, shown before anything is spent."""
+"""Show the plan of a job, and ask, before money is spent."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
-from stoker.cli.format import counted, dollars, duration, say, size, table, warn, zone_text
-from stoker.core.policy_rules import Bounded
+from stoker.cli.format import say, table, warn
+from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.price_table import OLD_DAYS
-from stoker.submit.prepare import Prepared
+from stoker.read.format import counted, dollars, duration, size, zone_text
+from stoker.submit.prepared_job import PreparedJob
 
 if TYPE_CHECKING:
-    from stoker.submit.ignored_files import Ignored
+    from stoker.submit.ignored_files import IgnoredFiles
     from stoker.submit.uploads import Upload
 
 _MOST_OFFERINGS = 5
-# The worst case of machines that cost nothing.
+# The worst case of free machines.
 _FREE = "it costs nothing"
 
 
-def show_plan(prepared: Prepared) -> None:
-    """Offerings with their prices, the worst case, what was packed and what was filled in. On stderr."""
+def show_plan(prepared: PreparedJob) -> None:
+    """Print offerings with their prices, the worst case, the packed code, notes and warnings to stderr."""
     spec = prepared.spec
     say(f"{click.style(spec.name, bold=True)}  {counted(spec.nodes, 'node')} on {spec.resources.provider}")
     rows = offering_rows(prepared.offerings, spec.nodes)
     say(table((), [[f"  {line}" for line in row] for row in rows[:_MOST_OFFERINGS]]))
     if len(rows) > _MOST_OFFERINGS:
         say(f"  … and {len(rows) - _MOST_OFFERINGS} more; `stoker offers` lists them")
-    worst = worst_case(spec, prepared.offerings, prepared.bounds)
+    worst = worst_case(spec, prepared.offerings, prepared.limits)
     say("  cost: none" if worst == _FREE else f"  worst case: {worst}")
     old = old_prices(prepared.offerings)
     if old:
@@ -55,13 +56,13 @@ def show_plan(prepared: Prepared) -> None:
     if prepared.wheels is not None:
         targets = ", ".join(sorted(prepared.wheels.wheels))
         say(f"  wheels: {counted(len(prepared.wheels.digests), 'file')}, {size(prepared.wheels.size)}, for {targets}")
-    for text in prepared.noted:
+    for text in prepared.notes:
         say(f"  {text}")
-    for text in prepared.told:
+    for text in prepared.warnings:
         warn(text)
 
 
-def left_out_text(left_out: Ignored) -> str:
+def left_out_text(left_out: IgnoredFiles) -> str:
     """`.gitignore leaves out 3 files, 1.2 GB, such as data/train.bin (1.1 GB); …`."""
     names = ", ".join(f"{name} ({size(each)})" for name, each in left_out.largest)
     links = ", ".join(left_out.links)
@@ -73,7 +74,7 @@ def left_out_text(left_out: Ignored) -> str:
     if not left_out.by_accident:
         return text
     if not left_out.files:
-        return f"{text}. If the script needs what is behind, name that under `inputs`"
+        return f"{text}. If the script needs what they point to, name that under `inputs`"
     back = f"`{left_out.take_back}` in .stokerignore packs it"
     return f"{text}. If the script needs that, name it under `inputs`; {back} with the code"
 
@@ -87,7 +88,7 @@ def _sent(upload: Upload) -> str:
 
 
 def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[str]]:
-    """Spot against on-demand, $/h for all nodes together: a row for each machine and kind, in its best zone."""
+    """A row for each machine and kind in its best zone, with $/h for all nodes together."""
     groups: dict[tuple[str, bool], list[Offering]] = {}
     for offering in offerings:
         groups.setdefault((offering.machine, offering.spot), []).append(offering)
@@ -104,7 +105,7 @@ def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[
 
 
 def _against(offering: Offering, nodes: int) -> str:
-    """What the same machine costs on demand, beside a spot price that is known."""
+    """The on-demand price of the same machine, beside a known spot price."""
     if not offering.spot or offering.price is None or not offering.on_demand_price:
         return ""
     share = round(1 - offering.price / offering.on_demand_price, 2)
@@ -113,26 +114,26 @@ def _against(offering: Offering, nodes: int) -> str:
 
 
 def old_prices(offerings: tuple[Offering, ...], today: date | None = None) -> str:
-    """How old the table of on-demand prices is, where that is worth a word."""
+    """A line about the age of the price table, where it is old."""
     best = offerings[0]
     try:
         found = registry.prices(best.provider).tables().get((best.region or "").rpartition("/")[2])
     except UserError:
-        return ""  # It keeps none.
+        return ""  # The provider has no price table.
     days = ((today or datetime.now(timezone.utc).date()) - found.date).days if found is not None else 0
     if days <= OLD_DAYS:
         return ""
     what = "prices" if found is not None and found.spot else "on-demand prices"
-    return f"{what} are {days} days old; `stoker prices --provider {best.provider} --refresh` asks for today's"
+    return f"{what} are {days} days old; `stoker prices --provider {best.provider} --refresh` fetches today's"
 
 
-def worst_case(spec: Spec, offerings: tuple[Offering, ...], housed: Bounded | None = None) -> str:
-    """The most that the bounds (`housed`: with those of the house) allow to be spent, and which bound that is."""
+def worst_case(spec: Spec, offerings: tuple[Offering, ...], effective: EffectiveLimits | None = None) -> str:
+    """The most dollars that the limits allow, and which limit that is. `effective` includes those of the policy."""
     bounds: list[tuple[float, str]] = []
-    housed = housed or Bounded(spec, {})
-    limits = housed.spec.limits
+    effective = effective or EffectiveLimits(spec, {})
+    limits = effective.spec.limits
     if limits.max_cost is not None:
-        bounds.append((limits.max_cost, housed.named("max_cost")))
+        bounds.append((limits.max_cost, effective.named("max_cost")))
     dearest, guessed = _dearest(offerings, spec.resources.max_price)
     if dearest == 0:
         return _FREE
@@ -140,9 +141,9 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...], housed: Bounded | No
     if limits.max_runtime_s is not None and dearest is not None:
         hours = limits.max_runtime_s / 3600
         what = f"{duration(limits.max_runtime_s)} of training at {dollars(dearest * spec.nodes)}/h{if_so}"
-        if "max_runtime" in housed.by_rule:
-            what += f", {housed.named('max_runtime')}"
-        # Nobody knows before how often, and for how long.
+        if "max_runtime" in effective.by_rule:
+            what += f", {effective.named('max_runtime')}"
+        # How often and for how long cannot be known before.
         what += "; starting and saving come on top"
         bounds.append((dearest * spec.nodes * hours, what))
     if bounds:
@@ -156,14 +157,15 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...], housed: Bounded | No
 
 
 def _dearest(offerings: tuple[Offering, ...], max_price: float | None) -> tuple[float | None, bool]:
-    """$/h of the dearest offering that may be used, None where nobody knows; and whether a spot price that is not known
-    was taken for the on-demand price: it seldom is more, which will do for a plan.
+    """$/h of the dearest offering that may be used, None where it is unknown; and whether it is a guess.
+
+    For an unknown spot price the on-demand price is taken: the spot price is seldom higher, which will do for a plan.
     """
     most, guessed = 0.0, False
     for offering in offerings:
         price = offering.price
         if price is None:
-            # The cloud is told what is too much.
+            # The cloud gets max_price as the limit of its own bid.
             bounds = [bound for bound in (offering.on_demand_price, max_price) if bound is not None]
             if not bounds:
                 return None, False
@@ -173,8 +175,8 @@ def _dearest(offerings: tuple[Offering, ...], max_price: float | None) -> tuple[
     return most, guessed
 
 
-def agree(prepared: Prepared, *, yes: bool) -> None:
-    """Ask before money is spent. Raises UserError when there is nobody to ask, Exit when the answer is no."""
+def agree(prepared: PreparedJob, *, yes: bool) -> None:
+    """Ask before money is spent. Raises UserError without a terminal, Exit when the answer is no."""
     if not prepared.capabilities.paid or yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -12,10 +12,10 @@ from stoker.cli.completers import complete_file
 from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
-    from stoker.governor.deployment_record import Deployed
-    from stoker.model.policy import House
+    from stoker.governor.deployment_record import DeploymentRecord
+    from stoker.model.policy import Policy
     from stoker.model.spec import Spec
-    from stoker.policy.versions import Kept
+    from stoker.policy.versions import PolicyVersion
     from stoker.store.base import Store
 
 
@@ -25,40 +25,41 @@ _NONE = "there is no policy; `stoker policy set FILE` makes one"
 @click.group("policy", invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """The rules that every job of the store obeys: kept in it, and held against each job by whoever governs it."""
+    """Manage the policy of a store: the rules for all its jobs, which every governor enforces."""
     help_alone(ctx)
 
 
 @command.command("set")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--note", metavar="TEXT", default="", help="What changed, for readers of the history.")
+@click.option("--note", metavar="TEXT", default="", help="A note on the change, for the history.")
 @store_option
 def set_(file: str, note: str) -> None:
-    """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""
-    from stoker.cli.format import counted, say
+    """Make FILE (- for standard input) the policy, as a new version. Earlier versions stay in the store."""
+    from stoker.cli.format import say
     from stoker.notifications import check_channels
     from stoker.policy import versions
     from stoker.policy.policy_file import places_of_channels
-    from stoker.submit.prepare import submitter
+    from stoker.read.format import counted
+    from stoker.submit.identity import user_at_host
 
     text, source = _read(file)
-    house, store = _parsed(text, source), opened_store()
-    channels = check_channels.remarks((each.to for each in house.notify), places_of_channels(text, source))
-    for line in (*channels, *_unknown_providers(house), *_over(house)):
+    policy, store = _parsed(text, source), opened_store()
+    channels = check_channels.address_warnings((each.to for each in policy.notify), places_of_channels(text, source))
+    for line in (*channels, *_unknown_providers(policy), *_expired_exemptions(policy)):
         say(line)
     try:
-        kept = versions.write(store, text, submitter(), note)
+        kept = versions.write(store, text, user_at_host(), note)
     except versions.Unchanged as same:
         say(str(same))
         return
-    rules, before = len(house.rules), _rules_before(store, kept.version)
+    rules, before = len(policy.rules), _rules_before(store, kept.version)
     fewer = f" ({before} before)" if before > rules else ""
     say(f"policy version {kept.version}: {counted(rules, 'rule')}{fewer}, from now on, for all jobs")
-    _tell_deployed(store, house)
+    _wake_deployed(store, policy)
 
 
 @command.command()
-@click.option("--version", metavar="N", type=click.IntRange(min=1), help="Not the newest, but this one.")
+@click.option("--version", metavar="N", type=click.IntRange(min=1), help="Show this version instead of the newest.")
 @json_option
 @store_option
 def show(version: int | None, as_json: bool) -> None:
@@ -68,16 +69,16 @@ def show(version: int | None, as_json: bool) -> None:
     from stoker.policy import versions
 
     store = opened_store()
-    kept = _kept(store, version)
+    kept = _find_version(store, version)
     if as_json:
-        print_json(_told(kept) | {"text": kept.written.text} if kept else None)
+        print_json(_version_fields(kept) | {"text": kept.written.text} if kept else None)
         return
     if kept is None:
         say(_NONE)
         return
     click.echo(kept.written.text, nl=not kept.written.text.endswith("\n"))
     try:
-        versions.house(kept)
+        versions.parsed_policy(kept)
     except SpecError as error:
         warn(str(error))
 
@@ -86,13 +87,15 @@ def show(version: int | None, as_json: bool) -> None:
 @json_option
 @store_option
 def history(as_json: bool) -> None:
-    """List the versions of the policy: when, by whom, and what for."""
-    from stoker.cli.format import clock, legible, print_json, say, table
+    """List the versions of the policy, with their dates, authors and notes."""
+    from stoker.cli.format import print_json, say, table
     from stoker.policy import versions
+    from stoker.read.format import clock
+    from stoker.read.safe_text import legible
 
     found = versions.history(opened_store())
     if as_json:
-        print_json([_told(kept) for kept in found])
+        print_json([_version_fields(kept) for kept in found])
         return
     if not found:
         say(_NONE)
@@ -104,46 +107,47 @@ def history(as_json: bool) -> None:
     click.echo(table(("VERSION", "SET", "BY", "NOTE"), rows))
 
 
-@command.command(short_help="Tell what the policy would say to a job file.")
+@command.command(short_help="Test a job file against the policy.")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--policy",
+    "policy_file",
     metavar="FILE",
     shell_complete=complete_file,
-    help="Not the store's policy, but this one, before it is set.",
+    help="Test against this file instead of the store's policy.",
 )
 @set_option
 @json_option
 @store_option
-def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Tell what the policy would say to a job file, without submitting it. Exits with 1 if it is refused.
+def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Test a job file against the policy, without submitting it. Exits with 1 if the policy refuses the job.
 
-    No cloud is asked: machines are those of the tables that come with Stoker.
+    No cloud is asked: the machines are those of the tables that come with Stoker.
     """
     from stoker.cli.format import print_json, say
-    from stoker.cli.policy_verdict import verdict
+    from stoker.cli.policy_verdict import judge_job
 
     store = opened_store()
-    if policy is not None:
-        house = _parsed(*_read(policy))
+    if policy_file is not None:
+        policy = _parsed(*_read(policy_file))
     else:
         from stoker.policy import versions
 
-        house = versions.house(versions.current(store))
-    for line in _unknown_providers(house):
+        policy = versions.parsed_policy(versions.current(store))
+    for line in _unknown_providers(policy):
         say(line)
     spec = _spec(store, job_file, sets)
-    found = verdict(house, store, spec)
+    found = judge_job(policy, store, spec)
     if as_json:
-        print_json(found.told())
+        print_json(found.to_json())
     else:
         for line in found.lines():
             click.echo(line)
     sys.exit(1 if found.refused else 0)
 
 
-def _unknown_providers(house: House) -> list[str]:
-    """A warning for each name that no provider here has. Other computers may have more of them."""
+def _unknown_providers(policy: Policy) -> list[str]:
+    """A warning for each provider name that matches no provider here. Other computers may have more providers."""
     from difflib import get_close_matches
     from fnmatch import fnmatchcase
 
@@ -151,7 +155,7 @@ def _unknown_providers(house: House) -> list[str]:
 
     known = registry.names()
     found = []
-    for rule in house.about("providers"):
+    for rule in policy.about("providers"):
         for pattern in rule.providers or ():
             if not any(fnmatchcase(name, pattern) for name in known):
                 close = get_close_matches(pattern, known, n=1)
@@ -160,9 +164,11 @@ def _unknown_providers(house: House) -> list[str]:
     return found
 
 
-def _tell_deployed(store: Store, house: House) -> None:
-    """A governor that is deployed looks at everything anew, by the new rules. That it cannot be called is a word and no
-    error: the policy is set."""
+def _wake_deployed(store: Store, policy: Policy) -> None:
+    """Wake the deployed governor, which then looks at all jobs by the new rules.
+
+    A governor that cannot be called is only reported, and is no error: the policy is set.
+    """
     from stoker.cli.format import say, warn
     from stoker.governor import deployment_record
     from stoker.model.errors import StokerError
@@ -171,66 +177,64 @@ def _tell_deployed(store: Store, house: House) -> None:
         deployed = deployment_record.find(store)
         if deployed is None:
             return
-        for line in _unheard(deployed, house):
+        for line in _uncovered_jobs(deployed, policy):
             warn(line)
         deployment_record.wake(store, ())
     except StokerError as error:
         say(str(error))
 
 
-def _unheard(deployed: Deployed, house: House) -> list[str]:
-    """A line about training jobs that the policy is about, and the deployed governor is not."""
-    if house.sagemaker is None or deployed.cloud != "aws":
+def _uncovered_jobs(deployed: DeploymentRecord, policy: Policy) -> list[str]:
+    """A line about external training jobs that the policy covers, and the deployed governor does not."""
+    if policy.sagemaker is None or deployed.cloud != "aws":
         return []
-    silent = [each for each in house.sagemaker.regions if each not in (deployed.region, *deployed.elsewhere)]
+    silent = [each for each in policy.sagemaker.regions if each not in (deployed.region, *deployed.elsewhere)]
     found = []
     if not deployed.sagemaker:
-        found.append(f"sagemaker: the governor {deployed.name} may not touch training jobs of others")
+        found.append(f"sagemaker: the governor {deployed.name} may not touch external training jobs")
     elif silent:
-        found.append(f"sagemaker.regions: the governor {deployed.name} hears nothing of {', '.join(silent)}")
-    return [f"{each}; `stoker deploy aws --sagemaker` puts that right" for each in found]
+        found.append(f"sagemaker.regions: the governor {deployed.name} gets no events from {', '.join(silent)}")
+    return [f"{each}; `stoker deploy aws --sagemaker` corrects that" for each in found]
 
 
 def _rules_before(store: Store, version: int) -> int:
-    """How many rules the version before had, as far as that can be told."""
+    """The number of rules in the version before; 0 where it cannot be read."""
     from stoker.model.errors import StokerError
     from stoker.policy import versions
 
     try:
-        return len(versions.house(versions.read(store, version - 1)).rules) if version > 1 else 0
+        return len(versions.parsed_policy(versions.read(store, version - 1)).rules) if version > 1 else 0
     except StokerError:
         return 0
 
 
-def _over(house: House) -> list[str]:
-    """A line for each exemption that is over."""
+def _expired_exemptions(policy: Policy) -> list[str]:
+    """A line for each exemption that has expired."""
     from datetime import datetime, timezone
 
     today = datetime.now(timezone.utc).date()
     return [
-        f"rule {rule.name}: its exemption of {each.whose} is over since {each.until} ({each.why})"
-        for rule in house.rules
+        f"rule {rule.name}: its exemption of {each.exempted} expired on {each.until} ({each.why})"
+        for rule in policy.rules
         for each in rule.exempt
         if each.until < today
     ]
 
 
 def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
-    from stoker.jobfile import find_job_file, gather, resolve
-    from stoker.model import keys
+    from stoker.jobfile import find_job_file, job_layers, resolve, shared_layers
     from stoker.model.errors import UserError
     from stoker.providers import registry
 
     job_file = job_file or find_job_file()
     if job_file is None:
         raise UserError("there is no stoker.yaml here; name a job file")
-    defaults = store.get(keys.DEFAULTS)
-    layers = gather(job_file=job_file, house=defaults.data if defaults else None, sets=sets, flags={})
+    layers = (*shared_layers(store), *job_layers(job_file, sets))
     return resolve(layers, registry.capabilities).spec
 
 
 def _read(file: str) -> tuple[str, str]:
-    """A text and what it is called. Raises UserError for what cannot be read."""
+    """The text of a file and its name. Raises UserError for a file that cannot be read."""
     from stoker.model.errors import UserError
 
     try:
@@ -239,16 +243,16 @@ def _read(file: str) -> tuple[str, str]:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; name a file with rules") from None
     except UnicodeDecodeError:
-        raise UserError(f"{file}: is no text in UTF-8") from None
+        raise UserError(f"{file}: is not text in UTF-8") from None
 
 
-def _parsed(text: str, source: str) -> House:
+def _parsed(text: str, source: str) -> Policy:
     from stoker.policy.policy_file import parse_policy
 
     return parse_policy(text.encode(), source)
 
 
-def _kept(store: Store, version: int | None) -> Kept | None:
+def _find_version(store: Store, version: int | None) -> PolicyVersion | None:
     from stoker.model.errors import UserError
     from stoker.policy import versions
 
@@ -260,7 +264,7 @@ def _kept(store: Store, version: int | None) -> Kept | None:
     return found
 
 
-def _told(kept: Kept) -> dict[str, object]:
+def _version_fields(kept: PolicyVersion) -> dict[str, object]:
     from stoker.model import codec
     from stoker.policy import versions
 
@@ -269,5 +273,5 @@ def _told(kept: Kept) -> dict[str, object]:
         "at": codec.dump(kept.at),
         "author": kept.written.author,
         "note": kept.written.note,
-        "digest": versions.digest(kept),
+        "digest": versions.policy_digest(kept),
     }

@@ -1,4 +1,4 @@
-"""What `stoker policy test` finds: all that the rules of a house would mean for one job."""
+"""The result of `stoker policy test`: what the policy means for one job."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.cli.format import counted, whole
+from stoker.cli.format import to_json
 from stoker.core import audit, policy_rules
-from stoker.core.placement import acceptable
-from stoker.core.policy_rules import Bounded, Finding, Subject
+from stoker.core.acceptable_offerings import acceptable
+from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.model import channel_address
-from stoker.model.policy import Exemption, House, Rule, Then
+from stoker.model.policy import Exemption, Policy, Rule, RuleAction
 from stoker.model.spec import Spec
 from stoker.notifications.events import in_scope
+from stoker.read.format import counted
 from stoker.store.base import Store
-from stoker.submit.identity import identified
-from stoker.submit.policy_check import as_housed, bound_value, forecast
-from stoker.submit.prepare import connect
+from stoker.submit.choose_offerings import connect
+from stoker.submit.identity import with_submitter
+from stoker.submit.policy_check import forecast_budgets, limit_text, with_policy_limits
 
-# What comes of a budget, in words.
-_COMES = {"refuse": "would be refused", "wait": "would wait", "warn": "warning"}
+# The consequences of a budget that would be exceeded.
+_CONSEQUENCES = {"refuse": "would be refused", "wait": "would wait", "warn": "warning"}
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A bound that people are told of when it is reached, and that ends nothing."""
+class WarningLimit:
+    """A limit that only warns when it is reached, and ends nothing."""
 
     rule: Rule
     field: str
@@ -34,49 +35,49 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the rules say to a job, before it is submitted."""
+class PolicyVerdict:
+    """The rules, limits, budgets and channels that apply to a job before it is submitted."""
 
-    house: House
-    findings: tuple[Finding, ...]
-    bounds: Bounded
-    # What the budgets say, and what comes of it.
-    budgets: tuple[tuple[str, Then], ...]
-    # What is spent, reserved and left of each, and what the job would reserve.
-    stands: tuple[str, ...]
-    watched: tuple[Watched, ...]
-    # The exemptions that count today, by the names of their rules.
+    policy: Policy
+    findings: tuple[RuleFinding, ...]
+    bounds: EffectiveLimits
+    # The budgets that would be exceeded, with the consequences.
+    budgets: tuple[tuple[str, RuleAction], ...]
+    # How much of each budget is spent, reserved and left, and what the job would reserve.
+    balances: tuple[str, ...]
+    watched: tuple[WarningLimit, ...]
+    # The exemptions that are valid today, by the names of their rules.
     exempt: dict[str, Exemption]
-    # The channels that would hear of the job, by their names, without the keys in their addresses.
-    heard: dict[str, dict[str, Any]]
+    # The channels that would be notified about the job, by name, without the keys in their addresses.
+    notified: dict[str, dict[str, Any]]
 
     @property
     def refused(self) -> bool:
         return any(each.refuses for each in self.findings) or any(then == "refuse" for _, then in self.budgets)
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The verdict as lines for people."""
         for finding in self.findings:
             yield f"{'would be refused' if finding.refuses else 'warning'}: {finding}"
         for reason, then in self.budgets:
-            yield f"{_COMES[then]}: {reason}"
-        for line in self.stands:
+            yield f"{_CONSEQUENCES[then]}: {reason}"
+        for line in self.balances:
             yield f"budget: {line}"
         for name, exemption in self.exempt.items():
-            yield f"not held against it: {name}, until {exemption.until} ({exemption.why})"
+            yield f"exempt from {name} until {exemption.until} ({exemption.why})"
         for field, name in self.bounds.by_rule.items():
-            yield f"bounded: {field} {bound_value(field, self.bounds.value(field))} by policy {name}"
+            yield f"bounded: {field} {limit_text(field, self.bounds.value(field))} by policy {name}"
         for each in self.watched:
             mode = "audit" if each.rule.audit else "a warning"
-            yield f"only told: {each.field} {bound_value(each.field, each.value)} by policy {each.rule.name} ({mode})"
-        for name, channel in self.heard.items():
-            yield f"told: {name} ({channel['to']}): {', '.join(channel['events']) or 'everything'}"
+            yield f"warning only: {each.field} {limit_text(each.field, each.value)} by policy {each.rule.name} ({mode})"
+        for name, channel in self.notified.items():
+            yield f"notified: {name} ({channel['to']}): {', '.join(channel['events']) or 'everything'}"
         if not self.refused:
-            rules = counted(len(self.house.rules), "rule")
-            yield f"allowed by {rules}" if self.house.rules else "allowed: there are no rules"
+            rules = counted(len(self.policy.rules), "rule")
+            yield f"allowed by {rules}" if self.policy.rules else "allowed: there are no rules"
 
-    def told(self) -> dict[str, Any]:
-        """JSON-ready."""
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as JSON fields."""
         return {
             "refused": self.refused,
             "findings": [
@@ -90,54 +91,56 @@ class Verdict:
                 {"rule": each.rule.name, "audit": each.rule.audit, "field": each.field, "value": each.value}
                 for each in self.watched
             ],
-            "exempt": whole(self.exempt),
+            "exempt": to_json(self.exempt),
             "budgets": [{"refused": then == "refuse", "then": then, "reason": reason} for reason, then in self.budgets],
-            "stands": list(self.stands),
-            "notify": self.heard,
-            "policy": self.house.digest,
+            "stands": list(self.balances),
+            "notify": self.notified,
+            "policy": self.policy.digest,
         }
 
 
-def verdict(house: House, store: Store, spec: Spec) -> Verdict:
-    """Hold the rules against a job, as its submitter here would. No cloud is asked for machines: they are those of the
-    tables that come with Stoker."""
-    spec, _ = identified(spec, store)
+def judge_job(policy: Policy, store: Store, spec: Spec) -> PolicyVerdict:
+    """Test a job against the policy, as its submitter here would submit it.
+
+    No cloud is asked for machines: they are those of the tables that come with Stoker.
+    """
+    spec, _ = with_submitter(spec, store)
     offered = connect(spec, store, offline=True).offerings(spec.resources)
-    fitting, _ = acceptable(as_housed(house, spec), offered, unpriced=True)
+    fitting, _ = acceptable(with_policy_limits(policy, spec), offered, unpriced=True)
     subject = Subject(spec, datetime.now(timezone.utc).date())
-    money = forecast(store, house, spec, fitting)
-    return Verdict(
-        house=house,
-        findings=policy_rules.broken(house, subject, fitting),
-        bounds=policy_rules.bounded(house, subject),
-        budgets=money.coming,
-        stands=money.stands,
-        watched=tuple(_watched(house, subject)),
-        exempt=_exempt(house, subject),
-        heard=_heard(house, spec),
+    budget = forecast_budgets(store, policy, spec, fitting)
+    return PolicyVerdict(
+        policy=policy,
+        findings=policy_rules.broken(policy, subject, fitting),
+        bounds=policy_rules.effective_limits(policy, subject),
+        budgets=budget.exceeded,
+        balances=budget.balances,
+        watched=tuple(_watched(policy, subject)),
+        exempt=_exempt(policy, subject),
+        notified=_notified(policy, spec),
     )
 
 
-def _watched(house: House, subject: Subject) -> Iterator[Watched]:
-    for rule, bounds in audit.watched(house, subject, "max_runtime_s", "max_cost", "max_wait_s"):
+def _watched(policy: Policy, subject: Subject) -> Iterator[WarningLimit]:
+    for rule, bounds in audit.audited_limits(policy, subject, "max_runtime_s", "max_cost", "max_wait_s"):
         for field in bounds.by_rule:
-            yield Watched(rule, field, bounds.value(field))
+            yield WarningLimit(rule, field, bounds.value(field))
 
 
-def _exempt(house: House, subject: Subject) -> dict[str, Exemption]:
+def _exempt(policy: Policy, subject: Subject) -> dict[str, Exemption]:
     return {
         rule.name: each
-        for rule in house.rules
+        for rule in policy.rules
         if policy_rules.in_scope(rule, subject.spec.tags)
         for each in policy_rules.exemptions(rule, subject)
         if subject.today <= each.until
     }
 
 
-def _heard(house: House, spec: Spec) -> dict[str, dict[str, Any]]:
+def _notified(policy: Policy, spec: Spec) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
         each.name: {"to": channel_address.masked(each.to), "events": list(each.events)}
-        for each in house.notify
+        for each in policy.notify
         if in_scope(each, spec.tags)
     }
     for number, to in enumerate(spec.notify):

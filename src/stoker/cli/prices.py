@@ -13,9 +13,9 @@ from stoker.cli.completers import complete_provider
 from stoker.cli.options import json_option
 
 if TYPE_CHECKING:
-    from stoker.providers.price_table import PriceTable, RegionPrices
+    from stoker.providers.price_table import PricesModule, RegionPrices
 
-# Shown of each region without --json.
+# The most prices of a region without --json.
 _SHOWN = 20
 
 
@@ -24,17 +24,17 @@ _SHOWN = 20
     "--provider",
     metavar="P",
     shell_complete=complete_provider,
-    help="Whose prices. [default: of all that keep a table]",
+    help="The provider whose prices to show. [default: all with a price table]",
 )
 @click.option("--region", "regions", metavar="R", multiple=True, help="Only this region; may be repeated.")
-@click.option("--refresh", is_flag=True, help="Ask the provider's price list, and keep the answer on this computer.")
+@click.option("--refresh", is_flag=True, help="Fetch the provider's price list, and store it on this computer.")
 @json_option
 def command(provider: str | None, regions: tuple[str, ...], refresh: bool, as_json: bool) -> None:
-    """Show the tables of prices, with their sources and dates.
+    """Show the price tables, with their sources and dates.
 
-    On EC2, spot prices are asked for when they are needed, and on-demand prices come from this table; on Compute
-    Engine both do. `--refresh` needs credentials: on AWS for pricing:GetProducts, on Google for the billing catalog.
-    Without --provider, those whose extras are installed are asked.
+    On-demand prices come from these tables. So do spot prices on Compute Engine; on EC2 they are fetched when they are
+    needed. `--refresh` needs credentials: for pricing:GetProducts on AWS, for the billing catalog on Google. Without
+    --provider it refreshes every provider whose extras are installed.
     """
     tables = _tables(provider, regions, refresh)
     if refresh:
@@ -42,8 +42,8 @@ def command(provider: str | None, regions: tuple[str, ...], refresh: bool, as_js
     _show(tables, regions, as_json)
 
 
-def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> dict[str, PriceTable]:
-    """By the name of the provider. Where none is named, those that have prices, of the regions which are."""
+def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> dict[str, PricesModule]:
+    """The price tables by provider: the named one, else every provider with prices for one of the named regions."""
     from stoker.model.errors import UserError
     from stoker.providers import registry
 
@@ -51,9 +51,9 @@ def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> di
         return {provider: registry.prices(provider)}
     found = {}
     for name in registry.names():
-        with suppress(UserError):  # It keeps none.
+        with suppress(UserError):  # The provider has no price table.
             table = registry.prices(name)
-            # One that comes without prices is filled, and asked for, by its name.
+            # A table without prices counts only when its provider is named: then it can be refreshed.
             if table.tables():
                 found[name] = table
     for region in regions:
@@ -64,13 +64,14 @@ def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> di
     return {name: table for name, table in found.items() if not regions or wanted & table.tables().keys()}
 
 
-def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None:
-    """Ask each of them. Of several, what is not installed is left out, and who cannot be asked is told.
+def _refresh(tables: Mapping[str, PricesModule], regions: tuple[str, ...]) -> None:
+    """Refresh each table. Of several, those whose extras are missing are skipped, and a failure is a warning.
 
-    Raises what was wrong, in one line, where nobody could be asked.
+    Raises an error with all reasons, in one line, where every table failed.
     """
-    from stoker.cli.format import counted, say, warn
+    from stoker.cli.format import say, warn
     from stoker.model.errors import NotInstalled, StokerError, UserError
+    from stoker.read.format import counted
 
     failed: dict[str, StokerError] = {}
     for name, table in tables.items():
@@ -92,9 +93,10 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
             warn(f"{name} is not refreshed: {why}")
 
 
-def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: bool) -> None:
+def _show(tables: Mapping[str, PricesModule], regions: tuple[str, ...], as_json: bool) -> None:
     from stoker.cli.format import print_json, say
     from stoker.model.errors import UserError
+    from stoker.providers import registry
 
     for region in regions:
         if not any(region in table.tables() for table in tables.values()):
@@ -108,16 +110,16 @@ def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: b
         if not regions or region in regions
     ]
     if as_json:
-        told: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         for name, region, found in shown:
-            # No two clouds call a region the same; two providers of one cloud do.
-            told[region if region not in told else f"{name}/{region}"] = _told(name, found)
-        print_json(told)
+            # No two clouds share a name of a region; two providers of one cloud do.
+            document[region if region not in document else f"{name}/{region}"] = _region_fields(name, found)
+        print_json(document)
         return
     for name, table in tables.items():
         if not table.tables():
-            cloud = "Google" if name == "gce" else "AWS"
-            say(f"no prices of {name} are kept here; `stoker prices --provider {name} --refresh` asks {cloud}")
+            cloud = registry.capabilities(name).price_list
+            say(f"no prices of {name} yet; `stoker prices --provider {name} --refresh` fetches them from {cloud}")
     for place, (name, region, found) in enumerate(shown):
         if place:
             click.echo()
@@ -125,7 +127,7 @@ def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: b
     _print_ages([(name, found) for name, _, found in shown])
 
 
-def _told(provider: str, found: RegionPrices) -> dict[str, Any]:
+def _region_fields(provider: str, found: RegionPrices) -> dict[str, Any]:
     return {
         "provider": provider,
         "source": found.source,
@@ -136,8 +138,8 @@ def _told(provider: str, found: RegionPrices) -> dict[str, Any]:
 
 
 def _print(provider: str, region: str, found: RegionPrices, names: list[str]) -> None:
-    from stoker.cli.format import counted, dollars
     from stoker.cli.format import table as columns
+    from stoker.read.format import counted, dollars
 
     click.echo(f"{click.style(region, bold=True)}  {provider}, {found.date.isoformat()}")
     click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")
@@ -149,9 +151,9 @@ def _print(provider: str, region: str, found: RegionPrices, names: list[str]) ->
 
 
 def _print_ages(shown: Sequence[tuple[str, RegionPrices]]) -> None:
-    """How old the oldest of each provider are, where that is old: once, however many regions were shown."""
-    from stoker.cli.format import counted
+    """Print the age of each provider's oldest table where it is old: once, however many regions were shown."""
     from stoker.providers.price_table import OLD_DAYS
+    from stoker.read.format import counted
 
     today = datetime.now(timezone.utc).date()
     oldest: dict[str, int] = {}
@@ -159,5 +161,5 @@ def _print_ages(shown: Sequence[tuple[str, RegionPrices]]) -> None:
         oldest[name] = max((today - found.date).days, oldest.get(name, 0))
     for name, days in oldest.items():
         if days > OLD_DAYS:
-            asks = f"`stoker prices --provider {name} --refresh` asks for today's"
+            asks = f"`stoker prices --provider {name} --refresh` fetches today's"
             click.secho(f"\nprices of {name} are up to {counted(days, 'day')} old; {asks}", fg="yellow")

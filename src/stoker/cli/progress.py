@@ -1,4 +1,4 @@
-"""What takes time says so, on a terminal only."""
+"""Show on a terminal that a command is busy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Say what is being done while it is being done, where how much is left cannot be told."""
+    """Show what is being done, where the rest of the work cannot be measured."""
     if not sys.stderr.isatty():
         yield
         return
@@ -25,11 +25,11 @@ def working(text: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(text: str, *, of_bytes: bool = True) -> Iterator[Callable[[int, int], None] | None]:
-    """A function to call with (done, total) from any thread; None where nobody watches."""
+    """A function to call with (done, total) from any thread; None where there is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    # Imported here: it takes longer than most commands do.
+    # Imported here: the import takes longer than most commands run.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
 

@@ -1,4 +1,4 @@
-"""`stoker ps`: active jobs and those that ended last, from the index alone."""
+"""`stoker ps`: list active jobs and those that ended last, from the index alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from stoker.store.base import Store
 
 RECENT = 20
-# Governors pass every 15 seconds at the slowest.
+# Governors pass at least every 15 seconds.
 UNGOVERNED_AFTER = timedelta(minutes=5)
-# How often `--watch` looks again.
+# How often `--watch` refreshes, with a local and with a remote store.
 _WATCH_NEAR_S, _WATCH_FAR_S = 1.0, 5.0
 
 
 @click.command("ps")
-@click.option("--all", "everything", is_flag=True, help=f"Every ended job, not only the last {RECENT}.")
+@click.option("--all", "everything", is_flag=True, help=f"List every ended job, not only the last {RECENT}.")
 @click.option(
     "--phase", "phases", multiple=True, metavar="PHASE", shell_complete=complete_phase, help="Only jobs in this phase."
 )
@@ -34,7 +34,7 @@ _WATCH_NEAR_S, _WATCH_FAR_S = 1.0, 5.0
     multiple=True,
     metavar="NAME",
     shell_complete=complete_name,
-    help="Only jobs of this name or id, or of names that fit a pattern such as 'gpt*'.",
+    help="Only jobs with this name or id, or with names that match a pattern such as 'gpt*'.",
 )
 @click.option(
     "--tag",
@@ -44,7 +44,7 @@ _WATCH_NEAR_S, _WATCH_FAR_S = 1.0, 5.0
     shell_complete=complete_tag,
     help="Only jobs with this tag, such as team=nlp; NAME alone for any value.",
 )
-@click.option("--watch", is_flag=True, help="Show the list again and again until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh the list until Ctrl-C.")
 @json_option
 @store_option
 def command(
@@ -55,7 +55,7 @@ def command(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """List active jobs and the latest that ended, newest first."""
+    """List active jobs and those that ended last, newest first."""
     from stoker.read.job_list import Filter
 
     wanted = Filter(phases, names, tags)
@@ -64,13 +64,13 @@ def command(
     if watch:
         _watch(store, None if everything else RECENT, wanted, as_json=as_json)
         return
-    view = _look(store, None if everything else RECENT, wanted)
+    view = _read_view(store, None if everything else RECENT, wanted)
     _warn_unread(view)
     click.echo(_json(view) if as_json else "\n".join(view.lines()))
 
 
 @dataclass(frozen=True)
-class View:
+class JobListView:
     """The list at one moment."""
 
     store: Store
@@ -81,7 +81,7 @@ class View:
     filtered: bool
 
     def lines(self) -> list[str]:
-        # An ended job keeps its marker until none of its machines can show up any more.
+        # An ended job stays marked as active until none of its machines can appear any more.
         ended = {summary.id for summary in self.shown if summary.ended_at is not None}
         counted = self.active & {summary.id for summary in self.shown} if self.filtered else self.active
         found = _governor_lines(self.passed, len(counted - ended), len(counted & ended))
@@ -94,11 +94,11 @@ class View:
 
     @property
     def gist(self) -> object:
-        """What makes it worth to be shown again where nothing can be drawn over."""
+        """The part of the view that, when it changes, is worth printing again where the screen cannot be redrawn."""
         return [(each.id, each.phase, len(each.attempts), each.step, each.reason) for each in self.shown]
 
 
-def _look(store: Store, recent: int | None, wanted: Filter) -> View:
+def _read_view(store: Store, recent: int | None, wanted: Filter) -> JobListView:
     from stoker.cli.external_jobs import recent as recent_of_others
     from stoker.governor.store_clock import last_pass
     from stoker.read.job_list import ALL, list_jobs
@@ -106,18 +106,18 @@ def _look(store: Store, recent: int | None, wanted: Filter) -> View:
     found = list_jobs(store, recent, wanted)
     others = [each for each in recent_of_others(store, recent) if wanted.fits(each)]
     shown = sorted([*found.summaries, *others], key=lambda summary: summary.submitted_at, reverse=True)
-    return View(store, found.active, tuple(shown), last_pass(store), found.unread, wanted != ALL)
+    return JobListView(store, found.active, tuple(shown), last_pass(store), found.unread, wanted != ALL)
 
 
-def _json(view: View, indent: int | None = 2) -> str:
+def _json(view: JobListView, indent: int | None = 2) -> str:
     import json
 
-    from stoker.cli.format import whole
+    from stoker.cli.format import to_json
 
-    return json.dumps([whole(summary) for summary in view.shown], indent=indent, ensure_ascii=False)
+    return json.dumps([to_json(summary) for summary in view.shown], indent=indent, ensure_ascii=False)
 
 
-def _warn_unread(view: View) -> None:
+def _warn_unread(view: JobListView) -> None:
     from stoker.cli.format import warn
 
     for job, why in sorted(view.unread.items()):
@@ -125,7 +125,7 @@ def _warn_unread(view: View) -> None:
 
 
 def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -> None:
-    """Redraw on a terminal; elsewhere print again what has changed. JSON is one list in a line each time."""
+    """Redraw the list on a terminal; elsewhere print it again when it changes. JSON is one list on one line."""
     import sys
     import time
 
@@ -136,7 +136,7 @@ def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -
     try:
         while True:
             try:
-                view = _look(store, recent, wanted)
+                view = _read_view(store, recent, wanted)
                 lines, gist = [_json(view, indent=None)] if as_json else view.lines(), view.gist
             except StoreUnavailable as error:
                 lines, gist = [] if as_json else [f"the store does not answer: {error}"], str(error)
@@ -145,14 +145,14 @@ def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -
             elif gist != last and lines:
                 click.echo("\n".join(lines if last is None or as_json else ["", *lines]))
             last = gist
-            time.sleep(_WATCH_NEAR_S if store.near else _WATCH_FAR_S)
+            time.sleep(_WATCH_NEAR_S if store.is_local else _WATCH_FAR_S)
     except KeyboardInterrupt:
         if drawn:
             click.echo()
 
 
 def _drawn(lines: list[str]) -> str:
-    """The screen, from its top: what fits, and how much does not."""
+    """The list drawn from the top of the screen: the lines that fit, and the number of those that do not."""
     import shutil
 
     wide, high = shutil.get_terminal_size()
@@ -165,7 +165,7 @@ def _drawn(lines: list[str]) -> str:
 
 
 def _cropped(line: str, wide: int) -> str:
-    from stoker.cli.format import width
+    from stoker.read.format import width
 
     if width(line) <= wide:
         return line
@@ -177,15 +177,15 @@ def _cropped(line: str, wide: int) -> str:
 
 
 def _governor_lines(passed: datetime | None, active: int, watched: int) -> list[str]:
-    from stoker.cli.format import ago, counted
+    from stoker.read.format import ago, counted
 
     now = datetime.now(timezone.utc)
-    told = "no governor has looked yet" if passed is None else f"a governor last looked {ago(passed, now)}"
+    last_pass = "no governor has looked yet" if passed is None else f"a governor last looked {ago(passed, now)}"
     whose = "its" if watched == 1 else "their"
-    also = f" ({counted(watched, 'ended job')} watched until {whose} machines are surely gone)" if watched else ""
-    found = [click.style(f"{counted(active, 'active job')}{also}; {told}", dim=True)]
+    also = f" ({counted(watched, 'ended job')} watched until {whose} machines are certainly gone)" if watched else ""
+    found = [click.style(f"{counted(active, 'active job')}{also}; {last_pass}", dim=True)]
     if active + watched and _is_long_ago(passed):
-        what = "no governor looks after these jobs, so no machine is launched or replaced"
+        what = "no governor drives these jobs, so no machine is launched or replaced"
         found.append(click.style(f"{what}; run `stoker govern --watch`, on any computer", fg="yellow"))
     return found
 
@@ -195,54 +195,54 @@ def _is_long_ago(passed: datetime | None) -> bool:
 
 
 def _channel_lines(store: Store, *, governed: bool) -> list[str]:
-    """What nobody can be told, since no message would tell that."""
-    from stoker.cli.format import legible
+    """A line for each notification channel that fails: no notification could report that."""
     from stoker.model.errors import StoreError
-    from stoker.notifications.outbox_store import troubles
+    from stoker.notifications.outbox_store import channel_problems
+    from stoker.read.safe_text import legible
 
     try:
-        found = troubles(store, datetime.now(timezone.utc), governed=governed)
+        found = channel_problems(store, datetime.now(timezone.utc), governed=governed)
     except StoreError:
-        return []  # The jobs are what was asked for.
+        return []  # The list of jobs matters more.
     return [click.style(legible(f"notify {name}: {text}"), fg="yellow") for name, text in found.items()]
 
 
-# What a node does before and after its training, in plain words; the first that fits any node of the attempt is told.
-_DOING = {
+# Activities of a node before and after its training. The first phase that a node of the attempt is in is shown.
+_ACTIVITIES = {
     "booting": "its machine boots",
     "setup": "fetches code and inputs, runs `setup`",
-    "waiting": "is ready, and waits until the attempt before it has left",
-    "restoring": "fetches the checkpoint to go on from",
+    "waiting": "is ready, and waits until the attempt before has left",
+    "restoring": "fetches the checkpoint to continue from",
     "saving": "saves, and leaves",
-    "flushing": "sends what is left to the store, and leaves",
+    "flushing": "sends the rest to the store, and leaves",
 }
 
 
 def note(summary: Summary, active: set[str], now: datetime) -> str:
-    """Why it is where it is; first of all, that its machine is still paid for."""
-    from stoker.cli.format import as_of, clock, dollars
+    """The note about a job: first of all that its machine is still paid for, else why it is in its phase."""
+    from stoker.read.format import as_of, clock, dollars
 
     held = summary.held
-    # The record of a job is not written again when a hold is over: its marker, and the time, tell that.
+    # The record of a job is not written again when a hold ends: the marker and the time show that.
     if held is not None and summary.id in active and now < held.until:
         price = "a price that is not known" if held.price is None else f"{dollars(held.price)}/h"
         return _cut(f"its machine is held until {clock(held.until)} at {price}; {summary.reason}", 80)
     warning = f"warning: {summary.warnings[0]}" if summary.warnings and summary.ended_at is None else ""
-    told = _cut(summary.reason or warning or _doing(summary), 60)
-    return "; ".join(part for part in (told, as_of(summary.heard_at, now)) if part)
+    text = _cut(summary.reason or warning or _activity(summary), 60)
+    return "; ".join(part for part in (text, as_of(summary.heard_at, now)) if part)
 
 
 def _cut(text: str, most: int) -> str:
-    """One line that a terminal has room for; all of it where a program or a file reads it."""
+    """One line, cut on a terminal, and whole in a file or a pipe."""
     import sys
 
-    from stoker.cli.format import one_line
+    from stoker.read.format import one_line
 
     return one_line(text, most if sys.stdout.isatty() else len(text))
 
 
-def _doing(summary: Summary) -> str:
-    """What it does at this moment, as far as that is not plain from its phase."""
+def _activity(summary: Summary) -> str:
+    """The activity of the job now, where its phase does not say it."""
     if summary.ended_at is not None:
         return ""
     if summary.phase == "queued":
@@ -251,11 +251,13 @@ def _doing(summary: Summary) -> str:
     if attempt is None or attempt.outcome is not None:
         return "asks for machines" if summary.phase == "launching" else ""
     phases = {node.phase or "booting" for node in attempt.nodes}
-    return next((text for phase, text in _DOING.items() if phase in phases), "")
+    return next((text for phase, text in _ACTIVITIES.items() if phase in phases), "")
 
 
 def _table(summaries: list[Summary], active: set[str]) -> str:
-    from stoker.cli.format import ago, dollars, duration, legible, phase, table
+    from stoker.cli.format import phase, table
+    from stoker.read.format import ago, dollars, duration
+    from stoker.read.safe_text import legible
 
     now = datetime.now(timezone.utc)
     rows = [

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 @click.command("pull")
 @job_argument
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@checkpoint_option("Which one, by its REF of `stoker checkpoints` or its name; the newest by default.")
-@click.option("--outputs", is_flag=True, help="The job's outputs instead, of all attempts as one folder.")
+@checkpoint_option("The checkpoint, by its REF in `stoker checkpoints` or its name; default: the newest.")
+@click.option("--outputs", is_flag=True, help="Fetch the outputs instead, of all attempts in one folder.")
 @click.option(
     "--attempt",
     type=click.IntRange(min=1),
     metavar="N",
     shell_complete=complete_attempt,
-    help="The outputs of this attempt alone.",
+    help="Fetch the outputs of this attempt alone.",
 )
 @store_option
 def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool, attempt: int | None) -> None:
-    """Fetch a checkpoint, or the outputs, as plain files into FOLDER (by default one called as the job).
+    """Fetch a checkpoint or the outputs as plain files into FOLDER, by default one with the name of the job.
 
-    Without an option it is the newest checkpoint, or the outputs of a job that has no checkpoint. A file that several
-    attempts wrote is the last one's; `--attempt` gives those of one attempt.
+    Without an option, fetch the newest checkpoint, or the outputs of a job without checkpoints. Of a file that several
+    attempts wrote, the last version counts; `--attempt` fetches the files of one attempt.
     """
     from stoker.model.errors import UserError
     from stoker.read.pull_folder import pull_folder
@@ -57,12 +57,13 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
 
 
 def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str | None, target: Path) -> None:
-    from stoker.cli.format import counted, say, size
+    from stoker.cli.format import say
     from stoker.cli.progress import progress_bar
     from stoker.model.errors import UserError
+    from stoker.read.format import counted, size
     from stoker.store import job_log
     from stoker.store.checkpoint_refs import resolve
-    from stoker.store.checkpoints import pull
+    from stoker.store.checkpoints import fetch_checkpoint
 
     if not any(one.complete for one in listed):
         raise UserError(f"{job} has no checkpoint yet; --outputs pulls its outputs")
@@ -71,14 +72,16 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
         say(chosen.note)
     found = chosen.checkpoint
     with progress_bar(f"pulling {found.name}") as progress:
-        pull(store, job, found, target, progress)
+        fetch_checkpoint(store, job, found, target, progress)
     say(f"{chosen.reference} {found.name}: {counted(found.files, 'file')}, {size(found.size)} in {target}")
 
 
 def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> None:
-    from stoker.cli.format import counted, legible, say, size
+    from stoker.cli.format import say
     from stoker.cli.progress import progress_bar
+    from stoker.read.format import counted, size
     from stoker.read.outputs import list_outputs, pull_outputs
+    from stoker.read.safe_text import legible
 
     files = list_outputs(store, job, attempt)
     with progress_bar("pulling outputs") as progress:

@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from stoker.model.offerings import Instance
     from stoker.store.base import Store
 
-# Terminating is asking; it is asked again until the machine is gone, or this long.
+# A termination is only a request: it is repeated until the machine is gone, or for this long.
 _MOST_S = 30.0
 
 
 @click.command("reap")
-@click.option("--dry-run", is_flag=True, help="List them, and touch nothing.")
+@click.option("--dry-run", is_flag=True, help="List them without ending anything.")
 @json_option
 @store_option
 def command(dry_run: bool, as_json: bool) -> None:
-    """End what carries this store's tag and no live claim of any job owns: machines, disks, placement groups;
-    and alarms of training jobs of others that are over."""
-    from stoker.cli.format import print_json, whole
+    """End resources with this store's tag that no live claim of a job owns.
+
+    These are machines, disks and placement groups, and alarms of external training jobs that have ended.
+    """
+    from stoker.cli.format import print_json, to_json
     from stoker.external_jobs.govern import sweep as sweep_alarms
     from stoker.governor.connected_providers import Fleet
     from stoker.governor.leftovers import sweep
@@ -39,13 +41,15 @@ def command(dry_run: bool, as_json: bool) -> None:
     for name, text in problems.items():
         click.secho(f"{name}: {text}", fg="yellow", err=True)
     left = [] if dry_run else _end(orphans, fleet)
-    # After the machines: what they used is free then.
+    # After the machines: their disks and groups are free then.
     beside = [sweep(store, fleet, place, dry=dry_run) for place in sorted(_places(store), key=str)]
     things = [found for swept in beside for found in swept.found]
     alarms = sweep_alarms(store, dry=dry_run)
     if as_json:
         others = ({"alarm": name, "reason": reason} for name, reason in alarms.found)
-        print_json([*map(whole, orphans), *({**whole(thing), "reason": reason} for thing, reason in things), *others])
+        print_json(
+            [*map(to_json, orphans), *({**to_json(thing), "reason": reason} for thing, reason in things), *others]
+        )
     for thing, reason in () if as_json else things:
         click.echo(f"{thing.provider} {thing.kind} {thing.id}: {reason}")
     for name, reason in () if as_json else alarms.found:
@@ -61,16 +65,18 @@ def command(dry_run: bool, as_json: bool) -> None:
         text = f"{instance.provider} {instance.id}: {made}; too new to be judged"
         click.secho(text, fg="yellow", err=True)
     if not orphans and not things and not alarms.found and not young and not as_json:
-        click.echo("everything has its owner")
+        click.echo("nothing to end: every machine belongs to a job")
     for orphan in left:
-        click.secho(f"{orphan.instance}: was asked to end and is not gone yet", fg="yellow", err=True)
+        click.secho(f"{orphan.instance}: termination requested, not gone yet", fg="yellow", err=True)
 
 
 def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Instance], dict[str, str]]:
-    """The machines that nobody may keep, those that are too young to tell, and what could not be looked at. The clouds
-    are listed before the logs."""
+    """The machines that no job owns, those that are too new to be judged, and problems by name.
+
+    The clouds are listed before the logs are read.
+    """
     from stoker.core import orphans
-    from stoker.governor.observe import Listing, Memory, observe
+    from stoker.governor.observe import CloudListing, Memory, observe
     from stoker.governor.store_clock import governor_name, read_clock
     from stoker.model.observed import Known, Observed, Unknown
 
@@ -80,19 +86,19 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Inst
         name, region = place
         try:
             listed[place] = Known(fleet.provider(name).list_instances(region))
-        except Exception as error:  # noqa: BLE001 - somebody else's provider; one that fails hides no other
+        except Exception as error:  # noqa: BLE001 - a provider may raise anything; one that fails must not hide the others
             listed[place] = Unknown(str(error))
             problems[f"{name} {region or ''}".strip()] = str(error)
-    observation = observe(store, fleet, Memory(), {}, Listing(listed))
-    # A hold is counted by the store's clock, by everybody.
+    observation = observe(store, fleet, Memory(), {}, CloudListing(listed))
+    # All governors measure a hold by the store's clock.
     now = read_clock(store, governor_name(), time.monotonic).now()
-    found = [orphan for job in observation.snapshot.jobs for orphan in orphans.sweep(job, now)]
-    found += orphans.strays(observation.snapshot, now)
-    return found, orphans.too_young(observation.snapshot, now), problems | observation.problems
+    found = [orphan for job in observation.snapshot.jobs for orphan in orphans.unowned_machines(job, now)]
+    found += orphans.stray_machines(observation.snapshot, now)
+    return found, orphans.newborn_strays(observation.snapshot, now), problems | observation.problems
 
 
 def _places(store: Store) -> set[tuple[str, str | None]]:
-    """Everywhere that machines of this store were launched, and what costs nothing to look at."""
+    """All places where machines of this store were launched, and the providers that cost nothing."""
     from stoker.governor.observe import known_places
     from stoker.providers import registry
 
@@ -100,7 +106,7 @@ def _places(store: Store) -> set[tuple[str, str | None]]:
 
 
 def _end(orphans: list[Terminate], fleet: Fleet) -> list[Terminate]:
-    """Ask until they are gone. Answers those that are not."""
+    """Terminate machines until they are gone. Returns those that are not gone in time."""
     left = orphans
     deadline = time.monotonic() + _MOST_S
     while left:

@@ -15,23 +15,29 @@ from stoker.cli.options import DURATION, jobs_argument, opened_store, store_opti
 if TYPE_CHECKING:
     from stoker.store.base import Store
 
-_MOST_TOLD = 5
-# A listing of more is not worth waiting for before a question.
+_MOST_SHOWN = 5
+# The most objects of a job that are listed before the question: listing more takes too long.
 _MOST_COUNTED = 20_000
 
 
 @click.command("rm")
 @jobs_argument(required=False, complete=complete_jobs_that(has_ended))
-@click.option("--older-than", "older_s", type=DURATION, metavar="TIME", help="Every job that ended so long ago: 30d.")
+@click.option(
+    "--older-than",
+    "older_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Every job that ended longer ago, such as 30d.",
+)
 @yes_option
 @store_option
 def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     """Delete ended jobs with their logs, checkpoints and outputs, and code that no other job uses.
 
-    Asks on a terminal; -y agrees. Without a terminal, jobs that are named are deleted, and --older-than needs -y.
+    Asks for confirmation on a terminal. Without a terminal, named jobs are deleted, and --older-than needs -y.
     """
     from stoker import client
-    from stoker.cli.format import counted, say
+    from stoker.cli.format import say
     from stoker.maintenance.delete import (
         collect_bundles,
         collect_code,
@@ -42,6 +48,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         finish_removals,
     )
     from stoker.model.errors import UserError
+    from stoker.read.format import counted
     from stoker.store.find_job import find_job
     from stoker.submit import uploads
 
@@ -66,19 +73,20 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         say(f"{counted(collected, 'program')} deleted that no job uses")
     if collected := collect_wheels(store):
         say(f"{counted(collected, 'wheel')} deleted that no job uses")
-    if collected := uploads.collect(store):
+    if collected := uploads.collect_uploads(store):
         say(f"{counted(collected, 'uploaded input')} deleted that no job uses")
     if collected := collect_environments(store):
         say(f"{counted(collected, 'environment')} deleted that no machine used for 30 days")
 
 
 def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
-    """Ask on a terminal. Without one, jobs that were named are deleted: a script that names them means it.
+    """Ask on a terminal. Without one, named jobs are deleted without a question: a script that names them means it.
 
-    A person who sends away what this command says is still at a terminal, but cannot see the question.
+    Where only stderr is redirected, a person sits at the terminal but cannot see the question: that is an error.
     """
-    from stoker.cli.format import counted, say
+    from stoker.cli.format import say
     from stoker.model.errors import UserError
+    from stoker.read.format import counted
 
     if not jobs or yes:
         return
@@ -90,19 +98,19 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
         raise UserError(
             f"--older-than would delete {counted(len(jobs), 'job')} and there is no terminal to ask on; -y agrees to it"
         )
-    for job in jobs[:_MOST_TOLD]:
+    for job in jobs[:_MOST_SHOWN]:
         say(f"  {job}  {_contents(store, job)}")
-    if len(jobs) > _MOST_TOLD:
-        say(f"  and {len(jobs) - _MOST_TOLD} more")
+    if len(jobs) > _MOST_SHOWN:
+        say(f"  and {len(jobs) - _MOST_SHOWN} more")
     if not click.confirm(f"Delete {counted(len(jobs), 'job')} for good?", err=True):
         say("nothing is deleted")
         raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
 def _contents(store: Store, job: str) -> str:
-    """`2 checkpoints and 14 files of outputs, 1.2 GB; logs and metrics`, as far as it was counted."""
-    from stoker.cli.format import counted, size
+    """`2 checkpoints and 14 output files, 1.2 GB in all; …`, as far as the objects were counted."""
     from stoker.model import keys
+    from stoker.read.format import counted, size
 
     work = f"{keys.WORK}{job}/"
     checkpoints, outputs, total, seen = 0, 0, 0, 0

@@ -14,22 +14,22 @@ from stoker.cli.options import job_argument, json_option, opened_store, store_op
 def command(job: str, as_json: bool) -> None:
     """Show one job: attempts, checkpoints, cost.
 
-    Tells the last checkpoint in the store, its age, and what a reclaim now would lose.
+    Includes the last checkpoint in the store, its age, and what a reclaim now would lose.
     """
     from stoker import client
-    from stoker.cli.external_jobs import tell_family
-    from stoker.cli.format import print_json, whole
+    from stoker.cli.external_jobs import print_clone_chain
+    from stoker.cli.format import print_json, to_json
     from stoker.cli.job_report import job_text, last_words
     from stoker.model.errors import UserError
 
     store = opened_store()
     try:
-        record = client.look(job, store)
+        record = client.read_record(job, store)
     except UserError:
-        if not tell_family(store, job, as_json):
+        if not print_clone_chain(store, job, as_json):
             raise
         return
     if as_json:
-        print_json(whole(record.summary))
+        print_json(to_json(record.summary))
         return
-    click.echo(job_text(record.summary, last_words(record.state), witnessed=bool(record.state.witnessed)))
+    click.echo(job_text(record.summary, last_words(record.state), has_stack_dumps=bool(record.state.evidence_codes)))

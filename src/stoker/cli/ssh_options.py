@@ -1,4 +1,4 @@
-"""What `ssh` and `exec` share: find the machine, and run the program that leads there."""
+"""Connect to a machine of a job, for `ssh` and `exec`: find it, and run the program that connects."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ import click
 from stoker.cli.completers import complete_file, complete_node
 
 if TYPE_CHECKING:
-    from stoker.providers.base import Visit, Way
+    from stoker.providers.base import ShellCommand, ShellRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What shells answer for a program that a signal ended.
+# Shells add the number of the signal that ended a program.
 _BY_SIGNAL = 128
-_ITS_OWN = 255
+# ssh exits with this after an error of its own.
+_SSH_ERROR = 255
 
 
-def visit_options(command: F) -> F:
-    """Which node, and how to get there."""
+def connect_options(command: F) -> F:
+    """The options that choose the node and the command to connect."""
     for option in (
         click.option(
             "--via",
             metavar="WAY",
-            help="key, connect or ssm on EC2, key or iap on Compute Engine; default: what is open.",
+            help="How to connect: key, connect or ssm on EC2, key or iap on Compute Engine; default: any open way.",
         ),
         click.option("--identity", metavar="FILE", shell_complete=complete_file, help="The private key to use."),
-        click.option("--user", metavar="NAME", help="The user to log in as; default: the image's own."),
+        click.option("--user", metavar="NAME", help="The user to log in as; default: that of the image."),
         click.option(
             "--node",
             type=click.IntRange(min=0),
             default=0,
             metavar="R",
             shell_complete=complete_node,
-            help="Which node; 0 by default.",
+            help="The node to connect to; 0 by default.",
         ),
     ):
         command = option(command)
     return command
 
 
-def visit(job: str, node: int, wanted: Visit) -> int:
-    """Go there, and answer the exit status of what ran."""
+def connect(job: str, node: int, wanted: ShellRequest) -> int:
+    """Connect to the machine, and return the exit status of the program."""
     from stoker import client
     from stoker.cli.format import say
     from stoker.cli.options import opened_store
 
     store = opened_store()
     found = client.find_node(job, store, node, held=True)
-    with client.reach(found, wanted, store) as way:
-        status = run_program(way)
-    if status == _ITS_OWN and way.hint:
-        say(way.hint)
+    with client.open_shell(found, wanted, store) as command:
+        status = run_program(command)
+    if status == _SSH_ERROR and command.hint:
+        say(command.hint)
     return status
 
 
@@ -64,18 +65,18 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def run_program(way: Way) -> int:
-    """Run it in this terminal. It gets the keyboard's signals; this process outlives it, to clear up after it."""
+def run_program(command: ShellCommand) -> int:
+    """Run the program in this terminal. It gets the keyboard's signals; this process outlives it, to clean up."""
     from stoker.model.errors import UserError
 
     sys.stdout.flush()
-    # Ignored here only after the start: what is ignored is inherited.
+    # Signals are ignored only after the start: the program would inherit ignored ones.
     try:
-        process = subprocess.Popen(way.argv, cwd=way.cwd)
+        process = subprocess.Popen(command.argv, cwd=command.cwd)
     except OSError as error:
-        raise UserError(f"{way.argv[0]} cannot be started: {error.strerror}") from None
+        raise UserError(f"{command.argv[0]} cannot be started: {error.strerror}") from None
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
-    # Who ends this process means the other one.
+    # A signal that ends this process is meant for the program.
     for number in (signal.SIGTERM, signal.SIGHUP):
         before[number] = signal.signal(number, lambda got, _frame: process.send_signal(got))
     try:

@@ -13,20 +13,22 @@ from stoker.cli.options import jobs_argument, opened_store, store_option
 @click.option("--wait", "waiting", is_flag=True, help="Wait until the jobs have ended.")
 @store_option
 def command(jobs: tuple[str, ...], waiting: bool) -> None:
-    """Let jobs save, then end them. Of a job that has failed, give back a machine that is held."""
+    """Let jobs save, then end them. For a failed job, give back the machine that is held."""
     from stoker import client
-    from stoker.cli.format import legible, say, tell_problem
-    from stoker.cli.timeline import outcome_text
-    from stoker.governor.background import carry_on
+    from stoker.cli.format import report_governor, say
+    from stoker.governor.background import ensure_governed
+    from stoker.read.decision_text import outcome_text
+    from stoker.read.safe_text import legible
     from stoker.store import job_log
     from stoker.store.find_job import find_job
+    from stoker.submit.stop import ask_to_stop
 
     store = opened_store()
-    # All names are looked up first: a wrong one must not leave half of them stopped.
+    # All names are looked up first: a wrong one must not leave half of the jobs stopped.
     found = [find_job(store, job) for job in jobs]
     asked = []
     for job in found:
-        if client.ask_to_stop(job, store):
+        if ask_to_stop(job, store):
             asked.append(job)
             state = job_log.read(store, job)
             ended = state is not None and state.ended is not None
@@ -34,7 +36,7 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
         else:
             say(f"{job} had ended already")
     if asked:
-        tell_problem(carry_on(store, asked))
+        report_governor(ensure_governed(store, asked))
     for job in asked if waiting else ():
         summary = client.wait(job, store)
         say(legible(f"{job} {outcome_text(summary.phase, summary.reason)}"))

@@ -1,1 +1,1 @@
-"""The pure half: what to do, given what was observed. Imports data, nothing that acts."""
+"""Pure decisions: from observations to actions. Imports `model` alone, and nothing that acts."""

@@ -1,13 +1,13 @@
-"""What is known of an attempt that is over, and what that says of it. Pure."""
+"""Evidence about a finished attempt, and what follows from it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.core.costs import span_s
+from stoker.core.costs import valid_span_s
 from stoker.core.failure_patterns import NAMES, diagnose
-from stoker.core.governor_settings import Policy
+from stoker.core.governor_settings import GovernorSettings
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Waste
@@ -16,23 +16,23 @@ from stoker.model.observed import Known
 from stoker.model.policy import Rule
 from stoker.model.spec import Spec
 
-# Signals by which a program ends itself: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS. The others come
-# from outside: a person's kill, a shell that was closed, the kernel.
+# Signals by which a program ends itself: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS. All others come
+# from outside: a person's kill, a closed shell, the kernel.
 OWN_SIGNALS = frozenset({4, 5, 6, 7, 8, 11, 31})
-# Signals by which others end a program: a person, a shell that was closed, a service that saves memory.
+# Signals by which a program is ended from outside: by a person, a closed shell, a service that saves memory.
 _OUTSIDE = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
-# The same of a command that a shell ran.
+# The same signals as exit codes of a command that a shell ran.
 _KILLED_CODES = frozenset(128 + number for number in _OUTSIDE)
-# What a program does to its GPU, or what another program's end did to it; and errors that the GPU corrected, which no
-# program notices. They excuse no script.
+# XIDs caused by the program itself, by the end of another program, or by errors that the GPU corrected and no program
+# notices. They do not excuse the script.
 _PROGRAMS_XIDS = frozenset({"xid:13", "xid:31", "xid:43", "xid:45", "xid:63", "xid:92", "xid:121"})
-# Kinds of failures by which a script has too little memory for what it restored.
+# Failures for lack of memory for the restored checkpoint.
 _NO_MEMORY = frozenset({"gpu-memory", "shared-memory"})
 
 
 @dataclass(frozen=True)
-class Case:
-    """Everything known of an attempt whose every rank has exited or is gone."""
+class AttemptEvidence:
+    """Everything known about an attempt whose ranks have all exited or are gone."""
 
     claim: Claim
     exits: tuple[Exit | None, ...]
@@ -40,23 +40,22 @@ class Case:
     noticed: bool
     state: JobState
     spec: Spec
-    policy: Policy
-    # The rules of the house about what a failure means, as far as they are about this job.
+    settings: GovernorSettings
+    # The policy's failure rules that apply to this job.
     diagnoses: tuple[Rule, ...] = ()
-    # The rule that says how often it is resumed, in words; empty where the job says it itself.
+    # The policy rule that sets the number of resumes; empty if the job itself sets it.
     resumed_by: str = ""
-    # Why there was no machine after all, where the cloud says so.
+    # The cloud's reason if it accepted the launch and then had no machine.
     dry: str = ""
 
     @property
     def left(self) -> tuple[Exit, ...]:
-        """The exits there are."""
+        """The known exits."""
         return tuple(found for found in self.exits if found is not None)
 
     @property
     def failures(self) -> tuple[tuple[Exit, FailureCause | None], ...]:
-        """The exits that were failures, the first one first, with what their logs say. Those that only tell of another
-        rank's end come last: they are consequences."""
+        """The failed exits with their causes, earliest first. Failures caused by another rank's end come last."""
         found = [(each, cause_of(each)) for each in self.left if each.outcome == "failed"]
         return tuple(sorted(found, key=lambda one: (one[1] is not None and one[1].blame == "peer", one[0].at)))
 
@@ -67,14 +66,14 @@ class Case:
 
     @property
     def trained_s(self) -> float:
-        spans = [span_s(found.trained_s) for found in (*self.left, *self.heartbeats) if found is not None]
+        spans = [valid_span_s(found.trained_s) for found in (*self.left, *self.heartbeats) if found is not None]
         return max(spans, default=0.0)
 
     @property
     def moved_s(self) -> float:
-        """The training without the silence at its end, as far as that was told."""
-        told = [beat.activity for beat in self.heartbeats if beat is not None and beat.activity is not None]
-        return max(0.0, self.trained_s - min((span_s(each.silent_s) for each in told), default=0.0))
+        """Training time without the silence at its end, as far as that was reported."""
+        reported = [beat.activity for beat in self.heartbeats if beat is not None and beat.activity is not None]
+        return max(0.0, self.trained_s - min((valid_span_s(each.silent_s) for each in reported), default=0.0))
 
     @property
     def step(self) -> int | None:
@@ -97,79 +96,77 @@ class Case:
 
     @property
     def waste(self) -> Waste | None:
-        """As the ranks told it, each in its exit, or in its last heartbeat where it left none."""
-        told = [(left or beat) for left, beat in zip(self.exits, self.heartbeats, strict=True)]
-        found = [one.waste for one in told if one is not None and one.waste is not None]
+        """The waste that the ranks reported, each in its exit or, without one, in its last heartbeat."""
+        reports = [(left or beat) for left, beat in zip(self.exits, self.heartbeats, strict=True)]
+        found = [one.waste for one in reports if one is not None and one.waste is not None]
         if not found:
             return None
-        idle = [span_s(each.idle_s) for each in found if each.idle_s is not None]
-        # Of a gang, rank 0 saves: alone, or together with the others.
-        first = told[0].waste if told[0] is not None else None
+        idle = [valid_span_s(each.idle_s) for each in found if each.idle_s is not None]
+        # In a gang rank 0 always saves, alone or together with the others.
+        first = reports[0].waste if reports[0] is not None else None
         return Waste(
-            waited_s=max(span_s(each.waited_s) for each in found),
+            waited_s=max(valid_span_s(each.waited_s) for each in found),
             idle_s=sum(idle) / len(idle) if len(idle) == len(self.exits) else None,
-            lost_s=None if first is None or first.lost_s is None else span_s(first.lost_s),
+            lost_s=None if first is None or first.lost_s is None else valid_span_s(first.lost_s),
         )
 
     @property
     def saved(self) -> bool:
-        """Whether it made a checkpoint of its own."""
+        """True if the attempt committed a checkpoint of its own."""
         return self.checkpoint is not None and self.checkpoint != self.restored_from
 
     @property
     def saved_step(self) -> int | None:
-        """The highest step that is in a checkpoint of its own, where those tell."""
+        """The highest step in its own checkpoints, if they record steps."""
         found = [one.checkpoint for one in (*self.left, *self.heartbeats) if one is not None and one.checkpoint]
         steps = [ref.step for ref in found if ref.step is not None and ref.key != self.restored_from]
         return max(steps, default=None)
 
     @property
     def progressed(self) -> bool:
-        """Steps tell it, once anybody told one: who stands still may save the same step again, each time anew.
+        """True if the attempt brought the job further. Decided by steps if any attempt reported one: a stalled script
+        may save the same step again and again.
 
-        What was reported is compared with what was reported, and what was saved with what was saved: steps that were
-        lost with their machine have to be made again, and are progress once they are kept. Some scripts count anew in
-        every epoch: what was trained for long and saved is progress, whatever its steps say.
+        Reported steps are compared with reported steps, and saved steps with saved steps: steps that were lost with
+        their machine must be trained again, and are progress once they are saved. Some scripts count from zero in every
+        epoch: long training with a save is progress whatever its steps say.
         """
         before = [claim.closed for claim in self.state.claims if claim.closed]
-        reported, kept = [closed.step for closed in before], [closed.saved_step for closed in before]
-        if _beyond(self.step, reported) or _beyond(self.saved_step, kept):
+        reported, saved = [closed.step for closed in before], [closed.saved_step for closed in before]
+        if _beyond(self.step, reported) or _beyond(self.saved_step, saved):
             return True
-        never_told = all(step is None for step in (self.step, self.saved_step, *reported, *kept))
-        return self.saved and (never_told or self.moved_s >= self.policy.long_s)
+        no_steps = all(step is None for step in (self.step, self.saved_step, *reported, *saved))
+        return self.saved and (no_steps or self.moved_s >= self.settings.long_s)
 
     @property
     def at_startup(self) -> bool:
-        # Who has saved since has got past what it restored, however little that was.
-        return not self.progressed and not self.saved and self.trained_s < self.policy.startup_s
+        # An attempt that saved has got past its start, however little it trained.
+        return not self.progressed and not self.saved and self.trained_s < self.settings.startup_s
 
     @property
     def loaded(self) -> bool:
-        """Whether what it restored was good for more training, as far as anything shows.
-
-        A step beyond the one restored, steps or numbers that changed, or a save of its own. Time is no evidence: large
-        checkpoints load for long, and hangs last.
+        """True if there is evidence that the restored checkpoint works: a step beyond the restored one, changing steps
+        or metrics, or a save of its own. Time is no evidence: large checkpoints take long to load, and hangs last.
         """
-        told = [one for one in (*self.left, *self.heartbeats) if one is not None]
+        reports = [one for one in (*self.left, *self.heartbeats) if one is not None]
         beyond = any(
             one.step is not None
             and (
                 (one.restored_step is not None and one.step > one.restored_step)
                 or (one.first_step is not None and one.step > one.first_step)
             )
-            for one in told
+            for one in reports
         )
         trends = [trend for beat in self.heartbeats if beat is not None for trend in beat.trends.values()]
-        kept = any(one.checkpoint is not None and one.checkpoint.is_save for one in told) and self.saved
-        return kept or beyond or any(trend.low < trend.high for trend in trends)
+        has_save = any(one.checkpoint is not None and one.checkpoint.is_save for one in reports) and self.saved
+        return has_save or beyond or any(trend.low < trend.high for trend in trends)
 
     @property
     def suspects_checkpoint(self) -> bool:
-        """Whether the script failed by its own doing before it got past what it restored.
+        """True if the script itself failed before it got past its restored checkpoint.
 
-        SIGKILL, reclaims, lost machines and whatever the machine is to blame for say nothing about a checkpoint. Nor
-        does a lack of memory, the host's or the GPU's: the same checkpoint loads on a larger or a calmer machine, and
-        the one before it is as large.
+        SIGKILL, reclaims, lost machines and machine faults say nothing about a checkpoint. Neither does a lack of host
+        or GPU memory: the same checkpoint loads on a larger or less busy machine, and the one before it is as large.
         """
         if not self.failures or self.restored_from is None or self.loaded:
             return False
@@ -179,21 +176,21 @@ class Case:
         return failure.why == "finished" and own and blamed
 
 
-def case_of(
-    job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rule, ...] = (), resumed_by: str = ""
-) -> Case:
-    """The case of a claim whose every rank has exited or is gone."""
+def evidence_of(
+    job: JobSnapshot, claim: Claim, settings: GovernorSettings, diagnoses: tuple[Rule, ...] = (), resumed_by: str = ""
+) -> AttemptEvidence:
+    """Collect the evidence about a claim whose ranks have all exited or are gone."""
     beats = [job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
     exits = tuple(job.exit_of(claim, rank) for rank in range(claim.nodes))
-    return Case(
+    return AttemptEvidence(
         claim=claim,
         exits=exits,
         heartbeats=tuple(beat.value if beat else None for beat in beats),
-        # An agent that leaves at once may be gone before its notice is written; its exit tells of it too.
+        # An agent that leaves at once may be gone before its notice is written; its exit reports the notice too.
         noticed=job.noticed(claim) or any(exit_ is not None and exit_.why == "notice" for exit_ in exits),
         state=job.state,
         spec=job.spec,
-        policy=policy,
+        settings=settings,
         diagnoses=diagnoses,
         resumed_by=resumed_by,
         dry=next((facts.dry for facts in job.facts.get(claim.number, ()) if facts.dry), ""),
@@ -201,10 +198,10 @@ def case_of(
 
 
 def facts_complete(job: JobSnapshot, claim: Claim) -> bool:
-    """Whether all that a verdict rests on could be read.
+    """Return whether all facts behind a verdict could be read.
 
-    An unread exit would turn a success into a loss, an unread notice a reclaim into the script's own failure, and an
-    unread heartbeat would hide the progress that entitles it to another attempt.
+    An unread exit would turn a success into a loss, an unread notice a reclaim into a failure of the script, and an
+    unread heartbeat would hide progress that allows another attempt.
     """
     return all(
         isinstance(facts.exit, Known) and isinstance(facts.notice, Known) and isinstance(facts.heartbeat, Known)
@@ -213,13 +210,13 @@ def facts_complete(job: JobSnapshot, claim: Claim) -> bool:
 
 
 def _beyond(step: int | None, before: Sequence[int | None]) -> bool:
-    """Whether a step is known, and is higher than all that are known of those."""
+    """Return whether a step is known and higher than all known steps before it."""
     return step is not None and all(other is None or step > other for other in before)
 
 
 def cause_of(found: Exit) -> FailureCause | None:
-    """Why this node failed: what its machine reported, then SIGKILL, then its log, then any other signal from outside.
-    None where nothing tells.
+    """Why this node failed: by what its machine reported, then SIGKILL, then its log, then any other signal from
+    outside. None if nothing names a cause.
 
     A wrapper may end itself by SIGTERM after its program failed: an exception in the log comes first.
     """
@@ -233,5 +230,5 @@ def cause_of(found: Exit) -> FailureCause | None:
         ended = FailureCause("killed", "machine", f"the training was {verb} from outside ({_OUTSIDE[number]})")
     if ended is not None and number == 9:
         return ended
-    told = found.cause if found.cause is not None and found.cause.name in NAMES else diagnose(found.tail)
-    return ended if ended is not None and (told is None or told.blame == "peer") else told
+    logged = found.cause if found.cause is not None and found.cause.name in NAMES else diagnose(found.tail)
+    return ended if ended is not None and (logged is None or logged.blame == "peer") else logged

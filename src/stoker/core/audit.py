@@ -1,4 +1,4 @@
-"""What the rules that are only watched, or only warn, would have done: a word for people, and nothing more. Pure."""
+"""Find what audited rules, and rules that only warn, would have done. Their findings become warnings. Pure."""
 
 from __future__ import annotations
 
@@ -7,50 +7,53 @@ from dataclasses import replace
 from datetime import datetime
 
 from stoker.core import attempt_evidence, policy_rules, retry
-from stoker.core.governor_settings import Policy
-from stoker.core.placement import Chosen, place
-from stoker.core.policy_rules import Bounded, Finding, Subject
+from stoker.core.governor_settings import GovernorSettings
+from stoker.core.placement import Placed, place
+from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.core.retry import Verdict
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import Claim
 from stoker.model.offerings import Offering
-from stoker.model.policy import House, Rule
+from stoker.model.policy import Policy, Rule
 
 
-def watched(house: House, subject: Subject, *about: str) -> Iterator[tuple[Rule, Bounded]]:
-    """Each of them with what the bounds would be if it counted, one by one: of two that are broken, both are told.
+def audited_limits(policy: Policy, subject: Subject, *about: str) -> Iterator[tuple[Rule, EffectiveLimits]]:
+    """Each such rule with the limits as if it alone were enforced, so that two broken rules give two findings.
 
-    A bound that only warns is one that would have stopped.
+    A limit that only warns is treated as one that stops.
     """
-    for rule in house.rules:
+    for rule in policy.rules:
         if (rule.audit or rule.action == "warn") and rule.subject in about and policy_rules.applies(rule, subject):
-            counting = replace(rule, audit=False, then="stop" if rule.action == "warn" else rule.then)
-            yield rule, policy_rules.bounded(replace(house, rules=(counting,)), subject)
+            enforced = replace(rule, audit=False, then="stop" if rule.action == "warn" else rule.then)
+            yield rule, policy_rules.effective_limits(replace(policy, rules=(enforced,)), subject)
 
 
-def of_verdict(job: JobSnapshot, claim: Claim, policy: Policy, subject: Subject, verdict: Verdict) -> Iterator[Finding]:
-    """Where another verdict on this attempt would have been reached. `job` and `subject` are as they are bounded."""
-    house = policy.house
-    counting = policy_rules.that_count(house, subject, "failure")
-    for rule, bounds in watched(house, subject, "resume", "failure"):
-        diagnoses = tuple(each for each in house.about("failure") if each in counting or each == rule)
-        other = retry.verdict(attempt_evidence.case_of(replace(job, spec=bounds.spec), claim, policy, diagnoses))
+def verdict_findings(
+    job: JobSnapshot, claim: Claim, settings: GovernorSettings, subject: Subject, verdict: Verdict
+) -> Iterator[RuleFinding]:
+    """Report rules that would have changed the verdict. `job` and `subject` have the effective limits applied."""
+    policy = settings.policy
+    enforced = policy_rules.enforced_rules(policy, subject, "failure")
+    for rule, bounds in audited_limits(policy, subject, "resume", "failure"):
+        diagnoses = tuple(each for each in policy.about("failure") if each in enforced or each == rule)
+        other = retry.verdict(attempt_evidence.evidence_of(replace(job, spec=bounds.spec), claim, settings, diagnoses))
         if (other.outcome, other.rule, other.restart) != (verdict.outcome, verdict.rule, verdict.restart):
             then = "would be followed by another" if other.restart else "would be the last"
-            yield Finding(rule, f"attempt {claim.attempt} {then}: {other.reason}")
+            yield RuleFinding(rule, f"attempt {claim.attempt} {then}: {other.reason}")
 
 
-def of_place(
+def placement_findings(
     job: JobSnapshot,
     offerings: tuple[Offering, ...],
-    policy: Policy,
+    settings: GovernorSettings,
     subject: Subject,
     now: datetime,
     chosen: Offering,
-    shunned: Mapping[str, str],
-) -> Iterator[Finding]:
-    """Where spot would have been given up, or would not have been. `job` and `subject` are as they are bounded."""
-    for rule, bounds in watched(policy.house, subject, "spot"):
-        other = place(replace(job, spec=bounds.spec), offerings, policy, now, shunned=shunned)
-        if isinstance(other, Chosen) and other.offering.spot != chosen.spot:
-            yield Finding(rule, f"the next attempt would get {other.offering.title}: {other.reason}")
+    excluded: Mapping[str, str],
+) -> Iterator[RuleFinding]:
+    """Report rules that would have changed the choice between spot and on-demand. `job` and `subject` have the
+    effective limits applied."""
+    for rule, bounds in audited_limits(settings.policy, subject, "spot"):
+        other = place(replace(job, spec=bounds.spec), offerings, settings, now, excluded=excluded)
+        if isinstance(other, Placed) and other.offering.spot != chosen.spot:
+            yield RuleFinding(rule, f"the next attempt would get {other.offering.title}: {other.reason}")

@@ -1,4 +1,4 @@
-"""What everybody has spent, and how the budgets of the house stand. Pure."""
+"""Compute the state of the policy's budgets from what all jobs have spent. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
 from stoker.core.budget_reservations import Reservation, Reserved, Waiting, micro, queued, reservation
-from stoker.core.daily_costs import by_day, midnight, spells
+from stoker.core.daily_costs import by_day, midnight, paid_spans
 from stoker.core.hold import longest_held
 from stoker.core.policy_rules import PREFIX, in_scope
-from stoker.model.errors import STUMBLES, in_words
+from stoker.model.errors import describe_error
 from stoker.model.job_state import JobState
-from stoker.model.policy import Budget, House, Rule
+from stoker.model.policy import Budget, Policy, Rule
 from stoker.model.spec import Spec
 
-# Stands for the value of jobs that do not have the tag: they share one budget, or nobody's money would count.
+# The value of jobs without the tag: they share one budget, otherwise their cost would count nowhere.
 NO_VALUE = ""
-# The kinds of words, in their codes: a share of it is spent; all of it is; some of it is not known; what is left is
-# less than a launch may cost.
+# Kinds of warnings, in their codes: nearly spent; fully spent; partly unknown; too little left for a launch.
 NEARLY, FULL, UNPRICED, RESERVED = "warning", "full", "unpriced", "reserved"
 
 
 @dataclass(frozen=True)
 class Expense:
-    """What one job spent on one day, as far as it is known. Not `whole`: it had machines without a price, too."""
+    """The known cost of one job on one day. Not `whole`: it also had machines without a known price."""
 
     job: str
     tags: Mapping[str, str]
@@ -35,7 +34,7 @@ class Expense:
 
 @dataclass(frozen=True)
 class Unread:
-    """A job of which nobody knows what it spent. Without its tags it may be in any budget."""
+    """A job whose cost is unknown, because it could not be read. Without its tags it may belong to any budget."""
 
     job: str
     why: str
@@ -44,7 +43,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Period:
-    """The days of a budget that count now: from `start`, until `end` begins."""
+    """The current days of a budget: from `start` until the beginning of `end`."""
 
     start: date
     end: date
@@ -66,199 +65,199 @@ def period_of(budget: Budget, now: datetime) -> Period:
 
 
 def spans_of(budget: Budget, now: datetime) -> tuple[float, float]:
-    """Seconds that are left of its present period, and that the next one has."""
+    """Seconds left of the current period, and seconds of the next one."""
     over_at = period_of(budget, now).over_at
     return (over_at - now).total_seconds(), (period_of(budget, over_at).over_at - over_at).total_seconds()
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One budget in its present period: of a rule, and of one value of its tag where it has one for each."""
+class BudgetStatus:
+    """One budget in its current period: of a rule, and of one value of its tag if the rule has a budget for each."""
 
     spent: float = 0.0
-    # Jobs that spent what nobody knows.
+    # Jobs with costs that are not known.
     unpriced: tuple[str, ...] = ()
-    # What is to be told of it, NEARLY or FULL; empty where there is nothing, or it was told already.
+    # The warning that is due, NEARLY or FULL; empty if there is none, or it was written already.
     due: str = ""
-    # The job in whose log that is to stand; None where no job of the budget is alive to tell it.
-    herald: str | None = None
-    # What jobs that have begun may still cost in this period, the dearest first.
+    # The job that writes the warning into its log; None if no job of the budget is alive.
+    reporter: str | None = None
+    # Reservations of jobs that have begun for this period, the largest first.
     reserved: tuple[Reserved, ...] = ()
-    # Jobs that wait for money of it, and may still get it in this period, in the order of their turn.
+    # Jobs that wait for this budget and may still get it in this period, in order.
     queue: tuple[Waiting, ...] = ()
 
     @property
     def set_aside(self) -> float:
-        """Dollars that are reserved."""
+        """Reserved dollars."""
         return sum(each.amount for each in self.reserved) / 1e6
 
     def left_of(self, budget: Budget) -> float:
-        """Dollars that nothing is reserved for; none where more is reserved than there is."""
+        """Dollars neither spent nor reserved; 0 if more is reserved than there is."""
         return max(0, micro(budget.dollars) - micro(self.spent) - sum(each.amount for each in self.reserved)) / 1e6
 
 
 @dataclass(frozen=True)
-class Books:
-    """How all budgets stood at a moment, by the name of their rule and the value of its tag."""
+class BudgetState:
+    """The status of all budgets at a time, by the name of the rule and the value of its tag."""
 
     at: datetime
-    standings: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
+    statuses: Mapping[tuple[str, str], BudgetStatus] = field(default_factory=dict)
     unread: tuple[Unread, ...] = ()
 
     def unread_of(self, rule: Rule, tags: Mapping[str, str]) -> Unread | None:
-        """The first job that may be in this budget and nobody knows what it spent."""
+        """The first job that may belong to this budget and whose cost is unknown."""
         value = value_of(rule, tags)
         for each in self.unread:
             if each.tags is None or (in_scope(rule, each.tags) and value_of(rule, each.tags) == value):
                 return each
         return None
 
-    def of(self, rule: Rule, tags: Mapping[str, str]) -> Standing:
-        return self.standings.get((rule.name, value_of(rule, tags)), Standing())
+    def of(self, rule: Rule, tags: Mapping[str, str]) -> BudgetStatus:
+        return self.statuses.get((rule.name, value_of(rule, tags)), BudgetStatus())
 
 
-def concerned(house: House, tags: Mapping[str, str]) -> bool:
-    """Whether any budget counts what a job with these tags spends."""
-    return any(in_scope(rule, tags) for rule in house.about("budget"))
+def has_budget(policy: Policy, tags: Mapping[str, str]) -> bool:
+    """Return whether any budget counts a job with these tags."""
+    return any(in_scope(rule, tags) for rule in policy.about("budget"))
 
 
 def expenses(state: JobState, spec: Spec, now: datetime) -> Iterator[Expense]:
-    """What a job that is not forgotten yet has spent. Machines that may be held count as held."""
+    """The cost of an active job by day. Machines that may be held count as held."""
     until = longest_held(state, spec, now)
     held = {
         claim.number: (until[claim.number],) * len(claim.launched or ())
         for claim in state.claims
         if claim.number in until
     }
-    for day, sums in by_day(spells(state, now, held)).items():
+    for day, sums in by_day(paid_spans(state, now, held)).items():
         yield Expense(state.job, spec.tags, day, sums.counted.known, sums.counted.whole)
 
 
-def close_books(
-    house: House,
-    kept: Iterable[Expense],
+def compute_budget_state(
+    policy: Policy,
+    recorded: Iterable[Expense],
     active: Iterable[tuple[JobState, Spec]],
     now: datetime,
     unread: Iterable[Unread] = (),
     others: Iterable[Expense] = (),
-) -> Books:
-    """How the budgets stand. `kept` is what jobs spent that are forgotten; of a job that is active its log counts, and
-    `others` are training jobs that have none.
+) -> BudgetState:
+    """Compute the status of all budgets. `recorded` are stored costs of jobs that are not active any more; the cost of
+    an active job comes from its log; `others` are external jobs, which have no log.
 
-    A job whose log makes no sums is `unread` as well: it concerns the budgets that it is in, and no others.
+    A job whose cost cannot be computed counts as `unread`: it makes only its own budgets unknown.
     """
     jobs = {state.job: (state, spec) for state, spec in active}
     found = list(others)
     counted = {*jobs, *(each.job for each in found)}
-    found += [each for each in kept if each.job not in counted]
+    found += [each for each in recorded if each.job not in counted]
     lost = list(unread)
     for state, spec in jobs.values():
         try:
             found += expenses(state, spec, now)
-        except STUMBLES as error:
-            lost.append(Unread(state.job, in_words(error), spec.tags))
-    kept_for = []
+        except Exception as error:  # noqa: BLE001 - the edge of one job: only its own budgets become unknown
+            lost.append(Unread(state.job, describe_error(error), spec.tags))
+    reservations = []
     for state, spec in jobs.values():
         try:
-            kept_for.append(reservation(house, state, spec, now))
-        except STUMBLES as error:
-            lost.append(Unread(state.job, in_words(error), spec.tags))
+            reservations.append(reservation(policy, state, spec, now))
+        except Exception as error:  # noqa: BLE001 - the edge of one job: only its own budgets become unknown
+            lost.append(Unread(state.job, describe_error(error), spec.tags))
     waiting = [each for state, spec in jobs.values() if (each := queued(state, spec)) is not None]
-    reserved = [each for each in kept_for if each is not None]
-    standings: dict[tuple[str, str], Standing] = {}
-    for rule in house.about("budget"):
+    reserved = [each for each in reservations if each is not None]
+    statuses: dict[tuple[str, str], BudgetStatus] = {}
+    for rule in policy.about("budget"):
         assert rule.budget is not None
-        standings |= _standings(rule, rule.budget, found, jobs.values(), reserved, now)
-    return Books(now, _with_queues(house, standings, waiting), tuple(lost))
+        statuses |= _statuses(rule, rule.budget, found, jobs.values(), reserved, now)
+    return BudgetState(now, _with_queues(policy, statuses, waiting), tuple(lost))
 
 
 def value_of(rule: Rule, tags: Mapping[str, str]) -> str:
-    """Which of the budgets of this rule counts what a job with these tags spends."""
+    """The value of the rule's tag for a job with these tags, which selects one of the rule's budgets."""
     assert rule.budget is not None
     return NO_VALUE if rule.budget.by is None else tags.get(rule.budget.by, NO_VALUE)
 
 
-def keeps_back(rule: Rule) -> bool:
-    """Whether the budget keeps jobs from machines, and is not only told."""
+def denies_launches(rule: Rule) -> bool:
+    """Return whether the budget denies launches, and does not only warn."""
     return not rule.audit and rule.action != "warn"
 
 
 def code_of(rule: Rule, period: Period | None = None, kind: str = "") -> str:
-    """What decisions call it: the rule, or a word of it in a period."""
+    """Code of the rule in decisions, or of its warning in a period."""
     return f"{PREFIX}{rule.name}" + (f":{period.start}:{kind}" if period else "")
 
 
 # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _standings(
+def _statuses(
     rule: Rule,
     budget: Budget,
     found: Iterable[Expense],
     active: Iterable[tuple[JobState, Spec]],
-    kept_for: Iterable[Reservation],
+    reservations: Iterable[Reservation],
     now: datetime,
-) -> dict[tuple[str, str], Standing]:
+) -> dict[tuple[str, str], BudgetStatus]:
     period = period_of(budget, now)
     left_s, next_s = spans_of(budget, now)
     reserved: dict[str, list[Reserved]] = {}
-    for kept in kept_for:
-        if in_scope(rule, kept.tags):
-            now_, later = kept.need.within(left_s), kept.need.after(left_s, next_s)
-            amount = Reserved(kept.job, kept.at, now_, kept.since, kept.idle, kept.begun, later)
-            reserved.setdefault(value_of(rule, kept.tags), []).append(amount)
+    for each in reservations:
+        if in_scope(rule, each.tags):
+            amount, later = each.need.within(left_s), each.need.after(left_s, next_s)
+            part = Reserved(each.job, each.at, amount, each.since, each.idle, each.begun, later)
+            reserved.setdefault(value_of(rule, each.tags), []).append(part)
     spent: dict[str, float] = {}
     unpriced: dict[str, set[str]] = {}
-    for each in found:
-        if not period.start <= each.day < period.end or not in_scope(rule, each.tags):
+    for expense in found:
+        if not period.start <= expense.day < period.end or not in_scope(rule, expense.tags):
             continue
-        value = value_of(rule, each.tags)
-        spent[value] = spent.get(value, 0.0) + each.dollars
-        if not each.whole:
-            unpriced.setdefault(value, set()).add(each.job)
-    told: dict[str, set[str]] = {}
+        value = value_of(rule, expense.tags)
+        spent[value] = spent.get(value, 0.0) + expense.dollars
+        if not expense.whole:
+            unpriced.setdefault(value, set()).add(expense.job)
+    warned: dict[str, set[str]] = {}
     alive: dict[str, list[str]] = {}
     for state, spec in active:
         if in_scope(rule, spec.tags):
             value = value_of(rule, spec.tags)
-            told.setdefault(value, set()).update(state.warned)
+            warned.setdefault(value, set()).update(state.warned)
             spent.setdefault(value, 0.0)
             if state.ended is None and state.stop is None:
                 alive.setdefault(value, []).append(state.job)
-    standings = {}
+    statuses = {}
     for value, dollars in spent.items():
         due = _due(budget, dollars)
-        if due and code_of(rule, period, due) in told.get(value, ()):
+        if due and code_of(rule, period, due) in warned.get(value, ()):
             due = ""
-        standings[rule.name, value] = Standing(
+        statuses[rule.name, value] = BudgetStatus(
             spent=dollars,
             unpriced=tuple(sorted(unpriced.get(value, ()))),
             due=due,
-            herald=min(alive.get(value, ()), default=None) if due else None,
+            reporter=min(alive.get(value, ()), default=None) if due else None,
             reserved=tuple(sorted(reserved.get(value, ()), key=lambda each: (-each.amount, each.job))),
         )
-    return standings
+    return statuses
 
 
 def _with_queues(
-    house: House, standings: dict[tuple[str, str], Standing], waiting: Iterable[Waiting]
-) -> dict[tuple[str, str], Standing]:
-    """The standings with the jobs that wait for money. One that can get none in this period, of any of its budgets,
-    keeps no other waiting."""
+    policy: Policy, statuses: dict[tuple[str, str], BudgetStatus], waiting: Iterable[Waiting]
+) -> dict[tuple[str, str], BudgetStatus]:
+    """Add the queues of waiting jobs. A job that one of its budgets cannot serve in this period does not block
+    others."""
     queues: dict[tuple[str, str], list[Waiting]] = {}
     for each in sorted(waiting, key=lambda each: each.place):
-        rules = [rule for rule in house.about("budget") if in_scope(rule, each.tags) and keeps_back(rule)]
+        rules = [rule for rule in policy.about("budget") if in_scope(rule, each.tags) and denies_launches(rule)]
         keys = [(rule.name, value_of(rule, each.tags)) for rule in rules]
         most = [micro(rule.budget.dollars) if rule.budget else 0 for rule in rules]
-        spent = [micro(standings[key].spent) if key in standings else 0 for key in keys]
+        spent = [micro(statuses[key].spent) if key in statuses else 0 for key in keys]
         if all(gone + each.amount <= dollars for gone, dollars in zip(spent, most, strict=True)):
             for key in keys:
                 queues.setdefault(key, []).append(each)
-    return {key: replace(standing, queue=tuple(queues.get(key, ()))) for key, standing in standings.items()}
+    return {key: replace(status, queue=tuple(queues.get(key, ()))) for key, status in statuses.items()}
 
 
 def _due(budget: Budget, spent: float) -> str:
-    """What there is to tell of so much."""
+    """The warning that is due when this much is spent."""
     if spent >= budget.dollars:
         return FULL
     return NEARLY if spent >= budget.dollars * budget.warn_at else ""

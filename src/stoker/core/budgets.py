@@ -1,7 +1,7 @@
-"""What budgets say to a job that wants a machine. Pure: from what everybody spent to a word, a wait or a refusal.
+"""Judge a launch by the policy's budgets: allow it, warn, let the job wait, or refuse it. Pure.
 
-A budget stops launches, never what runs. Each launch counts what it may still cost against what is neither spent nor
-reserved for jobs that have begun: so a budget is exceeded only by what costs more than it was reserved for.
+A budget stops launches, never running machines. Each launch needs its possible cost to be neither spent nor reserved
+for jobs that have begun, so a budget is exceeded only by jobs that cost more than was reserved for them.
 """
 
 from __future__ import annotations
@@ -10,33 +10,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 
-from stoker.core.budget_reservations import Ask, Reserved, Waiting, micro
+from stoker.core.budget_reservations import LaunchRequest, Reserved, Waiting, micro
 from stoker.core.budget_state import (
     FULL,
     NEARLY,
     RESERVED,
     UNPRICED,
-    Books,
+    BudgetState,
+    BudgetStatus,
     Period,
-    Standing,
     code_of,
-    keeps_back,
+    denies_launches,
     period_of,
     spans_of,
     value_of,
 )
 from stoker.core.costs import in_dollars
 from stoker.core.daily_costs import midnight
+from stoker.core.name_list import first_names
 from stoker.core.policy_rules import Subject, applies, in_scope, is_one_value
 from stoker.model.observed import Known, Observed, Unknown
-from stoker.model.policy import Budget, House, Rule, Then
-
-_MOST_NAMED = 3
+from stoker.model.policy import Budget, Policy, Rule, RuleAction
 
 
 @dataclass(frozen=True)
-class Word:
-    """Something to tell, once: `code` keeps it from being told again."""
+class BudgetWarning:
+    """A warning that is written once; `code` prevents a second one."""
 
     code: str
     reason: str
@@ -45,8 +44,8 @@ class Word:
 @dataclass(frozen=True)
 class Held:
     """No launch for now. `until` is when that may change by itself; `refuses`: a job that never ran is ended. `waits`
-    is what a job waits for, in words: the rule and until when come first, since lists of jobs cut it off. `amount`: the
-    millionths of a dollar that it waits for in the queue; 0 where it is in none."""
+    is the reason for waiting: the rule and the end come first, because lists of jobs cut the text off. `amount`:
+    millionths of a dollar that the job waits for in the queue; 0 if it is not queued."""
 
     rule: str
     reason: str
@@ -56,78 +55,82 @@ class Held:
     amount: int = 0
     # The job can never have what it needs.
     never: bool = False
-    # It is not known how the budget stands.
+    # The state of the budget is unknown.
     unknown: bool = False
 
 
 def judge(
-    house: House, subject: Subject, books: Observed[Books] | None, now: datetime, ask: Ask | None = None
-) -> tuple[Word | Held, ...]:
-    """What the budgets say to a job that wants a machine: words first, then what keeps it back.
+    policy: Policy,
+    subject: Subject,
+    budget_state: Observed[BudgetState] | None,
+    now: datetime,
+    request: LaunchRequest | None = None,
+) -> tuple[BudgetWarning | Held, ...]:
+    """Return the warnings about a launch, then the reasons that deny it.
 
-    `ask` is what the launch may cost; None: that is not known yet, and only what is spent keeps it back. What could
-    not be looked up keeps it back as well: it never causes a launch.
+    `request` says what the launch may cost; without it, only spent money denies the launch. An unknown budget denies it
+    as well: missing information never causes a launch.
     """
-    rules = [rule for rule in house.about("budget") if applies(rule, subject)]
+    rules = [rule for rule in policy.about("budget") if applies(rule, subject)]
     if not rules:
         return ()
-    if not isinstance(books, Known):
-        error = books.error if isinstance(books, Unknown) else "no governor has looked"
+    if not isinstance(budget_state, Known):
+        error = budget_state.error if isinstance(budget_state, Unknown) else "no governor has looked"
         return tuple(
             Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {error}", unknown=True)
             for rule in rules
-            if _holds(rule)
+            if denies_launches(rule)
         )
-    words: list[Word | Held] = []
-    held: list[Word | Held] = []
+    warnings: list[BudgetWarning | Held] = []
+    held: list[BudgetWarning | Held] = []
     for rule in rules:
         assert rule.budget is not None
-        standing, period = books.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
-        unread = books.value.unread_of(rule, subject.spec.tags)
-        if unread is not None and _holds(rule):
+        status, period = budget_state.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
+        unread = budget_state.value.unread_of(rule, subject.spec.tags)
+        if unread is not None and denies_launches(rule):
             why = f"{unread.job} cannot be read: {unread.why}"
             held.append(Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {why}", unknown=True))
         value = value_of(rule, subject.spec.tags)
-        told = f"{_title(rule)}: {_told(rule.budget, standing, value, period)}"
-        if standing.unpriced:
-            words.append(Word(code_of(rule, period, UNPRICED), f"{told}; {_unpriced(standing)}"))
-        never = _never(rule, standing, subject, ask, now) if ask is not None else None
-        if never is not None and _holds(rule):
+        text = f"{_title(rule)}: {_spent_until(rule.budget, status, value, period)}"
+        if status.unpriced:
+            warnings.append(BudgetWarning(code_of(rule, period, UNPRICED), f"{text}; {_unpriced(status)}"))
+        never = _deny_forever(rule, status, subject, request, now) if request is not None else None
+        if never is not None and denies_launches(rule):
             held.append(never)
             continue
-        if standing.spent < rule.budget.dollars:
-            lacks = _lacks(rule, standing, subject, ask, now) if ask is not None else None
-            if lacks is not None and _holds(rule):
-                held.append(lacks)
-            elif lacks is not None:
-                words.append(Word(code_of(rule, period, RESERVED), lacks.reason))
+        if status.spent < rule.budget.dollars:
+            held_back = _deny_if_short(rule, status, subject, request, now) if request is not None else None
+            if held_back is not None and denies_launches(rule):
+                held.append(held_back)
+            elif held_back is not None:
+                warnings.append(BudgetWarning(code_of(rule, period, RESERVED), held_back.reason))
             continue
-        reason = _reason(rule, standing, value, period)
-        words.append(Word(code_of(rule, period, FULL), reason))
-        if _holds(rule):
-            spent = _spent(rule.budget, standing, value)
+        reason = _reason(rule, status, value, period)
+        warnings.append(BudgetWarning(code_of(rule, period, FULL), reason))
+        if denies_launches(rule):
+            spent = _spent(rule.budget, status, value)
             waits = f"{_title(rule)}: no machine until {period.over_at:%Y-%m-%d %H:%M} UTC: {spent}"
             held.append(Held(code_of(rule), reason, period.over_at, rule.action == "refuse", waits))
-    return (*words, *held)
+    return (*warnings, *held)
 
 
-def heralded(
-    house: House, job: str, tags: Mapping[str, str], books: Observed[Books] | None, now: datetime
-) -> Iterator[Word]:
-    """The warnings that stand in this job's log, for all jobs of a budget: told once, not by every job."""
-    if not isinstance(books, Known):
+def warnings_of_job(
+    policy: Policy, job: str, tags: Mapping[str, str], budget_state: Observed[BudgetState] | None, now: datetime
+) -> Iterator[BudgetWarning]:
+    """The warnings that this job writes on behalf of all jobs of a budget, so that not every job writes them."""
+    if not isinstance(budget_state, Known):
         return
-    for rule in house.about("budget"):
-        standing = books.value.of(rule, tags)
-        if standing.herald == job and in_scope(rule, tags):
+    for rule in policy.about("budget"):
+        status = budget_state.value.of(rule, tags)
+        if status.reporter == job and in_scope(rule, tags):
             assert rule.budget is not None
             period = period_of(rule.budget, now)
-            yield Word(code_of(rule, period, standing.due), _reason(rule, standing, value_of(rule, tags), period))
+            yield BudgetWarning(code_of(rule, period, status.due), _reason(rule, status, value_of(rule, tags), period))
 
 
 @dataclass(frozen=True)
-class Mark:
-    """That a budget was told to be spent, or nearly: its rule, its period's first day, its value, and which."""
+class BudgetMark:
+    """Identifies one warning about a budget: its rule, the first day of its period, the tag's value, NEARLY or FULL."""
 
     rule: str
     start: date
@@ -136,10 +139,10 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Unheralded:
-    """Something that is to be told of a budget though none of its jobs is alive. `tags` are what its jobs share."""
+class UnreportedWarning:
+    """A warning about a budget none of whose jobs is alive to write it. `tags` are those that its jobs share."""
 
-    mark: Mark
+    mark: BudgetMark
     title: str
     reason: str
     audit: bool
@@ -147,152 +150,168 @@ class Unheralded:
 
     @property
     def order(self) -> int:
-        """Later periods, and in each of them the end, come later."""
+        """Sort key: by period, and in each period NEARLY before FULL."""
         return 2 * self.mark.start.toordinal() + (self.mark.kind == FULL)
 
 
-def unheralded(house: House, books: Books) -> Iterator[Unheralded]:
-    """What is to be told of budgets whose jobs are all over."""
-    for rule in house.about("budget"):
+def unreported_warnings(policy: Policy, budget_state: BudgetState) -> Iterator[UnreportedWarning]:
+    """The warnings about budgets whose jobs have all ended."""
+    for rule in policy.about("budget"):
         assert rule.budget is not None
-        period = period_of(rule.budget, books.at)
-        for (name, value), standing in books.standings.items():
-            if name == rule.name and standing.due and standing.herald is None:
+        period = period_of(rule.budget, budget_state.at)
+        for (name, value), status in budget_state.statuses.items():
+            if name == rule.name and status.due and status.reporter is None:
                 shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(tag, wanted)}
-                yield Unheralded(
-                    Mark(name, period.start, value, standing.due),
-                    f"{_budget(name, rule.budget, value)} is {'spent' if standing.due == FULL else 'nearly spent'}",
-                    _reason(rule, standing, value, period),
+                yield UnreportedWarning(
+                    BudgetMark(name, period.start, value, status.due),
+                    f"{_budget(name, rule.budget, value)} is {'spent' if status.due == FULL else 'nearly spent'}",
+                    _reason(rule, status, value, period),
                     rule.audit,
                     {**shared, rule.budget.by: value} if rule.budget.by and value else shared,
                 )
 
 
-def told_by(house: House, tags: Mapping[str, str], code: str) -> Mark | None:
-    """Which budget was told to be spent, or nearly, by a word with this code. None for any other word."""
-    for rule in house.about("budget"):
+def mark_of_code(policy: Policy, tags: Mapping[str, str], code: str) -> BudgetMark | None:
+    """The budget warning that a warning code stands for; None for any other code."""
+    for rule in policy.about("budget"):
         found = code.removeprefix(f"{code_of(rule)}:").split(":")
         if code.startswith(f"{code_of(rule)}:") and len(found) == 2 and found[1] in (NEARLY, FULL):
-            return Mark(rule.name, date.fromisoformat(found[0]), value_of(rule, tags), found[1])
+            return BudgetMark(rule.name, date.fromisoformat(found[0]), value_of(rule, tags), found[1])
     return None
 
 
-def without_told(house: House, books: Books, was_told: Callable[[Mark], bool]) -> Books:
-    """Of what was told in this period by a job that is forgotten since, nobody tells again."""
-    starts = {rule.name: period_of(rule.budget, books.at).start for rule in house.about("budget") if rule.budget}
+def without_reported(
+    policy: Policy, budget_state: BudgetState, was_reported: Callable[[BudgetMark], bool]
+) -> BudgetState:
+    """Drop warnings that were already reported in this period, by a job that is not active any more."""
+    starts = {
+        rule.name: period_of(rule.budget, budget_state.at).start for rule in policy.about("budget") if rule.budget
+    }
     return replace(
-        books,
-        standings={
-            (name, value): replace(standing, due="", herald=None)
-            if standing.due and was_told(Mark(name, starts[name], value, standing.due))
-            else standing
-            for (name, value), standing in books.standings.items()
+        budget_state,
+        statuses={
+            (name, value): replace(status, due="", reporter=None)
+            if status.due and was_reported(BudgetMark(name, starts[name], value, status.due))
+            else status
+            for (name, value), status in budget_state.statuses.items()
         },
     )
 
 
 def forecast(
-    house: House, subject: Subject, books: Observed[Books], now: datetime, ask: Ask | None = None
-) -> tuple[tuple[str, Then], ...]:
-    """What a submission is told, each with what comes of it: it is refused, waits, or is only told. A job that would
-    wait for ever is refused."""
-    found = judge(house, subject, books, now, ask)
-    held: list[tuple[str, Then]] = [
+    policy: Policy,
+    subject: Subject,
+    budget_state: Observed[BudgetState],
+    now: datetime,
+    request: LaunchRequest | None = None,
+) -> tuple[tuple[str, RuleAction], ...]:
+    """Messages of the budgets to a submission, each with the consequence: refuse, wait or warn. A job that would wait
+    forever is refused."""
+    found = judge(policy, subject, budget_state, now, request)
+    held: list[tuple[str, RuleAction]] = [
         (each.reason, "refuse" if each.refuses or each.never else "wait") for each in found if isinstance(each, Held)
     ]
-    said = {reason for reason, _ in held}
-    return (*held, *((each.reason, "warn") for each in found if isinstance(each, Word) and each.reason not in said))
+    reasons = {reason for reason, _ in held}
+    return (
+        *held,
+        *((each.reason, "warn") for each in found if isinstance(each, BudgetWarning) and each.reason not in reasons),
+    )
 
 
 # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-_holds = keeps_back
-
-
-def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: datetime) -> Held | None:
-    """What keeps a launch back that may cost more than is neither spent nor reserved; None where there is enough."""
+def _deny_if_short(
+    rule: Rule, status: BudgetStatus, subject: Subject, request: LaunchRequest, now: datetime
+) -> Held | None:
+    """Deny a launch that may cost more than is neither spent nor reserved; None if there is enough."""
     budget, period = rule.budget, None if rule.budget is None else period_of(rule.budget, now)
     assert budget is not None and period is not None
     all_of_it, value = micro(budget.dollars), value_of(rule, subject.spec.tags)
-    wants = ask.need.within((period.over_at - now).total_seconds())
-    others, begun = _others(standing, subject.job or "", ask)
+    wants = request.need.within((period.over_at - now).total_seconds())
+    others, begun = _others(status, subject.job or "", request)
     ahead: list[Waiting] = []
-    if ask.claimed_at is None and not begun:
-        # A job that has begun goes on with what is reserved for it, and is in no queue.
-        ahead = [each for each in standing.queue if each.place < (ask.since, subject.job or "")]
-    taken = micro(standing.spent) + sum(each.amount for each in others)
+    if request.claimed_at is None and not begun:
+        # A job that has begun uses its own reservation, and does not queue.
+        ahead = [each for each in status.queue if each.place < (request.since, subject.job or "")]
+    taken = micro(status.spent) + sum(each.amount for each in others)
     # Each amount was rounded to a millionth.
     inexact = len(others) + len(ahead) + 2
     if not wants or taken + sum(each.amount for each in ahead) + wants <= all_of_it + inexact:
-        own = next((each.later for each in standing.reserved if begun and each.job == subject.job), 0)
-        return _lacks_later(rule, others, own, subject, ask, now)
-    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"
-    needs = f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {whole}"
-    behind = f"; {_jobs([each.job for each in ahead])} {'is' if len(ahead) == 1 else 'are'} before it" if ahead else ""
-    by = f" for {_jobs([each.job for each in others if each.amount])}" if any(each.amount for each in others) else ""
+        own = next((each.later for each in status.reserved if begun and each.job == subject.job), 0)
+        return _deny_if_short_later(rule, others, own, subject, request, now)
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_owner(budget, value)}"
+    needs = f"{_title(rule)}: needs {_exactly(wants)} ({request.need.why}) of {whole}"
+    behind = (
+        f"; {first_names([each.job for each in ahead])} {'is' if len(ahead) == 1 else 'are'} before it" if ahead else ""
+    )
+    by = (
+        f" for {first_names([each.job for each in others if each.amount])}"
+        if any(each.amount for each in others)
+        else ""
+    )
     waits = (
         f"{_title(rule)}: waits for {_exactly(wants)} of {whole}: {_exactly(taken)} is spent or reserved{by}{behind}"
     )
-    spent = f"{_exactly(micro(standing.spent))} is spent, {_exactly(taken - micro(standing.spent))} reserved{by}"
+    spent = f"{_exactly(micro(status.spent))} is spent, {_exactly(taken - micro(status.spent))} reserved{by}"
     reason = f"{needs}: {spent}{behind}"
-    # What is spent comes back with the next period alone.
+    # Spent money returns only with the next period.
     until = period.over_at
     return Held(code_of(rule), reason, until, rule.action == "refuse", waits, wants)
 
 
-def _lacks_later(
-    rule: Rule, others: list[Reserved], own: int, subject: Subject, ask: Ask, now: datetime
+def _deny_if_short_later(
+    rule: Rule, others: list[Reserved], own: int, subject: Subject, request: LaunchRequest, now: datetime
 ) -> Held | None:
-    """What keeps a launch back that fits into this period, and goes on in the next: jobs that run are not ended when
-    that begins, and may then cost more than there is. `own` is reserved there for the job already."""
+    """Deny a launch that fits into this period but not into the next: running jobs are not ended when a period begins,
+    and could then exceed the budget. `own` is already reserved for the job in the next period."""
     budget = rule.budget
     assert budget is not None
-    wants = ask.need.after(*spans_of(budget, now))
+    wants = request.need.after(*spans_of(budget, now))
     taken = sum(each.later for each in others)
     if wants <= own or taken + wants <= micro(budget.dollars) + len(others) + 2:
         return None
     period, value = period_of(budget, now), value_of(rule, subject.spec.tags)
-    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_owner(budget, value)}"
     whole += f" from {period.over_at:%Y-%m-%d %H:%M} UTC"
     reserved = f"{_exactly(taken)} is reserved then"
-    reserved += f" for {_jobs([each.job for each in others if each.later])}" if taken else ""
-    reason = f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {whole}: {reserved}"
+    reserved += f" for {first_names([each.job for each in others if each.later])}" if taken else ""
+    reason = f"{_title(rule)}: needs {_exactly(wants)} ({request.need.why}) of {whole}: {reserved}"
     waits = f"{_title(rule)}: waits for {_exactly(wants)} of {whole}: {reserved}"
-    # In the queue it stands for what it needs now.
-    amount = ask.need.within((period.over_at - now).total_seconds())
+    # The queue counts what the job needs in this period.
+    amount = request.need.within((period.over_at - now).total_seconds())
     return Held(code_of(rule), reason, period.over_at, rule.action == "refuse", waits, amount)
 
 
-def _never(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: datetime) -> Held | None:
-    """What keeps a job back that no period has enough for, however little is spent of it. One that had machines before
-    goes on in the order of its turn, if it can."""
+def _deny_forever(
+    rule: Rule, status: BudgetStatus, subject: Subject, request: LaunchRequest, now: datetime
+) -> Held | None:
+    """Deny a job that needs more than the whole budget of a period. A job that had machines before waits for its turn
+    instead."""
     assert rule.budget is not None
     budget, period = rule.budget, period_of(rule.budget, now)
-    wants = ask.need.within((period.over_at - midnight(period.start)).total_seconds())
-    if wants <= micro(budget.dollars) + 1 or _others(standing, subject.job or "", ask)[1]:
+    wants = request.need.within((period.over_at - midnight(period.start)).total_seconds())
+    if wants <= micro(budget.dollars) + 1 or _others(status, subject.job or "", request)[1]:
         return None
-    whose = _whose(budget, value_of(rule, subject.spec.tags))
-    needs = (
-        f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {in_dollars(budget.dollars)} a {budget.period}"
-    )
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_owner(budget, value_of(rule, subject.spec.tags))}"
+    needs = f"{_title(rule)}: needs {_exactly(wants)} ({request.need.why}) of {whole}"
     advice = f"set limits.max_cost to at most {in_dollars(budget.dollars)}"
-    reason = f"{needs}{whose}, and can never have so much; {advice}"
+    reason = f"{needs}, and can never have so much; {advice}"
     return Held(code_of(rule), reason, refuses=rule.action == "refuse", waits=reason, never=True)
 
 
-def _others(standing: Standing, job: str, ask: Ask) -> tuple[list[Reserved], bool]:
+def _others(status: BudgetStatus, job: str, request: LaunchRequest) -> tuple[list[Reserved], bool]:
     """The reservations that count against this launch, and whether the job had machines before.
 
-    Jobs that have begun and have no machine must not keep each other waiting, where more is reserved than there is
-    (the budget was lowered): the oldest goes first.
+    If more is reserved than the budget has (because it was lowered), jobs that have begun and have no machine must not
+    block each other: the oldest goes first.
     """
-    others = [each for each in standing.reserved if each.job != job]
-    begun = any(each.begun for each in standing.reserved if each.job == job)
-    if ask.claimed_at is not None:
-        others = [each for each in others if each.at <= ask.claimed_at]
+    others = [each for each in status.reserved if each.job != job]
+    begun = any(each.begun for each in status.reserved if each.job == job)
+    if request.claimed_at is not None:
+        others = [each for each in others if each.at <= request.claimed_at]
     if begun:
-        others = [each for each in others if not each.idle or (each.since, each.job) < (ask.since, job)]
+        others = [each for each in others if not each.idle or (each.since, each.job) < (request.since, job)]
     return others, begun
 
 
@@ -300,62 +319,63 @@ def _exactly(amount: int) -> str:
     return in_dollars(amount / 1e6)
 
 
-def _jobs(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
-
-
-def stands(house: House, subject: Subject, books: Books, now: datetime, ask: Ask | None) -> Iterator[str]:
-    """How each budget of a job stands, for a plan: what is spent, reserved and left, and what the job reserves."""
-    for rule in house.about("budget"):
+def describe_budgets(
+    policy: Policy, subject: Subject, budget_state: BudgetState, now: datetime, request: LaunchRequest | None
+) -> Iterator[str]:
+    """Describe each budget of a job for a plan: spent, reserved and left, and what the job would reserve."""
+    for rule in policy.about("budget"):
         if not applies(rule, subject) or rule.budget is None:
             continue
-        budget, standing = rule.budget, books.of(rule, subject.spec.tags)
-        whose = _whose(budget, value_of(rule, subject.spec.tags))
-        told = f"{_title(rule)}: {in_dollars(budget.dollars)} a {budget.period}{whose}"
-        parts = f"{in_dollars(standing.spent)} spent, {in_dollars(standing.set_aside)} reserved, "
-        parts += f"{in_dollars(standing.left_of(budget))} left"
+        budget, status = rule.budget, budget_state.of(rule, subject.spec.tags)
+        owner = _owner(budget, value_of(rule, subject.spec.tags))
+        title = f"{_title(rule)}: {in_dollars(budget.dollars)} a {budget.period}{owner}"
+        parts = f"{in_dollars(status.spent)} spent, {in_dollars(status.set_aside)} reserved, "
+        parts += f"{in_dollars(status.left_of(budget))} left"
         left_s = (period_of(budget, now).over_at - now).total_seconds()
-        mine = f"; this job reserves {_exactly(ask.need.within(left_s))} ({ask.need.why})" if ask is not None else ""
-        yield f"{told}: {parts}{mine}"
+        mine = (
+            f"; this job reserves {_exactly(request.need.within(left_s))} ({request.need.why})"
+            if request is not None
+            else ""
+        )
+        yield f"{title}: {parts}{mine}"
 
 
 def _title(rule: Rule) -> str:
     return f"policy {rule.name}{' (audit)' if rule.audit else ''}"
 
 
-def _reason(rule: Rule, standing: Standing, value: str, period: Period) -> str:
-    """How it stands, and what comes of that."""
+def _reason(rule: Rule, status: BudgetStatus, value: str, period: Period) -> str:
+    """Describe the status of a budget and its consequence."""
     assert rule.budget is not None
     consequence = "; audit: nothing is done" if rule.audit else ""
-    if _holds(rule) and standing.spent >= rule.budget.dollars:
+    if denies_launches(rule) and status.spent >= rule.budget.dollars:
         consequence = "; no new machines until then"
-    return f"{_title(rule)}: {_told(rule.budget, standing, value, period)}{consequence}"
+    return f"{_title(rule)}: {_spent_until(rule.budget, status, value, period)}{consequence}"
 
 
-def _told(budget: Budget, standing: Standing, value: str, period: Period) -> str:
-    return f"{_spent(budget, standing, value)}, until {period.over_at:%Y-%m-%d %H:%M} UTC"
+def _spent_until(budget: Budget, status: BudgetStatus, value: str, period: Period) -> str:
+    return f"{_spent(budget, status, value)}, until {period.over_at:%Y-%m-%d %H:%M} UTC"
 
 
-def _spent(budget: Budget, standing: Standing, value: str) -> str:
-    spent, all_of_it = in_dollars(standing.spent), in_dollars(budget.dollars)
-    share = standing.spent / budget.dollars
-    return f"{spent} of {all_of_it} a {budget.period}{_whose(budget, value)} are spent ({share:.0%})"
+def _spent(budget: Budget, status: BudgetStatus, value: str) -> str:
+    spent, all_of_it = in_dollars(status.spent), in_dollars(budget.dollars)
+    share = status.spent / budget.dollars
+    return f"{spent} of {all_of_it} a {budget.period}{_owner(budget, value)} are spent ({share:.0%})"
 
 
 def _budget(name: str, budget: Budget, value: str) -> str:
-    """`budget each-team of team=nlp`; a rule that is called `budget` says so once."""
+    """`budget each-team of team=nlp`; the word `budget` is not repeated for a rule of that name."""
     known = name.lower() in ("budget", "budgets")
-    return f"{'budget' if known else f'budget {name}'}{_whose(budget, value)}"
+    return f"{'budget' if known else f'budget {name}'}{_owner(budget, value)}"
 
 
-def _whose(budget: Budget, value: str) -> str:
+def _owner(budget: Budget, value: str) -> str:
     if budget.by is None:
         return ""
     return f" of {budget.by}={value}" if value else f" of jobs without {budget.by}"
 
 
-def _unpriced(standing: Standing) -> str:
-    first, *more = standing.unpriced
+def _unpriced(status: BudgetStatus) -> str:
+    first, *more = status.unpriced
     others = f" and {len(more)} more" if more else ""
     return f"and an unknown amount: {first}{others} had machines without a price"

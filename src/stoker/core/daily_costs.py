@@ -1,4 +1,4 @@
-"""What a job spent on which day, in UTC: from its log alone, by the store's clock. Pure."""
+"""The cost of a job on each day, in UTC: from its log alone, by the store's clock. Pure."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ from datetime import date, datetime, time, timedelta, timezone
 from stoker.core.costs import Cost
 from stoker.model.job_state import Claim, JobState
 
-# By the claims' numbers: until when machines of theirs were held for a look after their close, one moment for each.
-Held = Mapping[int, tuple[datetime, ...]]
-NOT_HELD: Held = {}
+# End of the hold of each held machine, by claim number.
+HeldUntil = Mapping[int, tuple[datetime, ...]]
+NOT_HELD: HeldUntil = {}
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Dollars, as far as they are known. Not `whole`: there is more to it that nobody knows."""
+class KnownSum:
+    """The known part of a sum in dollars. Not `whole`: another part is unknown."""
 
     known: float = 0.0
     whole: bool = True
 
-    def plus(self, dollars: float | None) -> Sum:
-        """What can be no amount is not known either."""
+    def plus(self, dollars: float | None) -> KnownSum:
+        """Add dollars; None, NaN and infinity count as unknown."""
         if dollars is None or not math.isfinite(dollars):
-            return Sum(self.known, whole=False)
-        return Sum(self.known + dollars, self.whole)
+            return KnownSum(self.known, whole=False)
+        return KnownSum(self.known + dollars, self.whole)
 
 
 @dataclass(frozen=True)
-class Sums:
-    """What was spent on a day, what that would have cost on-demand, and what of it counts against budgets: where no
-    spot price is known, the on-demand price does."""
+class DaySums:
+    """Sums of a day: spent, the same on-demand, and what counts against budgets (the on-demand price if the spot price
+    is unknown)."""
 
-    spent: Sum = Sum()
-    on_demand: Sum = Sum()
-    counted: Sum = Sum()
+    spent: KnownSum = KnownSum()
+    on_demand: KnownSum = KnownSum()
+    counted: KnownSum = KnownSum()
 
-    def plus(self, cost: Cost) -> Sums:
-        return Sums(self.spent.plus(cost.spent), self.on_demand.plus(cost.on_demand), self.counted.plus(cost.dearest))
+    def plus(self, cost: Cost) -> DaySums:
+        return DaySums(
+            self.spent.plus(cost.spent), self.on_demand.plus(cost.on_demand), self.counted.plus(cost.at_most)
+        )
 
 
 @dataclass(frozen=True)
-class Spell:
-    """Machines of a claim that were paid for on one day, from when to when."""
+class PaidSpan:
+    """Machines of a claim that were paid for during a part of one day."""
 
     claim: Claim
     start: datetime
@@ -68,8 +70,10 @@ class Spell:
         )
 
 
-def spells(state: JobState, now: datetime, held: Held = NOT_HELD, since: datetime | None = None) -> Iterator[Spell]:
-    """Every spell of a job until now, claim by claim; what was before `since` is left out. None is empty."""
+def paid_spans(
+    state: JobState, now: datetime, held: HeldUntil = NOT_HELD, since: datetime | None = None
+) -> Iterator[PaidSpan]:
+    """Every paid span of a job until now, claim by claim, from `since` on. No span is empty."""
     for claim in state.claims:
         if claim.launched_at is None:
             continue
@@ -79,24 +83,24 @@ def spells(state: JobState, now: datetime, held: Held = NOT_HELD, since: datetim
         for start, until, machines in parts:
             for first, last in days(max(start, since) if since else start, until):
                 if machines:
-                    yield Spell(claim, first, last, machines)
+                    yield PaidSpan(claim, first, last, machines)
 
 
-def by_day(found: Iterable[Spell]) -> dict[date, Sums]:
-    """The sums of each day. One price that is not known leaves the others known."""
-    days: dict[date, Sums] = {}
+def by_day(found: Iterable[PaidSpan]) -> dict[date, DaySums]:
+    """The sums of each day. An unknown price leaves the other sums known."""
+    days: dict[date, DaySums] = {}
     for spell in found:
-        days[spell.day] = days.get(spell.day, Sums()).plus(spell.cost)
+        days[spell.day] = days.get(spell.day, DaySums()).plus(spell.cost)
     return days
 
 
 def midnight(day: date) -> datetime:
-    """Its beginning, in UTC."""
+    """The beginning of a day, in UTC."""
     return datetime.combine(day, time.min, tzinfo=timezone.utc)
 
 
 def days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """The parts of a span on each day that it touches."""
+    """Split a span into its parts on each day."""
     start = start.astimezone(timezone.utc)
     end = end.astimezone(timezone.utc)
     while start < end:

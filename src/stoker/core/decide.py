@@ -1,6 +1,6 @@
-"""The governor's decision: pure, from what was observed to what to do. No clock, no I/O, no randomness.
+"""Decide what the governor does, from what it observed. Pure: no clock, no I/O, no randomness.
 
-At most one entry a job is appended for each look at it (a claim is followed by its launch). After an append the job is
+Each call plans at most one log entry for a job (a claim is followed by its launch). After the append the job is
 observed and decided on again, so every decision rests on the newest log.
 """
 
@@ -10,39 +10,39 @@ from dataclasses import replace
 from datetime import datetime
 
 from stoker.core import attempt_evidence, audit, ended_jobs, gate, hold, limits, orphans, policy_rules, retry
-from stoker.core.governor_settings import Policy
+from stoker.core.governor_settings import GovernorSettings
 from stoker.core.heartbeat_timeout import mass_silence
-from stoker.core.job_decision import Look
-from stoker.core.next_claim import claim_next, tell_of_budgets
-from stoker.core.open_claims import tend, warn_unsaved
-from stoker.core.place_capacity import Rooms, is_bounded, place_in_queue
+from stoker.core.job_decision import JobDecision
+from stoker.core.next_claim import claim_next, warn_of_budgets
+from stoker.core.open_claims import maintain_claim, warn_unsaved
+from stoker.core.place_capacity import CapacityQueue, place_in_queue, waits_for_bounded_place
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
-from stoker.model.errors import STUMBLES, in_words
+from stoker.model.errors import describe_error
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import PROTOCOL_VERSION, Closed, Draining, Ended, Outcome, Warned
 from stoker.model.observed import Known
 
 
-def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
-    """What to do about everything that was observed. The order of the listings does not matter."""
-    # Who looks at a few jobs only cannot tell whether silence is theirs or everybody's: a whole pass judges it.
-    blind = snapshot.partial or mass_silence(snapshot, policy, now)
+def decide(snapshot: Snapshot, settings: GovernorSettings, now: datetime) -> Plan:
+    """Plan the actions for everything that was observed. The order of the listings does not matter."""
+    # A partial pass cannot distinguish a few silent nodes from an outage of the store: only a whole pass judges
+    # silence.
+    silence_inconclusive = snapshot.partial or mass_silence(snapshot, settings, now)
     actions: list[Action] = []
     wakes: list[datetime] = []
     waiting: dict[str, str] = {}
     problems: dict[str, str] = {}
     mine = {job.state.job for job in snapshot.jobs}
     others = [job for job in snapshot.others or () if job.state.job not in mine]
-    rooms = Rooms.of((*snapshot.jobs, *others), complete=snapshot.others is not None)
-    # Those that nothing is decided about matter only to the queue.
-    queue = (*snapshot.jobs, *others) if any(map(is_bounded, snapshot.jobs)) else snapshot.jobs
+    capacity = CapacityQueue.of((*snapshot.jobs, *others), complete=snapshot.others is not None)
+    # Jobs outside this pass are evaluated only for their places in the queue.
+    queue = (*snapshot.jobs, *others) if any(map(waits_for_bounded_place, snapshot.jobs)) else snapshot.jobs
     for job in sorted(queue, key=lambda job: place_in_queue(job.state)):
         try:
-            plan = decide_job(job, policy, now, blind=blind, rooms=rooms)
-        except STUMBLES as error:
-            # Whatever is wrong with one job, the others are governed.
+            plan = decide_job(job, settings, now, silence_inconclusive=silence_inconclusive, capacity=capacity)
+        except Exception as error:  # noqa: BLE001 - the edge of one job: a bug in it must not stop the others
             if job.state.job in mine:
-                problems[job.state.job] = in_words(error)
+                problems[job.state.job] = describe_error(error)
             continue
         if job.state.job not in mine:
             continue
@@ -50,85 +50,101 @@ def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
         waiting |= plan.waiting
         if plan.wake_at is not None:
             wakes.append(plan.wake_at)
-    actions += orphans.strays(snapshot, now)
+    actions += orphans.stray_machines(snapshot, now)
     return Plan(actions=tuple(actions), wake_at=min(wakes, default=None), waiting=waiting, problems=problems)
 
 
 def decide_job(
-    job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False, rooms: Rooms | None = None
+    job: JobSnapshot,
+    settings: GovernorSettings,
+    now: datetime,
+    *,
+    silence_inconclusive: bool = False,
+    capacity: CapacityQueue | None = None,
 ) -> Plan:
-    """What to do about one job. `blind`: silence proves nothing (so many are silent, or too few were looked at).
+    """Plan the actions for one job.
 
-    `rooms`: where only so many nodes fit, and the jobs before this one that wait there.
+    `silence_inconclusive`: missing heartbeats prove nothing, because too many nodes are silent or the pass is partial.
+    `capacity` counts the nodes at places with a bound, and the jobs that wait there before this one.
     """
-    # Who is blind cannot tell a machine that its cloud has not heard of from one that nobody hears.
-    look = Look(job if blind else job.settled(now), policy, now, blind, rooms or Rooms.of([job], complete=True))
-    _decide(look)
+    # If silence proves nothing, "unknown to the cloud" is no evidence either that a machine is dead.
+    decision = JobDecision(
+        job if silence_inconclusive else job.settled(now),
+        settings,
+        now,
+        silence_inconclusive,
+        capacity or CapacityQueue.of([job], complete=True),
+    )
+    _decide(decision)
     return Plan(
-        actions=tuple(look.actions),
-        wake_at=min(look.wakes, default=None),
-        waiting={job.state.job: look.waiting} if look.waiting else {},
+        actions=tuple(decision.actions),
+        wake_at=min(decision.wakes, default=None),
+        waiting={job.state.job: decision.waiting} if decision.waiting else {},
     )
 
 
-def _decide(look: Look) -> None:
-    """What is over comes first, then what people and bounds want, then what lives, and at last what may come."""
-    if look.state.min_version > PROTOCOL_VERSION:
-        look.waiting = "a newer Stoker governs this job; update this one"
+def _decide(decision: JobDecision) -> None:
+    """Handle, in this order: finished attempts, a requested stop, limits, open claims, the next claim."""
+    if decision.state.min_version > PROTOCOL_VERSION:
+        decision.waiting = "a newer Stoker governs this job; update this one"
         return
-    look.actions += orphans.sweep(look.bounded_job, look.now)
-    if look.state.ended is not None:
-        _retire(look)
-    elif _close_what_is_over(look):
+    decision.actions += orphans.unowned_machines(decision.bounded_job, decision.now)
+    if decision.state.ended is not None:
+        _retire(decision)
+    elif _close_what_is_over(decision):
         pass
-    elif look.state.stop is not None:
-        _stop(look)
-    elif _enforce_limits(look) or _tell_of_limits(look):
+    elif decision.state.stop is not None:
+        _stop(decision)
+    elif _enforce_limits(decision) or _tell_of_limits(decision):
         pass
-    elif not any(tend(look, claim) for claim in look.state.open_claims) and not tell_of_budgets(look):
-        claim_next(look)
-        # The next machine comes first.
-        if not any(isinstance(action, Append) for action in look.actions):
-            warn_unsaved(look)
+    elif not any(maintain_claim(decision, claim) for claim in decision.state.open_claims) and not warn_of_budgets(
+        decision
+    ):
+        claim_next(decision)
+        # A claim has precedence over a warning: only one entry is appended.
+        if not any(isinstance(action, Append) for action in decision.actions):
+            warn_unsaved(decision)
 
 
-# ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Endings ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _retire(look: Look) -> None:
-    """Forget an ended job once its machines are positively gone."""
-    found = ended_jobs.retire(look.bounded_job, look.policy, look.now)
-    look.waiting = found.waiting
+def _retire(decision: JobDecision) -> None:
+    """Remove the markers of an ended job once its machines are positively gone."""
+    found = ended_jobs.retire(decision.bounded_job, decision.settings, decision.now)
+    decision.waiting = found.waiting
     if found.wake_at is not None:
-        look.wakes.append(found.wake_at)
+        decision.wakes.append(found.wake_at)
     if found.markers:
-        look.actions.append(Unmark(look.state.job, found.markers, "ended, and every machine is gone"))
+        decision.actions.append(Unmark(decision.state.job, found.markers, "ended, and every machine is gone"))
 
 
-def _close_what_is_over(look: Look) -> bool:
-    """Close the oldest attempt that is over; with the job, if its verdict is the job's end."""
-    for claim in look.state.open_claims:
-        if not look.over(claim) or not attempt_evidence.facts_complete(look.job, claim):
+def _close_what_is_over(decision: JobDecision) -> bool:
+    """Close the oldest attempt that is over. End the job in the same entry if the verdict ends it."""
+    for claim in decision.state.open_claims:
+        if not decision.is_over(claim) or not attempt_evidence.facts_complete(decision.job, claim):
             continue
-        diagnoses = policy_rules.that_count(look.policy.house, look.subject, "failure")
-        by = look.bounds.named("resumes") if "resumes" in look.bounds.by_rule else ""
-        case = attempt_evidence.case_of(look.bounded_job, claim, look.policy, diagnoses, by)
-        verdict = retry.verdict(case)
-        if look.tell(audit.of_verdict(look.bounded_job, claim, look.policy, look.bounded_subject, verdict)):
+        diagnoses = policy_rules.enforced_rules(decision.settings.policy, decision.subject, "failure")
+        by = decision.bounds.named("resumes") if "resumes" in decision.bounds.by_rule else ""
+        evidence = attempt_evidence.evidence_of(decision.bounded_job, claim, decision.settings, diagnoses, by)
+        verdict = retry.verdict(evidence)
+        if decision.warn_of_findings(
+            audit.verdict_findings(decision.bounded_job, claim, decision.settings, decision.bounded_subject, verdict)
+        ):
             return True
-        if verdict.outcome == "failed" and not verdict.restart and look.cannot_read_rules():
-            continue  # One of them may know better.
-        closed = retry.closing(case, verdict)
+        if verdict.outcome == "failed" and not verdict.restart and decision.policy_is_unreadable():
+            continue  # A failure rule of the unreadable policy may restart it.
+        closed = retry.closing(evidence, verdict)
         if verdict.restart or verdict.outcome == "stopped":
-            return look.append(closed, verdict.reason)
-        if any(older.number < claim.number for older in look.state.open_claims):
-            # An older attempt may still be saving: the end of the job waits for it, and is then judged anew.
+            return decision.append(closed, verdict.reason)
+        if any(older.number < claim.number for older in decision.state.open_claims):
+            # An older attempt may still be saving: the job ends only after that attempt, by a new verdict.
             continue
-        if _released_another(look, claim):
-            # The exits that are judged here have let the next attempt start already. It is the job now.
-            return look.append(replace(closed, restart=True), verdict.reason)
-        if verdict.rule in hold.HELD_RULES and look.job.spec.retry.hold_on_failure_s > 0:
-            closed = replace(closed, hold_s=hold.allowed_s(look.state, claim, look.bounds.spec, look.now))
+        if _released_another(decision, claim):
+            # These exits have already allowed the next attempt to start, so the job goes on with that attempt.
+            return decision.append(replace(closed, restart=True), verdict.reason)
+        if verdict.rule in hold.HELD_RULES and decision.job.spec.retry.hold_on_failure_s > 0:
+            closed = replace(closed, hold_s=hold.allowed_s(decision.state, claim, decision.bounds.spec, decision.now))
         outcome: Outcome = "succeeded" if verdict.outcome == "succeeded" else "failed"
         ended = Ended(
             outcome=outcome,
@@ -137,82 +153,87 @@ def _close_what_is_over(look: Look) -> bool:
             exit_code=0 if outcome == "succeeded" else closed.exit_code,
             closing=closed,
         )
-        return look.append(ended, verdict.reason)
+        return decision.append(ended, verdict.reason)
     return False
 
 
-def _released_another(look: Look, claim: Claim) -> bool:
-    """Whether a younger attempt may be training by now, let go by this one's exits alone."""
-    exits = tuple(look.job.exit_of(claim, rank) for rank in range(claim.nodes))
+def _released_another(decision: JobDecision, claim: Claim) -> bool:
+    """Return whether a younger attempt may already train because the exits of this one allow it."""
+    exits = tuple(decision.job.exit_of(claim, rank) for rank in range(claim.nodes))
     return gate.left_for_good(exits) and any(
-        other.number > claim.number and other.launched for other in look.state.open_claims
+        other.number > claim.number and other.launched for other in decision.state.open_claims
     )
 
 
-def _stop(look: Look) -> None:
-    """A person asked for the end: let what trains save, drop what never came, then end."""
-    stop = look.state.stop
+def _stop(decision: JobDecision) -> None:
+    """Carry out a requested stop: let running attempts save, close unlaunched claims, then end the job."""
+    stop = decision.state.stop
     assert stop is not None
-    for claim in look.state.open_claims:
+    for claim in decision.state.open_claims:
         if claim.launched is None:
-            # A launch that comes late finds its claim closed: its agents never train, and the sweep ends them.
-            look.append(Closed(claim=claim.number, outcome="stopped", rule="stop"), f"stopped by {stop.by}")
+            # A launch that comes late finds its claim closed: its agents never train, and its machines are terminated.
+            decision.append(Closed(claim=claim.number, outcome="stopped", rule="stop"), f"stopped by {stop.by}")
             return
-    if not look.state.open_claims:
-        last = look.state.last_claim
+    if not decision.state.open_claims:
+        last = decision.state.last_claim
         number = last.number if last and last.attempt is not None else None
-        look.append(Ended(outcome="stopped", rule="stop", claim=number), stop.reason or f"stopped by {stop.by}")
+        decision.append(Ended(outcome="stopped", rule="stop", claim=number), stop.reason or f"stopped by {stop.by}")
         return
-    look.waiting = "stopping: waiting for the last save"
-    for claim in look.state.open_claims:
-        if _never_spoke(look, claim):
-            # Whatever it does from here on, it reads the log before it trains: there is nothing to save.
+    decision.waiting = "stopping: waiting for the last save"
+    for claim in decision.state.open_claims:
+        if _never_spoke(decision, claim):
+            # An agent that starts now reads the log before it trains, so there is nothing to save.
             for rank in range(claim.nodes):
-                look.end_rank(claim, rank, "it was asked to stop before its agents came up")
+                decision.end_rank(claim, rank, "it was asked to stop before its agents came up")
             continue
-        look.end_after_grace(claim, stop.at, "it was asked to stop and did not leave in time")
+        decision.end_after_grace(claim, stop.at, "it was asked to stop and did not leave in time")
 
 
-def _never_spoke(look: Look, claim: Claim) -> bool:
-    """Whether no rank's agent is known to have said anything, ever. What could not be read is no silence."""
-    told = look.job.facts.get(claim.number, ())
-    return len(told) == claim.nodes and all(
-        facts.heartbeat == Known(None) and facts.exit == Known(None) for facts in told
+def _never_spoke(decision: JobDecision, claim: Claim) -> bool:
+    """Return whether it is known that no rank's agent ever wrote a fact. An unreadable fact does not count as
+    absent."""
+    known = decision.job.facts.get(claim.number, ())
+    return len(known) == claim.nodes and all(
+        facts.heartbeat == Known(None) and facts.exit == Known(None) for facts in known
     )
 
 
-# ── Bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Limits ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _enforce_limits(look: Look) -> bool:
-    found = _reached(look, look.bounds, look.save_s)
+def _enforce_limits(decision: JobDecision) -> bool:
+    found = _reached(decision, decision.bounds, decision.save_s)
     if found is None:
         return False
-    if not look.state.open_claims:
-        return look.append(Ended(outcome="failed", rule=found.rule, claim=look.last_attempt()), found.reason)
-    for claim in look.state.open_claims:
+    if not decision.state.open_claims:
+        return decision.append(Ended(outcome="failed", rule=found.rule, claim=decision.last_attempt()), found.reason)
+    for claim in decision.state.open_claims:
         if claim.drain is None and claim.launched is not None:
-            return look.append(Draining(claim=claim.number, outcome="limit", rule=found.rule), found.reason)
+            return decision.append(Draining(claim=claim.number, outcome="limit", rule=found.rule), found.reason)
         if claim.launched is None:
-            return look.append(Closed(claim=claim.number, outcome="limit", rule=found.rule), found.reason)
+            return decision.append(Closed(claim=claim.number, outcome="limit", rule=found.rule), found.reason)
     return False
 
 
-def _tell_of_limits(look: Look) -> bool:
-    """Tell, once for each rule which only warns or is only watched, that its bound is reached."""
-    for rule, bounds in audit.watched(look.policy.house, look.bounded_subject, "max_runtime_s", "max_cost"):
-        # Who warns ends nothing, so nothing is set aside for a last save.
-        found = _reached(look, bounds, 0.0 if rule.action == "warn" else look.save_s) if bounds.by_rule else None
-        if found is not None and found.rule not in look.state.warned and found.rule.startswith(policy_rules.PREFIX):
-            watched = "; audit: nothing is done" if rule.audit else ""
-            return look.append(Warned(code=found.rule), f"{found.reason}{watched}")
+def _tell_of_limits(decision: JobDecision) -> bool:
+    """Warn, once for each rule that only warns or is audited, that its limit is reached."""
+    for rule, bounds in audit.audited_limits(
+        decision.settings.policy, decision.bounded_subject, "max_runtime_s", "max_cost"
+    ):
+        # A warning ends nothing, so nothing is set aside for a last save.
+        found = (
+            _reached(decision, bounds, 0.0 if rule.action == "warn" else decision.save_s) if bounds.by_rule else None
+        )
+        if found is not None and found.rule not in decision.state.warned and found.rule.startswith(policy_rules.PREFIX):
+            audited = "; audit: nothing is done" if rule.audit else ""
+            return decision.append(Warned(code=found.rule), f"{found.reason}{audited}")
     return False
 
 
-def _reached(look: Look, bounds: policy_rules.Bounded, save_s: float) -> limits.Reached | None:
-    found = limits.reached(look.job, bounds, look.now, save_s)
+def _reached(decision: JobDecision, bounds: policy_rules.EffectiveLimits, save_s: float) -> limits.Reached | None:
+    found = limits.check_limits(decision.job, bounds, decision.now, save_s)
     if isinstance(found, limits.Reached):
         return found
     if found.next_s is not None:
-        look.wake_in(found.next_s)
+        decision.wake_in(found.next_s)
     return None

@@ -1,4 +1,4 @@
-"""The kinds of failures that a log can tell of, with the lines that tell them. Pure.
+"""The kinds of failures that a log can show, with patterns for their lines. Pure.
 
 Each pattern has real lines beside it: `samples` that it must recognise, and `others` that it must not.
 """
@@ -12,10 +12,10 @@ from stoker.model.node_facts import Blame
 
 
 @dataclass(frozen=True)
-class Pattern:
+class FailurePattern:
     """One kind of failure. `samples` are real lines that it must recognise, `others` lines that it must not.
 
-    `raised`: only an exception counts. Clients print the same words whenever they try again.
+    `raised`: only an exception counts. Clients print the same text whenever they retry.
     """
 
     name: str
@@ -26,9 +26,9 @@ class Pattern:
     raised: bool = False
 
 
-# The first that matches a line decides. Errors of the script come first: they may quote what follows.
-PATTERNS: tuple[Pattern, ...] = (
-    Pattern(
+# The first pattern that matches a line decides. Errors of the script come first: they may quote the later ones.
+PATTERNS: tuple[FailurePattern, ...] = (
+    FailurePattern(
         "gpu-memory",
         "script",
         re.compile(
@@ -48,13 +48,13 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         ("OSError: [Errno 12] Cannot allocate memory",),
     ),
-    Pattern(
+    FailurePattern(
         "cuda-usage",
         "script",
         re.compile(
             r"\bdevice-side assert triggered\b|\ban illegal memory access was encountered\b"
             r"|\bncclInvalid(?:Usage|Argument)\b|\bNCCL [Ee]rror\b[^,]{0,200}[,:] invalid (?:usage|argument)\b"
-            # Ranks that do not do the same: their program says so.
+            # Ranks that run different collectives: an error of the program.
             r"|\bDetected mismatch between collectives\b|\bop\.preamble\.length <= op\.nbytes\b"
             r"|\bCUDA_ERROR_(?:ILLEGAL_ADDRESS|ASSERT)\b|\bcudaError(?:IllegalAddress|Assert)\b"
         ),
@@ -69,8 +69,8 @@ PATTERNS: tuple[Pattern, ...] = (
             "RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4",
         ),
     ),
-    Pattern(
-        # As large on the next machine. Before `disk-full`: it is told in the same words.
+    FailurePattern(
+        # Shared memory is as small on the next machine. Before `disk-full`, which has the same message.
         "shared-memory",
         "script",
         re.compile(
@@ -84,7 +84,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         ("OSError: [Errno 28] No space left on device: '/data/x'",),
     ),
-    Pattern(
+    FailurePattern(
         "gpu",
         "machine",
         re.compile(
@@ -93,8 +93,8 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|\bCUDA error: (?:unspecified launch failure|the launch timed out|unknown error)|\bCUDA unknown error\b"
             r"|\bCUDA-capable devices? ?(?:\(s\) )?(?:is/are|are) busy or unavailable\b|\bsystem not yet initialized\b"
             r"|\bCUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|HARDWARE_STACK_ERROR|LAUNCH_FAILED)\b"
-            # 13, 31, 43 and 45 tell of what a program did to the GPU, or of another one's end; 63, 92 and 121 of errors
-            # that were corrected.
+            # XIDs 13, 31, 43 and 45 are caused by the program or the end of another one; 63, 92 and 121 are corrected
+            # errors.
             r"|\bNVRM: Xid \(PCI:[0-9A-Fa-f:.]{4,20}\): (?!(?:13|31|43|45|63|92|121)\b)\d{1,3}\b"
             r"|\b(?:Xid|XID) (?:48|62|64|74|79|94|95|119|120|14[0-9]|150)\b"
         ),
@@ -125,13 +125,13 @@ PATTERNS: tuple[Pattern, ...] = (
             "taxid 79 of 100",
         ),
     ),
-    Pattern(
+    FailurePattern(
         "disk-full",
         "machine",
         re.compile(r"\b(?:No space left on device|Disk quota exceeded|database or disk is full)\b", re.IGNORECASE),
         ("OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded: '/scratch/x'"),
     ),
-    Pattern(
+    FailurePattern(
         "io",
         "machine",
         re.compile(
@@ -148,7 +148,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         ("input/output error rate: 0.05", "Reading input/output embeddings"),
     ),
-    Pattern(
+    FailurePattern(
         "host-memory",
         "machine",
         re.compile(
@@ -163,8 +163,8 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         ("RuntimeError: DataLoader worker (pid 3621) is killed by signal: Segmentation fault.",),
     ),
-    Pattern(
-        # A server that Stoker has nothing to do with, or the way to it.
+    FailurePattern(
+        # A server outside Stoker, or the network to it.
         "service",
         "machine",
         re.compile(
@@ -211,7 +211,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         raised=True,
     ),
-    Pattern(
+    FailurePattern(
         "killed",
         "peer",
         re.compile(
@@ -219,7 +219,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIG(?:KILL|TERM|HUP|INT)\b"
             r"|\bexited on signal (?:9 \(Killed|15 \(Terminated)\)|\bexits with return code = -(?:9|15)\b"
             r"|\bterminated with signal SIG(?:KILL|TERM|HUP)\b|: line \d{1,6}: {1,4}\d{1,9} (?:Killed|Terminated)\b"
-            # torchrun itself was asked to go, and not by Stoker.
+            # torchrun itself was signalled, and not by Stoker.
             r"|\bSignalException: Process \d{1,9} got signal: (?:1|2|15)\b"
         ),
         (
@@ -240,7 +240,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV",
         ),
     ),
-    Pattern(
+    FailurePattern(
         "nccl",
         "peer",
         re.compile(
@@ -266,7 +266,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "node0:13571:13571 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
         ),
     ),
-    Pattern(
+    FailurePattern(
         "rendezvous",
         "peer",
         re.compile(
@@ -311,5 +311,5 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
     ),
 )
-# Names of those that excuse the script: rules by which an attempt may be closed.
+# Names of the kinds that excuse the script: rules by which an attempt may be closed.
 EXCUSES = tuple(dict.fromkeys(pattern.name for pattern in PATTERNS if pattern.blame != "script"))

@@ -1,8 +1,8 @@
-"""When a node may train: the rule that lets at most one attempt train, ever.
+"""Decide whether a node may train. Guarantees that at most one attempt trains at any time.
 
-Pure, and asked by the agent each time it reads the log. A node starts only when `launched` names its own instance, its
-claim is open, the job is neither ended nor asked to stop, and every older claim is closed, or has left for good: an
-`exit` of *interrupted* from every rank, which is written only after the process group is dead.
+Pure, and evaluated by the agent each time it reads the log. A node starts only when `launched` names its own instance,
+its claim is open, the job is neither ended nor asked to stop, and every older claim is closed or has left for good:
+every rank wrote an `exit` of *interrupted*, which happens only after its process group is dead.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Exit, ExitWhy
 
-# Exits after which the job goes on for certain. One that was asked to stop, or ran into a bound, may be the job's end:
-# there the successor waits for the log's word.
+# Exits after which the job certainly goes on. After a stop or a limit the job may end, so the successor waits for the
+# log entry.
 RELEASING: frozenset[ExitWhy] = frozenset({"notice", "peer", "waited"})
 
 
 @dataclass(frozen=True)
 class Go:
-    """It may train now."""
+    """The node may train now."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Not yet."""
+    """The node may not train yet."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Never: a positively read entry says so. The node gives itself back."""
+    """The node may never train: a log entry that was read says so. The node terminates itself."""
 
     reason: str
     why: ExitWhy
@@ -47,9 +47,9 @@ def may_train(
     instance: str,
     exits: Callable[[Claim], tuple[Exit | None, ...]],
 ) -> Permission:
-    """Whether the node `instance` of claim `number` may train, given the newest state it could read.
+    """Decide whether the node `instance` of claim `number` may train, from the newest state it could read.
 
-    `exits(claim)` gives the exits of all ranks of an older claim, None where there is none or nobody answered.
+    `exits(claim)` returns the exits of all ranks of an older claim, None where there is none or it could not be read.
     """
     left = should_leave(state, number, instance)
     if left is not None:
@@ -68,7 +68,7 @@ def may_train(
 
 
 def should_leave(state: JobState | None, number: int, instance: str) -> Leave | None:
-    """Why this node must stop, or None. Only positively read entries count; a newer claim means nothing."""
+    """Return why this node must stop, or None. Only entries that were read count; a newer claim means nothing."""
     if state is None:
         return None
     if state.ended is not None:
@@ -88,7 +88,7 @@ def should_leave(state: JobState | None, number: int, instance: str) -> Leave | 
 
 
 def left_for_good(exits: tuple[Exit | None, ...]) -> bool:
-    """Whether exits of all ranks let the next attempt start before the log says anything."""
+    """Return whether these exits of all ranks let the next attempt start before the claim is closed."""
     return all(left is not None and left.outcome == "interrupted" and left.why in RELEASING for left in exits)
 
 

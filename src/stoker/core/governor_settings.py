@@ -1,57 +1,59 @@
-"""What decisions rest on: the rules of the house, and numbers that each carry their reason."""
+"""Settings of decisions: the policy, and numbers with their reasons."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.model.policy import NO_RULES, House
+from stoker.model.policy import NO_RULES, Policy
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The rules of the house, and the numbers that it has not set."""
+class GovernorSettings:
+    """The policy, and numbers that no policy sets."""
 
-    house: House = NO_RULES
-    # Why the rules of the house could not be read. What nobody could hold a job against never causes a launch.
-    unread: str = ""
+    policy: Policy = NO_RULES
+    # Why the policy could not be read. Without a readable policy nothing is launched.
+    policy_error: str = ""
 
-    # Ranks that were asked to save (stop, drain, limit) have the job's `checkpoints.grace`, which their agent keeps,
-    # and this much more to make it durable and leave by themselves, before their machine is ended.
+    # Ranks that were asked to save (stop, drain, limit) get the job's `checkpoints.grace`, enforced by their agent, and
+    # this much more to upload and leave by themselves, before their machine is terminated.
     leave_s: float = 30.0
-    # A notice is told by the node: a grace that no cloud gives is not believed.
+    # Upper bound on the grace period that a node reports: no cloud gives more.
     longest_notice_s: float = 600.0
-    # A node that waits longer than this to be allowed to train gives itself back.
+    # A node that waits longer than this to be allowed to train terminates itself.
     wait_limit_s: float = 900.0
-    # A dry offering is left alone this long, doubled for each dry one in a row, up to the most.
+    # An offering without capacity is avoided this long, doubled for each such answer in a row, up to the maximum.
     dry_first_s: float = 2.0
     dry_most_s: float = 300.0
-    # A claim is launched at once. One that has waited for so long was left behind, and may find its budget spent.
+    # Claims are launched at once. An older unlaunched claim was abandoned by its governor, and its budget is checked
+    # again.
     unfinished_s: float = 60.0
-    # Failures before a step or a checkpoint was made are start-up failures while younger than this.
+    # A failure without progress within this training time is a start-up failure.
     startup_s: float = 60.0
-    # A checkpoint on which this many attempts failed, and from which none got further, is poisoned. Once may be chance.
+    # A checkpoint is poisoned after this many failed attempts without progress from it. A single failure may be chance.
     poison_after: int = 2
-    # How many checkpoints may be given up on before the script itself is to blame.
+    # After this many poisoned checkpoints the script itself is to blame.
     most_poisoned: int = 2
-    # A checkpoint after so much training is progress, whatever its step.
+    # A checkpoint after this much training is progress, whatever its step.
     long_s: float = 3600.0
-    # Attempts in a row that end without progress before the job fails: never loop.
+    # The job fails after this many attempts in a row without progress, so that it never loops.
     most_without_progress: int = 5
     # The same for reclaims, which say nothing about the job.
     most_reclaims_without_progress: int = 20
-    # A job whose checkpoint folder is still empty after so much training is warned about: most scripts have saved once
-    # by then, or saved elsewhere, and little is lost by starting again with the right folder.
+    # Warn if the checkpoint folder is still empty after this much training: most scripts have saved by then, perhaps
+    # elsewhere, and little is lost by starting again with the right folder.
     empty_folder_s: float = 300.0
-    # A spot job that commits nothing for so long, whatever is in its folder, is warned about.
+    # Warn if a spot job commits nothing for this long, whatever is in its folder.
     checkpoint_warning_s: float = 1800.0
-    # Ranks that are to be asked to leave for standing still get this long to collect what they were doing.
+    # Ranks of a stalled job get this long to collect evidence before they are asked to leave.
     evidence_s: float = 60.0
-    # A marker comes moments before the entry that it announces. One that has waited this long announces nothing, and
-    # whoever comes later all the same puts it back.
+    # A marker is written moments before the entry that it announces. After this long the entry is not expected any
+    # more; a writer that comes later nevertheless writes the marker again.
     announced_s: float = 3600.0
-    # Silence of more than this share of all nodes, and of at least so many, is our blindness, not their death.
+    # If more than this share of all nodes, and at least this many, are silent, the fault is assumed to be the
+    # governor's.
     mass_silence_share: float = 0.5
     mass_silence_least: int = 3
 
 
-DEFAULT = Policy()
+DEFAULT = GovernorSettings()

@@ -1,19 +1,19 @@
-"""Nodes that have not been heard of."""
+"""Find nodes whose heartbeat is overdue. Pure."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from stoker.core.governor_settings import Policy
+from stoker.core.governor_settings import GovernorSettings
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.model.job_state import Claim
 from stoker.model.observed import Known
 
 
-def silent_etag(job: JobSnapshot, claim: Claim, rank: int, now: datetime) -> str | None:
-    """The ETag of a heartbeat that is too old (empty: there never was one), or None while all is well.
+def overdue_etag(job: JobSnapshot, claim: Claim, rank: int, now: datetime) -> str | None:
+    """The ETag of a heartbeat that is too old (empty: there never was one), or None if it is not overdue.
 
-    None also when nobody could tell: an unread fact is not a silent node.
+    None also if a fact could not be read: that is no evidence of a silent node.
     """
     if claim.launched_at is None or not _expected(job, claim, rank):
         return None
@@ -27,10 +27,10 @@ def silent_etag(job: JobSnapshot, claim: Claim, rank: int, now: datetime) -> str
     return beat.etag if now - beat.modified > timedelta(seconds=job.silence_s(beat.value)) else None
 
 
-def mass_silence(snapshot: Snapshot, policy: Policy, now: datetime) -> bool:
-    """Whether so many nodes fell silent together that it must be our own blindness.
+def mass_silence(snapshot: Snapshot, settings: GovernorSettings, now: datetime) -> bool:
+    """Return whether so many nodes fell silent together that the governor's own view is probably at fault.
 
-    Only of those that were ever heard: a gang that never booted has not fallen silent, and must not be kept for good.
+    Only nodes with a heartbeat count: a gang that never booted has not fallen silent, and must still time out.
     """
     expected = silent = 0
     for job in snapshot.jobs:
@@ -38,12 +38,12 @@ def mass_silence(snapshot: Snapshot, policy: Policy, now: datetime) -> bool:
             for rank in range(claim.nodes):
                 if _expected(job, claim, rank) and job.heartbeat_of(claim, rank) is not None:
                     expected += 1
-                    silent += silent_etag(job, claim, rank, now) is not None
-    return silent >= policy.mass_silence_least and silent > expected * policy.mass_silence_share
+                    silent += overdue_etag(job, claim, rank, now) is not None
+    return silent >= settings.mass_silence_least and silent > expected * settings.mass_silence_share
 
 
 def _expected(job: JobSnapshot, claim: Claim, rank: int) -> bool:
-    """Whether this rank should be beating: it was launched, has not exited and is not known to be gone."""
+    """Return whether heartbeats of this rank are expected: launched, not exited, not known to be gone."""
     if claim.launched is None or claim.instance(rank) is None:
         return False
     return job.exit_of(claim, rank) is None and not job.rank_gone(claim, rank)

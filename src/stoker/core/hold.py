@@ -1,9 +1,9 @@
-"""Machines of a failed job that are kept for a while, so that a person can look at what went wrong.
+"""Machines of a failed job that are held for a while, so that a person can look at what went wrong.
 
-Pure, and asked by both sides: the agent stays as long as this allows, and the governor ends nothing that this keeps.
-Only the attempt that ended the job is kept, only where its own script failed, and only until its time or its money is
-over, or somebody asks for the end (`stoker stop`, `stoker resume`). Who ends the job knows the bounds of the house, and
-writes down for how long: that holds for everybody.
+Pure, and used by both sides: the agent stays as long as this allows, and the governor terminates no held machine.
+Only the attempt that ended the job is held, only if its own script failed, and only until its time or money runs out or
+a person asks for the end (`stoker stop`, `stoker resume`). The governor that ends the job knows the policy's limits and
+writes the longest hold into the log; every reader uses that value.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import zip_longest
 
-from stoker.core.costs import job_cost, span_s
+from stoker.core.costs import job_cost, valid_span_s
 from stoker.model.job_state import Claim, JobState
 from stoker.model.spec import Spec
 
-# The agent counts from when it reads of the job's end. So much later it has powered off by itself, or never will.
+# The agent counts from the moment it reads the job's end. After this extra time it has powered off, or never will.
 LEAVE_S = 60.0
 
-# The rules by which a job ends that a look at its machine may explain: what the script, or its set-up, did.
+# A hold is useful only for ends by these rules: failures of the script or its set-up.
 HELD_RULES = frozenset({"user-error"})
 
 
 @dataclass(frozen=True)
 class Hold:
-    """Whose machines are kept, and until when, by the store's clock."""
+    """The claim whose machines are held, and the times of the hold, by the store's clock."""
 
     claim: int
     since: datetime
@@ -33,7 +33,7 @@ class Hold:
 
     @property
     def ends_at(self) -> datetime:
-        """From here on nobody keeps them."""
+        """From this time on the machines may be terminated."""
         return self.until + timedelta(seconds=LEAVE_S)
 
     @property
@@ -42,7 +42,7 @@ class Hold:
 
 
 def hold_of(state: JobState, spec: Spec) -> Hold | None:
-    """The hold that an ended job is entitled to, whether or not its time is over; None where there is none."""
+    """Return the hold of an ended job, also if its time is over; None if it has none."""
     ended = state.ended
     if ended is None or ended.outcome != "failed" or ended.rule not in HELD_RULES or state.stop is not None:
         return None
@@ -56,33 +56,32 @@ def hold_of(state: JobState, spec: Spec) -> Hold | None:
 
 
 def allowed_s(state: JobState, claim: Claim, spec: Spec, ended_at: datetime) -> float:
-    """How long machines of an attempt that ends its job may be held, by the spec and its bounds."""
-    return max(0.0, min(span_s(spec.retry.hold_on_failure_s), _affordable_s(state, claim, spec, ended_at)))
+    """How long the machines of the last attempt may be held, by the spec and its limits."""
+    return max(0.0, min(valid_span_s(spec.retry.hold_on_failure_s), _affordable_s(state, claim, spec, ended_at)))
 
 
 def longest_held(state: JobState, spec: Spec, now: datetime) -> dict[int, datetime]:
-    """By the claims' numbers: until when machines were held at most, from the log alone, whatever came after.
+    """The latest possible end of each hold, by claim number, from the log alone.
 
-    A hold ends when somebody asks for that, or opens the job again. What the machines themselves said of it is in
-    their facts.
+    A hold ends early when a person asks for that or resumes the job. The machines' own reports are in their facts.
     """
     found = {}
     hold, stop = hold_of(replace(state, stop=None), spec), state.stop
     if hold is not None:
         found[hold.claim] = min(now, hold.until, *(() if stop is None else (max(stop.at, hold.since),)))
     for claim, following in zip_longest(state.claims, state.claims[1:]):
-        if claim.number in found or not may_have_been_held(claim, spec) or claim.number > state.opened_seq:
+        if claim.number in found or not qualifies_for_hold(claim, spec) or claim.number > state.opened_seq:
             continue
         assert claim.closed_at is not None
-        # A fold that an older Stoker kept does not say.
-        let_go_at = claim.let_go_at or (following.at if following is not None else state.opened_at or now)
+        # A state that an older Stoker cached has no `released_at`.
+        released_at = claim.released_at or (following.at if following is not None else state.opened_at or now)
         longest = timedelta(seconds=_asked_s(claim, spec))
-        found[claim.number] = min(now, max(let_go_at, claim.closed_at), claim.closed_at + longest)
+        found[claim.number] = min(now, max(released_at, claim.closed_at), claim.closed_at + longest)
     return found
 
 
-def may_have_been_held(claim: Claim, spec: Spec) -> bool:
-    """Whether this attempt ended its job in a way that machines are kept for."""
+def qualifies_for_hold(claim: Claim, spec: Spec) -> bool:
+    """Return whether this attempt ended its job in a way that allows a hold."""
     closed = claim.closed
     return (
         bool(claim.launched)
@@ -93,8 +92,8 @@ def may_have_been_held(claim: Claim, spec: Spec) -> bool:
     )
 
 
-def is_kept(state: JobState, spec: Spec, instance: str, now: datetime) -> bool:
-    """Whether this machine is one that nobody may end yet."""
+def is_held(state: JobState, spec: Spec, instance: str, now: datetime) -> bool:
+    """Return whether this machine is held and must not be terminated yet."""
     hold = hold_of(state, spec)
     if hold is None or now >= hold.ends_at:
         return False
@@ -103,14 +102,14 @@ def is_kept(state: JobState, spec: Spec, instance: str, now: datetime) -> bool:
 
 
 def _asked_s(claim: Claim, spec: Spec) -> float:
-    """What the spec asks for, or less where the log says so."""
-    asked_s = span_s(spec.retry.hold_on_failure_s)
-    told_s = claim.closed.hold_s if claim.closed is not None else None
-    return asked_s if told_s is None else min(asked_s, span_s(told_s))
+    """The hold that the spec asks for, or less if the log says so."""
+    asked_s = valid_span_s(spec.retry.hold_on_failure_s)
+    logged_s = claim.closed.hold_s if claim.closed is not None else None
+    return asked_s if logged_s is None else min(asked_s, valid_span_s(logged_s))
 
 
 def _affordable_s(state: JobState, claim: Claim, spec: Spec, ended_at: datetime) -> float:
-    """How long `limits.max_cost` pays for all machines of the claim. The time to power off is set aside."""
+    """How long `limits.max_cost` pays for all machines of the claim, minus the time to power off."""
     most = spec.limits.max_cost
     if most is None:
         return float("inf")

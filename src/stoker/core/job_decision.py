@@ -1,4 +1,4 @@
-"""One look at one job: what is known of it, and what was decided on so far. Pure."""
+"""One decision about one job: its inputs, and the actions planned so far. Pure."""
 
 from __future__ import annotations
 
@@ -7,63 +7,72 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from stoker.core import budgets, policy_rules
-from stoker.core.costs import span_s
-from stoker.core.governor_settings import Policy
-from stoker.core.place_capacity import Rooms
+from stoker.core.costs import valid_span_s
+from stoker.core.governor_settings import GovernorSettings
+from stoker.core.place_capacity import CapacityQueue
 from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Action, Append, JobSnapshot, Terminate
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Event, Warned
 
-# Nobody sleeps longer than a day without another look.
+# The governor decides on a waiting job again after a day at the latest.
 _FARTHEST_WAKE_S = 86400.0
 
 
-class Look:
-    """Functions that take one and answer bool say whether an entry was decided on: then nothing else is."""
+class JobDecision:
+    """The state of one decision. Functions that take it and return a bool return whether they planned a log entry;
+    after that nothing else is planned."""
 
-    def __init__(self, job: JobSnapshot, policy: Policy, now: datetime, blind: bool, rooms: Rooms) -> None:
+    def __init__(
+        self,
+        job: JobSnapshot,
+        settings: GovernorSettings,
+        now: datetime,
+        silence_inconclusive: bool,
+        capacity: CapacityQueue,
+    ) -> None:
         self.job = job
         self.state = job.state
-        self.policy = policy
+        self.settings = settings
         self.now = now
-        self.blind = blind
-        self.rooms = rooms
+        self.silence_inconclusive = silence_inconclusive
+        self.capacity = capacity
         used = used_before(job.state, job.spec, now)
         self.subject = policy_rules.Subject(job.spec, now.date(), job.state.job, used)
-        self.bounds = policy_rules.bounded(policy.house, self.subject)
+        self.bounds = policy_rules.effective_limits(settings.policy, self.subject)
         self.actions: list[Action] = []
         self.wakes: list[datetime] = []
         self.waiting = ""
 
-    def over(self, claim: Claim) -> bool:
-        """Whether every rank has exited or is gone. Both are facts that cannot reverse."""
+    def is_over(self, claim: Claim) -> bool:
+        """Return whether every rank has exited or is gone. Neither fact can reverse."""
         return claim.launched is not None and all(
             self.job.exit_of(claim, rank) is not None or self.job.rank_gone(claim, rank) for rank in range(claim.nodes)
         )
 
-    def cannot_read_rules(self) -> bool:
-        if self.policy.unread:
-            self.waiting = f"the policy cannot be read: {self.policy.unread}"
-        return bool(self.policy.unread)
+    def policy_is_unreadable(self) -> bool:
+        """Return whether the policy could not be read, and record that the job waits for it."""
+        if self.settings.policy_error:
+            self.waiting = f"the policy cannot be read: {self.settings.policy_error}"
+        return bool(self.settings.policy_error)
 
-    def tell(self, found: Iterable[policy_rules.Finding]) -> bool:
-        """Once for each rule."""
+    def warn_of_findings(self, found: Iterable[policy_rules.RuleFinding]) -> bool:
+        """Warn of the first finding whose rule was not warned of yet."""
         for finding in found:
             if finding.code not in self.state.warned:
                 return self.append(Warned(code=finding.code), str(finding))
         return False
 
-    def warn(self, word: budgets.Word) -> bool:
-        return word.code not in self.state.warned and self.append(Warned(code=word.code), word.reason)
+    def warn(self, warning: budgets.BudgetWarning) -> bool:
+        return warning.code not in self.state.warned and self.append(Warned(code=warning.code), warning.reason)
 
     def append(self, event: Event, reason: str) -> bool:
-        """Decide on an entry. After it, nothing else is."""
+        """Plan a log entry. Nothing else is planned after it."""
         self.actions.append(Append(self.state.job, self.state.seq + 1, event, reason))
         return True
 
     def wake_in(self, seconds: float) -> None:
-        # Bounds are people's numbers: some reach past the end of the calendar.
+        # Limits are written by people: some reach past the last date that Python can represent.
         self.wakes.append(self.now + timedelta(seconds=min(seconds, _FARTHEST_WAKE_S)))
 
     @property
@@ -76,22 +85,22 @@ class Look:
 
     @property
     def save_s(self) -> float:
-        """How long ranks may take to save and leave, once they were asked to."""
-        return span_s(self.job.spec.checkpoints.grace_s) + self.policy.leave_s
+        """How long ranks may take to save and leave after a request."""
+        return valid_span_s(self.job.spec.checkpoints.grace_s) + self.settings.leave_s
 
     def end_after_grace(self, claim: Claim, asked_at: datetime, reason: str) -> None:
         deadline = asked_at + timedelta(seconds=self.save_s)
         for rank in range(claim.nodes):
-            # Under a hard notice all ranks save until its deadline; the cloud keeps it, nobody else cuts that short.
+            # Under a hard notice all ranks may save until the cloud's own deadline, even if that is later.
             notice = self.job.stamped_notice_of(claim, rank)
             if notice is not None and notice.value.hard:
-                grace_s = min(span_s(notice.value.grace_s), self.policy.longest_notice_s)
+                grace_s = min(valid_span_s(notice.value.grace_s), self.settings.longest_notice_s)
                 deadline = max(deadline, notice.modified + timedelta(seconds=grace_s))
         if self.now < deadline:
             self.wakes.append(deadline)
             return
         for rank in range(claim.nodes):
-            # One whose exit could not be read may have left, or be making its last words durable.
+            # A rank whose exit could not be read may have left, or may still be uploading its last log lines.
             if self.job.exit_of(claim, rank) is None and not self.job.exit_unread(claim, rank):
                 self.end_rank(claim, rank, reason)
 

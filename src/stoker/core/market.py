@@ -1,7 +1,7 @@
-"""What all jobs of a store saw of the markets for machines: what was taken back, and what was not to be had. Pure.
+"""Observations of the machine markets by all jobs of a store: reclaims and missing capacity. Pure.
 
-Whoever closes a claim leaves a sighting of it in the store, as an empty object whose key tells all. A key follows from
-the log alone, so that it does not matter who writes it, nor how often.
+The governor that closes a claim stores an observation as an empty object whose key holds all data. The key follows from
+the log alone, so it does not matter which governor writes it, or how often.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from stoker.model import keys
 from stoker.model.job_state import Claim
 from stoker.model.offerings import Offering
 
-# The cloud took it back; there was none; it ended otherwise.
+# Reclaimed by the cloud; no capacity; ended otherwise.
 Fate = Literal["reclaimed", "dry", "served"]
 _FATES: tuple[Fate, ...] = ("reclaimed", "dry", "served")
-# That there is none is told once in ten minutes, however many jobs ask: a thousand that wait say no more than one.
-# Nine digits of minutes are a thousand machines for two years: nobody's number is too large to be counted with.
-_TOLD = re.compile(r"[0-5]0\.(?P<dry>dry)|[^.]+\.[0-9]+\.(?P<fate>reclaimed|served)\.(?P<minutes>[0-9]{1,9})")
+# Missing capacity is recorded once in ten minutes, however many jobs ask. Nine digits of minutes are a thousand
+# machines for two years, so no number is too large to be summed.
+_OBSERVATION = re.compile(r"[0-5]0\.(?P<dry>dry)|[^.]+\.[0-9]+\.(?P<fate>reclaimed|served)\.(?P<minutes>[0-9]{1,9})")
 
-# What placement looks back on, and what people are told of.
+# The time span that placement uses and that messages report.
 LATELY_S = 86400.0
 
-# What is thought of a spot machine of which nothing is known: it is taken back once in twenty hours. That counts as
-# much as ten hours of watching, so that one reclaim in the first ten minutes is bad luck and no certainty.
+# Prior for a spot machine without observations: one reclaim in twenty hours. It weighs as much as ten observed hours,
+# so that one reclaim in the first ten minutes counts as bad luck.
 _PRIOR_RECLAIMS = 0.5
 _PRIOR_HOURS = 10.0
-# What a reclaim costs, in hours of the machine: the next one boots, installs and restores, and trains again what was
-# not saved. And what it costs to ask in vain.
+# The cost of a reclaim in machine-hours: the next machine boots, installs, restores and repeats unsaved training. And
+# the cost of a launch without capacity.
 _RECLAIM_COSTS_H = 0.5
 _DRY_COSTS_H = 0.05
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """What a claim saw. `hour` is the one in which it was closed, by the store's clock."""
+class MarketObservation:
+    """The observation of one claim. `hour` is the hour of its close, by the store's clock."""
 
     offering: str
     hour: datetime
@@ -49,8 +49,8 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Tally:
-    """Sightings of one offering, counted. `launches` got their machines, which then lived so long together; `dry` is
-    in how many spans of ten minutes somebody got none."""
+    """Counted observations of one offering. `launches` got machines, which ran for `machine_hours` in total; `dry`
+    counts the spans of ten minutes in which a launch found no capacity."""
 
     reclaims: int = 0
     dry: int = 0
@@ -66,69 +66,67 @@ class Tally:
         )
 
     def __str__(self) -> str:
-        told = [f"{self.reclaims} reclaims in {self.machine_hours:.3g} machine-hours"] if self.launches else []
-        told += [f"{self.dry} stock-outs"] if self.dry else []
-        return ", ".join(told) or "nothing is known"
+        parts = [f"{self.reclaims} reclaims in {self.machine_hours:.3g} machine-hours"] if self.launches else []
+        parts += [f"{self.dry} stock-outs"] if self.dry else []
+        return ", ".join(parts) or "nothing is known"
 
 
 _NOTHING = Tally()
 
 
 @dataclass(frozen=True)
-class Market:
-    """Tallies by offering and hour. One of which nothing is known is empty, and changes nothing."""
+class MarketHistory:
+    """Tallies by offering and hour. Offerings without observations keep their order."""
 
     hours: Mapping[str, Mapping[datetime, Tally]] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def of(cls, sightings: Iterable[Sighting]) -> Market:
+    def of(cls, observations: Iterable[MarketObservation]) -> MarketHistory:
         hours: dict[str, dict[datetime, Tally]] = {}
-        for each in sightings:
+        for each in observations:
             of_offering = hours.setdefault(each.offering, {})
             of_offering[each.hour] = of_offering.get(each.hour, _NOTHING) + _counted(each)
         return cls(hours)
 
     def lately(self, offering: Offering, now: datetime, over_s: float = LATELY_S) -> Tally:
-        """What was seen of it in so many seconds. Hours are whole: the oldest counts if any of it does."""
+        """Observations of an offering in the last `over_s` seconds. The oldest hour counts whole if any part of it
+        does."""
         since = now - timedelta(seconds=over_s)
         seen = self.hours.get(offering.key, {})
         return sum((tally for hour, tally in seen.items() if hour + _HOUR > since), start=_NOTHING)
 
 
-UNKNOWN = Market()
+NO_HISTORY = MarketHistory()
 _HOUR = timedelta(hours=1)
 
 
-def _counted(seen: Sighting) -> Tally:
+def _counted(seen: MarketObservation) -> Tally:
     if seen.fate == "dry":
         return Tally(dry=1)
     return Tally(int(seen.fate == "reclaimed"), 0, 1, seen.machine_minutes / 60)
 
 
-# ── What it is worth ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Expected cost ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def reclaim_rate(tally: Tally) -> float:
-    """How often a spot machine is taken back in an hour: what was seen, on top of what is thought of any."""
+    """Expected reclaims of a spot machine per hour: the observations combined with the prior."""
     return (tally.reclaims + _PRIOR_RECLAIMS) / (tally.machine_hours + _PRIOR_HOURS)
 
 
-def dearness(offering: Offering, tally: Tally) -> float:
-    """By what its price is to be multiplied to be compared with others': 1 where nothing ever goes wrong.
-
-    An hour of training on it costs so much more as reclaims throw it back, and as it is asked for in vain.
-    """
+def cost_factor(offering: Offering, tally: Tally) -> float:
+    """Factor by which reclaims and launches without capacity raise the price of an hour of training; 1 without any."""
     lost_h = reclaim_rate(tally) * _RECLAIM_COSTS_H if offering.spot else 0.0
     return 1.0 + lost_h + tally.dry / (tally.dry + tally.launches + 1) * _DRY_COSTS_H
 
 
-def ordered(
-    offerings: Iterable[Offering], market: Market, now: datetime, machines: tuple[str, ...] = ()
+def by_expected_cost(
+    offerings: Iterable[Offering], market: MarketHistory, now: datetime, machines: tuple[str, ...] = ()
 ) -> list[Offering]:
-    """The offerings by price times `dearness`, cheapest first.
+    """The offerings by price times `cost_factor`, cheapest first.
 
-    Which kind comes first stays, and then the order in which `machines` are named; those without a price stay last.
-    Where nothing is known of any of them, all stay as they are.
+    The order of spot and on-demand stays, then the order of `machines`; offerings without a price stay last. Without
+    any observation the order does not change.
     """
     given = list(offerings)
     tallies = [market.lately(offering, now) for offering in given]
@@ -141,7 +139,7 @@ def ordered(
     def rank(found: tuple[Offering, Tally]) -> tuple[int, int, int, int, float]:
         offering, tally = found
         first = (kinds[offering.spot], preference.get(offering.machine, len(preference)))
-        more = dearness(offering, tally)
+        more = cost_factor(offering, tally)
         price = offering.price if offering.price is not None else offering.on_demand_price
         if price is None:
             return (*first, 2, types[offering.machine], more)
@@ -150,33 +148,34 @@ def ordered(
     return [offering for offering, _ in sorted(zip(given, tallies, strict=True), key=rank)]
 
 
-# ── As it is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── As it is stored
+# ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def key_of(job: str, claim: Claim) -> str | None:
-    """Where the sighting of a claim is kept; None where it saw nothing of the market, or is open."""
+def observation_key(job: str, claim: Claim) -> str | None:
+    """The key of a claim's observation; None if it observed nothing of the market, or is open."""
     if claim.closed is None or claim.closed_at is None:
         return None
     at = claim.closed_at.astimezone(timezone.utc)
     if claim.launched:
         fate: Fate = "reclaimed" if claim.closed.outcome == "reclaimed" else "served"
         lived_s = (at - (claim.launched_at or at)).total_seconds()
-        told = f"{job}.{claim.number}.{fate}.{round(len(claim.launched) * max(0.0, lived_s) / 60)}"
+        observation = f"{job}.{claim.number}.{fate}.{round(len(claim.launched) * max(0.0, lived_s) / 60)}"
     elif claim.closed.outcome == "dry" and claim.closed.rule == "no-capacity":
-        told = f"{at.minute // 10}0.dry"
+        observation = f"{at.minute // 10}0.dry"
     else:
         return None
-    return keys.sighting(at, claim.offering.names, told)
+    return keys.market_observation(at, claim.offering.names, observation)
 
 
-def parse(key: str) -> Sighting | None:
-    """A sighting from its key; None for what is none."""
-    found = keys.read_sighting(key)
+def parse_observation(key: str) -> MarketObservation | None:
+    """Parse an observation from its key; None if it is not such a key."""
+    found = keys.read_market_observation(key)
     if found is None:
         return None
-    hour, names, told = found
-    match = _TOLD.fullmatch(told)
+    hour, names, observation = found
+    match = _OBSERVATION.fullmatch(observation)
     if match is None:
         return None
     fate = next(each for each in _FATES if each == (match["dry"] or match["fate"]))
-    return Sighting("/".join(names), hour, fate, int(match["minutes"] or 0))
+    return MarketObservation("/".join(names), hour, fate, int(match["minutes"] or 0))

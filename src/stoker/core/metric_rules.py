@@ -1,4 +1,4 @@
-"""Whether an experiment leads nowhere, by what it reports of itself. What it does not report says nothing. Pure."""
+"""Find trainings whose metrics violate a rule. A metric that is not reported violates nothing. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
-from stoker.core.stalls import fresh
+from stoker.core.stalls import is_fresh
 from stoker.model.durations import span_text
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Trend
-from stoker.model.policy import Metric
+from stoker.model.policy import MetricRule
 
 
-def hopeless(wanted: Metric, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
-    """How it is so, in words; None where it is not, or nobody can know. One rank that says so is enough."""
+def metric_violation(wanted: MetricRule, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
+    """Describe the violation; None if there is none, or that is not known. One rank is enough."""
     for rank in range(claim.nodes):
         beat = job.heartbeat_of(claim, rank)
-        if beat is not None and fresh(beat, now) and beat.value.trained_s >= wanted.after_s:
-            reason = broken_by(wanted, beat.value.metrics, beat.value.trends)
+        if beat is not None and is_fresh(beat, now) and beat.value.trained_s >= wanted.after_s:
+            reason = violation_of_values(wanted, beat.value.metrics, beat.value.trends)
             if reason is not None:
                 return reason
     return None
 
 
-def broken_by(wanted: Metric, metrics: Mapping[str, float], trends: Mapping[str, Trend]) -> str | None:
-    """How these values are hopeless, in words."""
+def violation_of_values(wanted: MetricRule, metrics: Mapping[str, float], trends: Mapping[str, Trend]) -> str | None:
+    """Describe how these values violate the rule, if they do."""
     value = metrics.get(wanted.name)
     if value is None:
         return None

@@ -1,207 +1,244 @@
-"""Whether a job gets its next claim, and on what; or why it waits, or never will. Pure."""
+"""Claim the next machines of a job, or say why it waits or ends. Pure."""
 
 from __future__ import annotations
 
 from stoker.core import audit, budgets, policy_rules
-from stoker.core.budget_reservations import Ask, ask_for, leaves_code, waits_code
-from stoker.core.job_decision import Look
-from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
+from stoker.core.budget_reservations import LaunchRequest, launch_request, leaves_code, waits_code
+from stoker.core.job_decision import JobDecision
+from stoker.core.launch_history import waiting_since
+from stoker.core.placement import NoCapacityNow, NoOffering, Placed, place, wants_claim
 from stoker.core.snapshot import Launch
 from stoker.model.durations import span_text
 from stoker.model.log_entries import Claimed, Ended, Warned
 from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Offering
 
-# A price that nobody knows may be known when it is asked for again.
+# An unknown price may be known at the next query.
 _PRICES_CHANGE_S = 600.0
-# What is reserved for other jobs is freed when those end.
+# Reservations of other jobs are freed when those jobs end.
 _MONEY_CHANGES_S = 300.0
 
 
-def claim_next(look: Look) -> None:
-    """Claim a machine and launch it, where the job wants one, the house has nothing against it, and there is one."""
-    reason = wants_claim(look.job)
-    if reason is None or look.cannot_read_rules():
+def claim_next(decision: JobDecision) -> None:
+    """Claim and launch machines, if the job needs them, the policy allows them and there is capacity."""
+    reason = wants_claim(decision.job)
+    if reason is None or decision.policy_is_unreadable():
         return
-    alone = not look.state.open_claims
-    if alone and (_waited_too_long(look) or _audit_wait(look)):
+    alone = not decision.state.open_claims
+    if alone and (_waited_too_long(decision) or _audit_wait(decision)):
         return
-    match look.job.offerings:
+    match decision.job.offerings:
         case None:
             return
         case Unknown(error=error):
-            look.waiting = f"the provider's offerings are unknown: {error}"
+            decision.waiting = f"the provider's offerings are unknown: {error}"
             return
         case Known(value=offerings):
             pass
-    if _heed_rules(look, offerings) or _kept_back(look):
-        return
-    may = policy_rules.allowed(look.policy.house, look.subject, offerings)
-    often = policy_rules.taken_too_often(look.policy.house, look.subject, may, look.job.market, look.now)
-    too_dear = _too_dear(look, may)
-    shunned = {key: held.waits for key, held in too_dear.items()}
-    shunned |= {offering.key: str(finding) for offering, finding in often if finding.refuses}
-    job, whose = look.bounded_job, look.bounds.named("spot_wait")
-    most, used = look.bounds.named("max_cost"), look.bounds.used_of("max_cost")
-    by = look.bounds.named("on_demand_after") if "on_demand_after" in look.bounds.by_rule else ""
+    if not _apply_policy(decision, offerings) and not _denied_by_budget(decision):
+        _place_and_claim(decision, offerings, reason)
+
+
+def _place_and_claim(decision: JobDecision, offerings: tuple[Offering, ...], reason: str) -> None:
+    """Choose among the offerings that the policy and the budgets allow, and claim one. `reason`: why the job needs
+    it."""
+    policy, bounds = decision.settings.policy, decision.bounds
+    allowed = policy_rules.allowed(policy, decision.subject, offerings)
+    reclaimed = policy_rules.reclaimed_too_often(policy, decision.subject, allowed, decision.job.market, decision.now)
+    too_expensive = _too_expensive(decision, allowed)
+    excluded = {key: held.waits for key, held in too_expensive.items()}
+    excluded |= {offering.key: str(finding) for offering, finding in reclaimed if finding.refuses}
     found = place(
-        job, may, look.policy, look.now, bound=whose, cost_bound=most, used=used, given_up_by=by, shunned=shunned
+        decision.bounded_job,
+        allowed,
+        decision.settings,
+        decision.now,
+        bound=bounds.named("spot_wait"),
+        cost_bound=bounds.named("max_cost"),
+        used=bounds.used_of("max_cost"),
+        given_up_by=bounds.named("on_demand_after") if "on_demand_after" in bounds.by_rule else "",
+        excluded=excluded,
     )
     match found:
-        case Chosen(offering=offering, reason=why):
-            if _tell_of_reserves(look, offering):
+        case Placed(offering=offering, reason=why):
+            if _warn_of_reserves(decision, offering):
                 return
-            told = [finding for one, finding in often if one == offering]
-            audited = audit.of_place(job, may, look.policy, look.bounded_subject, look.now, offering, shunned)
-            if not look.tell((*told, *audited)):
-                _claim(look, offering, reason, why)
-        case Dry(until=until, reason=why):
-            held = next((each for each in too_dear.values() if why.startswith(each.waits)), None)
+            market_findings = [finding for one, finding in reclaimed if one == offering]
+            audited = audit.placement_findings(
+                decision.bounded_job,
+                allowed,
+                decision.settings,
+                decision.bounded_subject,
+                decision.now,
+                offering,
+                excluded,
+            )
+            if not decision.warn_of_findings((*market_findings, *audited)):
+                _claim(decision, offering, reason, why)
+        case NoCapacityNow(reason=why):
+            held = next((each for each in too_expensive.values() if why.startswith(each.waits)), None)
             if held is not None:
-                _wait_for_money(look, held, why)
-                return
-            look.waiting = why
-            look.wakes.append(until)
-            if _leave_queue(look):
-                return
-            last = look.state.last_claim
-            if last is not None and last.closed is not None and last.closed.outcome == "dry":
-                look.rooms.queue(look.state.job, last.offering)
-        case Impossible(reason=why, bound=True) if alone:
-            ended = Ended(outcome="failed", rule=look.bounds.rule("max_cost"), claim=look.last_attempt())
-            look.append(ended, why)
-        case Impossible(reason=why, unpriced=unpriced):
-            look.waiting = why
-            if unpriced and look.state.attempts:
-                # What nobody knows today never ends what has been paid for already.
-                look.wake_in(_PRICES_CHANGE_S)
-            elif alone:
-                look.append(Ended(outcome="failed", rule="no-offering", claim=look.last_attempt()), why)
+                _wait_for_money(decision, held, why)
+            else:
+                _wait_for_capacity(decision, found)
+        case NoOffering():
+            _wait_or_end(decision, found)
 
 
-def _claim(look: Look, offering: Offering, reason: str, why: str) -> None:
-    """Claim nodes of this offering if there is room for them. `reason`: why the job wants them; `why`: why these."""
-    full = look.rooms.why_wait(look.state.job, offering, look.job.spec.nodes)
-    if full is not None:
-        look.waiting = full
-        _leave_queue(look)
+def _wait_for_capacity(decision: JobDecision, found: NoCapacityNow) -> None:
+    """Wait until an offering may have capacity again, and keep the place in the queue of a bounded place."""
+    decision.waiting = found.reason
+    decision.wakes.append(found.until)
+    if _leave_queue(decision):
         return
-    seq = look.state.seq + 1
-    noticed = look.state.open_claims[0].number if look.state.open_claims else None
-    event = Claimed(offering=offering, nodes=look.job.spec.nodes, successor_of=noticed)
-    # Of a machine that is free and stays, nothing is to be said about its price.
+    last = decision.state.last_claim
+    if last is not None and last.closed is not None and last.closed.outcome == "dry":
+        decision.capacity.queue(decision.state.job, last.offering)
+
+
+def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
+    """End a job that no offering can serve, unless an attempt still saves or an unknown price is all that is
+    missing."""
+    alone = not decision.state.open_claims
+    if found.bound and alone:
+        rule = decision.bounds.rule("max_cost")
+        decision.append(Ended(outcome="failed", rule=rule, claim=decision.last_attempt()), found.reason)
+        return
+    decision.waiting = found.reason
+    if found.unpriced and decision.state.attempts:
+        # An unknown price never ends a job that was already paid for.
+        decision.wake_in(_PRICES_CHANGE_S)
+    elif alone:
+        decision.append(Ended(outcome="failed", rule="no-offering", claim=decision.last_attempt()), found.reason)
+
+
+def _claim(decision: JobDecision, offering: Offering, reason: str, why: str) -> None:
+    """Claim nodes of this offering if there is room. `reason`: why the job needs nodes; `why`: why this offering."""
+    full = decision.capacity.why_wait(decision.state.job, offering, decision.job.spec.nodes)
+    if full is not None:
+        decision.waiting = full
+        _leave_queue(decision)
+        return
+    seq = decision.state.seq + 1
+    noticed = decision.state.open_claims[0].number if decision.state.open_claims else None
+    event = Claimed(offering=offering, nodes=decision.job.spec.nodes, successor_of=noticed)
+    # The kind of machine is worth no words if it is free and on-demand.
     plain = offering.price == 0 and why == "on-demand"
-    look.append(event, reason if plain else f"{reason}; {why}")
-    look.actions.append(Launch(look.state.job, seq, reason))
+    decision.append(event, reason if plain else f"{reason}; {why}")
+    decision.actions.append(Launch(decision.state.job, seq, reason))
 
 
-def _heed_rules(look: Look, offerings: tuple[Offering, ...]) -> bool:
-    """Refuse what the house refuses, whoever submitted it, and tell what it warns of, once."""
-    fresh = not any(claim.attempt is not None for claim in look.state.since_opened())
-    found = policy_rules.broken(look.policy.house, look.subject, offerings)
+def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> bool:
+    """End a job that the policy refuses, and warn once for each rule that only warns."""
+    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    found = policy_rules.broken(decision.settings.policy, decision.subject, offerings)
     for finding in found:
-        if finding.refuses and not look.state.open_claims and (fresh or finding.rule.about_machines):
-            ended = Ended(outcome="failed", rule=finding.code, claim=look.last_attempt())
-            return look.append(ended, str(finding))
-    return fresh and look.tell(found)
+        if finding.refuses and not decision.state.open_claims and (fresh or finding.rule.about_machines):
+            ended = Ended(outcome="failed", rule=finding.code, claim=decision.last_attempt())
+            return decision.append(ended, str(finding))
+    return fresh and decision.warn_of_findings(found)
 
 
-def tell_of_budgets(look: Look) -> bool:
-    """Tell what this job is to tell of budgets that are nearly spent, on behalf of all of their jobs."""
-    told = budgets.heralded(look.policy.house, look.state.job, look.job.spec.tags, look.job.books, look.now)
-    return any(look.warn(word) for word in told)
+def warn_of_budgets(decision: JobDecision) -> bool:
+    """Warn of nearly spent budgets, if this job is the one that reports for all jobs of the budget."""
+    warnings = budgets.warnings_of_job(
+        decision.settings.policy, decision.state.job, decision.job.spec.tags, decision.job.budget_state, decision.now
+    )
+    return any(decision.warn(warning) for warning in warnings)
 
 
-def _kept_back(look: Look) -> bool:
-    """Whether a budget keeps the next claim back: it waits, or was never to begin."""
-    found = budgets.judge(look.policy.house, look.subject, look.job.books, look.now)
-    if any(isinstance(each, budgets.Word) and look.warn(each) for each in found):
+def _denied_by_budget(decision: JobDecision) -> bool:
+    """Return whether a budget denies the next claim: the job waits, or ends if it never ran and the rule refuses."""
+    found = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now)
+    if any(isinstance(each, budgets.BudgetWarning) and decision.warn(each) for each in found):
         return True
     held = [each for each in found if isinstance(each, budgets.Held)]
-    fresh = not any(claim.attempt is not None for claim in look.state.since_opened())
+    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
     for each in held:
-        if each.refuses and fresh and not look.state.open_claims:
-            return look.append(Ended(outcome="failed", rule=each.rule, claim=look.last_attempt()), each.reason)
+        if each.refuses and fresh and not decision.state.open_claims:
+            return decision.append(Ended(outcome="failed", rule=each.rule, claim=decision.last_attempt()), each.reason)
     for each in held[:1]:
-        look.waiting = each.waits or each.reason
-    look.wakes += [each.until for each in held if each.until is not None]
+        decision.waiting = each.waits or each.reason
+    decision.wakes += [each.until for each in held if each.until is not None]
     return bool(held)
 
 
-def _too_dear(look: Look, offerings: tuple[Offering, ...]) -> dict[str, budgets.Held]:
-    """The offerings, by their keys, for which a budget has too little left, and what they wait for."""
+def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> dict[str, budgets.Held]:
+    """The offerings, by key, for which a budget has too little left, and the reason for waiting."""
     found: dict[str, budgets.Held] = {}
-    if not look.policy.house.about("budget"):
+    if not decision.settings.policy.about("budget"):
         return found
-    judged: dict[Ask, budgets.Held | None] = {}
+    judged: dict[LaunchRequest, budgets.Held | None] = {}
     for offering in offerings:
-        ask = ask_for(look.bounds, look.state, offering, look.now)
+        ask = launch_request(decision.bounds, decision.state, offering, decision.now)
         if ask not in judged:
-            told = budgets.judge(look.policy.house, look.subject, look.job.books, look.now, ask)
-            judged[ask] = next((each for each in told if isinstance(each, budgets.Held)), None)
+            verdicts = budgets.judge(
+                decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
+            )
+            judged[ask] = next((each for each in verdicts if isinstance(each, budgets.Held)), None)
         held = judged[ask]
         if held is not None:
             found[offering.key] = held
     return found
 
 
-def _tell_of_reserves(look: Look, offering: Offering) -> bool:
-    """Tell, once a period, that a budget which keeps no job back has too little left for this launch."""
-    if not look.policy.house.about("budget"):
+def _warn_of_reserves(decision: JobDecision, offering: Offering) -> bool:
+    """Warn, once a period, that a budget which only warns has too little left for this launch."""
+    if not decision.settings.policy.about("budget"):
         return False
-    ask = ask_for(look.bounds, look.state, offering, look.now)
-    told = budgets.judge(look.policy.house, look.subject, look.job.books, look.now, ask)
-    return any(isinstance(each, budgets.Word) and look.warn(each) for each in told)
+    ask = launch_request(decision.bounds, decision.state, offering, decision.now)
+    verdicts = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask)
+    return any(isinstance(each, budgets.BudgetWarning) and decision.warn(each) for each in verdicts)
 
 
-def _wait_for_money(look: Look, held: budgets.Held, why: str) -> None:
-    """Take a place in the queue for what a budget has left, or end a job that was never to begin."""
-    look.waiting = why
+def _wait_for_money(decision: JobDecision, held: budgets.Held, why: str) -> None:
+    """Queue the job for what the budget has left, or end a job that never ran if the rule refuses."""
+    decision.waiting = why
     if held.until is not None:
-        look.wakes.append(held.until)
-    look.wake_in(_MONEY_CHANGES_S)
-    fresh = not any(claim.attempt is not None for claim in look.state.since_opened())
-    if held.refuses and fresh and not look.state.open_claims:
-        look.append(Ended(outcome="failed", rule=held.rule, claim=look.last_attempt()), held.reason)
+        decision.wakes.append(held.until)
+    decision.wake_in(_MONEY_CHANGES_S)
+    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    if held.refuses and fresh and not decision.state.open_claims:
+        decision.append(Ended(outcome="failed", rule=held.rule, claim=decision.last_attempt()), held.reason)
         return
-    code = waits_code(look.state, held.amount) if held.amount and not look.state.open_claims else None
+    code = waits_code(decision.state, held.amount) if held.amount and not decision.state.open_claims else None
     if code is not None:
-        look.append(Warned(code=code), held.reason)
+        decision.append(Warned(code=code), held.reason)
 
 
-def _leave_queue(look: Look) -> bool:
-    """Give up the place in the queue for money: what the job waits for is something else."""
-    code = leaves_code(look.state)
-    return code is not None and look.append(Warned(code=code), "no longer waits for a budget")
+def _leave_queue(decision: JobDecision) -> bool:
+    """Leave the queue for a budget: the job now waits for something else."""
+    code = leaves_code(decision.state)
+    return code is not None and decision.append(Warned(code=code), "no longer waits for a budget")
 
 
-def _waited_too_long(look: Look) -> bool:
-    longest = look.bounds.spec.limits.max_wait_s
+def _waited_too_long(decision: JobDecision) -> bool:
+    longest = decision.bounds.spec.limits.max_wait_s
     if longest is None:
         return False
-    left = longest - _waited_s(look)
+    left = longest - _waited_s(decision)
     if left > 0:
-        look.wake_in(left)
+        decision.wake_in(left)
         return False
-    reason = f"{look.bounds.named('max_wait')} ({span_text(longest)} without a machine) is reached"
-    ended = Ended(outcome="failed", rule=look.bounds.rule("max_wait"), claim=look.last_attempt())
-    return look.append(ended, reason)
+    reason = f"{decision.bounds.named('max_wait')} ({span_text(longest)} without a machine) is reached"
+    ended = Ended(outcome="failed", rule=decision.bounds.rule("max_wait"), claim=decision.last_attempt())
+    return decision.append(ended, reason)
 
 
-def _audit_wait(look: Look) -> bool:
-    """Tell, once for each rule which is only watched, that it would have ended the waiting."""
-    for _, bounds in audit.watched(look.policy.house, look.bounded_subject, "max_wait_s"):
+def _audit_wait(decision: JobDecision) -> bool:
+    """Warn, once for each audited rule, that it would have ended the waiting."""
+    for _, bounds in audit.audited_limits(decision.settings.policy, decision.bounded_subject, "max_wait_s"):
         most = {"max_wait": bounds.spec.limits.max_wait_s, "spot_wait": bounds.spec.retry.spot_wait_s}
         for field, what in (("max_wait", "is reached"), ("spot_wait", "is over: on-demand will do")):
             longest, code = most[field], bounds.rule(field)
-            if field not in bounds.by_rule or longest is None or code in look.state.warned:
+            if field not in bounds.by_rule or longest is None or code in decision.state.warned:
                 continue
-            if _waited_s(look) >= longest:
-                told = f"{bounds.named(field)} ({span_text(longest)} without a machine) {what}"
-                return look.append(Warned(code=code), f"{told}; audit: nothing is done")
+            if _waited_s(decision) >= longest:
+                reached = f"{bounds.named(field)} ({span_text(longest)} without a machine) {what}"
+                return decision.append(Warned(code=code), f"{reached}; audit: nothing is done")
     return False
 
 
-def _waited_s(look: Look) -> float:
-    """How long the job has been without machines. Of use only where it has none."""
-    return (look.now - waiting_since(look.state)).total_seconds()
+def _waited_s(decision: JobDecision) -> float:
+    """How long the job has been without machines. Meaningful only while it has none."""
+    return (decision.now - waiting_since(decision.state)).total_seconds()

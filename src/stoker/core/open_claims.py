@@ -1,4 +1,4 @@
-"""What a claim that lives needs: to be launched, to be whole, to be heard, and to behave. Pure."""
+"""Maintain an open claim: finish its launch, replace broken gangs, time out silent ranks, apply health rules. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.core import budgets, health_rules
-from stoker.core.budget_reservations import ask_for
-from stoker.core.costs import span_s
-from stoker.core.heartbeat_timeout import silent_etag
-from stoker.core.job_decision import Look
+from stoker.core.budget_reservations import launch_request
+from stoker.core.costs import valid_span_s
+from stoker.core.heartbeat_timeout import overdue_etag
+from stoker.core.job_decision import JobDecision
 from stoker.core.saved_work import nothing_saved_yet
 from stoker.core.snapshot import Launch
 from stoker.model.durations import span_text
@@ -18,18 +18,17 @@ from stoker.model.log_entries import AttemptOutcome, Closed, Draining, Suspected
 from stoker.model.observed import Known
 from stoker.model.path_patterns import as_written
 
-# What a rule finds fault with so long after the last word about it, and what began since, is another matter: it begins
-# with a word again.
-_WORD_COUNTS = timedelta(minutes=10)
+# A violation this long after the last warning, and younger than that warning, is a new one and is warned of again.
+_WARNING_COUNTS = timedelta(minutes=10)
 _LONGEST_S = 1e8
-# Ends of attempts that others follow, and that are no fault of the script.
+# Outcomes that are followed by another attempt and are no fault of the script.
 _UNSAVED: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned"})
 
 
 @dataclass(frozen=True)
-class _Word:
-    """What was said last about something, when (None: nothing yet), what the next word of it would be called, and which
-    of them it is."""
+class _LastWarning:
+    """The newest warning about a rule: its code, its time (None: not written yet), the code of the next one, and its
+    number."""
 
     code: str
     at: datetime | None
@@ -37,186 +36,199 @@ class _Word:
     number: int
 
 
-def tend(look: Look, claim: Claim) -> bool:
-    """Do what an open claim needs next, of which the first is done."""
+def maintain_claim(decision: JobDecision, claim: Claim) -> bool:
+    """Do the first thing that an open claim needs."""
     if claim.launched is None:
-        return _finish_launch(look, claim)
-    if look.over(claim):
-        return False  # Its close waits for an older attempt, or for facts that could not be read.
+        return _finish_launch(decision, claim)
+    if decision.is_over(claim):
+        return False  # It is closed after an older attempt, or once unreadable facts can be read.
     if claim.drain is not None:
-        look.waiting = f"asked to save and leave: {claim.drain.reason}"
-        look.end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
+        decision.waiting = f"asked to save and leave: {claim.drain.reason}"
+        decision.end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
         return False
     return (
-        _drain_broken_gang(look, claim)
-        or _mind_silence(look, claim)
-        or _mind_conduct(look, claim)
-        or _warn_unsafe(look, claim)
+        _drain_broken_gang(decision, claim)
+        or _time_out_silent_ranks(decision, claim)
+        or _apply_health_rules(decision, claim)
+        or _warn_unsafe(decision, claim)
     )
 
 
-def _finish_launch(look: Look, claim: Claim) -> bool:
-    """Anyone may finish anyone's claim; the token keeps it from being done twice, while the token lives."""
-    if (look.now - claim.at).total_seconds() >= look.job.capabilities.token_lifetime_s:
+def _finish_launch(decision: JobDecision, claim: Claim) -> bool:
+    """Launch a claim of any governor. The launch token prevents a second launch for as long as it is valid."""
+    if (decision.now - claim.at).total_seconds() >= decision.job.capabilities.token_lifetime_s:
         closed = Closed(claim=claim.number, outcome="abandoned", rule="token-expired", restart=True)
-        return look.append(closed, "it was not launched in time, and a launch now might be a second one")
-    kept_back = _left_behind(look, claim)
-    if kept_back is not None:
-        closed = Closed(claim=claim.number, outcome="abandoned", rule=kept_back.rule, restart=True)
-        return look.append(closed, kept_back.reason)
-    look.actions.append(Launch(look.state.job, claim.number, claim.reason))
+        return decision.append(closed, "it was not launched in time, and a launch now might be a second one")
+    denied = _denied_by_budget(decision, claim)
+    if denied is not None:
+        closed = Closed(claim=claim.number, outcome="abandoned", rule=denied.rule, restart=True)
+        return decision.append(closed, denied.reason)
+    decision.actions.append(Launch(decision.state.job, claim.number, claim.reason))
     return False
 
 
-def _left_behind(look: Look, claim: Claim) -> budgets.Held | None:
-    """The budget that has too little left for a claim that no governor has finished: that would be a new launch.
+def _denied_by_budget(decision: JobDecision, claim: Claim) -> budgets.Held | None:
+    """Return the budget that has too little left for a claim that no governor has launched yet.
 
-    A governor that is launching it at this moment gives back what comes too late. What is not known closes nothing.
+    A governor that is launching it right now terminates machines that come after the close. An unknown budget closes
+    nothing.
     """
-    if (look.now - claim.at).total_seconds() < look.policy.unfinished_s or not isinstance(look.job.books, Known):
+    if (decision.now - claim.at).total_seconds() < decision.settings.unfinished_s or not isinstance(
+        decision.job.budget_state, Known
+    ):
         return None
-    ask = ask_for(look.bounds, look.state, claim.offering, look.now, claim)
-    found = budgets.judge(look.policy.house, look.subject, look.job.books, look.now, ask)
+    ask = launch_request(decision.bounds, decision.state, claim.offering, decision.now, claim)
+    found = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask)
     return next((each for each in found if isinstance(each, budgets.Held)), None)
 
 
-def _drain_broken_gang(look: Look, claim: Claim) -> bool:
-    """One rank gone ends all its ranks, saving first if they train."""
+def _drain_broken_gang(decision: JobDecision, claim: Claim) -> bool:
+    """Ask all ranks to save and leave if one rank of the gang is gone."""
     if claim.nodes == 1:
         return False
     for rank in range(claim.nodes):
-        left = look.job.exit_of(claim, rank)
-        if left is None and look.job.exit_unread(claim, rank):
+        left = decision.job.exit_of(claim, rank)
+        if left is None and decision.job.exit_unread(claim, rank):
             continue  # It may have finished.
-        if left is None and look.job.rank_gone(claim, rank):
+        if left is None and decision.job.rank_gone(claim, rank):
             reason = f"node {rank} is gone: the other nodes save, and the job resumes with all of them"
-            return look.append(Draining(claim=claim.number, outcome="lost", rule="gang"), reason)
-        if left is not None and left.outcome != "succeeded" and look.job.unnoticed(claim):
+            return decision.append(Draining(claim=claim.number, outcome="lost", rule="gang"), reason)
+        if left is not None and left.outcome != "succeeded" and decision.job.known_unnoticed(claim):
             reason = f"node {rank} left ({left.why}): the other nodes save"
-            return look.append(Draining(claim=claim.number, outcome="infrastructure", rule="gang"), reason)
+            return decision.append(Draining(claim=claim.number, outcome="infrastructure", rule="gang"), reason)
     return False
 
 
-def _mind_silence(look: Look, claim: Claim) -> bool:
-    """Silence takes two steps: write down what the heartbeat looked like; end the machine if it still looks so."""
+def _time_out_silent_ranks(decision: JobDecision, claim: Claim) -> bool:
+    """Time out silent ranks in two steps: log the ETag of the last heartbeat; terminate if it stays unchanged."""
     for rank in range(claim.nodes):
-        etag = silent_etag(look.job, claim, rank, look.now)
+        etag = overdue_etag(decision.job, claim, rank, decision.now)
         if etag is None:
             continue
-        beat = look.job.heartbeat_of(claim, rank)
-        limit = timedelta(seconds=look.job.silence_s(beat.value if beat is not None else None))
-        if look.blind and etag:  # One that was never heard has nothing to lose.
-            look.waiting = (
+        beat = decision.job.heartbeat_of(claim, rank)
+        limit = timedelta(seconds=decision.job.silence_s(beat.value if beat is not None else None))
+        if decision.silence_inconclusive and etag:  # A rank without any heartbeat has nothing to lose.
+            decision.waiting = (
                 "nodes are silent, and the silence may be this governor's own trouble with the store: nothing is ended"
             )
             continue
         suspicion = claim.suspicions.get(str(rank))
         if suspicion is None or suspicion.etag != etag:
             reason = f"node {rank} has sent no heartbeat for {span_text(limit.total_seconds())}"
-            return look.append(Suspected(claim=claim.number, rank=rank, etag=etag), reason)
-        if look.now - suspicion.at >= limit:
-            look.end_rank(claim, rank, "its machine fell silent, and stayed silent")
+            return decision.append(Suspected(claim=claim.number, rank=rank, etag=etag), reason)
+        if decision.now - suspicion.at >= limit:
+            decision.end_rank(claim, rank, "its machine fell silent, and stayed silent")
         else:
-            look.wakes.append(suspicion.at + limit)
+            decision.wakes.append(suspicion.at + limit)
     return False
 
 
-def _mind_conduct(look: Look, claim: Claim) -> bool:
-    """A job that stands still, wastes its machines or leads nowhere: a word first, then what the rule says."""
-    for found in health_rules.findings(look.job, claim, look.policy.house, look.subject, look.now):
-        only_told = found.then == "warn" or not found.counts
-        word = _word_of(look, claim, found.rule, audit=not found.counts)
-        if word.at is None or not (only_told or _is_about(look, word, found)):
-            return look.append(Warned(code=word.next, evidence=found.evidence), found.reason + _after(look, found))
-        if only_told:
+def _apply_health_rules(decision: JobDecision, claim: Claim) -> bool:
+    """Warn of a stalled, wasteful or hopeless training first, then do what the violated rule says."""
+    for found in health_rules.find_violations(
+        decision.job, claim, decision.settings.policy, decision.subject, decision.now
+    ):
+        only_warns = found.action == "warn" or not found.enforced
+        warning = _last_warning(decision, claim, found.rule, audit=not found.enforced)
+        if warning.at is None or not (only_warns or _is_about(decision, warning, found)):
+            return decision.append(
+                Warned(code=warning.next, evidence=found.evidence), found.reason + _after(decision, found)
+            )
+        if only_warns:
             continue
-        due = word.at + timedelta(seconds=found.warn_before_s)
-        if look.now < due:
-            look.wakes.append(due)
+        due = warning.at + timedelta(seconds=found.warn_before_s)
+        if decision.now < due:
+            decision.wakes.append(due)
             continue
-        if not (_has_evidence(look, claim, word.code) if found.evidence else _heard_since(look, claim, word.at)):
+        if not (
+            _has_evidence(decision, claim, warning.code)
+            if found.evidence
+            else _heard_since(decision, claim, warning.at)
+        ):
             continue
-        outcome: AttemptOutcome = "limit" if found.then == "stop" else "infrastructure"
-        return look.append(Draining(claim=claim.number, outcome=outcome, rule=found.rule), found.reason)
+        outcome: AttemptOutcome = "limit" if found.action == "stop" else "infrastructure"
+        return decision.append(Draining(claim=claim.number, outcome=outcome, rule=found.rule), found.reason)
     return False
 
 
-def _after(look: Look, found: health_rules.Sighting) -> str:
-    """What follows the reason of a warning: when it is acted on, and where to look."""
-    acts = found.counts and found.then != "warn" and found.warn_before_s > 0
+def _after(decision: JobDecision, found: health_rules.Violation) -> str:
+    """Text after the reason of a warning: when it is acted on, and where to look."""
+    acts = found.enforced and found.action != "warn" and found.warn_before_s > 0
     due = f"; unless that changes, it is asked to leave in {span_text(found.warn_before_s)}" if acts else ""
-    shown = f"; `stoker logs {look.state.job} --evidence` shows what it does" if found.evidence else ""
+    shown = f"; `stoker logs {decision.state.job} --evidence` shows what it does" if found.evidence else ""
     return due + shown
 
 
-def _word_of(look: Look, claim: Claim, rule: str, *, audit: bool) -> _Word:
-    """The newest word about this of this attempt. What a rule said while it was only watched is another."""
+def _last_warning(decision: JobDecision, claim: Claim, rule: str, *, audit: bool) -> _LastWarning:
+    """The newest warning about this rule in this attempt. Warnings in audit mode have codes of their own."""
     code, number = f"{rule}:{'audit:' if audit else ''}{claim.number}", 1
-    while (following := f"{rule}:{number + 1}:{claim.number}") in look.state.warned and not audit:
+    while (following := f"{rule}:{number + 1}:{claim.number}") in decision.state.warned and not audit:
         code, number = following, number + 1
-    at = look.state.warned_at.get(code)
-    return _Word(code, at, code if at is None else following, number)
+    at = decision.state.warned_at.get(code)
+    return _LastWarning(code, at, code if at is None else following, number)
 
 
-def _is_about(look: Look, word: _Word, found: health_rules.Sighting) -> bool:
-    """Whether the last word was about the same matter: said lately, or since it began. What has no beginning that
-    anybody knows, such as a number, was said twice by then: whoever governs may look now and then only."""
-    assert word.at is not None
+def _is_about(decision: JobDecision, warning: _LastWarning, found: health_rules.Violation) -> bool:
+    """Return whether the last warning was about this violation: written recently, or since the violation began.
+
+    A violation without a known beginning, such as a metric, counts after two warnings: a governor may pass rarely.
+    """
+    assert warning.at is not None
     lasts = timedelta(seconds=min(max(0.0, found.lasts_s), _LONGEST_S))
-    # A warning that is to come in time is about this standstill, and not about one before it.
-    least = timedelta(0) if found.warn_before_s > 0 else _WORD_COUNTS
-    return look.now - word.at <= max(least, lasts) or (not found.evidence and word.number > 1)
+    # With a warning period, the warning must be about this stall and not about an earlier one.
+    least = timedelta(0) if found.warn_before_s > 0 else _WARNING_COUNTS
+    return decision.now - warning.at <= max(least, lasts) or (not found.evidence and warning.number > 1)
 
 
-def _heard_since(look: Look, claim: Claim, at: datetime) -> bool:
-    """Whether what a rule finds fault with rests on words that are newer than this: one odd number ends nothing. Who
-    has left says nothing more."""
-    there = [rank for rank in range(claim.nodes) if look.job.exit_of(claim, rank) is None]
-    beats = [look.job.heartbeat_of(claim, rank) for rank in there]
+def _heard_since(decision: JobDecision, claim: Claim, at: datetime) -> bool:
+    """Return whether every present rank has sent a heartbeat since `at`: a single odd value ends nothing. Ranks that
+    have left send none."""
+    present = [rank for rank in range(claim.nodes) if decision.job.exit_of(claim, rank) is None]
+    beats = [decision.job.heartbeat_of(claim, rank) for rank in present]
     return all(beat.modified > at for beat in beats if beat is not None)
 
 
-def _has_evidence(look: Look, claim: Claim, code: str) -> bool:
-    """Whether every rank has collected what it could, or had its time for that."""
-    deadline = look.state.warned_at[code] + timedelta(seconds=look.policy.evidence_s)
-    beats = [look.job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
-    if all(beat is not None and code in beat.value.evidence for beat in beats) or look.now >= deadline:
+def _has_evidence(decision: JobDecision, claim: Claim, code: str) -> bool:
+    """Return whether every rank has collected its evidence, or the time for that is over."""
+    deadline = decision.state.warned_at[code] + timedelta(seconds=decision.settings.evidence_s)
+    beats = [decision.job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+    if all(beat is not None and code in beat.value.evidence for beat in beats) or decision.now >= deadline:
         return True
-    look.wakes.append(deadline)
+    decision.wakes.append(deadline)
     return False
 
 
-def _warn_unsafe(look: Look, claim: Claim) -> bool:
-    """A job that commits no checkpoint would lose its work at the next reclaim: say so, once an attempt."""
+def _warn_unsafe(decision: JobDecision, claim: Claim) -> bool:
+    """Warn, once an attempt, of a job without a checkpoint: the next reclaim would lose its work."""
     code = f"no-checkpoint:{claim.number}"
-    found = look.job.heartbeat_of(claim, 0)
-    if code in look.state.warned or found is None or found.value.checkpoint is not None:
+    found = decision.job.heartbeat_of(claim, 0)
+    if code in decision.state.warned or found is None or found.value.checkpoint is not None:
         return False
-    beat, folder = found.value, as_written(look.job.spec.checkpoints.dir)
-    # Two heartbeats more: the agent looks for saves elsewhere first.
+    beat, folder = found.value, as_written(decision.job.spec.checkpoints.dir)
+    # Two more heartbeats, because the agent first looks for saves elsewhere.
     empty = beat.restored_from is None and beat.checkpoint_files == 0
-    overdue = beat.trained_s >= look.policy.empty_folder_s + 2 * span_s(beat.interval_s)
+    overdue = beat.trained_s >= decision.settings.empty_folder_s + 2 * valid_span_s(beat.interval_s)
     if empty and overdue:
-        return look.append(Warned(code=code), nothing_saved_yet(folder, beat.trained_s, beat.saves_elsewhere))
-    if not claim.offering.spot or beat.trained_s < look.policy.checkpoint_warning_s:
+        return decision.append(Warned(code=code), nothing_saved_yet(folder, beat.trained_s, beat.saves_elsewhere))
+    if not claim.offering.spot or beat.trained_s < decision.settings.checkpoint_warning_s:
         return False
     lost = "everything" if beat.restored_from is None else "what was trained since its start"
     reason = (
-        f"no checkpoint for {span_text(look.policy.checkpoint_warning_s)} on a spot machine: "
+        f"no checkpoint for {span_text(decision.settings.checkpoint_warning_s)} on a spot machine: "
         f"a reclaim would lose {lost}; the folder watched is {folder}"
     )
-    return look.append(Warned(code=code), reason)
+    return decision.append(Warned(code=code), reason)
 
 
-def warn_unsaved(look: Look) -> bool:
-    """Warn after an attempt that ended by no fault of the script and left no checkpoint, unless that was warned of
-    before: the next attempt starts from the beginning."""
-    claim = next((claim for claim in reversed(look.state.attempts) if claim.closed), None)
+def warn_unsaved(decision: JobDecision) -> bool:
+    """Warn that the next attempt starts from the beginning, if the last one ended by no fault of the script and left no
+    checkpoint. Not repeated if its missing checkpoint was warned of before."""
+    claim = next((claim for claim in reversed(decision.state.attempts) if claim.closed), None)
     closed = claim.closed if claim is not None else None
     if claim is None or closed is None or closed.outcome not in _UNSAVED or closed.trained_s <= 0.0:
         return False
     code = f"no-checkpoint:{closed.claim}"
-    if closed.checkpoint is not None or closed.restored_from is not None or code in look.state.warned:
+    if closed.checkpoint is not None or closed.restored_from is not None or code in decision.state.warned:
         return False
     reason = f"attempt {claim.attempt}: {claim.closed_reason}; the next attempt starts from the beginning"
-    return look.append(Warned(code=code), reason)
+    return decision.append(Warned(code=code), reason)

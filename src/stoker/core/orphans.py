@@ -1,38 +1,38 @@
-"""Machines that nobody may keep.
+"""Find machines without an owner, to be terminated. Pure.
 
-The cloud was listed before the bucket was read, so a machine whose claim is not in the log has no claim; still, the
-newborn are left alone, and only what carries this store's tag was listed at all. A list that failed proves nothing.
+The cloud was listed before the bucket was read, so a machine whose claim is not in the log has no claim. Even so,
+newborn machines are left alone, and only machines with this store's tag were listed. A failed list proves nothing.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from stoker.core.hold import is_kept
+from stoker.core.hold import is_held
 from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
 from stoker.model.job_state import JobState
 from stoker.model.observed import Known
 from stoker.model.offerings import Instance, Leftover
 
-# What is stopping will be off or gone in a moment.
+# Machines that are stopping will be off or gone in a moment.
 _ALIVE = ("pending", "running", "off")
 
 
-def sweep(job: JobSnapshot, now: datetime) -> list[Terminate]:
-    """The job's machines that belong to no open claim, or that their claim does not name."""
+def unowned_machines(job: JobSnapshot, now: datetime) -> list[Terminate]:
+    """Terminate the job's machines that belong to no open claim, or that their claim does not name."""
     if not isinstance(job.instances, Known):
         return []
     found = []
     for instance in sorted(job.instances.value, key=lambda instance: instance.id):
         if instance.state in _ALIVE:
-            reason = _nobody_keeps(job, instance, now)
+            reason = _why_terminate(job, instance, now)
             if reason:
                 found.append(_terminate(instance, reason, orphan=is_orphan(instance, job.state)))
     return found
 
 
-def strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
-    """Machines whose job has no log at all."""
+def stray_machines(snapshot: Snapshot, now: datetime) -> list[Terminate]:
+    """Terminate machines whose job has no log at all."""
     return [
         _terminate(instance, "its job is not in the store", orphan=True)
         for instance in sorted(snapshot.strays, key=lambda instance: instance.id)
@@ -40,8 +40,8 @@ def strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
     ]
 
 
-def too_young(snapshot: Snapshot, now: datetime) -> list[Instance]:
-    """Machines that look like nobody's, and are left alone for now: their claim may not be readable yet."""
+def newborn_strays(snapshot: Snapshot, now: datetime) -> list[Instance]:
+    """Machines without a claim that are too young to terminate: their claim may not be readable yet."""
     unclaimed: list[tuple[Instance, float | None]] = [
         (instance, job.capabilities.newborn_s)
         for job in snapshot.jobs
@@ -55,8 +55,8 @@ def too_young(snapshot: Snapshot, now: datetime) -> list[Instance]:
     ]
 
 
-def why_left(leftover: Leftover, state: JobState | None, newborn_s: float, now: datetime) -> str | None:
-    """Why a thing beside a machine is nobody's, or None. `state` was read after the thing was listed."""
+def why_unowned(leftover: Leftover, state: JobState | None, newborn_s: float, now: datetime) -> str | None:
+    """Return why a leftover has no owner, or None. `state` was read after the leftover was listed."""
     claim = state.claim(leftover.claim) if state is not None else None
     if claim is not None:
         return None if claim.open else f"its claim is closed: {claim.closed_reason}"
@@ -67,18 +67,18 @@ def why_left(leftover: Leftover, state: JobState | None, newborn_s: float, now: 
 
 
 def is_orphan(thing: Instance | Leftover, state: JobState | None) -> bool:
-    """Whether no claim stands behind it. What a closed claim leaves is swept all the time, and no news."""
+    """Return whether it never had a claim. Leftovers of closed claims are removed routinely, without a notification."""
     return state is None or state.claim(thing.claim) is None
 
 
-def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | None:
+def _why_terminate(job: JobSnapshot, instance: Instance, now: datetime) -> str | None:
     state = job.state
     claim = state.claim(instance.claim)
     if claim is None:
         return None if _newborn(instance, job.capabilities.newborn_s, now) else "its claim is not in the log"
     if state.ended is not None:
-        # One that is positively gone is nobody's to keep, whatever an older list still says.
-        held = is_kept(state, job.spec, instance.id, now) and not job.is_gone(instance.id)
+        # A machine that is positively gone is not held, whatever an older list says.
+        held = is_held(state, job.spec, instance.id, now) and not job.is_gone(instance.id)
         return None if held else "the job has ended"
     if not claim.open:
         return f"its claim is closed: {claim.closed_reason}"
@@ -88,7 +88,7 @@ def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | 
 
 
 def _newborn(instance: Instance, newborn_s: float | None, now: datetime) -> bool:
-    # Without a known bound nothing is ever old enough to be taken for an orphan.
+    # Without a known bound no machine is ever old enough to count as an orphan.
     return newborn_s is None or (now - instance.created_at).total_seconds() < newborn_s
 
 

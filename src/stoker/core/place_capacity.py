@@ -1,8 +1,8 @@
-"""Places that hold a bounded number of nodes, and the queue of the jobs that wait for one. Pure.
+"""Places with a bounded number of nodes, and the queue of jobs that wait for them. Pure.
 
-A provider that knows its bound says so in its offerings (`most_nodes`). A job is then claimed only when there is room,
-and only after every job that was submitted before it and waits for room as well. The provider still refuses what does
-not fit: another governor may have been quicker.
+A provider that knows its bound reports it in its offerings (`most_nodes`). A job is then claimed only when there is
+room, and only after every earlier job that waits for the same place. The provider still refuses what does not fit:
+another governor may have launched meanwhile.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from stoker.core.name_list import first_names
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import JobState
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 
-# Provider and zone: where nodes are counted together.
+# Provider and zone: nodes are counted together for each pair.
 _Where = tuple[str, str]
 _MOST_NAMED = 2
-# What a job waits for that was looked at without the others that may be before it.
+# Reason for waiting of a job that was observed without the jobs that may be before it.
 UNDECIDED = "queued: the next pass over all jobs decides whose turn it is"
 
 
@@ -28,16 +29,16 @@ def place_in_queue(state: JobState) -> tuple[datetime, str]:
     return state.opened_at or state.submitted_at, state.job
 
 
-def is_bounded(job: JobSnapshot) -> bool:
-    """Whether the job waits for machines of which some place holds only so many."""
+def waits_for_bounded_place(job: JobSnapshot) -> bool:
+    """Return whether the job waits for machines at a place with a bound."""
     return isinstance(job.offerings, Known) and any(each.most_nodes is not None for each in job.offerings.value)
 
 
 @dataclass
-class Rooms:
+class CapacityQueue:
     """Nodes in use at each bounded place, and the jobs that wait there. `complete`: every active job was counted.
 
-    Filled in queue order while jobs are decided on.
+    Filled in the order of the queue while jobs are decided on.
     """
 
     complete: bool = True
@@ -45,17 +46,17 @@ class Rooms:
     _queued: dict[_Where, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, jobs: Iterable[JobSnapshot], *, complete: bool) -> Rooms:
-        rooms = cls(complete)
+    def of(cls, jobs: Iterable[JobSnapshot], *, complete: bool) -> CapacityQueue:
+        capacity = cls(complete)
         for job in jobs:
             for where, count in _in_use(job).items():
-                rooms._used.setdefault(where, {})[job.state.job] = count
-        return rooms
+                capacity._used.setdefault(where, {})[job.state.job] = count
+        return capacity
 
     def why_wait(self, job: str, offering: Offering, nodes: int) -> str | None:
-        """Why the job cannot have so many nodes of this offering now; None: it can, and they count from here on.
+        """Return why the job cannot have these nodes now. None: it can, and they are counted as used from now on.
 
-        A job that waits is queued: no later one is served before it.
+        A job that waits is queued: no later job is served before it.
         """
         if offering.most_nodes is None:
             return None
@@ -70,20 +71,20 @@ class Rooms:
             return None
         queued.append(job)
         bound = f"{taken} of at most {offering.most_nodes} {_nodes(offering.most_nodes)} in use"
-        by = f" by {_few(sorted(name for name, count in used.items() if count))}" if taken else ""
+        by = f" by {first_names(sorted(name for name, count in used.items() if count), _MOST_NAMED)}" if taken else ""
         line = "" if not ahead else "; 1 job is ahead of it" if ahead == 1 else f"; {ahead} jobs are ahead of it"
         return f"no room yet: {bound}{by} (resources.{offering.provider}.capacity){line}"
 
     def queue(self, job: str, offering: Offering) -> None:
-        """Keep the job's place in the queue while it waits for another reason: a launch that just found no room."""
+        """Queue a job that waits for another reason, such as a launch that just failed for lack of room."""
         if offering.most_nodes is not None:
             self._queued.setdefault((offering.provider, offering.zone), []).append(job)
 
 
 def _in_use(job: JobSnapshot) -> dict[_Where, int]:
-    """The job's nodes by place: listed machines that are not known to be gone, and those of open claims.
+    """Count the job's nodes by place: listed machines that are not known to be gone, and the nodes of open claims.
 
-    A claim without its launch counts in full. Machines at another computer take no room at this one.
+    An unlaunched claim counts in full. Machines on another computer take no room on this one.
     """
     found: dict[_Where, set[str]] = {}
     if isinstance(job.instances, Known):
@@ -104,8 +105,3 @@ def _in_use(job: JobSnapshot) -> dict[_Where, int]:
 
 def _nodes(count: int) -> str:
     return "node is" if count == 1 else "nodes are"
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more

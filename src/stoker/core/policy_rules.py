@@ -1,4 +1,5 @@
-"""Which rules of the house a job breaks. Pure: the same for whoever submits a job and for whoever governs it."""
+"""Find the policy rules that a job breaks, and its effective limits. Pure: clients and governors get the same
+answer."""
 
 from __future__ import annotations
 
@@ -9,21 +10,22 @@ from datetime import date, datetime
 from fnmatch import fnmatchcase
 
 from stoker.core import spot
-from stoker.core.market import Market
+from stoker.core.market import MarketHistory
+from stoker.core.name_list import first_names
 from stoker.core.safe_regex import compile_pattern
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
-from stoker.model.policy import ANY, Channel, Exemption, House, Rule, Wanted
-from stoker.model.spec import SUBMITTER, Spec
+from stoker.model.policy import ANY, Channel, Exemption, Policy, Rule, TagValues
+from stoker.model.spec import SUBMITTER_TAG, Spec
 
-# Before the name of a rule of the house, in decisions.
+# Prefix of the name of a policy rule in decisions.
 PREFIX = "policy:"
-_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Used:
-    """What a job used up before it was last opened: it counts against the house's bounds, and not against its own."""
+class PriorUsage:
+    """Time and money that a job used before it was last opened: counts against the policy's limits, and not against the
+    job's own."""
 
     dollars: float = 0.0
     trained_s: float = 0.0
@@ -31,35 +33,35 @@ class Used:
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom a rule is held against. `job` is None before it has an id. `others`: it was started without Stoker, which
-    cannot start another like it."""
+    """A job that rules are applied to. `job` is None before it has an id. `is_external`: an external job, which Stoker
+    cannot submit again."""
 
     spec: Spec
     today: date
     job: str | None = None
-    used: Used = Used()
-    others: bool = False
+    used: PriorUsage = PriorUsage()
+    is_external: bool = False
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A rule that is broken, and how, in words."""
+class RuleFinding:
+    """A broken rule, and how it is broken."""
 
     rule: Rule
     reason: str
 
     @property
-    def counts(self) -> bool:
-        """Whether anything happens."""
+    def enforced(self) -> bool:
+        """True if the rule is enforced, and not only audited."""
         return not self.rule.audit
 
     @property
     def refuses(self) -> bool:
-        return self.counts and self.rule.action == "refuse"
+        return self.enforced and self.rule.action == "refuse"
 
     @property
     def code(self) -> str:
-        """What decisions call it."""
+        """Name of the rule in decisions."""
         return f"{PREFIX}{self.rule.name}"
 
     def __str__(self) -> str:
@@ -68,25 +70,25 @@ class Finding:
 
 
 def applies(rule: Rule, subject: Subject) -> bool:
-    """Whether the rule says anything to this job today."""
+    """Return whether the rule applies to this job today."""
     if not in_scope(rule, subject.spec.tags):
         return False
     return not any(subject.today <= each.until for each in exemptions(rule, subject))
 
 
 def in_scope(rule: Rule | Channel, tags: Mapping[str, str]) -> bool:
-    """Whether the rule or channel is about jobs with these tags. The submitter is one of them."""
-    return all(name in tags and fits_tag(name, wanted, tags[name]) for name, wanted in rule.scope.items())
+    """Return whether the rule or channel covers jobs with these tags. The submitter is one of the tags."""
+    return all(name in tags and matches_tag(name, wanted, tags[name]) for name, wanted in rule.scope.items())
 
 
 def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
-    """What the rule says of this very job or its submitter, whether that is over or not.
+    """The rule's exemptions for this job or its submitter, expired or not.
 
-    By the job's id: a name is what any submitter may choose. A training job of SageMaker is known by that of the job
-    that it continues.
+    Matched by the job's id, because any submitter may choose any name. A clone of an external job is matched by the
+    name of the job that it continues.
     """
-    ids = {subject.job, subject.spec.name} if subject.others else {subject.job}
-    submitter = subject.spec.tags.get(SUBMITTER)
+    ids = {subject.job, subject.spec.name} if subject.is_external else {subject.job}
+    submitter = subject.spec.tags.get(SUBMITTER_TAG)
     return tuple(
         each
         for each in rule.exempt
@@ -95,120 +97,125 @@ def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
     )
 
 
-def that_count(house: House, subject: Subject, about: str) -> tuple[Rule, ...]:
-    """The rules about something that are about this job, and not only watched."""
-    return tuple(rule for rule in house.about(about) if not rule.audit and applies(rule, subject))
+def enforced_rules(policy: Policy, subject: Subject, about: str) -> tuple[Rule, ...]:
+    """The rules about a subject that apply to this job and are not only audited."""
+    return tuple(rule for rule in policy.about(about) if not rule.audit and applies(rule, subject))
 
 
-def fits(wanted: Wanted, value: str) -> bool:
-    """Whether a tag's value is one of those."""
+def matches_value(wanted: TagValues, value: str) -> bool:
+    """Return whether a tag's value is one of the wanted ones."""
     return any(each == ANY or _matches(each, value) for each in wanted)
 
 
-def fits_tag(name: str, wanted: Wanted, value: str) -> bool:
-    """Whether the value of this tag is one of those. Submitters may be named with `*`."""
-    if name == SUBMITTER:
+def matches_tag(name: str, wanted: TagValues, value: str) -> bool:
+    """Return whether the value of this tag is one of the wanted ones. Submitters may be named with `*`."""
+    if name == SUBMITTER_TAG:
         return any(each == ANY or is_submitter(each, value) for each in wanted)
-    return fits(wanted, value)
+    return matches_value(wanted, value)
 
 
 def is_submitter(wanted: str, value: str) -> bool:
-    """Whether a submitter is meant: by name, with `*` for any characters, or by a pattern between slashes."""
+    """Return whether a submitter matches: by name, with `*` for any characters, or by a pattern between slashes."""
     return _matches(wanted, value) or fnmatchcase(value, wanted)
 
 
-def names_submitters(house: House) -> bool:
-    """Whether it matters to any rule who submits."""
+def names_submitters(policy: Policy) -> bool:
+    """Return whether any rule depends on the submitter."""
     return any(
-        SUBMITTER in rule.scope
+        SUBMITTER_TAG in rule.scope
         or any(each.submitter is not None for each in rule.exempt)
-        or (rule.budget is not None and rule.budget.by == SUBMITTER)
-        for rule in house.rules
+        or (rule.budget is not None and rule.budget.by == SUBMITTER_TAG)
+        for rule in policy.rules
     )
 
 
-def is_one_value(name: str, wanted: Wanted) -> bool:
-    """Whether nothing but one value of this tag will do."""
+def is_one_value(name: str, wanted: TagValues) -> bool:
+    """Return whether exactly one value of this tag matches."""
     if len(wanted) != 1 or wanted[0] == ANY or _pattern(wanted[0]) is not None:
         return False
-    return name != SUBMITTER or not set(wanted[0]) & set("*?[")
+    return name != SUBMITTER_TAG or not set(wanted[0]) & set("*?[")
 
 
-def broken(house: House, subject: Subject, offerings: Iterable[Offering] | None = None) -> tuple[Finding, ...]:
-    """The rules that the job breaks by what it asks for. `offerings` are those that would do; None: they are not
-    known, which breaks nothing."""
+def broken(policy: Policy, subject: Subject, offerings: Iterable[Offering] | None = None) -> tuple[RuleFinding, ...]:
+    """Find the rules that the job's spec breaks. `offerings` are those that fit the spec; None: unknown, which breaks
+    no rule."""
     known = None if offerings is None else tuple(offerings)
     found = []
-    for rule in house.rules:
+    for rule in policy.rules:
         if applies(rule, subject):
             reason = _reason(rule, subject, known)
             if reason is not None:
-                found.append(Finding(rule, reason + _lapsed(rule, subject)))
+                found.append(RuleFinding(rule, reason + _lapsed(rule, subject)))
     if known and not any(finding.refuses and finding.rule.about_machines for finding in found):
-        found += _at_odds(_about_machines(house, subject), known)
+        found += _conflicting(_about_machines(policy, subject), known)
     return tuple(found)
 
 
-def allowed(house: House, subject: Subject, offerings: Iterable[Offering]) -> tuple[Offering, ...]:
+def allowed(policy: Policy, subject: Subject, offerings: Iterable[Offering]) -> tuple[Offering, ...]:
     """The offerings that no rule forbids."""
-    rules = _about_machines(house, subject)
+    rules = _about_machines(policy, subject)
     return tuple(each for each in offerings if not any(_forbids(rule, each) for rule in rules))
 
 
-def _about_machines(house: House, subject: Subject) -> list[Rule]:
-    """The rules that forbid machines to this job."""
-    return [rule for rule in house.rules if rule.forbids_machines and applies(rule, subject)]
+def _about_machines(policy: Policy, subject: Subject) -> list[Rule]:
+    """The rules that forbid offerings to this job."""
+    return [rule for rule in policy.rules if rule.forbids_machines and applies(rule, subject)]
 
 
-def _at_odds(rules: list[Rule], offerings: tuple[Offering, ...]) -> list[Finding]:
-    """What rules come to that each allow something, and together nothing."""
-    at_work = [rule for rule in rules if any(_forbids(rule, offering) for offering in offerings)]
-    if not all(any(_forbids(rule, offering) for rule in at_work) for offering in offerings):
+def _conflicting(rules: list[Rule], offerings: tuple[Offering, ...]) -> list[RuleFinding]:
+    """Report rules that each allow some offerings, and together none."""
+    restricting = [rule for rule in rules if any(_forbids(rule, offering) for offering in offerings)]
+    if not all(any(_forbids(rule, offering) for rule in restricting) for offering in offerings):
         return []
-    told = [f"{rule.name} allows {_few(rule.providers or rule.regions or rule.machines or ())}" for rule in at_work]
-    return [Finding(at_work[0], f"together these rules allow nothing that would do: {'; '.join(told)}")]
+    parts = []
+    for rule in restricting:
+        names = rule.providers or rule.regions or rule.machines or ()
+        parts.append(f"{rule.name} allows {first_names(names)}")
+    return [RuleFinding(restricting[0], f"together these rules allow nothing that would do: {'; '.join(parts)}")]
 
 
-def taken_too_often(
-    house: House, subject: Subject, offerings: Iterable[Offering], market: Market, now: datetime
-) -> tuple[tuple[Offering, Finding], ...]:
-    """The spot offerings that were taken back too often, and by which rule. What nobody saw was not taken back."""
+def reclaimed_too_often(
+    policy: Policy, subject: Subject, offerings: Iterable[Offering], market: MarketHistory, now: datetime
+) -> tuple[tuple[Offering, RuleFinding], ...]:
+    """The spot offerings that were reclaimed too often, with the rule. Offerings without observations are not
+    included."""
     found = []
-    rules = [rule for rule in house.about("market") if applies(rule, subject)]
+    rules = [rule for rule in policy.about("market") if applies(rule, subject)]
     for offering in offerings if rules else ():
         for rule in rules:
             assert rule.market is not None
             seen = market.lately(offering, now, rule.market.over_s).reclaims if offering.spot else 0
             if seen > rule.market.most_reclaims:
                 what = f"{offering.title} was taken back {seen} times in {span_text(rule.market.over_s)}"
-                found.append((offering, Finding(rule, what)))
+                found.append((offering, RuleFinding(rule, what)))
     return tuple(found)
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """A spec with the house's bounds in it, and which of them are the house's: the name of the rule by the field's.
+class EffectiveLimits:
+    """A spec with the policy's limits applied, and the name of the rule behind each field that the policy set.
 
-    What was `used` before the job was last opened is taken off the house's, so that all count from there.
+    Usage from before the job was last opened is already subtracted from the policy's limits, so that all limits count
+    from there.
     """
 
     spec: Spec
     by_rule: Mapping[str, str]
-    used: Used = Used()
+    used: PriorUsage = PriorUsage()
 
     def named(self, field: str) -> str:
-        """Whose bound it is, in words: `limits.max_cost`, or `policy max-cost`."""
+        """The source of a limit for messages: `limits.max_cost`, or `policy max-cost`."""
         rule = self.by_rule.get(field)
         section = "retry" if field in ("spot_wait", "on_demand_after", "resumes") else "limits"
         return f"{section}.{field}" if rule is None else f"policy {rule}"
 
     def used_of(self, field: str) -> float:
-        """What counts against this bound from before the job was last opened: seconds or dollars."""
+        """Prior usage that counts against this limit: seconds or dollars."""
         used = {"max_runtime": self.used.trained_s, "max_cost": self.used.dollars}
         return used.get(field, 0.0) if field in self.by_rule else 0.0
 
     def value(self, field: str) -> float | None:
-        """The bound itself, as it was set: seconds, dollars or a count."""
+        """The limit as it was set: seconds, dollars or a count."""
         limits, retry = self.spec.limits, self.spec.retry
         found: dict[str, float | None] = {
             "max_runtime": limits.max_runtime_s,
@@ -226,57 +233,58 @@ class Bounded:
         return field if rule is None else f"{PREFIX}{rule}"
 
 
-def bounded(house: House, subject: Subject) -> Bounded:
-    """The tightest of the job's own bounds and the house's; how it is retried is the house's where that says so.
+def effective_limits(policy: Policy, subject: Subject) -> EffectiveLimits:
+    """Combine the job's own limits with the policy's: the tightest counts, and the policy's retry rules replace the
+    job's.
 
-    The job's own time and money count anew when a person resumes it. The house's do not: nobody gets more of them by
-    asking again.
+    The job's own limits start from zero when a person resumes it. The policy's do not, so that a resume brings no more
+    time or money.
     """
     limits, retry, resources, used = subject.spec.limits, subject.spec.retry, subject.spec.resources, subject.used
     by_rule: dict[str, str] = {}
     for field, gone in (("max_runtime_s", used.trained_s), ("max_wait_s", 0.0), ("max_cost", used.dollars)):
-        for rule in that_count(house, subject, field):
+        for rule in enforced_rules(policy, subject, field):
             most, own = getattr(rule, field) - gone, getattr(limits, field)
             if rule.action == "stop" and (own is None or most < own):
                 limits = replace(limits, **{field: most})
                 by_rule[field.removesuffix("_s")] = rule.name
-    for rule in that_count(house, subject, "max_runtime_s"):
+    for rule in enforced_rules(policy, subject, "max_runtime_s"):
         if rule.action != "warn" and rule.max_runtime_s is not None:
-            # A failed machine is held for a look, not for longer than the house lets anybody train.
+            # A failed machine is held no longer than the policy allows training.
             retry = replace(retry, hold_on_failure_s=min(retry.hold_on_failure_s, rule.max_runtime_s))
-    for rule in that_count(house, subject, "max_wait_s"):
-        own = spot.alone_s(replace(subject.spec, retry=retry))
+    for rule in enforced_rules(policy, subject, "max_wait_s"):
+        own = spot.spot_only_s(replace(subject.spec, retry=retry))
         if rule.action == "on-demand" and rule.max_wait_s is not None and (own is None or rule.max_wait_s < own):
             retry = replace(retry, spot_wait_s=rule.max_wait_s)
             by_rule["spot_wait"] = rule.name
-    for rule in that_count(house, subject, "resume"):
+    for rule in enforced_rules(policy, subject, "resume"):
         assert rule.resume is not None
         retry = replace(retry, min_runtime_s=rule.resume.min_runtime_s, resumes=rule.resume.times)
         by_rule["resumes"] = rule.name
-    for rule in that_count(house, subject, "spot"):
+    for rule in enforced_rules(policy, subject, "spot"):
         assert rule.spot is not None
         retry = replace(retry, on_demand_after=rule.spot.on_demand_after, spot_again_s=rule.spot.back_after_s)
         if subject.spec.resources.spot != "never":
             by_rule["on_demand_after"] = rule.name
         if resources.spot == "only" and rule.spot.on_demand_after is not None:
-            # A house that gives spot up does so for whoever wants nothing else, too: it waits for ever, until then.
+            # A rule that gives up spot also applies to jobs that want only spot: they wait without limit until then.
             own_s = retry.spot_wait_s
             retry = replace(retry, spot_wait_s=math.inf if own_s is None else own_s)
             resources = replace(resources, spot="prefer")
-    return Bounded(replace(subject.spec, limits=limits, retry=retry, resources=resources), by_rule, used)
+    return EffectiveLimits(replace(subject.spec, limits=limits, retry=retry, resources=resources), by_rule, used)
 
 
 # ── Rule by rule ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _lapsed(rule: Rule, subject: Subject) -> str:
-    """A word for those who had an exemption, and wonder."""
+    """Mention an expired exemption."""
     ended = [each.until for each in exemptions(rule, subject)]
     return f"; its exemption ended on {max(ended)}" if ended else ""
 
 
 def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None) -> str | None:
-    """How the rule is broken; None where it is not, or nobody can know yet."""
+    """How the rule is broken; None if it is not, or that is not known yet."""
     spec = subject.spec
     if rule.tags is not None:
         return _tags(rule.tags, subject)
@@ -284,7 +292,7 @@ def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None
         container = spec.environment.container
         named = [name for name in (spec.resources.image, container.image if container else None) if name is not None]
         other = [name for name in named if not _any(rule.images, name)]
-        return f"the image {other[0]} is not allowed; use {_few(rule.images)}" if other else None
+        return f"the image {other[0]} is not allowed; use {first_names(rule.images)}" if other else None
     if rule.max_nodes is not None and spec.nodes > rule.max_nodes:
         return f"{spec.nodes} nodes are more than {rule.max_nodes}; ask for fewer"
     if rule.max_retries is not None and spec.retry.user_errors > rule.max_retries:
@@ -296,13 +304,13 @@ def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None
     if offerings:
         other_than = [offering for offering in offerings if _forbids(rule, offering)]
         if len(other_than) == len(offerings):
-            names = _few(sorted({_told(rule, offering) for offering in other_than}))
+            names = first_names(sorted({_restricted_name(rule, offering) for offering in other_than}))
             may = rule.providers or rule.regions or rule.machines or ()
-            return f"{names} may not be used; allowed is {_few(may)}"
+            return f"{names} may not be used; allowed is {first_names(may)}"
     return None
 
 
-def _tags(wanted: Mapping[str, Wanted], subject: Subject) -> str | None:
+def _tags(wanted: Mapping[str, TagValues], subject: Subject) -> str | None:
     tags, job = subject.spec.tags, subject.job
     missing = [name for name in wanted if not tags.get(name)]
     if missing:
@@ -310,36 +318,36 @@ def _tags(wanted: Mapping[str, Wanted], subject: Subject) -> str | None:
         what, them = f"tags.{missing[0]} is missing", "it"
         if len(missing) > 1:
             what, them = f"tags {', '.join(missing[:-1])} and {missing[-1]} are missing", "them"
-        if subject.others:
+        if subject.is_external:
             return f"{what}; start it with {'that tag' if len(missing) == 1 else 'those tags'}"
         if job is not None:
-            return f"{what}; `stoker clone {job} {given}` has {them}"  # What was submitted never changes.
+            return f"{what}; `stoker clone {job} {given}` has {them}"  # A submitted spec never changes.
         return f"{what}; add {them} to the job file, or give {given}"
     for name, values in wanted.items():
-        if not fits(values, tags[name]):
-            return f"tags.{name}: {tags[name]} is not allowed; write {' or '.join(map(_written, values))}"
+        if not matches_value(values, tags[name]):
+            return f"tags.{name}: {tags[name]} is not allowed; write {' or '.join(map(_advice, values))}"
     return None
 
 
-def _written(wanted: str) -> str:
-    """What to write, in words."""
+def _advice(wanted: str) -> str:
+    """The text to write for a wanted value."""
     return f"something that matches {wanted}" if _pattern(wanted) is not None else wanted
 
 
-def _too_much(field: str, own: float | None, most: float, told: Callable[[float], str]) -> str | None:
+def _too_much(field: str, own: float | None, most: float, text: Callable[[float], str]) -> str | None:
     if own is None:
-        return f"{field} is missing; set it to at most {told(most)}"
-    return f"{field}: {told(own)} is more than {told(most)}" if own > most else None
+        return f"{field} is missing; set it to at most {text(most)}"
+    return f"{field}: {text(own)} is more than {text(most)}" if own > most else None
 
 
 def _forbids(rule: Rule, offering: Offering) -> bool:
-    told = _told(rule, offering)
+    name = _restricted_name(rule, offering)
     patterns = rule.providers or rule.regions or rule.machines
-    # A provider without regions is nowhere that a rule could forbid.
-    return patterns is not None and told != "" and not _any(patterns, told)
+    # A provider without regions breaks no rule about regions.
+    return patterns is not None and name != "" and not _any(patterns, name)
 
 
-def _told(rule: Rule, offering: Offering) -> str:
+def _restricted_name(rule: Rule, offering: Offering) -> str:
     if rule.providers is not None:
         return offering.provider
     if rule.regions is not None:
@@ -357,11 +365,5 @@ def _matches(wanted: str, value: str) -> bool:
 
 
 def _pattern(wanted: str) -> str | None:
-    """What stands between slashes."""
+    """The pattern between slashes, if the text is one."""
     return wanted[1:-1] if len(wanted) > 1 and wanted[0] == wanted[-1] == "/" else None
-
-
-def _few(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return ", ".join(found[:_MOST_NAMED]) + more

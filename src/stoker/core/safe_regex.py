@@ -1,12 +1,11 @@
-"""Regular expressions of job files and policies, matched in time that grows with the text alone.
+"""Regular expressions of job files and policies, matched in bounded time.
 
-`re` tries the ways to match one after another, and `(a+)+$` has more of them than seconds in a year: such an expression
-would hang the agent or every governor. Here a state of the search (a place in the expression and one in the text) is
-entered once, so a search takes at most as many steps as the product of both lengths, and it gives up after STEPS.
-Syntax and answers are those of `re`, without lookaround, back references, atomic groups and possessive repeats: these
-cannot be matched so, and are refused when the expression is written. One difference is left: where the inside of a
-repeat may be empty, as in `(a?|b)*`, another match than that of `re` may be preferred. Pure, and the same on nodes and
-for governors.
+`re` tries all ways to match one after another; `(a+)+$` has exponentially many, and would hang the agent or every
+governor. Here each state of the search (a place in the expression and one in the text) is entered once, so a search
+takes at most as many steps as the product of both lengths, and it gives up after MAX_STEPS. Syntax and answers are
+those of `re`, without lookaround, back references, atomic groups and possessive repeats: these cannot be matched this
+way, and are refused when the expression is written. One difference remains: if the inside of a repeat may be empty, as
+in `(a?|b)*`, another match than that of `re` may be preferred. Pure: nodes and governors get the same answers.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-# The parser of `re` itself, so that an expression means the same here. It has moved within the standard library.
+# The parser of `re` itself, so that an expression means the same here. Python 3.11 moved it.
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
-# Longest expression, and most instructions it may become: counted repeats are written out.
-LONGEST = 1000
-INSTRUCTIONS = 400
-# Most of one job: each looks at every line of its log.
-MOST_EXPRESSIONS = 100
-# A search takes about a third of a second then. A text that long without a match is no line of a log.
-STEPS = 1_000_000
+# Longest expression, and longest compiled program: counted repeats are expanded.
+MAX_CHARS = 1000
+MAX_INSTRUCTIONS = 400
+# Most expressions of one job: each is applied to every line of its log.
+MAX_EXPRESSIONS = 100
+# About a third of a second. No line of a log is so long without a match.
+MAX_STEPS = 1_000_000
 _REMEMBERED_CHARS = 4096
 
 _UNSUPPORTED = {
@@ -44,19 +43,19 @@ _WHY = "expressions are matched in linear time; write it without"
 
 
 class PatternError(ValueError):
-    """An expression that is refused. The message says what is wrong and what to do."""
+    """A refused expression. The message says what is wrong and what to do."""
 
 
 @dataclass
-class Work:
-    """Steps that may still be taken. Searches share it."""
+class StepBudget:
+    """Remaining steps, which several searches may share."""
 
-    left: int = STEPS
+    left: int = MAX_STEPS
 
 
 @dataclass(frozen=True)
-class Found:
-    """A match: the places of its groups, the whole of it first; -1 for a group that took no part."""
+class Match:
+    """A match: the spans of its groups, the whole match first; -1 for a group that took no part."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -80,19 +79,19 @@ _Kind = Literal["char", "split", "jump", "save", "at", "accept"]
 
 @dataclass
 class _Instruction:
-    """`first` and `second` are places in the program, the preferred one first; for `save` the slot."""
+    """One step. `first` and `second` are targets in the program, the preferred one first; for `save`, the slot."""
 
     kind: _Kind
     chars: _Chars | None = None
     first: int = 0
     second: int = 0
     at: Callable[[str, int], bool] | None = None
-    # More than one way leads here: the search remembers that it was here.
+    # More than one path leads here: the search records its visits.
     joined: bool = False
 
 
 class _Chars(dict[str, bool]):
-    """Whether a character is one of a set, worked out once for each."""
+    """Membership of characters in a set, computed once for each character."""
 
     def __init__(self, test: Callable[[str], bool]) -> None:
         super().__init__()
@@ -106,53 +105,55 @@ class _Chars(dict[str, bool]):
 
 
 @dataclass(frozen=True)
-class Pattern:
+class SafePattern:
     """A compiled expression."""
 
     text: str
     groups: int
     names: Mapping[str, int]
-    # Every match contains this.
+    # Text that every match contains.
     needed: str
     _program: Sequence[_Instruction] = field(repr=False)
     _only_at_start: bool = False
 
-    def search(self, text: str, start: int = 0, *, work: Work | None = None, empty: bool = True) -> Found | None:
-        """The leftmost match from `start` on; None too where the steps are used up.
+    def search(
+        self, text: str, start: int = 0, *, budget: StepBudget | None = None, empty: bool = True
+    ) -> Match | None:
+        """Find the leftmost match from `start` on; None also if the steps are used up.
 
-        Without `empty` it is not the empty one at `start`.
+        Without `empty`, an empty match at `start` does not count.
         """
-        work = Work() if work is None else work
+        budget = StepBudget() if budget is None else budget
         if self.needed and text.find(self.needed, start) < 0:
             return None
         seen: set[int] = set()
         last = start if self._only_at_start else len(text)
         for begin in range(start, last + 1):
-            found = self._run(text, begin, seen, work, least=0 if empty or begin > start else 1)
-            if found is not None or work.left <= 0:
+            found = self._run(text, begin, seen, budget, least=0 if empty or begin > start else 1)
+            if found is not None or budget.left <= 0:
                 return found
         return None
 
-    def fullmatch(self, text: str, *, work: Work | None = None) -> Found | None:
-        """A match of all of the text."""
-        return self._run(text, 0, set(), Work() if work is None else work, least=len(text))
+    def fullmatch(self, text: str, *, budget: StepBudget | None = None) -> Match | None:
+        """Match the whole text."""
+        return self._run(text, 0, set(), StepBudget() if budget is None else budget, least=len(text))
 
-    def finditer(self, text: str, *, work: Work | None = None) -> Iterator[Found]:
-        """Every match, left to right; none overlaps another."""
-        work = Work() if work is None else work
+    def finditer(self, text: str, *, budget: StepBudget | None = None) -> Iterator[Match]:
+        """Find all matches from left to right, without overlaps."""
+        budget = StepBudget() if budget is None else budget
         start, empty = 0, True
-        while (found := self.search(text, start, work=work, empty=empty)) is not None:
+        while (found := self.search(text, start, budget=budget, empty=empty)) is not None:
             yield found
             start, empty = found.end, found.end > found.start
 
-    def _run(self, text: str, begin: int, seen: set[int], work: Work, *, least: int) -> Found | None:
-        """The match that begins there and has `least` characters.
+    def _run(self, text: str, begin: int, seen: set[int], budget: StepBudget, *, least: int) -> Match | None:
+        """Find the match that begins at `begin` and has at least `least` characters.
 
-        `seen` are states from which there is no match; it is shared by all beginnings.
+        `seen` holds states from which there is no match; all beginnings share it.
         """
-        program, length, steps, most = self._program, len(text), 0, work.left
+        program, length, steps, most = self._program, len(text), 0, budget.left
         slots = [-1] * (2 * self.groups + 2)
-        # Ways not tried yet, the preferred one on top; a negative place restores a slot to what it was.
+        # Paths not tried yet, the preferred one on top; a negative place restores the old value of a slot.
         waiting: list[tuple[int, int]] = [(0, begin)]
         try:
             while waiting:
@@ -192,20 +193,20 @@ class Pattern:
                             if position - begin < least:
                                 break
                             slots[0], slots[1] = begin, position
-                            # Of a group that was entered both ends are set: no way leads out of one but by its end.
-                            return Found(text, tuple(zip(slots[::2], slots[1::2], strict=True)), self.names)
+                            # Both ends of an entered group are set: the only way out of a group is its end.
+                            return Match(text, tuple(zip(slots[::2], slots[1::2], strict=True)), self.names)
                 else:
                     return None
             return None
         finally:
-            work.left -= steps
+            budget.left -= steps
 
 
 @lru_cache(maxsize=256)
-def compile_pattern(text: str) -> Pattern:
-    """Raises PatternError for what is no expression, or none that can be matched in linear time."""
-    if len(text) > LONGEST:
-        raise PatternError(f"has {len(text)} characters; use at most {LONGEST}")
+def compile_pattern(text: str) -> SafePattern:
+    """Compile an expression. Raises PatternError if it is invalid, or cannot be matched in bounded time."""
+    if len(text) > MAX_CHARS:
+        raise PatternError(f"has {len(text)} characters; use at most {MAX_CHARS}")
     try:
         re.compile(text)
         tree = _parser.parse(text)
@@ -219,7 +220,7 @@ def compile_pattern(text: str) -> Pattern:
     builder.emit(_Instruction("accept"))
     builder.mark_joined()
     first = tuple(map(str, tree.data[0])) if len(tree.data) else ()
-    return Pattern(
+    return SafePattern(
         text=text,
         groups=tree.state.groups - 1,
         names=dict(tree.state.groupdict),
@@ -230,7 +231,7 @@ def compile_pattern(text: str) -> Pattern:
 
 
 def _needed(tree: Any) -> str:
-    """The longest run of letters that every match has."""
+    """The longest literal text that every match contains."""
     longest = run = ""
     for op, value in tree.data:
         if str(op) == "LITERAL":
@@ -244,13 +245,13 @@ def _needed(tree: Any) -> str:
 
 
 class _Builder:
-    """Turns the parser's tree into a program."""
+    """Compiles the parser's tree into a program."""
 
     def __init__(self) -> None:
         self.program: list[_Instruction] = []
 
     def emit(self, instruction: _Instruction) -> _Instruction:
-        if len(self.program) >= INSTRUCTIONS:
+        if len(self.program) >= MAX_INSTRUCTIONS:
             raise PatternError("is too large: its counted repeats are written out; use smaller counts or `*`")
         self.program.append(instruction)
         return instruction
@@ -302,23 +303,23 @@ class _Builder:
             before = len(self.program)
             self.add(inner, flags)
             if len(self.program) == before:
-                return  # It is empty: no count of it would ever be too large.
+                return  # The repeated part is empty: any count is the same.
         if most == _parser.MAXREPEAT:
             split = self.emit(_Instruction("split"))
             again = len(self.program) - 1
             self.add(inner, flags)
             self.emit(_Instruction("jump", first=again))
-            _lead(split, again + 1, len(self.program), greedy)
+            _set_targets(split, again + 1, len(self.program), greedy)
             return
         splits = []
         for _ in range(most - least):
             splits.append((self.emit(_Instruction("split")), len(self.program)))
             self.add(inner, flags)
         for split, inside in splits:
-            _lead(split, inside, len(self.program), greedy)
+            _set_targets(split, inside, len(self.program), greedy)
 
     def mark_joined(self) -> None:
-        """Mark the places that several ways lead to. Between them each way is its own, and as long as the program."""
+        """Mark the instructions that several paths lead to. Paths between them are no longer than the program."""
         ways = [0] * (len(self.program) + 1)
         for place, step in enumerate(self.program):
             match step.kind:
@@ -334,14 +335,14 @@ class _Builder:
             step.joined = ways[place] > 1
 
 
-def _lead(split: _Instruction, inside: int, behind: int, greedy: bool) -> None:
+def _set_targets(split: _Instruction, inside: int, behind: int, greedy: bool) -> None:
     split.first, split.second = (inside, behind) if greedy else (behind, inside)
 
 
 # ── Characters and places ─────────────────────────────────────────────────────────────────────────────────────────────
 
-# Asked of `re` itself, so that letters without regard to case, categories and boundaries are what they are there. An
-# expression for one character or none cannot be slow.
+# `re` itself decides about single characters and positions, so that case folding, categories and boundaries are the
+# same. An expression for at most one character cannot be slow.
 
 _CATEGORIES = {
     "CATEGORY_DIGIT": r"\d",
@@ -362,7 +363,7 @@ _PLACES = {
 
 
 def _test_of(op: str, value: Any, flags: int) -> Callable[[str], bool]:
-    """Whether a character is meant."""
+    """Build the test of whether a character matches."""
     match op:
         case "ANY":
             return (lambda _: True) if flags & re.DOTALL else (lambda char: char != "\n")
@@ -377,7 +378,7 @@ def _test_of(op: str, value: Any, flags: int) -> Callable[[str], bool]:
 
 
 def _item(kind: str, value: Any) -> str:
-    """Part of a set of characters, as it is written between brackets."""
+    """Write a part of a character set as it appears between brackets."""
     match kind:
         case "NEGATE":
             return "^"
@@ -392,7 +393,7 @@ def _item(kind: str, value: Any) -> str:
 
 
 def _position_of(kind: str, flags: int) -> Callable[[str, int], bool]:
-    """Whether a place in the text is meant."""
+    """Build the test of whether a position in the text matches."""
     if kind not in _PLACES:
         raise PatternError(f"{kind.lower()} is not supported: {_WHY}")
     place = re.compile(_PLACES[kind], flags & (re.MULTILINE | re.ASCII))

@@ -1,12 +1,12 @@
-"""When a job that wants spot machines takes on-demand ones instead. Pure."""
+"""Decide when a job that wants spot machines takes on-demand ones instead. Pure."""
 
 from __future__ import annotations
 
 from stoker.model.spec import Spec
 
 
-def alone_s(spec: Spec) -> float | None:
-    """How long nothing but spot will do for the job; None: for ever. 0: on-demand will do whenever there is no spot."""
+def spot_only_s(spec: Spec) -> float | None:
+    """How long the job accepts only spot; None: forever; 0: on-demand is accepted whenever there is no spot."""
     match spec.resources.spot:
         case "never":
             return 0.0
@@ -16,12 +16,12 @@ def alone_s(spec: Spec) -> float | None:
             return spec.retry.spot_wait_s
 
 
-def falls_back(spec: Spec) -> bool:
-    """Whether it comes to on-demand machines though it would rather have spot ones."""
-    return spec.resources.spot != "never" and alone_s(spec) is not None
+def falls_back_to_on_demand(spec: Spec) -> bool:
+    """Return whether a job that wants spot accepts on-demand at some time."""
+    return spec.resources.spot != "never" and spot_only_s(spec) is not None
 
 
 def given_up(spec: Spec, reclaimed: int) -> bool:
-    """Whether so many reclaims are enough. Whoever wants spot and nothing else never has enough."""
+    """Return whether this many reclaims make the job give up spot. A job with `spot: only` never does."""
     most = spec.retry.on_demand_after
     return spec.resources.spot == "prefer" and most is not None and reclaimed > most

@@ -1,4 +1,4 @@
-"""A job in short: what `ps`, `show`, `compare` and the dashboard read. Pure, from state, spec and facts."""
+"""The summary of a job that `ps`, `show`, `compare` and the dashboard read. Pure, from state, spec and facts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from datetime import datetime
 
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.hold import hold_of
-from stoker.core.saved_work import is_about_training, kept_part, lost_everything
+from stoker.core.saved_work import is_about_training, lost_everything, saved_part
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import NodeRef, Outcome, Phase, Waste
-from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, KeptOutputs, NodeFacts, NoticeFact, SaveTimes
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, NoticeFact, SavedOutputs, SaveTimes
 from stoker.model.observed import Known
 from stoker.model.path_patterns import as_written
-from stoker.model.spec import Code, Scalar, Spec, Submission
+from stoker.model.spec import Scalar, Spec
+from stoker.model.submission import Code, Submission
 
-# A machine whose heartbeat is older was ended since: agents of far stores beat every ten seconds.
+# A held machine with an older heartbeat has been terminated: agents write every ten seconds even to remote stores.
 _HEARD_S = 60.0
-# How many files that were left out of the outputs are named.
+# How many omitted output files are named.
 _LEFT_OUT = 20
 
 
@@ -32,19 +33,18 @@ class NodeSummary:
     step: int | None = None
     exit_code: int | None = None
     warnings: tuple[str, ...] = ()
-    # What the cloud's console calls it, where people look at it in a browser, and at its log there. Only where somebody
-    # looked the job up.
+    # Its name in the cloud's console, and the links to the machine and its log there. Set only if they were looked up.
     name: str | None = None
     link: str | None = None
     log_link: str | None = None
-    # What finds the cloud's own log of the machine, also when it is gone, and where a browser shows what it finds.
+    # The query for the cloud's own log of the machine, which works after its end too, and the link that shows it.
     logs_query: str | None = None
     logs_link: str | None = None
 
 
 @dataclass(frozen=True)
-class Held:
-    """Machines of a failed attempt that are kept for a look, and paid for. `price` is $/h for all of them."""
+class HeldMachines:
+    """Machines of a failed attempt that are held and paid for. `price` is $/h for all of them."""
 
     until: datetime
     instances: tuple[str, ...]
@@ -53,7 +53,7 @@ class Held:
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """One attempt, as people count them."""
+    """One attempt; `n` is its number for people."""
 
     n: int
     claim: int
@@ -77,25 +77,25 @@ class AttemptSummary:
     price: float | None = None
     price_source: str = ""
     cost: float | None = None
-    # How the notice went, where there was one.
+    # Times of the notice and the save, if there was a notice.
     noticed_at: datetime | None = None
     save: SaveTimes | None = None
-    # The newest that this attempt made durable: the next one goes on from it, whatever step was reached since.
+    # Its newest durable checkpoint: the next attempt continues from it, whatever step was reached since.
     checkpoint: CheckpointRef | None = None
-    # Recent files outside of the checkpoint folder that look like saves, where it made nothing durable.
+    # Recent files outside the checkpoint folder that look like saves, if it has no durable checkpoint.
     saves_elsewhere: tuple[str, ...] = ()
-    # Whether there were files in the checkpoint folder, committed or not.
+    # The checkpoint folder had files, committed or not.
     wrote_checkpoint_files: bool = False
-    # The very image of its container.
+    # The exact image of its container.
     image: str | None = None
-    # The agent's clock at the end of the training: for the gap that people see.
+    # End of the training by the agent's clock, to show the gap between attempts.
     left_at: datetime | None = None
-    # What of its time led nowhere; None where nobody told.
+    # Wasted time; None if not reported.
     waste: Waste | None = None
-    # Until when each of its machines was held for a look after its end, of those that were.
+    # End of the hold of each machine that was held.
     held_until: tuple[datetime, ...] = ()
-    # What its nodes left in the store as outputs, and what not; None where none has told yet.
-    outputs: KeptOutputs | None = None
+    # Outputs saved and omitted by its nodes; None if none has reported yet.
+    outputs: SavedOutputs | None = None
 
 
 @dataclass(frozen=True)
@@ -127,22 +127,22 @@ class Summary:
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, Scalar] = field(default_factory=dict)
     code: Code | None = None
-    # What a reclaim at this moment would cost: seconds of training that are not in a durable checkpoint.
+    # Seconds of training that a reclaim now would lose, because no durable checkpoint has them.
     at_risk_s: float | None = None
     warnings: tuple[str, ...] = ()
     origin: str | None = None
-    held: Held | None = None
-    # As the job file names it.
+    held: HeldMachines | None = None
+    # As written in the job file.
     checkpoint_dir: str = "checkpoints"
-    # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken: so old
-    # are its step, its metrics and what it does. None for what has ended.
+    # Time of the newest heartbeat by the store's clock, or of the observation if there is none: the age of its step and
+    # metrics. None for an ended job.
     heard_at: datetime | None = None
-    # What all its attempts left in the store as outputs, and what not. A file of several attempts counts for each.
-    outputs: KeptOutputs | None = None
+    # Outputs saved and omitted by all attempts. A file of several attempts counts once for each.
+    outputs: SavedOutputs | None = None
 
     @property
     def priced(self) -> bool:
-        """Whether any of its machines had a price. Without one, a sum of $0.00 would claim that it was free."""
+        """True if any of its machines had a price. Without one, $0.00 would wrongly say that it was free."""
         return bool(self.cost) or any(attempt.price_source for attempt in self.attempts)
 
 
@@ -153,7 +153,7 @@ def summarize(
     now: datetime,
     waiting: str = "",
 ) -> Summary:
-    """The job in short. `facts` may lack claims; what is not there is left open."""
+    """Summarize a job. Claims without `facts` are summarized from the log alone."""
     spec = submission.spec
     held_h = {claim.number: _held_h(claim, facts.get(claim.number, ()), now) for claim in state.attempts}
     attempts = tuple(
@@ -162,8 +162,8 @@ def summarize(
     cost = job_cost(state, now, held_h=held_h)
     beats = [beat for claim in state.attempts for beat in _heartbeats(facts.get(claim.number, ()))]
     exits = [left for claim in state.attempts for left in _exits(facts.get(claim.number, ()))]
-    said: list[Heartbeat | Exit] = [*beats, *exits]
-    checkpoint = max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None)
+    reports: list[Heartbeat | Exit] = [*beats, *exits]
+    checkpoint = max((one.checkpoint for one in reports if one.checkpoint), key=lambda ref: ref.key, default=None)
     current = _heartbeats(facts.get(state.claims[-1].number, ())) if state.claims else []
     phase = phase_of(state, facts)
     return Summary(
@@ -183,7 +183,7 @@ def summarize(
         last_checkpoint=checkpoint,
         exit_code=state.ended.exit_code if state.ended else None,
         metrics=_last_metrics(state, facts),
-        step=max((one.step for one in said if one.step is not None), default=None),
+        step=max((one.step for one in reports if one.step is not None), default=None),
         cost=cost.spent,
         on_demand_cost=cost.on_demand,
         saved_share=cost.saved_share,
@@ -198,21 +198,21 @@ def summarize(
         checkpoint_dir=as_written(spec.checkpoints.dir),
         held=_held(state, spec, facts, now),
         heard_at=_heard_at(state, facts, now),
-        # What the last attempt left out is named first.
+        # Omitted files of the last attempt are named first.
         outputs=_add_outputs([attempt.outputs for attempt in reversed(attempts)]),
     )
 
 
 def _warnings(state: JobState, current: list[Heartbeat], checkpoint: CheckpointRef | None) -> tuple[str, ...]:
-    """What the nodes of the last attempt warn of; and that the attempt before it left nothing to go on from."""
-    told = list(dict.fromkeys(text for beat in current for text in beat.warnings))
+    """Warnings of the last attempt's nodes, and a warning if the attempt before it left no checkpoint."""
+    warnings = list(dict.fromkeys(text for beat in current for text in beat.warnings))
     if state.ended is not None:
-        return tuple(text for text in told if not is_about_training(text))
+        return tuple(text for text in warnings if not is_about_training(text))
     before = next((claim for claim in reversed(state.attempts) if claim.closed), None)
-    said = checkpoint is not None or any(is_about_training(text) for text in told)
-    if before is not None and lost_everything(before.closed_reason) and not said:
-        told.append(f"attempt {before.attempt}: {kept_part(before.closed_reason)}")
-    return tuple(told)
+    reports = checkpoint is not None or any(is_about_training(text) for text in warnings)
+    if before is not None and lost_everything(before.closed_reason) and not reports:
+        warnings.append(f"attempt {before.attempt}: {saved_part(before.closed_reason)}")
+    return tuple(warnings)
 
 
 def _last_metrics(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> dict[str, float]:
@@ -220,15 +220,15 @@ def _last_metrics(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> d
     metrics: dict[str, float] = {}
     for claim in state.attempts:
         nodes = facts.get(claim.number, ())[::-1]
-        # An exit is written last and knows best; of several ranks the lowest counts.
-        told: list[Heartbeat | Exit] = [*_heartbeats(nodes), *_exits(nodes)]
-        for one in told:
+        # An exit is written last and takes precedence; of several ranks the lowest does.
+        reports: list[Heartbeat | Exit] = [*_heartbeats(nodes), *_exits(nodes)]
+        for one in reports:
             metrics |= one.metrics
     return metrics
 
 
 def phase_of(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> Phase:
-    """Where the job is. Without facts an attempt with machines counts as launching."""
+    """The phase of the job. Without facts an attempt with machines counts as launching."""
     if state.ended is not None:
         return state.ended.outcome
     if state.stop is not None or not state.open_claims:
@@ -247,11 +247,11 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
     hard: list[NoticeFact] = [notice.value for notice in notices if notice.value.hard]
     saves = [left.save for left in exits if left.save]
     assert claim.attempt is not None and claim.launched_at is not None
-    said: list[Exit | Heartbeat] = [*exits, *beats]
-    restored = [one.restored_from for one in said if one.restored_from]
-    trained = [one.trained_s for one in said]
-    firsts = [one.first_step for one in said if one.first_step is not None]
-    steps = [one.step for one in said if one.step is not None]
+    reports: list[Exit | Heartbeat] = [*exits, *beats]
+    restored = [one.restored_from for one in reports if one.restored_from]
+    trained = [one.trained_s for one in reports]
+    firsts = [one.first_step for one in reports if one.first_step is not None]
+    steps = [one.step for one in reports if one.step is not None]
     return AttemptSummary(
         n=claim.attempt,
         claim=claim.number,
@@ -267,7 +267,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         rule=closed.rule if closed else None,
         reason=claim.closed_reason or None,
         restored_from=closed.restored_from if closed and closed.restored_from else next(iter(restored), None),
-        restored_step=next((one.restored_step for one in said if one.restored_step is not None), None),
+        restored_step=next((one.restored_step for one in reports if one.restored_step is not None), None),
         exit_code=closed.exit_code if closed else None,
         trained_s=closed.trained_s if closed else max(trained, default=0.0),
         step=max(steps, default=closed.step if closed else None),
@@ -276,30 +276,30 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         price_source=claim.offering.price_source,
         cost=claim_cost(claim, now, held_h).spent,
         noticed_at=min((notice.at for notice in hard), default=None),
-        save=_joined(saves),
-        saves_elsewhere=next((one.saves_elsewhere for one in said if one.saves_elsewhere), ()),
+        save=_merge_save_times(saves),
+        saves_elsewhere=next((one.saves_elsewhere for one in reports if one.saves_elsewhere), ()),
         wrote_checkpoint_files=any(beat.checkpoint_files > 0 for beat in beats),
-        checkpoint=max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None),
+        checkpoint=max((one.checkpoint for one in reports if one.checkpoint), key=lambda ref: ref.key, default=None),
         image=next((beat.image for beat in beats if beat.image), None),
         left_at=max((left.at for left in exits), default=None),
-        waste=closed.waste if closed else next((one.waste for one in said if one.waste), None),
+        waste=closed.waste if closed else next((one.waste for one in reports if one.waste), None),
         held_until=held_until(claim, facts, now),
         outputs=_add_outputs([left.outputs for left in exits]),
-        nodes=tuple(node_of(node, facts, now) for node in claim.launched or ()),
+        nodes=tuple(summarize_node(node, facts, now) for node in claim.launched or ()),
     )
 
 
-def _joined(saves: list[SaveTimes]) -> SaveTimes | None:
-    """The lowest rank's times, with what all ranks committed."""
+def _merge_save_times(saves: list[SaveTimes]) -> SaveTimes | None:
+    """The lowest rank's times, with the commits of all ranks."""
     commits = [save.commits for save in saves if save.commits is not None]
     return replace(saves[0], commits=sum(commits) if commits else None) if saves else None
 
 
-def _add_outputs(told: Sequence[KeptOutputs | None]) -> KeptOutputs | None:
-    known = [one for one in told if one is not None]
+def _add_outputs(reported: Sequence[SavedOutputs | None]) -> SavedOutputs | None:
+    known = [one for one in reported if one is not None]
     if not known:
         return None
-    return KeptOutputs(
+    return SavedOutputs(
         files=sum(one.files for one in known),
         size=sum(one.size for one in known),
         left_out=sum(one.left_out for one in known),
@@ -308,8 +308,8 @@ def _add_outputs(told: Sequence[KeptOutputs | None]) -> KeptOutputs | None:
     )
 
 
-def node_of(node: NodeRef, facts: tuple[NodeFacts, ...], now: datetime) -> NodeSummary:
-    """One machine of an attempt in short, as far as its facts tell."""
+def summarize_node(node: NodeRef, facts: tuple[NodeFacts, ...], now: datetime) -> NodeSummary:
+    """Summarize one machine of an attempt from its facts."""
     mine = tuple(fact for fact in facts if fact.instance == node.instance)
     beat = next(iter(_heartbeats(mine)), None)
     left = next(iter(_exits(mine)), None)
@@ -324,30 +324,30 @@ def node_of(node: NodeRef, facts: tuple[NodeFacts, ...], now: datetime) -> NodeS
     )
 
 
-def _held(state: JobState, spec: Spec, facts: dict[int, tuple[NodeFacts, ...]], now: datetime) -> Held | None:
-    """The machines that are kept at this moment, as far as they are heard of."""
+def _held(state: JobState, spec: Spec, facts: dict[int, tuple[NodeFacts, ...]], now: datetime) -> HeldMachines | None:
+    """The machines that are held now and have a recent heartbeat."""
     hold = hold_of(state, spec)
     claim = state.claim(hold.claim) if hold is not None else None
     if hold is None or claim is None or now >= hold.until:
         return None
-    kept = [
+    held = [
         fact.instance
         for fact in facts.get(hold.claim, ())
         if any(left.outcome == "failed" for left in _exits((fact,))) and _heard_lately(fact, now)
     ]
     price = claim.offering.price
-    return Held(hold.until, tuple(kept), None if price is None else price * len(kept)) if kept else None
+    return HeldMachines(hold.until, tuple(held), None if price is None else price * len(held)) if held else None
 
 
 def _held_h(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> float:
-    """Hours that machines were held after the claim was closed. Both moments are the store's."""
+    """Machine-hours of the hold after the claim was closed. Both times are the store's."""
     if claim.closed_at is None:
         return 0.0
     return sum((until - claim.closed_at).total_seconds() for until in held_until(claim, facts, now)) / 3600
 
 
 def held_until(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> tuple[datetime, ...]:
-    """Until when each machine was held after the claim was closed, of those that were."""
+    """End of the hold of each machine that was held after the claim was closed."""
     found = []
     for fact in facts:
         beat = fact.heartbeat.value if isinstance(fact.heartbeat, Known) else None
@@ -378,7 +378,7 @@ def _exits(facts: tuple[NodeFacts, ...]) -> list[Exit]:
 
 
 def _at_risk_s(phase: Phase, beats: list[Heartbeat], now: datetime) -> float | None:
-    """Training that a reclaim now would lose. The commit's time and `now` are both the store's side of the clock."""
+    """Seconds of training that a reclaim now would lose. The commit's time and `now` are both by the store's clock."""
     training = [beat for beat in beats if beat.training_since is not None]
     if phase != "running" or not training:
         return None

@@ -1,6 +1,6 @@
 """A governor on AWS: one CloudFormation stack, one zip in the store, one record of it. `stoker deploy aws`.
 
-Deploying again updates what is there, and changes nothing where nothing changed.
+Deploying again updates the existing deployment, and changes nothing where nothing differs.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from functools import partial
 from typing import Any
 
 from stoker.deploy import aws_monitoring, aws_stacks, region_events
-from stoker.deploy.aws_function import Rule
-from stoker.deploy.aws_template import TIMEOUT_S, Plan, template, tick_name
+from stoker.deploy.aws_function import TickRule
+from stoker.deploy.aws_template import TIMEOUT_S, AwsPlan, template, tick_name
 from stoker.deploy.package import Package
 from stoker.governor import deployment_record
-from stoker.governor.deployment_record import Deployed
-from stoker.governor.serverless.schedule import Switch
+from stoker.governor.deployment_record import DeploymentRecord
+from stoker.governor.serverless.schedule import ScheduleSwitch
 from stoker.model import keys
 from stoker.model.errors import ProviderError, UserError
 from stoker.providers import registry
 from stoker.providers.base import Request
 from stoker.providers.ec2 import permissions
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling
+from stoker.providers.ec2.errors import call_aws
 from stoker.store.base import Store
 from stoker.submit.local_environment import store_environ
 
 CLOUD = "aws"
-# Lambda sets these itself, and refuses to be told.
+# Variables that Lambda sets itself, and refuses in the configuration.
 _RESERVED = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _CAPABILITIES = ["CAPABILITY_IAM"]
-# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html: all inline policies of a role together.
+# The limit for all inline policies of a role together:
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 _LONGEST_POLICIES = 10_240
-# How long a function may fail before it is taken to be broken.
+# A function that fails for this long is considered broken.
 _TRY_S = 30.0
 _POLL_S = 2.0
-# A cold start, and the way there and back, are not of the function's own time.
+# Cold start and network, which come on top of the function's own timeout.
 _ON_THE_WAY_S = 30.0
 _ANSWER_BYTES = 1 << 16
 
@@ -47,19 +48,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is to be deployed, and where."""
+    """The plan of a deployment, and its region."""
 
-    plan: Plan
+    plan: AwsPlan
     region: str
-    # Other regions whose machines' events are passed on.
+    # Other regions whose events are forwarded.
     elsewhere: tuple[str, ...] = ()
-    # Where it may tell.
+    # Channels through which the governor notifies.
     notify: tuple[str, ...] = ()
-    # Roles that its machines may have, beside those of `stoker iam`.
+    # Roles that machines may have, beside those of `stoker iam`.
     roles: tuple[str, ...] = ()
-    # Keys that what it reads and launches is encrypted with.
+    # KMS keys of encrypted buckets, topics, secrets and volumes.
     keys: tuple[str, ...] = ()
-    # Regions in which nobody looks again, whatever is there.
+    # Regions that are not looked at again, whatever is left there.
     forgotten: tuple[str, ...] = ()
 
     @property
@@ -67,7 +68,7 @@ class Deployment:
         return self.plan.name
 
 
-def planned(
+def plan_deployment(
     store: Store,
     package: Package,
     region: str,
@@ -79,23 +80,23 @@ def planned(
     kms_keys: tuple[str, ...] = (),
     forgotten: tuple[str, ...] = (),
 ) -> Deployment:
-    """What would be deployed. `notify`: where it tells, as far as AWS has to allow that. `roles` are names or ARNs,
+    """Plan a deployment. `notify`: channels of notifications that need permissions on AWS. `roles` are names or ARNs,
     `kms_keys` are ARNs.
 
-    Asks nobody. Raises UserError for a store that is not on S3.
+    Makes no call. Raises UserError for a store that is not on S3.
     """
     if not store.url.startswith("s3://"):
         raise UserError(f"a governor on AWS needs a store on S3, not {store.url}; give --store s3://BUCKET/PREFIX")
     bucket, _, prefix = store.url.removeprefix("s3://").partition("/")
     key = keys.deployed_package(package.digest)
     environ = {name: value for name, value in store_environ(store.url).items() if name not in _RESERVED}
-    plan = Plan(
-        name=keys.deployment(store.url),
+    plan = AwsPlan(
+        name=keys.deployment_name(store.url),
         store=store.url,
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
         processor=package.processor,
-        statements=(*_statements(store.url, notify, roles, region), *_using(kms_keys)),
+        statements=(*_statements(store.url, notify, roles, region), *_key_statements(kms_keys)),
         environ=environ,
         training=training,
         topics=_topics(notify, region),
@@ -106,13 +107,13 @@ def planned(
 
 
 def _topics(notify: tuple[str, ...], region: str) -> tuple[str, ...]:
-    """The topics that the governor tells through and that its own alarms can reach: those of its region."""
+    """The notification topics that the governor's own alarms can reach: those of its region."""
     arns = [each.removeprefix("sns:") for each in notify if each.startswith("sns:arn:")]
     return tuple(dict.fromkeys(arn for arn in arns if arn.split(":")[3:4] == [region]))
 
 
-def _check_length(plan: Plan) -> None:
-    """As IAM counts it: without what is white."""
+def _check_length(plan: AwsPlan) -> None:
+    """Raise UserError where the role's policies exceed IAM's limit, which does not count white space."""
     policies = template(plan)["Resources"]["Role"]["Properties"]["Policies"]
     length = sum(len(json.dumps(each["PolicyDocument"], separators=(",", ":"))) for each in policies)
     if length > _LONGEST_POLICIES:
@@ -125,8 +126,9 @@ def _check_length(plan: Plan) -> None:
 def _statements(
     store_url: str, notify: tuple[str, ...], roles: tuple[str, ...], region: str
 ) -> tuple[dict[str, Any], ...]:
-    """What the governor's policies of every provider with such a store allow, each statement once; and these roles."""
-    homed = partial(permissions.homed, region=region)
+    """The statements of the governor's policies of every provider with stores on S3, each once; and PassRole for
+    `roles`."""
+    homed = partial(permissions.for_region, region=region)
     found: dict[str, dict[str, Any]] = {}
     for name in registry.names():
         schemes = registry.capabilities(name).stores
@@ -134,28 +136,28 @@ def _statements(
             continue
         for grant in registry.iam(name).grants(store_url, notify=notify).grants:
             for each in map(homed, grant.policy["Statement"] if grant.name == "governor" else ()):
-                told = {key: value for key, value in each.items() if key != "Sid"}
-                found.setdefault(json.dumps(told, sort_keys=True), each)
-    # Two providers may call different things by one name.
-    told_apart: dict[str, dict[str, Any]] = {}
+                content = {key: value for key, value in each.items() if key != "Sid"}
+                found.setdefault(json.dumps(content, sort_keys=True), each)
+    # Two providers may use one Sid for different statements.
+    by_sid: dict[str, dict[str, Any]] = {}
     for each in found.values():
         sid, number = str(each["Sid"]), 2
-        while sid in told_apart:
+        while sid in by_sid:
             sid, number = f"{each['Sid']}{number}", number + 1
-        told_apart[sid] = {**each, "Sid": sid}
-    return (*told_apart.values(), *([homed(_passing(roles))] if roles else ()))
+        by_sid[sid] = {**each, "Sid": sid}
+    return (*by_sid.values(), *([homed(_pass_role_statement(roles))] if roles else ()))
 
 
-def _passing(roles: tuple[str, ...]) -> dict[str, Any]:
-    """To machines and training jobs, and to nothing else that could make more of them."""
+def _pass_role_statement(roles: tuple[str, ...]) -> dict[str, Any]:
+    """Allow to pass these roles to machines and training jobs, and to no service that could extend their use."""
     named = [role if role.startswith("arn:") else f"arn:aws:iam::*:role/{role}" for role in roles]
     services = [permissions.machine_service(), "sagemaker.amazonaws.com"]
     condition = {"StringEquals": {"iam:PassedToService": services}}
     return permissions.allow("PassNamedRoles", "iam:PassRole", named, condition)
 
 
-# https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html has what a launch needs; reading and
-# writing what is encrypted in a bucket, a topic or a secret needs less.
+# https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html lists the actions for a launch;
+# encrypted buckets, topics and secrets need fewer.
 _KEY_ACTIONS = [
     "kms:Decrypt",
     "kms:DescribeKey",
@@ -166,8 +168,8 @@ _KEY_ACTIONS = [
 ]
 
 
-def _using(keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Use these keys, and let AWS itself use them for the volumes of machines: nobody else gets a grant."""
+def _key_statements(keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Allow the use of these keys, and grants to AWS itself, which needs them for volumes: no other grants."""
     if not keys:
         return []
     for_aws = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
@@ -178,8 +180,8 @@ def _using(keys: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
-    """Everything that is asked of AWS to deploy, in order, as data. A stack that is there is updated, not created; the
-    clock is switched off, and on again where a job is active."""
+    """All requests to AWS that deploy, in order, as data. An existing stack is updated, not created; the clock is
+    switched off, and on again where a job is active."""
     plan, region = deployment.plan, deployment.region
     key = keys.deployed_package(package.digest)
     recorded = {"Bucket": plan.bucket, "Key": plan.key.removesuffix(key) + keys.deployed(CLOUD)}
@@ -196,7 +198,7 @@ def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
 
 
 def _tick() -> str:
-    return json.dumps({"stoker": deployment_record.asked(())})
+    return json.dumps({"stoker": deployment_record.wake_payload(())})
 
 
 def _stack(name: str, body: dict[str, Any], region: str) -> Request:
@@ -213,16 +215,18 @@ def _stack(name: str, body: dict[str, Any], region: str) -> Request:
     )
 
 
-def deploy(store: Store, deployment: Deployment, package: Package, by: str, say: Say) -> Deployed:
-    """Make it so, wait until it is, and see that it runs. Idempotent, and harmless to interrupt: what may have been
-    made is in the record before it is. Raises ProviderError with the stack's own reason, or the function's, and
-    UserError for a region that does not answer."""
+def deploy(store: Store, deployment: Deployment, package: Package, by: str, say: Say) -> DeploymentRecord:
+    """Deploy, wait for completion, and check that the function runs.
+
+    Idempotent, and safe to interrupt: everything is recorded before it is created. Raises ProviderError with the reason
+    of the stack or the function, and UserError for a region that does not answer.
+    """
     clients = Clients()
     _check_regions(clients, deployment)
     deployment = _with_room(clients, deployment, say)
     key = keys.deployed_package(package.digest)
     before = deployment_record.read(store, CLOUD)
-    wanted = Deployed(
+    wanted = DeploymentRecord(
         cloud=CLOUD,
         name=deployment.name,
         region=deployment.region,
@@ -235,17 +239,19 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         identities=deployment.roles,
         keys=deployment.keys,
     )
-    begun = deployment_record.forgetting(deployment_record.begun(wanted, before), deployment.forgotten)
+    begun = deployment_record.without_regions(
+        deployment_record.record_before_change(wanted, before), deployment.forgotten
+    )
     deployment_record.write(store, begun)
     if store.head(key) is None:
         store.put(key, package.data)
         say(f"sent {key}")
     for each in requests(deployment, package):
         if each.service == "cloudformation":
-            say(f"stack {each.params['StackName']} in {each.region}: {aws_stacks.settle(clients, each)}")
+            say(f"stack {each.params['StackName']} in {each.region}: {aws_stacks.create_or_update(clients, each)}")
     wanted = replace(wanted, leaving=_give_up(clients, deployment.name, begun.leaving, say))
-    # The stack may have switched it off, and jobs may be waiting since before there was a governor.
-    switch = Switch(store, Rule(tick_name(deployment.name), deployment.region, clients))
+    # The stack may have switched the clock off, and jobs may have been waiting since before the deployment.
+    switch = ScheduleSwitch(store, TickRule(tick_name(deployment.name), deployment.region, clients))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
     alarms = aws_monitoring.alarm_names(deployment.name)
@@ -253,7 +259,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     try:
         _try(clients, deployment)
     except ProviderError:
-        # Nobody is to rely on it.
+        # The record keeps the state `making`, so that no client relies on this governor.
         deployment_record.write(store, replace(begun, state="making"))
         raise
     deployment_record.write(store, wanted)
@@ -262,37 +268,37 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
 
 
 def _with_room(clients: Clients, deployment: Deployment, say: Say) -> Deployment:
-    """Reserve calls for the function only where the account has enough of them: AWS refuses the stack otherwise."""
+    """Reserve concurrency for the function only where the account has enough: AWS refuses the stack otherwise."""
     try:
         client = clients.get("lambda", deployment.region)
-        limits = calling(deployment.name, client.get_account_settings)["AccountLimit"]
+        limits = call_aws(deployment.name, client.get_account_settings)["AccountLimit"]
         left = int(limits["UnreservedConcurrentExecutions"])
     except (ProviderError, KeyError, TypeError, ValueError) as error:
         say(f"no concurrency is reserved: how much the account has is not known ({error})")
         return replace(deployment, plan=replace(deployment.plan, concurrency=None))
-    # What this function has already is not among what is left.
+    # The concurrency that this function has reserved already is not part of `left`.
     if left >= aws_monitoring.UNRESERVED + aws_monitoring.CONCURRENCY or _has_reserved(clients, deployment):
         return deployment
-    kept = aws_monitoring.UNRESERVED
-    say(f"no concurrency is reserved: the account has {left} calls at once, and AWS keeps {kept} back")
+    least = aws_monitoring.UNRESERVED
+    say(f"no concurrency is reserved: the account has {left} calls at once, and AWS keeps {least} back")
     return replace(deployment, plan=replace(deployment.plan, concurrency=None))
 
 
 def _has_reserved(clients: Clients, deployment: Deployment) -> bool:
     try:
         client = clients.get("lambda", deployment.region)
-        found = calling(deployment.name, lambda: client.get_function_concurrency(FunctionName=deployment.name))
+        found = call_aws(deployment.name, lambda: client.get_function_concurrency(FunctionName=deployment.name))
         return bool(found.get("ReservedConcurrentExecutions") == aws_monitoring.CONCURRENCY)
     except ProviderError:
         return False
 
 
 def _check_regions(clients: Clients, deployment: Deployment) -> None:
-    """Before anything is made or on record: one region that is closed would stop it halfway."""
-    aws_stacks.look(clients, deployment.name, deployment.region)
+    """Check every region before anything is created or recorded: a disabled one would stop the deployment halfway."""
+    aws_stacks.check_reachable(clients, deployment.name, deployment.region)
     for each in deployment.elsewhere:
         try:
-            aws_stacks.look(clients, deployment.name, each)
+            aws_stacks.check_reachable(clients, deployment.name, each)
         except ProviderError as error:
             raise UserError(
                 f"--events-from {each}: CloudFormation does not answer there, and nothing was changed ({error}); "
@@ -301,8 +307,8 @@ def _check_regions(clients: Clients, deployment: Deployment) -> None:
 
 
 def _give_up(clients: Clients, name: str, regions: tuple[str, ...], say: Say) -> tuple[str, ...]:
-    """Take away what is in regions that were given up. Answers those in which something may still be: the governor
-    does without them, so that they are no reason to fail."""
+    """Remove the stacks in regions that are not used any more. Returns the regions in which something may be left: the
+    governor does not need them, so that they are no reason to fail."""
     left = []
     for each in regions:
         try:
@@ -315,41 +321,43 @@ def _give_up(clients: Clients, name: str, regions: tuple[str, ...], say: Say) ->
 
 
 def _try(clients: Clients, deployment: Deployment) -> None:
-    """Call it once and wait for what it says, for as long as it may take: its first tick may have a thousand jobs to
-    look at. A new role is not known everywhere at once."""
+    """Call the function once and wait for its answer, up to its timeout: its first tick may look at a thousand jobs.
+
+    Failures are retried for a while, since a new role is not active everywhere at once.
+    """
     client = clients.get("lambda", deployment.region, attempts=1, read_timeout_s=TIMEOUT_S + _ON_THE_WAY_S)
     payload = _tick().encode()
     until_s = time.monotonic() + _TRY_S
     while True:
-        answer = calling(
+        answer = call_aws(
             deployment.name,
             lambda: client.invoke(FunctionName=deployment.name, InvocationType="RequestResponse", Payload=payload),
         )
-        told = answer["Payload"].read(_ANSWER_BYTES)
+        found = answer["Payload"].read(_ANSWER_BYTES)
         if not answer.get("FunctionError"):
             return
         if time.monotonic() > until_s:
             break
         time.sleep(_POLL_S)
     raise ProviderError(
-        f"{deployment.name}: is deployed, and fails: {_failure(told)}; its log is /aws/lambda/{deployment.name} in "
+        f"{deployment.name}: is deployed, and fails: {_failure(found)}; its log is /aws/lambda/{deployment.name} in "
         f"{deployment.region}"
     )
 
 
-def _failure(told: bytes) -> str:
+def _failure(answer: bytes) -> str:
     try:
-        found = json.loads(told)
+        found = json.loads(answer)
         return f"{found['errorType']}: {found['errorMessage']}"[:400]
     except (ValueError, KeyError, TypeError):
-        return told[:200].decode(errors="replace")
+        return answer[:200].decode(errors="replace")
 
 
-def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
-    """Call the function, without waiting for what it does."""
+def wake(deployed: DeploymentRecord, jobs: tuple[str, ...]) -> None:
+    """Call the function, without waiting for its answer."""
     client = Clients().get("lambda", deployed.region)
-    payload = json.dumps({"stoker": deployment_record.asked(jobs)}).encode()
-    calling(
+    payload = json.dumps({"stoker": deployment_record.wake_payload(jobs)}).encode()
+    call_aws(
         deployed.name,
         lambda: client.invoke(FunctionName=deployed.door, InvocationType="Event", Payload=payload),
     )

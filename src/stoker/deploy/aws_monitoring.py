@@ -1,21 +1,20 @@
-"""What watches the governor on AWS, as parts of its CloudFormation template. Pure.
+"""Monitoring of the governor on AWS, as parts of its CloudFormation template. Pure.
 
-Events that could not be delivered, or that the function failed on until the last try, are kept in a queue. Alarms tell
-of errors, throttles, kept events, and of a function that nothing calls any more: a deleted rule makes no error. They go
-to a topic of their own, and to the topics that the governor tells through: the governor itself cannot tell that it is
-dead.
+Events that could not be delivered, or on which the function failed until the last retry, go to a queue. Alarms report
+errors, throttles, events in the queue, and a function that is not called any more: a deleted rule causes no error. They
+go to a topic of their own, and to the governor's notification topics: a dead governor cannot report its own death.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Of all calls at once. A burst of events waits; the account's other functions keep their share.
+# The most calls at once. A burst of events waits, so that the account's other functions keep their share.
 CONCURRENCY = 5
 # AWS refuses to leave fewer than this to all other functions of the account:
 # https://docs.aws.amazon.com/lambda/latest/dg/configuration-concurrency.html
 UNRESERVED = 100
-# The permanent tick, and how many of them may be missed.
+# The permanent tick, and the number of missed ticks that raises an alarm.
 NET = "rate(15 minutes)"
 _NET_S = 900
 _MISSED = 3
@@ -39,7 +38,7 @@ def alarm_names(name: str) -> tuple[str, ...]:
 
 
 def resources(name: str, store: str, topics: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The queue, the topic and the alarms. `topics` are ARNs of topics in the same region that are told as well."""
+    """The queue, the topic and the alarms. `topics` are ARNs of further topics in the same region to notify."""
     return {
         "Undelivered": {
             "Type": "AWS::SQS::Queue",
@@ -55,25 +54,25 @@ def resources(name: str, store: str, topics: tuple[str, ...] = ()) -> dict[str, 
             "Type": "AWS::SQS::QueuePolicy",
             "Properties": {
                 "Queues": [{"Ref": "Undelivered"}],
-                "PolicyDocument": _document([_sent_by("events"), _sent_by("sns")]),
+                "PolicyDocument": policy_document([_sent_by("events"), _sent_by("sns")]),
             },
         },
         "Watch": {"Type": "AWS::SNS::Topic", "Properties": {"TopicName": topic_name(name)}},
         "WatchFrom": {
             "Type": "AWS::SNS::TopicPolicy",
-            "Properties": {"Topics": [{"Ref": "Watch"}], "PolicyDocument": _document([_published()])},
+            "Properties": {"Topics": [{"Ref": "Watch"}], "PolicyDocument": policy_document([may_publish("Watch")])},
         },
         **_alarms(name, store, topics),
     }
 
 
 def dead_letters() -> dict[str, Any]:
-    """Where what calls the function keeps what it could not deliver."""
+    """The ARN of the queue for undelivered events."""
     return {"Fn::GetAtt": ["Undelivered", "Arn"]}
 
 
 def may_keep() -> dict[str, Any]:
-    """The function's own role sends what it failed on to the queue."""
+    """The statement that lets the function's role send failed events to the queue."""
     return {
         "Sid": "KeepUndelivered",
         "Effect": "Allow",
@@ -92,7 +91,7 @@ def _alarms(name: str, store: str, topics: tuple[str, ...]) -> dict[str, Any]:
             errors,
             f"The governor of {store} fails: /aws/lambda/{name} tells why",
             actions,
-            # One call that fails is repeated. That several in a row do is news.
+            # One failed call is repeated. Only failures in two periods in a row raise the alarm.
             {"Namespace": "AWS/Lambda", "MetricName": "Errors", "Dimensions": function, "Statistic": "Sum"},
             {"Period": _ERRORS_S, "EvaluationPeriods": 2, "Threshold": 1},
         ),
@@ -144,7 +143,7 @@ def _alarm(
             **metric,
             **limits,
             "ComparisonOperator": "LessThanThreshold" if below else "GreaterThanOrEqualToThreshold",
-            # A function that is not called has no numbers at all.
+            # A function that is not called has no data points at all.
             "TreatMissingData": "breaching" if below else "notBreaching",
             "AlarmActions": actions,
             "OKActions": actions,
@@ -162,15 +161,16 @@ def _sent_by(service: str) -> dict[str, Any]:
     }
 
 
-def _published() -> dict[str, Any]:
+def may_publish(topic: str) -> dict[str, Any]:
+    """The statement that lets CloudWatch's alarms of this account publish to a topic of the template."""
     return {
         "Effect": "Allow",
         "Principal": {"Service": "cloudwatch.amazonaws.com"},
         "Action": "sns:Publish",
-        "Resource": {"Ref": "Watch"},
+        "Resource": {"Ref": topic},
         "Condition": {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}},
     }
 
 
-def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
+def policy_document(statements: list[dict[str, Any]]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}

@@ -1,7 +1,7 @@
-"""Takes a governor away from AWS, with what it made itself (alarms), and looks whether anything is left.
+"""Remove a governor from AWS, with the alarms that it created itself, and check whether anything is left.
 
-Each region by itself: one that does not answer keeps nobody from removing what is in the others. Only whoever says so
-leaves one as it is, since nobody can tell what is in a region that is closed.
+Regions are independent: one that does not answer does not prevent the removal in the others. A region is skipped only
+where the person says so, since the contents of a disabled region are not known.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from stoker.core.governor_settings import DEFAULT
 from stoker.deploy import aws_stacks
-from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
+from stoker.external_jobs.gpu_alarms import alarm_prefix as alarm_prefix
 from stoker.governor import deployment_record
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError
-from stoker.policy.reader import HouseReader
+from stoker.policy.reader import PolicyReader
 from stoker.providers.base import Request
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling
+from stoker.providers.ec2.errors import call_aws
 from stoker.store.base import Store
 
 CLOUD = "aws"
@@ -27,42 +27,42 @@ Say = Callable[[str], None]
 
 
 def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say, *, forgotten: tuple[str, ...] = ()) -> bool:
-    """Take it away with everything that it made, and look whether anything is left. Idempotent: what has to be looked
-    at is on record until nothing is left. `forgotten` regions are not looked at any more.
+    """Remove the deployment with everything that it created, and check whether anything is left. Idempotent: the record
+    names the regions until nothing is left. `forgotten` regions are skipped.
 
-    False: there was nothing. Raises ProviderError naming what is left, or may be.
+    Returns False where there was nothing. Raises ProviderError naming what is left, or may be.
     """
     clients = Clients()
-    name = keys.deployment(store.url)
+    name = keys.deployment_name(store.url)
     there = deployment_record.read(store, CLOUD)
     recorded = (*there.elsewhere, *there.leaving, there.region) if there is not None else ()
     others = tuple(dict.fromkeys(each for each in (*elsewhere, *recorded) if each != region and each not in forgotten))
     if there is not None:
-        # First, so that nobody relies on it any more.
+        # First, so that no client relies on this governor any more.
         deployment_record.write(store, replace(there, state="removing", region=region, elsewhere=others, leaving=()))
     removal = _Removal(clients, name, store.url, say)
-    # Its own region last: that has the function, which makes alarms.
+    # The governor's own region comes last: it has the function, which creates alarms.
     for each in (*others, region):
         removal.take_stack(each)
     for each in _alarm_regions(store, (region, *others)):
         if each not in forgotten:
             removal.take_alarms(each)
-    # Late, for a call that was under way makes its log again.
+    # Late, because a call in progress creates the log group again.
     removal.take_log(region)
     for each in (region, *others):
         removal.look(each)
     removal.look_for_roles(region)
     if removal.left:
-        raise ProviderError(_told_left(name, region, removal.left))
+        raise ProviderError(_left_message(name, region, removal.left))
     store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip")])
-    # Last: it says where to look.
+    # The record is deleted last: it names the regions.
     store.delete([keys.deployed(CLOUD)])
     return removal.found or there is not None
 
 
 def requests(store_url: str, region: str, elsewhere: tuple[str, ...]) -> Iterator[Request]:
-    """Everything that is asked of AWS to remove it, in order, as data: as far as anybody knows who asks nobody."""
-    name = keys.deployment(store_url)
+    """All requests to AWS that remove the deployment, in order, as data, as far as they are known without a call."""
+    name = keys.deployment_name(store_url)
     bucket, _, prefix = store_url.removeprefix("s3://").partition("/")
     for each in (*elsewhere, region):
         yield Request("cloudformation", "DeleteStack", {"StackName": name}, each)
@@ -75,13 +75,13 @@ def requests(store_url: str, region: str, elsewhere: tuple[str, ...]) -> Iterato
 
 
 def _alarm_regions(store: Store, regions: tuple[str, ...]) -> tuple[str, ...]:
-    """Everywhere that it may have made alarms: where it governs training jobs of others, and where it ever did."""
-    policy = HouseReader(store, DEFAULT).read()
-    governed = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
-    return tuple(dict.fromkeys((*regions, *governed, *store.folders(keys.FAMILIES))))
+    """The regions in which the governor may have created alarms: those of external jobs, now and in the past."""
+    settings = PolicyReader(store, DEFAULT).read()
+    governed = settings.policy.sagemaker.regions if settings.policy.sagemaker is not None else ()
+    return tuple(dict.fromkeys((*regions, *governed, *store.folders(keys.CLONE_CHAINS))))
 
 
-def _told_left(name: str, home: str, left: dict[str, list[str]]) -> str:
+def _left_message(name: str, home: str, left: dict[str, list[str]]) -> str:
     what = ", ".join(f"{each} in {region}" for region, found in left.items() for each in found)
     others = [region for region in left if region != home]
     forget = f"; `{' '.join(f'--forget {each}' for each in others)}` leaves as it is what is there" if others else ""
@@ -89,7 +89,7 @@ def _told_left(name: str, home: str, left: dict[str, list[str]]) -> str:
 
 
 class _Removal:
-    """One removal. `found`: something was there; `left`: what still is or may be, by its region."""
+    """One removal. `found`: something existed; `left`: what still exists or may exist, by region."""
 
     def __init__(self, clients: Clients, name: str, store_url: str, say: Say) -> None:
         self._clients = clients
@@ -112,7 +112,7 @@ class _Removal:
     def take_log(self, region: str) -> None:
         logs, group = self._clients.get("logs", region), f"/aws/lambda/{self._name}"
         try:
-            calling(group, lambda: logs.delete_log_group(logGroupName=group))
+            call_aws(group, lambda: logs.delete_log_group(logGroupName=group))
         except NotFound:
             pass
         except ProviderError as error:
@@ -133,7 +133,7 @@ class _Removal:
         try:
             there = left_over(self._clients, self._name, self._store_url, region)
             if any(each.startswith("log group ") for each in there):
-                # Of a call that has only just ended.
+                # A call that has only just ended created the log group again.
                 self.take_log(region)
                 there = left_over(self._clients, self._name, self._store_url, region)
         except ProviderError as error:
@@ -143,7 +143,7 @@ class _Removal:
             self.left.setdefault(region, []).extend(there)
 
     def look_for_roles(self, region: str) -> None:
-        """They are of no region, so any answers for them."""
+        """Check that the roles are gone. Roles are global, so that any region answers for them."""
         for role in self._roles:
             try:
                 if _has_role(self._clients, role, region):
@@ -152,25 +152,25 @@ class _Removal:
                 self._perhaps(f"role {role}", region, error)
 
     def _perhaps(self, what: str, region: str, error: ProviderError) -> None:
-        # The first reason is enough: what does not answer is asked more than once.
+        # Only the first reason is recorded: a region that does not answer fails in several steps.
         self.left.setdefault(region, [f"perhaps {what} ({error})"])
 
 
 def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[str]:
-    """What of a deployment is still there, as AWS itself tells it."""
+    """List the parts of a deployment that still exist in a region."""
     events, functions = clients.get("events", region), clients.get("lambda", region)
     topics, logs = clients.get("sns", region), clients.get("logs", region)
-    found = [f"rule {each['Name']}" for each in calling(name, lambda: events.list_rules(NamePrefix=name))["Rules"]]
+    found = [f"rule {each['Name']}" for each in call_aws(name, lambda: events.list_rules(NamePrefix=name))["Rules"]]
     try:
-        calling(name, lambda: functions.get_function(FunctionName=name))
+        call_aws(name, lambda: functions.get_function(FunctionName=name))
         found.append(f"function {name}")
     except NotFound:
         pass
-    pages = calling(name, lambda: list(topics.get_paginator("list_topics").paginate()))
+    pages = call_aws(name, lambda: list(topics.get_paginator("list_topics").paginate()))
     listed = [each["TopicArn"] for page in pages for each in page["Topics"]]
     found += [f"topic {each}" for each in listed if each.endswith(f":{name}-alarms")]
     group = f"/aws/lambda/{name}"
-    groups = calling(name, lambda: logs.describe_log_groups(logGroupNamePrefix=group))["logGroups"]
+    groups = call_aws(name, lambda: logs.describe_log_groups(logGroupNamePrefix=group))["logGroups"]
     found += [f"log group {group}" for each in groups if each["logGroupName"] == group]
     found += [f"alarm {each}" for each in _alarms(clients, name, alarm_prefix(store_url), region)]
     return found
@@ -179,16 +179,16 @@ def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[
 def _has_role(clients: Clients, role: str, region: str) -> bool:
     iam = clients.get("iam", region)
     try:
-        calling(role, lambda: iam.get_role(RoleName=role))
+        call_aws(role, lambda: iam.get_role(RoleName=role))
     except NotFound:
         return False
     return True
 
 
 def _alarms(clients: Clients, name: str, start: str, region: str) -> list[str]:
-    """Alarms that report to the governor, or go by the store's name: it made them."""
+    """The alarms that the governor created: those that notify it, or have the store's prefix."""
     cloudwatch = clients.get("cloudwatch", region)
-    pages = calling(name, lambda: list(cloudwatch.get_paginator("describe_alarms").paginate()))
+    pages = call_aws(name, lambda: list(cloudwatch.get_paginator("describe_alarms").paginate()))
     listed = [each for page in pages for each in page.get("MetricAlarms", ())]
     ours = f":{name}-alarms"
     return [
@@ -202,4 +202,4 @@ def _delete_alarms(clients: Clients, alarms: list[str], region: str) -> None:
     cloudwatch = clients.get("cloudwatch", region)
     for start in range(0, len(alarms), 100):
         some = alarms[start : start + 100]
-        calling("alarms", lambda: cloudwatch.delete_alarms(AlarmNames=some))  # noqa: B023 - called at once
+        call_aws("alarms", lambda: cloudwatch.delete_alarms(AlarmNames=some))  # noqa: B023 - called at once

@@ -1,4 +1,4 @@
-"""CloudFormation's stacks, one at a time: made, updated and removed, and why that failed."""
+"""CloudFormation stacks, one at a time: create, update and remove them, and find the reason of a failure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from stoker.model.errors import ProviderError, Transient
 from stoker.providers.base import Request
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling
+from stoker.providers.ec2.errors import call_aws
 
 _STACK_S = 600.0
 _POLL_S = 2.0
-# A stack that never came to be can only be deleted.
+# States of a stack whose creation failed: it can only be deleted.
 _STILLBORN = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED")
 _SILENT = "CloudFormation does not say why"
-# States that no update leads out of, and what does.
+# States that prevent an update, and how to leave them.
 _STUCK = {
     "UPDATE_ROLLBACK_FAILED": "an update of it could not be undone: `aws cloudformation continue-update-rollback` "
     "does, or `stoker deploy aws --remove`, and then deploy it again",
@@ -25,8 +25,8 @@ _STUCK = {
 }
 
 
-def settle(clients: Clients, request: Request) -> str:
-    """Create or update the stack that the request is for, wait, and say in a word what was done.
+def create_or_update(clients: Clients, request: Request) -> str:
+    """Create or update the stack of the request, wait, and return a word for what was done.
 
     Raises ProviderError with CloudFormation's own reason.
     """
@@ -37,8 +37,8 @@ def settle(clients: Clients, request: Request) -> str:
         _delete(client, name, there["StackId"])
         there = None
     if there is None:
-        made = calling(name, lambda: client.create_stack(**request.params, OnFailure="DELETE"))
-        # By its id: one that failed is gone, and not told of by name any more.
+        made = call_aws(name, lambda: client.create_stack(**request.params, OnFailure="DELETE"))
+        # By its id: a stack whose creation failed is deleted, and cannot be described by its name any more.
         _waited(client, name, made["StackId"], "CREATE_COMPLETE", None)
         return "made"
     status, where = there["StackStatus"], there["StackId"]
@@ -48,7 +48,7 @@ def settle(clients: Clients, request: Request) -> str:
         raise Transient(f"{name}: it is being changed at this moment; try again")
     seen = _newest_event(client, name, where)
     try:
-        calling(name, lambda: client.update_stack(**request.params))
+        call_aws(name, lambda: client.update_stack(**request.params))
     except ProviderError as error:
         if "No updates are to be performed" not in str(error):
             raise
@@ -57,13 +57,14 @@ def settle(clients: Clients, request: Request) -> str:
     return "updated"
 
 
-def look(clients: Clients, name: str, region: str) -> None:
-    """See that CloudFormation answers in a region, whether the stack is there or not. Raises ProviderError."""
+def check_reachable(clients: Clients, name: str, region: str) -> None:
+    """Check that CloudFormation answers in a region, whether the stack exists or not. Raises ProviderError."""
     _find(clients.get("cloudformation", region), name)
 
 
 def remove(clients: Clients, name: str, region: str) -> bool:
-    """Remove a stack and wait until it is gone. False: there is none. Raises ProviderError with the reason."""
+    """Remove a stack and wait until it is gone. Returns False where there is none. Raises ProviderError with the
+    reason."""
     client = clients.get("cloudformation", region)
     there = _find(client, name)
     if there is None:
@@ -73,28 +74,28 @@ def remove(clients: Clients, name: str, region: str) -> bool:
 
 
 def roles(clients: Clients, name: str, region: str) -> list[str]:
-    """The roles of a stack, whose names are CloudFormation's."""
+    """The names of a stack's roles, which CloudFormation chooses."""
     client = clients.get("cloudformation", region)
     there = _find(client, name)
     if there is None:
         return []
     where = there["StackId"]
-    listed = calling(name, lambda: client.describe_stack_resources(StackName=where))["StackResources"]
+    listed = call_aws(name, lambda: client.describe_stack_resources(StackName=where))["StackResources"]
     found = (each.get("PhysicalResourceId") for each in listed if each["ResourceType"] == "AWS::IAM::Role")
     return [each for each in found if each]
 
 
 def _delete(client: Any, name: str, where: str) -> None:
     seen = _newest_event(client, name, where)
-    calling(name, lambda: client.delete_stack(StackName=where))
+    call_aws(name, lambda: client.delete_stack(StackName=where))
     _waited(client, name, where, "DELETE_COMPLETE", seen)
 
 
 def _find(client: Any, name: str) -> dict[str, Any] | None:
     try:
-        found = calling(name, lambda: client.describe_stacks(StackName=name))["Stacks"]
+        found = call_aws(name, lambda: client.describe_stacks(StackName=name))["Stacks"]
     except ProviderError as error:
-        # CloudFormation has no error of its own for it.
+        # CloudFormation has no error code for a missing stack.
         if "does not exist" not in str(error):
             raise
         return None
@@ -103,7 +104,8 @@ def _find(client: Any, name: str) -> dict[str, Any] | None:
 
 
 def _waited(client: Any, name: str, where: str, wanted: str, seen: str | None) -> None:
-    """Until the stack has come to rest. Raises ProviderError with the first reason of a failure after `seen`."""
+    """Wait until the stack is in the wanted state. Raises ProviderError with the first reason of a failure after
+    `seen`."""
     until_s = time.monotonic() + _STACK_S
     pause_s = 0.2
     while True:
@@ -121,22 +123,22 @@ def _waited(client: Any, name: str, where: str, wanted: str, seen: str | None) -
 
 
 def _newest_event(client: Any, name: str, where: str) -> str | None:
-    """The newest event of a stack: what comes after it belongs to what is done now."""
+    """The newest event of a stack: later events belong to the change that follows."""
     try:
-        told = calling(name, lambda: client.describe_stack_events(StackName=where))["StackEvents"]
+        events = call_aws(name, lambda: client.describe_stack_events(StackName=where))["StackEvents"]
     except ProviderError:
         return None
-    return told[0].get("EventId") if told else None
+    return events[0].get("EventId") if events else None
 
 
 def _reason(client: Any, where: str, seen: str | None) -> str:
     try:
-        told = calling(where, lambda: client.describe_stack_events(StackName=where))["StackEvents"]
+        events = call_aws(where, lambda: client.describe_stack_events(StackName=where))["StackEvents"]
     except ProviderError:
         return _SILENT
     failed = []
-    # Newest first; what came first is the cause of the others.
-    for each in told:
+    # Newest first; the oldest failure is the cause of the others.
+    for each in events:
         if seen is not None and each.get("EventId") == seen:
             break
         if each["ResourceStatus"].endswith("_FAILED"):

@@ -1,4 +1,4 @@
-"""How the parts of a governor on AWS are: the function, its clocks, its queue and its alarms."""
+"""Check the parts of a governor on AWS: the function, its clocks, its queue and its alarms."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from stoker.deploy import aws_monitoring
 from stoker.deploy.aws_template import net_name, tick_name
 from stoker.deploy.status import Check, State, checked, clock_text, net_text, waiting_text
-from stoker.governor.deployment_record import Deployed
+from stoker.governor.deployment_record import DeploymentRecord
 from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling, mapped
+from stoker.providers.ec2.errors import call_aws, map_error
 
-# How these services say that something is not there.
+# Error codes of these services for a missing resource.
 _GONE = ("ResourceNotFoundException", "AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist")
 
 
-def look(deployed: Deployed, store_url: str) -> tuple[Check, ...]:
-    """As of `stoker.deploy.status.Cloud`."""
+def check_parts(deployed: DeploymentRecord, store_url: str) -> tuple[Check, ...]:
+    """See `stoker.deploy.status.StatusModule`."""
     del store_url
     parts = _Parts(Clients(), deployed.name, deployed.region)
     return (
@@ -51,26 +51,26 @@ class _Parts:
         queue = aws_monitoring.queue_name(self._name)
         url = self._ask("sqs", lambda client: client.get_queue_url(QueueName=queue))["QueueUrl"]
         wanted = ["ApproximateNumberOfMessages"]
-        told = self._ask("sqs", lambda client: client.get_queue_attributes(QueueUrl=url, AttributeNames=wanted))
-        return waiting_text(int(told["Attributes"][wanted[0]]), f"the queue {queue}")
+        found = self._ask("sqs", lambda client: client.get_queue_attributes(QueueUrl=url, AttributeNames=wanted))
+        return waiting_text(int(found["Attributes"][wanted[0]]), f"the queue {queue}")
 
     def alarms(self) -> tuple[State, str]:
         names = aws_monitoring.alarm_names(self._name)
-        told = self._ask("cloudwatch", lambda client: client.describe_alarms(AlarmNames=list(names)))
-        states = {each["AlarmName"]: each["StateValue"] for each in told["MetricAlarms"]}
+        found = self._ask("cloudwatch", lambda client: client.describe_alarms(AlarmNames=list(names)))
+        states = {each["AlarmName"]: each["StateValue"] for each in found["MetricAlarms"]}
         missing = [name for name in names if name not in states]
-        ringing = [name for name in names if states.get(name) == "ALARM"]
-        if ringing:
-            return "bad", f"in alarm: {', '.join(ringing)}"
+        in_alarm = [name for name in names if states.get(name) == "ALARM"]
+        if in_alarm:
+            return "bad", f"in alarm: {', '.join(in_alarm)}"
         if missing:
             return "bad", f"not there: {', '.join(missing)}; deploy again"
         return "good", f"{len(names)}, none in alarm"
 
     def _ask(self, service: str, call: Callable[[Any], Any]) -> Any:
         client = self._clients.get(service, self._region)
-        return calling(self._name, lambda: call(client), _means)
+        return call_aws(self._name, lambda: call(client), _means)
 
 
 def _means(what: str, response: Any) -> ProviderError:
     code = str(response.get("Error", {}).get("Code", ""))
-    return NotFound(f"{what}: is not there") if code in _GONE else mapped(what, response)
+    return NotFound(f"{what}: is not there") if code in _GONE else map_error(what, response)

@@ -1,8 +1,8 @@
 """The CloudFormation template of a governor on AWS. Pure: the same plan gives the same template.
 
-One Lambda function; EventBridge calls it for what happens to machines and training jobs, once a minute while a job is
-active, and every 15 minutes for ever, so that a lost event loses nothing; CloudWatch's alarms call it through an SNS
-topic. What it may do is the governor's policy of `stoker iam`, to switch its own clock, and to keep what it failed on.
+One Lambda function. EventBridge calls it for events of machines and training jobs, once a minute while a job is active,
+and every 15 minutes permanently, so that a lost event loses nothing. CloudWatch's alarms call it through an SNS topic.
+It has the governor's policy of `stoker iam`, and may switch its own clock and send failed events to a queue.
 """
 
 from __future__ import annotations
@@ -13,47 +13,48 @@ from typing import Any
 
 from stoker.deploy import aws_monitoring
 from stoker.deploy.aws_function import RULE, STORE, TOPIC
-from stoker.external_jobs.gpu_alarms import prefix as alarm_prefix
+from stoker.deploy.aws_monitoring import may_publish, policy_document
+from stoker.external_jobs.gpu_alarms import alarm_prefix as alarm_prefix
 from stoker.governor.serverless import events
 
 RUNTIME = "python3.13"
 HANDLER = "stoker.deploy.aws_function.handler"
-# A share of a processor comes with it: the whole of one at 1769 MB, so more than half of one here.
+# The memory determines the share of a processor: all of one at 1769 MB, so more than half of one here.
 _MEMORY_MB = 1024
-# A pass over a thousand jobs takes seconds; one over many more has to fit in.
+# A pass over a thousand jobs takes seconds; a pass over many more must fit as well.
 TIMEOUT_S = 300
 _LOGS_DAYS = 14
-# What is older is of no use: ticks have come since.
+# Older events are of no use: ticks have come since.
 _EVENT_AGE_S = 300
 _RETRIES = 2
-# States of a machine that end something. That it starts to boot is no news.
+# States of an ending machine. Other states need no reaction.
 _ENDING = ("stopping", "stopped", "shutting-down", "terminated")
 _TICK = "rate(1 minute)"
 _RULES = "arn:${AWS::Partition}:events:${AWS::Region}:${AWS::AccountId}:rule"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that a template is made of."""
+class AwsPlan:
+    """All inputs of the template."""
 
     name: str
     store: str
     bucket: str
     key: str
     processor: str
-    # What the governor may do: statements of a policy.
+    # The statements of the governor's policy.
     statements: tuple[Mapping[str, Any], ...]
     environ: Mapping[str, str] = field(default_factory=dict)
-    # Also training jobs of SageMaker that others started.
+    # Set where the governor also governs external jobs: training jobs of SageMaker that Stoker did not start.
     training: bool = False
-    # Calls at once; None: as many as the account has left.
+    # The most calls at once; None: as many as the account allows.
     concurrency: int | None = aws_monitoring.CONCURRENCY
-    # ARNs of topics that are told when the governor itself is in trouble.
+    # ARNs of topics to notify when the governor itself fails.
     topics: tuple[str, ...] = ()
 
 
 def patterns() -> dict[str, dict[str, Any]]:
-    """What of EventBridge's calls the function, by the name of the rule."""
+    """The event patterns that call the function, by the name of the rule."""
     return {
         "Notices": {"source": ["aws.ec2"], "detail-type": list(events.NOTICES)},
         "States": {"source": ["aws.ec2"], "detail-type": [events.STATES], "detail": {"state": list(_ENDING)}},
@@ -62,7 +63,7 @@ def patterns() -> dict[str, dict[str, Any]]:
 
 
 def alarm_pattern(store: str) -> dict[str, Any]:
-    """Alarms that the governor made about training jobs."""
+    """The event pattern of the alarms that the governor created about training jobs."""
     return {
         "source": ["aws.cloudwatch"],
         "detail-type": [events.ALARM],
@@ -75,13 +76,13 @@ def tick_name(name: str) -> str:
 
 
 def net_name(name: str) -> str:
-    """The clock that never rests."""
+    """The name of the slow clock, which is never switched off."""
     return f"{name}-net"
 
 
-def template(plan: Plan) -> dict[str, Any]:
+def template(plan: AwsPlan) -> dict[str, Any]:
     """The whole stack."""
-    # Those of this region come through the topic.
+    # Alarms of this region come through the topic.
     others = alarm_pattern(plan.store) | {"region": [{"anything-but": [{"Ref": "AWS::Region"}]}]}
     rules = {
         kind: {
@@ -101,7 +102,7 @@ def template(plan: Plan) -> dict[str, Any]:
             "Name": tick_name(plan.name),
             "Description": f"Once a minute while {plan.store} has an active job; the governor switches it"[:512],
             "ScheduleExpression": _TICK,
-            # The first job switches it on.
+            # The first job switches the rule on.
             "State": "DISABLED",
             "Targets": [_target()],
         },
@@ -141,18 +142,18 @@ def template(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _function(plan: Plan) -> dict[str, Any]:
+def _function(plan: AwsPlan) -> dict[str, Any]:
     environ = {
         **plan.environ,
         STORE: plan.store,
         RULE: tick_name(plan.name),
         TOPIC: {"Ref": "Alarms"},
-        # The only place where a function may write.
+        # The only folder in which a function may write.
         "STOKER_HOME": "/tmp/stoker",
     }
     return {
         "Type": "AWS::Lambda::Function",
-        # Its log must be there before it writes, or Lambda makes one that is kept for ever.
+        # The log group must exist before the function writes, or Lambda creates one without a retention limit.
         "DependsOn": ["Logs"],
         "Properties": {
             "FunctionName": plan.name,
@@ -170,7 +171,7 @@ def _function(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _role(plan: Plan) -> dict[str, Any]:
+def _role(plan: AwsPlan) -> dict[str, Any]:
     own = [
         {
             "Sid": "WriteLog",
@@ -182,7 +183,7 @@ def _role(plan: Plan) -> dict[str, Any]:
             "Sid": "SwitchClock",
             "Effect": "Allow",
             "Action": ["events:EnableRule", "events:DisableRule"],
-            # By its name: the rule itself names the function, which needs this role.
+            # By name, since a reference would be circular: rule → function → role.
             "Resource": {"Fn::Sub": f"{_RULES}/{tick_name(plan.name)}"},
         },
         aws_monitoring.may_keep(),
@@ -191,7 +192,7 @@ def _role(plan: Plan) -> dict[str, Any]:
         "Type": "AWS::IAM::Role",
         "Properties": {
             "Description": f"The governor of {plan.store}"[:1000],
-            "AssumeRolePolicyDocument": _document(
+            "AssumeRolePolicyDocument": policy_document(
                 [
                     {
                         "Effect": "Allow",
@@ -201,20 +202,24 @@ def _role(plan: Plan) -> dict[str, Any]:
                 ]
             ),
             "Policies": [
-                {"PolicyName": "governor", "PolicyDocument": _document([dict(each) for each in plan.statements])},
-                {"PolicyName": "itself", "PolicyDocument": _document(own)},
-                *([{"PolicyName": "training", "PolicyDocument": _document(_training(plan))}] if plan.training else ()),
+                {"PolicyName": "governor", "PolicyDocument": policy_document([dict(each) for each in plan.statements])},
+                {"PolicyName": "itself", "PolicyDocument": policy_document(own)},
+                *(
+                    [{"PolicyName": "training", "PolicyDocument": policy_document(_training(plan))}]
+                    if plan.training
+                    else ()
+                ),
             ],
         },
     }
 
 
-def _training(plan: Plan) -> list[dict[str, Any]]:
-    """Look at training jobs of others, stop them, clone them, and have alarms about them. A clone keeps the role of the
-    job that it is of, whichever that is."""
+def _training(plan: AwsPlan) -> list[dict[str, Any]]:
+    """Read, stop and clone external training jobs, and create alarms about them. A clone has the role of its original,
+    which may be any role."""
     start = "arn:${AWS::Partition}"
     jobs = {"Fn::Sub": f"{start}:sagemaker:*:${{AWS::AccountId}}:training-job/*"}
-    # What is in reserved capacity is made in that, too.
+    # Creating a training job in reserved capacity needs the permission on these as well.
     plans = [
         {"Fn::Sub": f"{start}:sagemaker:*:${{AWS::AccountId}}:{kind}/*"}
         for kind in ("training-plan", "reserved-capacity")
@@ -268,7 +273,7 @@ def _training(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _logs(plan: Plan) -> dict[str, Any]:
+def _logs(plan: AwsPlan) -> dict[str, Any]:
     return {
         "Type": "AWS::Logs::LogGroup",
         "DeletionPolicy": "Delete",
@@ -278,7 +283,7 @@ def _logs(plan: Plan) -> dict[str, Any]:
 
 
 def _retries() -> dict[str, Any]:
-    """An event that fails because the store does not answer is tried again, but not for hours; then it is kept."""
+    """Retry an event that failed because the store did not answer, but not for hours; then send it to the queue."""
     return {
         "Type": "AWS::Lambda::EventInvokeConfig",
         "Properties": {
@@ -291,20 +296,13 @@ def _retries() -> dict[str, Any]:
     }
 
 
-def _alarms(plan: Plan) -> dict[str, Any]:
-    """Where alarms about training jobs go. Only CloudWatch, and only for this account, may write there."""
-    publish = {
-        "Effect": "Allow",
-        "Principal": {"Service": "cloudwatch.amazonaws.com"},
-        "Action": "sns:Publish",
-        "Resource": {"Ref": "Alarms"},
-        "Condition": {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}},
-    }
+def _alarms(plan: AwsPlan) -> dict[str, Any]:
+    """The topic for alarms about training jobs. Only CloudWatch, and only for this account, may publish there."""
     return {
         "Alarms": {"Type": "AWS::SNS::Topic", "Properties": {"TopicName": f"{plan.name}-alarms"}},
         "AlarmsFrom": {
             "Type": "AWS::SNS::TopicPolicy",
-            "Properties": {"Topics": [{"Ref": "Alarms"}], "PolicyDocument": _document([publish])},
+            "Properties": {"Topics": [{"Ref": "Alarms"}], "PolicyDocument": policy_document([may_publish("Alarms")])},
         },
         "AlarmsTo": {
             "Type": "AWS::SNS::Subscription",
@@ -345,7 +343,3 @@ def _target() -> dict[str, Any]:
         "Arn": {"Fn::GetAtt": ["Function", "Arn"]},
         "DeadLetterConfig": {"Arn": aws_monitoring.dead_letters()},
     }
-
-
-def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": statements}

@@ -1,6 +1,6 @@
-"""A governor on Google Cloud: the requests of `project`, sent. `stoker deploy gcp`.
+"""A governor on Google Cloud: send the requests of `gcp_resources`. `stoker deploy gcp`.
 
-Deploying again changes what is there. Roles are those of `stoker iam gce`, which has to have been run before.
+Deploying again updates the existing deployment. Its roles are those of `stoker iam gce`, which must have run before.
 """
 
 from __future__ import annotations
@@ -14,36 +14,38 @@ from typing import Any
 
 from stoker.deploy import gcp_alerts, gcp_resources
 from stoker.deploy.gcp_function import SchedulerJob
-from stoker.deploy.gcp_resources import ADDRESS, CLOUD, Bound, Made, Plan
+from stoker.deploy.gcp_resources import ADDRESS, CLOUD, GcpPlan, GcpResource, RoleBindings
 from stoker.deploy.iam_bindings import bind, policy_of, send, unbind
 from stoker.deploy.package import Package
 from stoker.governor import deployment_record
-from stoker.governor.deployment_record import Deployed
-from stoker.governor.serverless.schedule import Switch
+from stoker.governor.deployment_record import DeploymentRecord
+from stoker.governor.serverless.schedule import ScheduleSwitch
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce import identity, places
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.errors import AlreadyThere, refused
+from stoker.providers.gce.errors import AlreadyExists, response_error
 from stoker.store.base import Store
 
 # Building a function takes minutes.
 _OPERATION_S = 900.0
 _POLL_S = 3.0
-# Who may call the function is not known everywhere at once either; Pub/Sub sends a message again until it is.
+# The permission to call the function is not active everywhere at once; Pub/Sub repeats a message until it is.
 _TRY_S = 180.0
 
 Say = Callable[[str], None]
 
 
 def deploy(
-    store: Store, plan: Plan, package: Package, by: str, say: Say, *, forgotten: tuple[str, ...] = ()
-) -> Deployed:
-    """Make it so, wait until it is, and see that it runs. Idempotent, and harmless to interrupt: what may have been
-    made is in the record before it is. `forgotten` regions are not looked at any more. Raises ProviderError, and
-    UserError where roles are missing, or the region does not answer."""
+    store: Store, plan: GcpPlan, package: Package, by: str, say: Say, *, forgotten: tuple[str, ...] = ()
+) -> DeploymentRecord:
+    """Deploy, wait for completion, and check that the governor runs.
+
+    Idempotent, and safe to interrupt: everything is recorded before it is created. `forgotten` regions are skipped.
+    Raises ProviderError, and UserError where roles are missing, or the region does not answer.
+    """
     api = Api()
     before = deployment_record.read(store, CLOUD)
     _check_project(plan, before)
@@ -51,7 +53,7 @@ def deploy(
     _check_region(api, plan)
     _check_accounts(api, plan)
     key = keys.deployed_package(package.digest)
-    wanted = Deployed(
+    wanted = DeploymentRecord(
         cloud=CLOUD,
         name=plan.name,
         region=plan.region,
@@ -63,7 +65,7 @@ def deploy(
         identities=plan.accounts,
         alerts=plan.alerts,
     )
-    begun = deployment_record.forgetting(deployment_record.begun(wanted, before), forgotten)
+    begun = deployment_record.without_regions(deployment_record.record_before_change(wanted, before), forgotten)
     deployment_record.write(store, begun)
     if store.head(key) is None:
         store.put(key, package.data)
@@ -72,13 +74,13 @@ def deploy(
     wanted = replace(wanted, leaving=_give_up(api, plan, begun.leaving, say))
     _unbind_others(api, plan, begun, say)
     gcp_alerts.make(api, plan, say)
-    switch = Switch(store, SchedulerJob(plan.clock, api))
+    switch = ScheduleSwitch(store, SchedulerJob(plan.clock, api))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
     try:
         _try(store, wanted)
     except ProviderError:
-        # Nobody is to rely on it.
+        # The record keeps the state `making`, so that no client relies on this governor.
         deployment_record.write(store, replace(begun, state="making"))
         raise
     deployment_record.write(store, wanted)
@@ -86,8 +88,8 @@ def deploy(
     return wanted
 
 
-def _check_project(plan: Plan, there: Deployed | None) -> None:
-    """A store has one governor on Google Cloud. One that was left in another project would tick there for ever."""
+def _check_project(plan: GcpPlan, there: DeploymentRecord | None) -> None:
+    """Raise UserError where the store's governor is in another project: it would continue to tick there."""
     if there is not None and there.project != plan.project:
         raise UserError(
             f"--project: {plan.name} is in {there.project}; `stoker deploy gcp --project {there.project} --remove` "
@@ -95,10 +97,10 @@ def _check_project(plan: Plan, there: Deployed | None) -> None:
         )
 
 
-def _make(api: Api, plan: Plan, say: Say) -> None:
+def _make(api: Api, plan: GcpPlan, say: Say) -> None:
     address = ""
     for step in gcp_resources.steps(plan):
-        if isinstance(step, Made):
+        if isinstance(step, GcpResource):
             say(f"{step.what}: {_settle(api, step, address)}")
             if step.what == "function":
                 address = _address(api, step)
@@ -108,32 +110,32 @@ def _make(api: Api, plan: Plan, say: Say) -> None:
             say(f"{step.what}: {bind(api, step)}")
 
 
-def _bind_agent(api: Api, plan: Plan, step: Bound, say: Say) -> None:
-    """Let Pub/Sub keep what it cannot deliver. Where it may not, only that is lost: the slow clock finds every job."""
+def _bind_agent(api: Api, plan: GcpPlan, step: RoleBindings, say: Say) -> None:
+    """Let Pub/Sub store undelivered messages. Where that fails, only they are lost: the slow clock finds every job."""
     try:
         number = api.get(f"/v1/projects/{plan.project}", service="cloudresourcemanager")["projectNumber"]
         bindings = json.loads(json.dumps(step.bindings).replace(json.dumps(gcp_resources.NUMBER)[1:-1], str(number)))
         say(f"{step.what}: {bind(api, replace(step, bindings=tuple(bindings)))}")
     except (ProviderError, KeyError, TypeError) as error:
-        say(f"{step.what}: what cannot be delivered is not kept ({error})")
+        say(f"{step.what}: undelivered messages are not stored ({error})")
 
 
-def _check_region(api: Api, plan: Plan) -> None:
-    """Before anything is made or on record. A place that is not there is no `not found` to Google: it says that one may
-    not look there."""
-    for made in gcp_resources.regional(plan):
+def _check_region(api: Api, plan: GcpPlan) -> None:
+    """Check the region before anything is created or recorded. For a region that does not exist Google answers 403, not
+    404."""
+    for made in gcp_resources.regional_resources(plan):
         try:
-            _is(api, made)
+            _exists(api, made)
         except (AuthDenied, InvalidRequest) as error:
             if places.zones_of(plan.region):
                 raise
             near = places.nearest(plan.region)
             hint = f"did you mean {near}?" if near else "name one such as us-central1"
-            told = f"--region: {plan.region} does not answer, and nothing was made; {hint} ({error})"
-            raise UserError(told) from error
+            message = f"--region: {plan.region} does not answer, and nothing was made; {hint} ({error})"
+            raise UserError(message) from error
 
 
-def _check_accounts(api: Api, plan: Plan) -> None:
+def _check_accounts(api: Api, plan: GcpPlan) -> None:
     for each in plan.accounts:
         try:
             api.get(identity.path(each), service="iam")
@@ -144,41 +146,43 @@ def _check_accounts(api: Api, plan: Plan) -> None:
             ) from None
 
 
-def _give_up(api: Api, plan: Plan, regions: tuple[str, ...], say: Say) -> tuple[str, ...]:
-    """Take away what is in regions where it was before. Answers those in which something may still be: the governor
-    does without them, so that they are no reason to fail."""
+def _give_up(api: Api, plan: GcpPlan, regions: tuple[str, ...], say: Say) -> tuple[str, ...]:
+    """Remove the resources in regions that are not used any more. Returns the regions in which something may be left:
+    the governor does not need them, so that they are no reason to fail."""
     left = []
     for region in regions:
-        for made in gcp_resources.regional(replace(plan, region=region)):
+        for made in gcp_resources.regional_resources(replace(plan, region=region)):
             try:
-                say(f"{made.what} in {region}: {_take_away(api, made)}")
+                say(f"{made.what} in {region}: {_delete(api, made)}")
             except ProviderError as error:
                 left.append(region)
                 say(f"{made.what} in {region}: perhaps still there ({error}); --forget {region} leaves it as it is")
     return tuple(dict.fromkeys(left))
 
 
-def _unbind_others(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
-    """Secrets and accounts that were named before, and are not any more. What cannot be unbound, such as of a project
-    that was closed since, is told, and holds up nothing."""
-    # It acts as this one whether somebody named it or not.
-    kept = (*plan.accounts, identity.email(plan.project, identity.DEFAULT_ACCOUNT))
+def _unbind_others(api: Api, plan: GcpPlan, begun: DeploymentRecord, say: Say) -> None:
+    """Remove the bindings on secrets and accounts that an earlier deployment named and this one does not.
+
+    A binding that cannot be removed, for example in a project that was shut down, is reported and delays nothing.
+    """
+    # The default account is always used, named or not.
+    used = (*plan.accounts, identity.email(plan.project, identity.DEFAULT_ACCOUNT))
     gone = replace(
         plan,
         notify=tuple(each for each in begun.notify if each not in plan.notify),
-        accounts=tuple(each for each in begun.identities if each not in kept),
+        accounts=tuple(each for each in begun.identities if each not in used),
     )
-    for bound in gcp_resources.on_others(gone):
+    for bound in gcp_resources.external_bindings(gone):
         try:
             say(f"{bound.what}: {unbind(api, bound)}")
         except ProviderError as error:
             say(f"{bound.what}: perhaps still bound ({error})")
 
 
-def _try(store: Store, deployed: Deployed) -> None:
-    """Have it tick once, by the way that all its messages take, and wait for its pass."""
+def _try(store: Store, deployed: DeploymentRecord) -> None:
+    """Make the governor tick once, through the topic that all its messages use, and wait for its pass."""
     before = deployment_record.last_pass(store, CLOUD)
-    _publish(deployed, deployment_record.asked(()))
+    _publish(deployed, deployment_record.wake_payload(()))
     if not deployment_record.has_passed(store, CLOUD, before, _TRY_S):
         raise ProviderError(
             f"{deployed.name}: is deployed, and has done nothing for {_TRY_S:.0f} s after a message; the log of the "
@@ -186,25 +190,27 @@ def _try(store: Store, deployed: Deployed) -> None:
         )
 
 
-def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
-    """A message to the topic, as agents send it."""
-    _publish(deployed, deployment_record.asked(jobs))
+def wake(deployed: DeploymentRecord, jobs: tuple[str, ...]) -> None:
+    """Send a message to the topic, as agents do."""
+    _publish(deployed, deployment_record.wake_payload(jobs))
 
 
-def _publish(deployed: Deployed, told: dict[str, Any]) -> None:
-    data = base64.b64encode(json.dumps({"stoker": told}).encode()).decode()
+def _publish(deployed: DeploymentRecord, message: dict[str, Any]) -> None:
+    data = base64.b64encode(json.dumps({"stoker": message}).encode()).decode()
     Api().send("POST", f"/v1/{deployed.door}:publish", {"messages": [{"data": data}]}, service="pubsub", what="topic")
 
 
-def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = ()) -> None:
-    """Take it away, and look whether anything is left. Idempotent: what has to be looked at is on record until nothing
-    is left. `forgotten` regions are not looked at any more. Raises ProviderError naming what is left, or may be."""
+def remove(store: Store, plan: GcpPlan, say: Say, *, forgotten: tuple[str, ...] = ()) -> None:
+    """Remove the deployment, and check whether anything is left. Idempotent: the record names the regions until nothing
+    is left. `forgotten` regions are skipped. Raises ProviderError naming what is left, or may be."""
     api = Api()
     there = deployment_record.read(store, CLOUD)
     _check_project(plan, there)
     if there is not None:
-        # First, so that nobody relies on it any more.
-        there = replace(deployment_record.begun(replace(there, region=plan.region), there), state="removing")
+        # First, so that no client relies on this governor any more.
+        there = replace(
+            deployment_record.record_before_change(replace(there, region=plan.region), there), state="removing"
+        )
         deployment_record.write(store, there)
         plan = replace(
             plan,
@@ -215,12 +221,13 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
     regions = tuple(each for each in dict.fromkeys((*recorded, plan.region)) if each not in forgotten)
     left = []
     for each in gcp_resources.removals(plan, regions):
-        what = each.what if isinstance(each, Bound) else each.path
+        what = each.what if isinstance(each, RoleBindings) else each.path
         try:
-            say(f"{what}: {unbind(api, each) if isinstance(each, Bound) else _removed(api, each)}")
+            say(f"{what}: {unbind(api, each) if isinstance(each, RoleBindings) else _removed(api, each)}")
         except ProviderError as error:
-            if isinstance(error, AuthDenied) and isinstance(each, Bound):
-                # Whose account is gone holds nothing by it; who may not look there never will.
+            if isinstance(error, AuthDenied) and isinstance(each, RoleBindings):
+                # The governor's account is deleted, so that the binding has no effect. The denied lookup is no reason
+                # to fail: repeating the removal would fail the same way.
                 say(f"{what}: perhaps still bound ({error})")
                 continue
             left.append(f"perhaps {what} ({error})")
@@ -233,37 +240,37 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
             "`--forget REGION` leaves as it is what is in a region"
         )
     store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip")])
-    # Last: it says where to look.
+    # The record is deleted last: it names the regions.
     store.delete([keys.deployed(CLOUD)])
 
 
-def _remove_alerts(api: Api, plan: Plan, say: Say) -> list[str]:
-    """Answers what may be left."""
+def _remove_alerts(api: Api, plan: GcpPlan, say: Say) -> list[str]:
+    """Remove the alert policies. Returns what may be left."""
     try:
         say(f"alerts: {'removed' if gcp_alerts.remove(api, plan) else 'were not there'}")
     except AuthDenied as error:
-        # An older Stoker made none, and its deployers may not look for any.
+        # An older Stoker created none, and its deployers may lack the permission to list them.
         say(f"alerts: perhaps still there ({error})")
     except ProviderError as error:
         return [f"perhaps alerts ({error})"]
     return []
 
 
-def _take_away(api: Api, made: Made) -> str:
+def _delete(api: Api, made: GcpResource) -> str:
     return _removed(api, HttpRequest(made.make.service, "DELETE", made.at))
 
 
 def _removed(api: Api, request: HttpRequest) -> str:
     try:
-        told = send(api, request)
+        operation = send(api, request)
         if request.service == "cloudfunctions":
-            _finished(api, told)
+            _finished(api, operation)
     except NotFound:
         return "was not there"
     return "removed"
 
 
-def _is(api: Api, made: Made) -> bool:
+def _exists(api: Api, made: GcpResource) -> bool:
     try:
         send(api, HttpRequest(made.make.service, "GET", made.at))
     except NotFound:
@@ -271,12 +278,12 @@ def _is(api: Api, made: Made) -> bool:
     return True
 
 
-def left_over(api: Api, plan: Plan, regions: tuple[str, ...] | None = None) -> list[str]:
-    """What of a deployment is still there, as Google itself tells it; by default in the plan's own region."""
-    things = gcp_resources.things(plan, (plan.region,) if regions is None else regions)
-    found = [f"{made.what} at {made.at}" for made in things if _is(api, made)]
+def left_over(api: Api, plan: GcpPlan, regions: tuple[str, ...] | None = None) -> list[str]:
+    """List the parts of a deployment that still exist; by default in the plan's own region."""
+    things = gcp_resources.all_resources(plan, (plan.region,) if regions is None else regions)
+    found = [f"{made.what} at {made.at}" for made in things if _exists(api, made)]
     for step in gcp_resources.steps(plan):
-        if isinstance(step, Bound) and not step.own:
+        if isinstance(step, RoleBindings) and not step.own:
             try:
                 policy = policy_of(api, step)
             except (NotFound, AuthDenied):
@@ -287,13 +294,12 @@ def left_over(api: Api, plan: Plan, regions: tuple[str, ...] | None = None) -> l
     return found
 
 
-def _check_roles(api: Api, plan: Plan) -> None:
-    """The roles that a governor needs are the project's own, and are made once; one that an older Stoker made may lack
-    what this one needs."""
+def _check_roles(api: Api, plan: GcpPlan) -> None:
+    """Raise UserError for a missing role of the project, and for one of an older Stoker that lacks a permission."""
     grants = registry.iam("gce").grants(plan.store, notify=plan.notify).grants
     needed = {name: role for each in grants if each.name == "governor" for name, role in each.policy["roles"].items()}
     start = f"projects/{plan.project}/roles/"
-    bound = [each for step in gcp_resources.steps(plan) if isinstance(step, Bound) for each in step.bindings]
+    bound = [each for step in gcp_resources.steps(plan) if isinstance(step, RoleBindings) for each in step.bindings]
     for role in sorted({str(each["role"]) for each in bound if str(each["role"]).startswith(start)}):
         try:
             there = api.get(f"/v1/{role}", service="iam")
@@ -310,19 +316,19 @@ def _check_roles(api: Api, plan: Plan) -> None:
 # ── Things ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _settle(api: Api, step: Made, address: str) -> str:
+def _settle(api: Api, step: GcpResource, address: str) -> str:
     try:
-        told = send(api, _addressed(step.make, address))
+        operation = send(api, _addressed(step.make, address))
         if step.slow:
-            _finished(api, told)
+            _finished(api, operation)
         return "made"
-    except AlreadyThere:
+    except AlreadyExists:
         pass
     if step.change is None:
         return "as it was"
-    told = send(api, _addressed(step.change, address))
+    operation = send(api, _addressed(step.change, address))
     if step.slow:
-        _finished(api, told)
+        _finished(api, operation)
     return "updated"
 
 
@@ -331,7 +337,7 @@ def _addressed(request: HttpRequest, address: str) -> HttpRequest:
     return HttpRequest(request.service, request.method, request.path, body)
 
 
-def _address(api: Api, step: Made) -> str:
+def _address(api: Api, step: GcpResource) -> str:
     found = send(api, HttpRequest(step.make.service, "GET", step.at))
     address = (found.get("serviceConfig") or {}).get("uri") or found.get("url")
     if not address:
@@ -340,7 +346,7 @@ def _address(api: Api, step: Made) -> str:
 
 
 def _finished(api: Api, operation: Any) -> None:
-    """Wait for a long-running operation. Raises the error that it ended with."""
+    """Wait for a long-running operation. Raises the error that it failed with."""
     until_s = time.monotonic() + _OPERATION_S
     pause_s = 0.1
     while not operation.get("done"):
@@ -351,4 +357,4 @@ def _finished(api: Api, operation: Any) -> None:
         operation = api.get(f"/v2/{operation['name']}", service="cloudfunctions")
     error = operation.get("error")
     if error:
-        raise refused("function", 400, {"error": {"message": error.get("message"), "status": "FAILED"}})
+        raise response_error("function", 400, {"error": {"message": error.get("message"), "status": "FAILED"}})

@@ -1,7 +1,7 @@
-"""What watches the governor on Google Cloud: alert policies of Cloud Monitoring, and where they are mailed to.
+"""Monitoring of the governor on Google Cloud: alert policies of Cloud Monitoring, and their e-mail channels.
 
-Monitoring names what it makes by numbers of its own, so these are found again by a label. The governor does without
-them: where they cannot be made, `deploy` says so.
+Monitoring chooses the names of its resources, so that they are found again by a label. The governor works without
+them: where they cannot be created, `deploy` reports it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.deploy.gcp_plan import Plan
+from stoker.deploy.gcp_plan import GcpPlan
 from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.client import Api
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 _WINDOW_S = 300
 # Three of the slow ticks, which come every 15 minutes.
 _SILENT_S = 45 * 60
-# How long an incident stays open that no data ends.
+# How long an incident stays open where no further data arrives.
 _AUTO_CLOSE_S = 24 * 3600
 _POLICIES, _CHANNELS = "alertPolicies", "notificationChannels"
 # https://cloud.google.com/monitoring/api/metrics_gcp_p_z#gcp-run and …#gcp-pubsub
@@ -28,19 +28,19 @@ _CALLS = "run.googleapis.com/request_count"
 _WAITING = "pubsub.googleapis.com/subscription/num_undelivered_messages"
 
 
-def policies(plan: Plan) -> tuple[Json, ...]:
-    """The alert policies, without the channels that they go to."""
+def policies(plan: GcpPlan) -> tuple[Json, ...]:
+    """The alert policies, without their channels."""
     calls = (
         f'metric.type="{_CALLS}" AND resource.type="cloud_run_revision" AND resource.labels.service_name="{plan.name}"'
     )
-    kept = kept_name(plan)
+    waiting_in = undelivered_name(plan)
     summed = _aggregation("ALIGN_DELTA")
     return (
         _policy(
             plan,
             "errors",
             "it fails: the log of the function tells why",
-            # One call that fails is repeated. That calls of two windows in a row do is news.
+            # One failed call is repeated. Only failures in two windows in a row raise the alert.
             _above(f'{calls} AND metric.labels.response_code_class="5xx"', summed, _WINDOW_S),
         ),
         _policy(
@@ -52,7 +52,7 @@ def policies(plan: Plan) -> tuple[Json, ...]:
         _policy(
             plan,
             "undelivered",
-            f"messages were not delivered, and wait in {kept}; its tick looks at every job all the same",
+            f"messages were not delivered, and wait in {waiting_in}; its tick looks at every job all the same",
             _above(waiting(plan), _aggregation("ALIGN_MAX"), 0),
         ),
         _policy(
@@ -70,33 +70,33 @@ def policies(plan: Plan) -> tuple[Json, ...]:
     )
 
 
-def kept_name(plan: Plan) -> str:
-    """The subscription in which undelivered messages wait."""
+def undelivered_name(plan: GcpPlan) -> str:
+    """The name of the subscription that holds undelivered messages."""
     return f"{plan.subscription.rpartition('/')[2]}-undelivered"
 
 
-def waiting(plan: Plan) -> str:
-    """The series that says how many wait there."""
+def waiting(plan: GcpPlan) -> str:
+    """The filter of the time series of their number."""
     return (
         f'metric.type="{_WAITING}" AND resource.type="pubsub_subscription" '
-        f'AND resource.labels.subscription_id="{kept_name(plan)}"'
+        f'AND resource.labels.subscription_id="{undelivered_name(plan)}"'
     )
 
 
-def requests(plan: Plan) -> tuple[HttpRequest, ...]:
-    """What is asked to make them where nothing is there, for a dry run."""
+def requests(plan: GcpPlan) -> tuple[HttpRequest, ...]:
+    """The requests that create all of them, for a dry run."""
     mails = [HttpRequest("monitoring", "POST", _at(plan, _CHANNELS), _channel(plan, mail)) for mail in plan.alerts]
     made = [HttpRequest("monitoring", "POST", _at(plan, _POLICIES), body) for body in policies(plan)]
     return (*mails, *made)
 
 
-def removals(plan: Plan) -> tuple[HttpRequest, ...]:
-    """What is asked to remove them, as far as it is known without asking."""
+def removals(plan: GcpPlan) -> tuple[HttpRequest, ...]:
+    """The requests that remove them, as far as they are known without a call."""
     return tuple(HttpRequest("monitoring", "DELETE", f"{_at(plan, kind)}/*") for kind in (_POLICIES, _CHANNELS))
 
 
-def make(api: Api, plan: Plan, say: Say) -> bool:
-    """Have the policies as they are planned. False: they are not, which was said. Raises nothing of the cloud's."""
+def make(api: Api, plan: GcpPlan, say: Say) -> bool:
+    """Create or update the policies. Returns False, after a message, where that failed. Raises no ProviderError."""
     try:
         channels, obsolete = _make_channels(api, plan)
         before = {each.get("displayName"): each for each in _found(api, plan, _POLICIES)}
@@ -113,27 +113,27 @@ def make(api: Api, plan: Plan, say: Say) -> bool:
     except ProviderError as error:
         say(f"alerts: not made, so no message comes when the governor fails ({error}); `stoker deploy status` shows it")
         return False
-    told = f"mailed to {', '.join(plan.alerts)}" if plan.alerts else "shown in Cloud Monitoring; --alert mails them"
-    say(f"alerts: {len(policies(plan))}, {told}")
+    where = f"mailed to {', '.join(plan.alerts)}" if plan.alerts else "shown in Cloud Monitoring; --alert mails them"
+    say(f"alerts: {len(policies(plan))}, {where}")
     return True
 
 
-def remove(api: Api, plan: Plan) -> int:
-    """Remove all of them, and answer how many there were. Raises ProviderError."""
-    # A channel that a policy names cannot be removed.
+def remove(api: Api, plan: GcpPlan) -> int:
+    """Remove all policies and channels, and return their number. Raises ProviderError."""
+    # Policies first: a channel that a policy uses cannot be removed.
     found = [*_found(api, plan, _POLICIES), *_found(api, plan, _CHANNELS)]
     for each in found:
         _delete(api, each)
     return len(found)
 
 
-def count(api: Api, plan: Plan) -> int:
-    """How many of the policies are there and switched on. Raises ProviderError."""
+def count(api: Api, plan: GcpPlan) -> int:
+    """The number of policies that exist and are enabled. Raises ProviderError."""
     return sum(each.get("enabled", True) is not False for each in _found(api, plan, _POLICIES))
 
 
-def _make_channels(api: Api, plan: Plan) -> tuple[list[str], list[Json]]:
-    """The names of channels to the addresses that are wanted, and those that are not wanted any more."""
+def _make_channels(api: Api, plan: GcpPlan) -> tuple[list[str], list[Json]]:
+    """Create missing channels. Returns the names of the wanted channels, and the channels that are obsolete."""
     there = {(each.get("labels") or {}).get("email_address"): each for each in _found(api, plan, _CHANNELS)}
     names = []
     for mail in plan.alerts:
@@ -144,8 +144,8 @@ def _make_channels(api: Api, plan: Plan) -> tuple[list[str], list[Json]]:
     return names, list(there.values())
 
 
-def _found(api: Api, plan: Plan, kind: str) -> list[Json]:
-    """What carries the deployment's label."""
+def _found(api: Api, plan: GcpPlan, kind: str) -> list[Json]:
+    """The policies or channels with the deployment's label."""
     asked = {"filter": f'user_labels.stoker="{plan.name}"'}
     return [each for page in api.pages(_at(plan, kind), asked, service="monitoring") for each in page.get(kind) or ()]
 
@@ -157,11 +157,11 @@ def _delete(api: Api, thing: Json) -> None:
         pass
 
 
-def _at(plan: Plan, kind: str) -> str:
+def _at(plan: GcpPlan, kind: str) -> str:
     return f"/v3/projects/{plan.project}/{kind}"
 
 
-def _channel(plan: Plan, mail: str) -> Json:
+def _channel(plan: GcpPlan, mail: str) -> Json:
     return {
         "type": "email",
         "displayName": f"{plan.name}: {mail}",
@@ -170,7 +170,7 @@ def _channel(plan: Plan, mail: str) -> Json:
     }
 
 
-def _policy(plan: Plan, kind: str, about: str, condition: Json) -> Json:
+def _policy(plan: GcpPlan, kind: str, about: str, condition: Json) -> Json:
     return {
         "displayName": f"{plan.name}-{kind}",
         "documentation": {"content": f"The governor of {plan.store}: {about}", "mimeType": "text/markdown"},
@@ -183,7 +183,7 @@ def _policy(plan: Plan, kind: str, about: str, condition: Json) -> Json:
 
 
 def _above(series: str, aggregation: Json, duration_s: int) -> Json:
-    """Anything at all, for that long."""
+    """The condition that a series is above zero for this long."""
     return {
         "conditionThreshold": {
             "filter": series,
@@ -191,7 +191,7 @@ def _above(series: str, aggregation: Json, duration_s: int) -> Json:
             "comparison": "COMPARISON_GT",
             "thresholdValue": 0,
             "duration": f"{duration_s}s",
-            # A function that is not called has no numbers at all.
+            # A function that is not called has no data points at all.
             "evaluationMissingData": "EVALUATION_MISSING_DATA_INACTIVE",
         }
     }

@@ -1,4 +1,4 @@
-"""What a governor on Google Cloud is planned as: where it is, things that are made, and roles that are bound."""
+"""The plan of a governor on Google Cloud: its names, the resources to create, and the roles to bind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stoker.providers.gce.identity import email
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that the requests are made of."""
+class GcpPlan:
+    """All inputs of the requests."""
 
     name: str
     project: str
@@ -21,21 +21,21 @@ class Plan:
     bucket: str
     object: str
     environ: Mapping[str, str] = field(default_factory=dict)
-    # Where it tells, as for `stoker iam`.
+    # Channels through which the governor notifies, as for `stoker iam`.
     notify: tuple[str, ...] = ()
-    # Accounts that machines may have, beside the one of `stoker iam`: addresses.
+    # Addresses of accounts that machines may have, beside the one of `stoker iam`.
     accounts: tuple[str, ...] = ()
-    # Addresses that are mailed when the governor itself is in trouble.
+    # E-mail addresses to notify when the governor itself fails.
     alerts: tuple[str, ...] = ()
 
     @property
     def account(self) -> str:
-        """Who the function is."""
+        """The account of the function."""
         return email(self.project, self.name)
 
     @property
     def pusher(self) -> str:
-        """Who calls it."""
+        """The account that calls the function."""
         return email(self.project, f"{self.name}-push")
 
     @property
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def folder(self) -> str:
-        """Of the store in its bucket."""
+        """The folder of the store in its bucket."""
         prefix = self.store.removeprefix("gs://").partition("/")[2]
         return f"{prefix}/" if prefix else ""
 
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def net(self) -> str:
-        """The clock that never rests."""
+        """The slow clock, which is never paused."""
         return f"{self.clock}-net"
 
     @property
@@ -71,30 +71,30 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A thing: how it is made, changed where it is there, looked at and removed. All of it is JSON over HTTP."""
+class GcpResource:
+    """A resource: the requests that create, update, read and delete it. All of them are JSON over HTTP."""
 
     what: str
     make: HttpRequest
-    # Where it stands.
+    # The path of the resource.
     at: str
-    # How it is changed; None where there is nothing to change.
+    # The update of an existing resource; None where there is nothing to update.
     change: HttpRequest | None = None
-    # Making, changing and removing it are operations that take their time.
+    # Its changes are long-running operations.
     slow: bool = False
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Roles of members on something that is there, whoever made it. Others' bindings are left as they are."""
+class RoleBindings:
+    """Roles of members on an existing resource of any origin. Other bindings on it stay unchanged."""
 
     what: str
     look: HttpRequest
     put: HttpRequest
     bindings: tuple[dict[str, Any], ...]
-    # Some APIs want the policy inside another object.
+    # Some APIs expect the policy inside another object.
     wrapped: bool = True
-    # On a thing that goes with the deployment.
+    # On a resource that is removed with the deployment.
     own: bool = False
-    # The governor does without it.
+    # The governor works without it.
     optional: bool = False

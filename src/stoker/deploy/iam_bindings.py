@@ -1,4 +1,4 @@
-"""Bindings on what is there, whoever made it: read, changed and put back, so that what others bound stays."""
+"""Role bindings on existing resources: the policy is read, changed and written back, so that other bindings stay."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from stoker.deploy.gcp_resources import Bound
+from stoker.deploy.gcp_resources import RoleBindings
 from stoker.model.errors import InvalidRequest, NotFound, Transient
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.client import Api, Service
 
-# A new account is not known everywhere at once, and a policy may be changed by somebody else at the same time.
+# A new account is not visible everywhere at once, and another change of the policy may come in between.
 _PATIENCE_S = 120.0
 _PAUSE_S = 2.0
 
@@ -22,9 +22,9 @@ def send(api: Api, request: HttpRequest) -> Any:
     return api.send(request.method, request.path, body, service=service, what=request.path.partition("?")[0])
 
 
-def bind(api: Api, step: Bound) -> str:
-    """Add what is missing, and say in a word what was done. What the same members had by the same role under another
-    condition is of an older Stoker, and goes; others' bindings stay."""
+def bind(api: Api, step: RoleBindings) -> str:
+    """Add missing bindings, and return a word for what was done. Bindings of the same members and role under another
+    condition are of an older Stoker, and are removed; bindings of other members stay."""
     wanted = {(each["role"], member, _condition(each)) for each in step.bindings for member in each["members"]}
     ours = {(role, member) for role, member, _ in wanted}
 
@@ -34,16 +34,16 @@ def bind(api: Api, step: Bound) -> str:
 
     def change(policy: dict[str, Any]) -> bool:
         held = policy.get("bindings", [])
-        kept = _without(held, stale)
-        missing = [each for each in step.bindings if not any(_covers(there, each) for there in kept)]
-        policy["bindings"] = [*kept, *missing]
-        return bool(missing) or kept != held
+        current = _without(held, stale)
+        missing = [each for each in step.bindings if not any(_covers(there, each) for there in current)]
+        policy["bindings"] = [*current, *missing]
+        return bool(missing) or current != held
 
     return "bound" if _changed(api, step, change) else "as it was"
 
 
-def unbind(api: Api, step: Bound) -> str:
-    """Take the members away, and say in a word what was done."""
+def unbind(api: Api, step: RoleBindings) -> str:
+    """Remove the members, and return a word for what was done."""
     members = {member for each in step.bindings for member in each["members"]}
 
     def take(policy: dict[str, Any]) -> bool:
@@ -57,9 +57,9 @@ def unbind(api: Api, step: Bound) -> str:
         return "is not there"
 
 
-def _changed(api: Api, step: Bound, change: Callable[[dict[str, Any]], bool]) -> bool:
-    """Read the policy, change it and put it back; again where somebody else has changed it in between, or does not know
-    an account yet. False: there was nothing to change."""
+def _changed(api: Api, step: RoleBindings, change: Callable[[dict[str, Any]], bool]) -> bool:
+    """Read the policy, change it and write it back. Repeated where another change came in between, or an account is not
+    visible yet. Returns False where there was nothing to change."""
     until_s = time.monotonic() + _PATIENCE_S
     while True:
         policy = policy_of(api, step)
@@ -75,13 +75,13 @@ def _changed(api: Api, step: Bound, change: Callable[[dict[str, Any]], bool]) ->
 
 
 def _without(held: list[dict[str, Any]], gone: Callable[[dict[str, Any], str], bool]) -> list[dict[str, Any]]:
-    """These bindings without the members that are to go; one that has none left goes, too."""
-    left = [{**each, "members": [who for who in each.get("members", ()) if not gone(each, who)]} for each in held]
+    """These bindings without the members for which `gone` is true, and without bindings that have no member left."""
+    left = [{**each, "members": [one for one in each.get("members", ()) if not gone(each, one)]} for each in held]
     return [each for each in left if each["members"]]
 
 
 def _is_of(member: str, members: set[str]) -> bool:
-    """Also of an account that somebody has deleted: `deleted:serviceAccount:NAME?uid=…`."""
+    """Return whether a member is one of these, also as a deleted account: `deleted:serviceAccount:NAME?uid=…`."""
     return member.removeprefix("deleted:").partition("?")[0] in members
 
 
@@ -98,12 +98,12 @@ def _condition(binding: dict[str, Any]) -> str | None:
     return found
 
 
-def policy_of(api: Api, step: Bound) -> dict[str, Any]:
+def policy_of(api: Api, step: RoleBindings) -> dict[str, Any]:
     return dict(send(api, step.look))
 
 
-def _put(api: Api, step: Bound, policy: dict[str, Any]) -> None:
-    # Conditions are of version 3 alone; the etag makes a rival's change in between fail this one.
+def _put(api: Api, step: RoleBindings, policy: dict[str, Any]) -> None:
+    # Conditions need version 3. The policy's etag makes this write fail where another change came in between.
     whole = {**policy, "version": 3}
     body = {"policy": whole} if step.wrapped else whole
     send(api, HttpRequest(step.put.service, step.put.method, step.put.path, body))

@@ -1,9 +1,9 @@
-"""What a cloud is given to run: this very Stoker, without what only people and machines need, and what it imports.
+"""The zip that a cloud runs: the installed Stoker, without the parts for people and machines, and its dependencies.
 
-    Lambda            stoker/, obstore for its processor, Apprise and what that needs; boto3 is Lambda's own
+    Lambda            stoker/, obstore for its processor, Apprise and its dependencies; boto3 is part of Lambda
     Cloud Run         stoker/, main.py, and requirements.txt with the versions that are installed here
 
-The same sources give the same bytes, so their digest tells whether anything is to be deployed anew.
+The same sources give the same bytes, so that the digest shows whether the deployment has changed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from pathlib import Path
 
 import stoker
 from stoker.model.errors import UserError
-from stoker.submit.agent_bundle import NotServed, obstore_files
+from stoker.submit.agent_bundle import NoAgentAvailable, obstore_files
 
-# Lambda's processors by the names that Python has for this computer's. Where this computer has neither, it gets the
-# one whose packages everybody has.
+# Lambda's processors by Python's names of this computer's. For any other computer, the more common one is used.
 _PROCESSORS = {"x86_64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 _USUAL = "x86_64"
-# obstore's wheel for this one serves every newer Python.
+# obstore's wheel for this Python serves every newer one.
 _PYTHON = "cp311"
 
-# Of this package, what no governor imports.
+# Folders of this package that no governor imports.
 _NOT_GOVERNING = ("testing/", "web/", "cli/", "sagemaker/")
 _NOTIFYING = (
     "apprise",
@@ -41,12 +40,13 @@ _NOTIFYING = (
     "charset-normalizer",
     "Markdown",
 )
-# The policy is written in it.
+# For the policy file.
 _ALWAYS = ("PyYAML",)
 _GOOGLE = ("obstore", "PyYAML", "httpx", "google-auth")
 _NEVER = ("/i18n/", "/tests/", "__pycache__")
+_NO_APPRISE = ("notifications by Apprise: not installed here; pip install 'stoker[notify]'",)
 _UNKNOWN = "(digest)"
-# Zip files know no time before this.
+# The earliest time that a zip file can hold.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 _MAIN = b'''"""The governor of a Stoker store, as a Cloud Run function."""
@@ -59,8 +59,8 @@ __all__ = ["on_event", "wake"]
 
 @dataclass(frozen=True)
 class Package:
-    """A zip. `digest` is its SHA-256; `lacking` says what could not be put in, a line each. Not `whole`: a part of it
-    has to be fetched first, so that its digest is not known; none such is deployed."""
+    """A zip. `digest` is its SHA-256; `lacking` lists missing optional parts, a line each. Where it is not `whole`, a
+    part has to be fetched first and the digest is not known; such a package is never deployed."""
 
     data: bytes
     processor: str
@@ -73,55 +73,53 @@ class Package:
 
     @property
     def described(self) -> str:
-        """Instead of its bytes, for people."""
+        """A description in place of the bytes, for a dry run."""
         return f"{len(self.data)} bytes, sha256 {self.digest}" if self.whole else "(obstore is fetched first)"
 
 
 def processor() -> str:
-    """The processor that the package is for: this computer's, whose obstore is at hand."""
+    """The processor of the package: this computer's, whose obstore is installed."""
     return _PROCESSORS.get(platform.machine(), _USUAL)
 
 
 def for_lambda(*, offline: bool = False) -> Package:
-    """What Lambda runs. `offline` nothing is fetched, so it may not be whole.
+    """Build the package for Lambda. With `offline` nothing is fetched, so that it may not be whole.
 
-    Raises UserError where obstore cannot be had for its processor.
+    Raises UserError where obstore is not available for its processor.
     """
     arch = processor()
     files, whole = _stoker_files(), True
     try:
         files |= obstore_files(f"{_PYTHON}-{arch}", offline)
-    except NotServed as error:
+    except NoAgentAvailable as error:
         if not offline:
             why = str(error).rpartition("; ")[0]
             raise UserError(
                 f"the function's package: {why}; see that pip reaches its index, or deploy from Linux with Python 3.11"
             ) from error
         whole = False
-    lacking = []
+    lacking: tuple[str, ...] = ()
     for name in (*_ALWAYS, *_NOTIFYING):
         try:
             files |= _pure(name)
         except metadata.PackageNotFoundError:
-            lacking.append(name)
-    told = ("notifications by Apprise: not installed here; pip install 'stoker[notify]'",) if lacking else ()
-    return Package(_zipped(files), arch, told, whole)
+            lacking = _NO_APPRISE
+    return Package(_zipped(files), arch, lacking, whole)
 
 
 def for_cloud_run() -> Package:
-    """What Cloud Run builds a function of."""
+    """Build the package for Cloud Run."""
     files = _stoker_files()
     files["main.py"] = _MAIN
-    lacking = []
+    lacking: tuple[str, ...] = ()
     wanted = ["functions-framework>=3.8,<4"]
     for name in (*_GOOGLE, "apprise"):
         try:
             wanted.append(f"{name}=={metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            lacking.append(name)
+            lacking = _NO_APPRISE
     files["requirements.txt"] = "".join(f"{line}\n" for line in wanted).encode()
-    told = ("notifications by Apprise: not installed here; pip install 'stoker[notify]'",) if lacking else ()
-    return Package(_zipped(files), "any", told)
+    return Package(_zipped(files), "any", lacking)
 
 
 def _stoker_files() -> dict[str, bytes]:
@@ -135,7 +133,7 @@ def _stoker_files() -> dict[str, bytes]:
 
 
 def _pure(distribution: str) -> dict[str, bytes]:
-    """An installed package without what is compiled for this computer's Python: each of these does without."""
+    """The files of an installed package, without compiled ones: each of these packages works without them."""
     found: dict[str, bytes] = {}
     for file in metadata.distribution(distribution).files or ():
         name = file.as_posix()

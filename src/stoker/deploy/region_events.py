@@ -1,13 +1,15 @@
-"""Events of other regions: EC2 tells of its machines in their own region, so rules there pass it on to the governor's.
+"""Events of other regions: EC2 reports events in the machine's own region, so that rules there forward them to the
+governor's region.
 
-A second template, one stack for each such region. What is passed on arrives as it was, with the region it is from, and
-meets the governor's own rules.
+A second template, one stack for each such region. A forwarded event arrives unchanged, with the region of its origin,
+and matches the governor's own rules.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from stoker.deploy.aws_monitoring import policy_document
 from stoker.deploy.aws_template import alarm_pattern, patterns
 
 
@@ -35,13 +37,8 @@ def template(name: str, store: str, home: str) -> dict[str, Any]:
             "Forwarder": {
                 "Type": "AWS::IAM::Role",
                 "Properties": {
-                    "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
-                    "Policies": [
-                        {
-                            "PolicyName": "forward",
-                            "PolicyDocument": {"Version": "2012-10-17", "Statement": [send]},
-                        }
-                    ],
+                    "AssumeRolePolicyDocument": policy_document([trust]),
+                    "Policies": [{"PolicyName": "forward", "PolicyDocument": policy_document([send])}],
                 },
             },
             **rules,

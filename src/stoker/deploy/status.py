@@ -1,7 +1,7 @@
-"""Look after a deployed governor: is it alive, when did it pass last, and does anything wait that it never got?
+"""Check a deployed governor: is it alive, when was its last pass, and are there undelivered events?
 
-The store tells when it passed; the cloud tells of its parts. A part that may not be looked at is unknown, and no proof
-of anything.
+The store has the time of its last pass; the cloud has the state of its parts. A part that may not be read is unknown,
+and proves nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Literal, Protocol, cast
 
 from stoker.governor import deployment_record
-from stoker.governor.deployment_record import SIGNS, Deployed
+from stoker.governor.deployment_record import GOVERNOR_NAMES, DeploymentRecord
 from stoker.governor.store_clock import governor_name, read_clock
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError, UserError
@@ -29,7 +29,7 @@ State = Literal["good", "bad", "unknown"]
 
 @dataclass(frozen=True)
 class Check:
-    """One part of a deployment, and how it is."""
+    """The state of one part of a deployment."""
 
     what: str
     state: State
@@ -38,35 +38,35 @@ class Check:
 
 @dataclass(frozen=True)
 class Health:
-    """A deployed governor. `passed_at` is by the store's clock; None: it never passed."""
+    """The state of a deployed governor. `passed_at` is by the store's clock; None: it never made a pass."""
 
-    deployed: Deployed
+    deployed: DeploymentRecord
     passed_at: datetime | None
     passed_ago_s: float | None
     checks: tuple[Check, ...]
 
     @property
     def alive(self) -> bool:
-        """Whether it passed as lately as the slow tick has it."""
+        """Return whether its last pass is as recent as the slow tick requires."""
         return self.passed_ago_s is not None and self.passed_ago_s <= ALIVE_S
 
     @property
     def well(self) -> bool:
-        """Whether nothing is known to be wrong with it."""
+        """Return whether no problem is known."""
         whole = self.deployed.state == "there"
         return whole and self.alive and not any(check.state == "bad" for check in self.checks)
 
 
-class Cloud(Protocol):
+class StatusModule(Protocol):
     """A module that knows the parts of a deployment on one cloud."""
 
-    def look(self, deployed: Deployed, store_url: str) -> tuple[Check, ...]:
-        """How each of them is. Raises nothing of the cloud's."""
+    def check_parts(self, deployed: DeploymentRecord, store_url: str) -> tuple[Check, ...]:
+        """Check each part. Raises no ProviderError."""
 
 
-def look(store: Store) -> tuple[Health, ...]:
-    """Every governor that is deployed for this store. Raises StoreError."""
-    if store.near:
+def check_deployments(store: Store) -> tuple[Health, ...]:
+    """Check every governor that is deployed for this store. Raises StoreError."""
+    if store.is_local:
         return ()
     found = [deployed for cloud in sorted(_CLOUDS) if (deployed := deployment_record.read(store, cloud)) is not None]
     if not found:
@@ -75,16 +75,16 @@ def look(store: Store) -> tuple[Health, ...]:
     return tuple(_health(store, deployed, now) for deployed in found)
 
 
-def _health(store: Store, deployed: Deployed, now: datetime) -> Health:
-    passed = store.head(keys.governor(SIGNS[deployed.cloud]))
+def _health(store: Store, deployed: DeploymentRecord, now: datetime) -> Health:
+    passed = store.head(keys.governor(GOVERNOR_NAMES[deployed.cloud]))
     at = passed.modified if passed is not None else None
-    cloud = cast("Cloud", importlib.import_module(_CLOUDS[deployed.cloud]))
+    cloud = cast("StatusModule", importlib.import_module(_CLOUDS[deployed.cloud]))
     ago_s = max(0.0, (now - at).total_seconds()) if at is not None else None
-    return Health(deployed, at, ago_s, cloud.look(deployed, store.url))
+    return Health(deployed, at, ago_s, cloud.check_parts(deployed, store.url))
 
 
 def checked(what: str, ask: Callable[[], tuple[State, str]]) -> Check:
-    """Ask the cloud about one part."""
+    """Check one part. `ask` calls the cloud."""
     try:
         state, text = ask()
     except NotFound:
@@ -95,17 +95,17 @@ def checked(what: str, ask: Callable[[], tuple[State, str]]) -> Check:
 
 
 def clock_text(on: bool) -> tuple[State, str]:
-    """The clock of one minute is off while no job is active."""
+    """The state of the one-minute clock, which is off while no job is active."""
     return "good", "on: there are jobs to govern" if on else "off: no job is active"
 
 
 def net_text(on: bool) -> tuple[State, str]:
-    """The slow clock is never off."""
+    """The state of the slow clock, which must never be off."""
     return ("good", "on, every 15 minutes") if on else ("bad", "off: lost events are lost; deploy again")
 
 
 def waiting_text(number: int, where: str) -> tuple[State, str]:
-    """How many events were never delivered."""
+    """The state of the queue of undelivered events."""
     if not number:
         return "good", "none"
     return "bad", f"{number} in {where}; the ticks have looked at every job since"

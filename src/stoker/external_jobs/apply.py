@@ -1,4 +1,5 @@
-"""Do what was decided about a training job of others: first it is written down, then it is done."""
+"""Carry out what was decided about an external training job: each intent is written to the log before it is acted
+on."""
 
 from __future__ import annotations
 
@@ -7,147 +8,166 @@ from functools import partial
 from typing import Any, Literal
 
 from stoker.external_jobs import chain_log, clone_request
-from stoker.external_jobs.aws_account import Described, ForeignAccount
-from stoker.external_jobs.clone_chain import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard, Unheard
+from stoker.external_jobs.aws_account import SageMakerAccount, TrainingJobDescription
+from stoker.external_jobs.clone_chain import (
+    ChainEvent,
+    ChainRecord,
+    Cloned,
+    Cloning,
+    GaveUp,
+    StopAccepted,
+    StopUnanswered,
+)
 from stoker.external_jobs.gpu_alarms import WantedAlarm
-from stoker.external_jobs.snapshot import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
+from stoker.external_jobs.snapshot import (
+    CloneJob,
+    CreateAlarms,
+    ExternalJobPlan,
+    ExternalJobSnapshot,
+    RecordEvent,
+    RemoveAlarms,
+    StopJob,
+)
 from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.store.base import Store
 
 
-class ForeignApplier:
-    """Applies plans for one training job. Anybody may finish what another began."""
+class ExternalJobApplier:
+    """Applies plans for one training job. Any governor may finish what another began."""
 
     def __init__(
         self,
         store: Store,
-        account: ForeignAccount,
+        account: SageMakerAccount,
         by: str,
         policy: str,
         token: Callable[[], str],
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.store = store
         self.account = account
         self.by = by
         self.policy = policy
         self.token = token
-        self.tell = tell
-        # Alarms that were made here, by their names.
+        self.log = log
+        # Alarms that were created here, by name; alarms that were removed; and problems with either, by alarm.
         self.made: dict[str, WantedAlarm] = {}
-        # And removed; and what went wrong with either, by the alarm.
         self.removed: set[str] = set()
-        self.troubles: dict[str, str] = {}
+        self.alarm_problems: dict[str, str] = {}
         self._seq = 0
 
-    def apply(self, plan: ForeignPlan, sight: Sight, found: Described) -> bool:
-        """Do it, in order. False: a rival wrote something meanwhile, and it has to be decided anew.
+    def apply(self, plan: ExternalJobPlan, snapshot: ExternalJobSnapshot, description: TrainingJobDescription) -> bool:
+        """Carry out the actions in order. False: another governor wrote to the log meanwhile, so decide again.
 
-        Raises ProviderError where AWS refuses or does not answer; the rest is left to the next look then.
+        Raises ProviderError where AWS refuses or does not answer; the rest is then left to the next pass.
         """
-        self._seq = sight.family.seq
-        return all(self._one(action, sight, found) for action in plan.actions)
+        self._seq = snapshot.chain.seq
+        return all(self._act(action, snapshot, description) for action in plan.actions)
 
-    def _one(self, action: object, sight: Sight, found: Described) -> bool:
-        job = sight.job.name
+    def _act(self, action: object, snapshot: ExternalJobSnapshot, description: TrainingJobDescription) -> bool:
+        job = snapshot.job.name
         match action:
-            case Note():
-                return self._written(sight, action.event, action.reason)
-            case Stop():
-                written = job in sight.family.stops or self._written(sight, action.event, action.reason)
-                return written and self._stop(action, sight)
-            case Clone():
-                written = job in sight.family.clones or self._written(sight, action.event, action.reason)
-                return written and self._clone(action, sight, found)
-            case MakeAlarms():
+            case RecordEvent():
+                return self._record(snapshot, action.event, action.reason)
+            case StopJob():
+                written = job in snapshot.chain.stops or self._record(snapshot, action.event, action.reason)
+                return written and self._stop(action, snapshot)
+            case CloneJob():
+                written = job in snapshot.chain.clones or self._record(snapshot, action.event, action.reason)
+                return written and self._clone(action, snapshot, description)
+            case CreateAlarms():
                 for wanted in action.alarms:
-                    # Before it is asked for: a reply may be lost.
+                    # Before the request, since its reply may be lost.
                     self.made[wanted.name] = wanted
-                    self._alarm(wanted.name, partial(self.account.make_alarm, wanted))
+                    self._try_alarm(wanted.name, partial(self.account.make_alarm, wanted))
             case RemoveAlarms():
-                self._alarm(action.names[0], partial(self.account.remove_alarms, action.names))
+                self._try_alarm(action.names[0], partial(self.account.remove_alarms, action.names))
                 self.removed |= set(action.names)
         return True
 
-    def _alarm(self, name: str, call: Callable[[], None]) -> None:
-        """One that cannot be set keeps nobody from the others, nor the job out of lists."""
+    def _try_alarm(self, name: str, call: Callable[[], None]) -> None:
+        """Call CloudWatch. A failure of one alarm stops neither the others nor the job's index row."""
         try:
             call()
         except ProviderError as error:
-            self.troubles[name] = str(error)
+            self.alarm_problems[name] = str(error)
 
-    def _stop(self, action: Stop, sight: Sight) -> bool:
-        job = sight.job.name
+    def _stop(self, action: StopJob, snapshot: ExternalJobSnapshot) -> bool:
+        job = snapshot.job.name
         try:
-            answer = self._asked_to_stop(job)
+            answer = self._request_stop(job)
         except ProviderError as error:
-            if action.event.after and job not in sight.family.unheard:
-                self._written(sight, Unheard(job), f"SageMaker did not take the request: {error}")
+            if action.event.after and job not in snapshot.chain.unanswered_stops:
+                self._record(snapshot, StopUnanswered(job), f"SageMaker did not take the request: {error}")
             raise
-        if answer == "refused" and action.event.after and job not in sight.family.unheard:
-            # It is over, or somebody else is stopping it: that is none of our doing.
-            return self._written(sight, Unheard(job), "SageMaker refused the request: it is over, or being stopped")
+        if answer == "refused" and action.event.after and job not in snapshot.chain.unanswered_stops:
+            # The job is over, or its owner is stopping it: this stop did not end it.
+            return self._record(
+                snapshot, StopUnanswered(job), "SageMaker refused the request: it is over, or being stopped"
+            )
         if answer != "taken":
             return True
-        self.tell(f"{job}: asked to stop: {action.reason}")
-        return not action.event.after or self._written(sight, Heard(job), "SageMaker has taken the request")
+        self.log(f"{job}: asked to stop: {action.reason}")
+        return not action.event.after or self._record(snapshot, StopAccepted(job), "SageMaker has taken the request")
 
-    def _asked_to_stop(self, job: str) -> Literal["taken", "refused", "unclear"]:
+    def _request_stop(self, job: str) -> Literal["taken", "refused", "unclear"]:
         try:
             return "taken" if self.account.stop(job) else "refused"
         except Transient:
-            # At once, so that whoever stopped it was us, should the reply alone be lost: then this one may be refused.
+            # Repeated at once. If only the first reply was lost, this request may be refused although the first one
+            # stopped the job: then the answer is unclear.
             return "taken" if self.account.stop(job) else "unclear"
 
-    def _clone(self, action: Clone, sight: Sight, found: Described) -> bool:
-        event, job = action.event, sight.job.name
+    def _clone(self, action: CloneJob, snapshot: ExternalJobSnapshot, description: TrainingJobDescription) -> bool:
+        event, job = action.event, snapshot.job.name
         try:
-            made = self._created(event, sight, found)
+            made = self._create(event, snapshot, description)
         except InvalidRequest as error:
-            return self._written(sight, GaveUp(job, "refused"), f"SageMaker refuses its clone: {error}")
+            return self._record(snapshot, GaveUp(job, "refused"), f"SageMaker refuses its clone: {error}")
         if not made and not self._is_clone(event.name, job):
-            told = f"another training job is called {event.name}, as its clone would be"
-            return self._written(sight, GaveUp(job, "name-taken"), told)
-        self.tell(f"{job}: cloned as {event.name}: {action.reason}")
-        return self._written(sight, Cloned(job, event.name), action.reason)
+            reason = f"another training job is called {event.name}, as its clone would be"
+            return self._record(snapshot, GaveUp(job, "name-taken"), reason)
+        self.log(f"{job}: cloned as {event.name}: {action.reason}")
+        return self._record(snapshot, Cloned(job, event.name), action.reason)
 
-    def _created(self, event: Cloning, sight: Sight, found: Described) -> bool:
-        """Ask for it as it is meant; where that cannot be had, as near to it as can be."""
+    def _create(self, event: Cloning, snapshot: ExternalJobSnapshot, description: TrainingJobDescription) -> bool:
+        """Create the clone as intended; where the quota does not allow that, with spot instead. False: the name is
+        taken."""
         request = partial(
-            clone_request.request,
-            found.description,
-            found.tags,
+            clone_request.build_request,
+            description.description,
+            description.tags,
             name=event.name,
-            origin=sight.family.origin,
+            origin=snapshot.chain.origin,
             number=event.number,
         )
         try:
-            return self._asked(request(spot=event.spot))
+            return self._create_training_job(request(spot=event.spot))
         except QuotaExceeded as error:
-            if event.spot or not sight.job.spot:
+            if event.spot or not snapshot.job.spot:
                 raise
-            # Better on spot than not at all.
-            self.tell(f"{sight.job.name}: goes on with spot: {error}")
-            return self._asked(request(spot=True))
+            # A clone on spot is better than none.
+            self.log(f"{snapshot.job.name}: goes on with spot: {error}")
+            return self._create_training_job(request(spot=True))
 
-    def _asked(self, request: dict[str, Any]) -> bool:
+    def _create_training_job(self, request: dict[str, Any]) -> bool:
         try:
             return self.account.create(request)
         except InvalidRequest as error:
-            if not clone_request.MAY_NOT_MEASURE.search(str(error)):
+            if not clone_request.METRICS_REFUSED.search(str(error)):
                 raise
-            # SageMaker's own algorithms tell theirs, and take none.
+            # SageMaker's own algorithms report metric definitions in a description, and refuse them in a request.
             return self.account.create(clone_request.without_metrics(request))
 
     def _is_clone(self, name: str, of: str) -> bool:
-        """Whether the job of that name is the clone that was meant, made by an earlier try or by a rival."""
-        there = self.account.describe(name)
-        told = {} if there is None else {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in there.tags}
-        return there is None or clone_request.lineage(told).of == of
+        """Return whether the job of that name is the intended clone, created by an earlier try or another governor."""
+        existing = self.account.describe(name)
+        tags = {} if existing is None else {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in existing.tags}
+        return existing is None or clone_request.parse_lineage(tags).of == of
 
-    def _written(self, sight: Sight, event: FamilyEvent, reason: str) -> bool:
-        record = FamilyRecord(self.token(), self.by, reason, event, self.policy)
-        mine = chain_log.append(self.store, sight.job.region, sight.family.origin, self._seq + 1, record)
+    def _record(self, snapshot: ExternalJobSnapshot, event: ChainEvent, reason: str) -> bool:
+        record = ChainRecord(self.token(), self.by, reason, event, self.policy)
+        mine = chain_log.append(self.store, snapshot.job.region, snapshot.chain.origin, self._seq + 1, record)
         if mine:
             self._seq += 1
         return mine

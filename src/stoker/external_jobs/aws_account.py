@@ -1,6 +1,6 @@
-"""What governing training jobs of others asks of AWS: SageMaker, CloudWatch and its logs, in one region.
+"""The calls to AWS for external training jobs: SageMaker, CloudWatch and its logs, in one region.
 
-Every method raises the errors of `ProviderError` where AWS refuses or does not answer: nothing may be concluded then.
+Every method raises `ProviderError` where AWS refuses or does not answer: nothing may be concluded then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from stoker.external_jobs.gpu_alarms import MINUTE_S, Alarm, Figures, Host, Readings, WantedAlarm
+from stoker.external_jobs.gpu_alarms import MINUTE_S, Alarm, Figures, HostMetrics, JobFigures, WantedAlarm
 from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.errors import InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
@@ -24,30 +24,30 @@ from stoker.providers.sagemaker.errors import NameTaken, calling
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _GPU, _CPU = "GPUUtilization", "CPUUtilization"
-# The ends of the logs of so many hosts, and so many lines of each, tell enough of a failure.
-_MOST_STREAMS = 16
+# The last lines of this many hosts are enough to diagnose a failure.
+_MAX_STREAMS = 16
 _TAIL_LINES = 100
-# A container may have said something before SageMaker says that it trains.
+# A container may log before SageMaker reports that it trains.
 _EARLY_S = 60.0
-# A host that trains again has a stream of its own for that: its end is when it began.
+# A host that trains again after an interruption has a new stream, whose name ends with its start time.
 _STREAM = re.compile(r"(?P<host>.+/algo-[0-9]+)-(?P<began>[0-9]+)")
-# What one call takes.
-_MOST_QUERIES = 400
-_MOST_NAMES = 100
+# The limits of one call.
+_MAX_QUERIES = 400
+_MAX_NAMES = 100
 _PAGE = 100
 
 
 @dataclass(frozen=True)
-class Described:
-    """A training job as SageMaker tells it."""
+class TrainingJobDescription:
+    """A training job as SageMaker describes it, with its tags."""
 
     description: dict[str, Any]
     tags: tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A line of a list of training jobs."""
+class TrainingJobSummary:
+    """An item of a list of training jobs."""
 
     name: str
     status: str
@@ -55,8 +55,8 @@ class Listed:
     modified_at: datetime | None
 
 
-class ForeignAccount:
-    """One region of the account that the governor's credentials are of."""
+class SageMakerAccount:
+    """One region of the AWS account of the governor's credentials."""
 
     def __init__(self, region: str, clients: Clients | None = None) -> None:
         self.region = region
@@ -64,8 +64,8 @@ class ForeignAccount:
 
     # ── SageMaker ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def describe(self, name: str) -> Described | None:
-        """The job with its tags; None when SageMaker says that there is none."""
+    def describe(self, name: str) -> TrainingJobDescription | None:
+        """The job with its tags; None where it does not exist."""
         client = self._sagemaker()
         try:
             found = calling("sagemaker:DescribeTrainingJob", lambda: client.describe_training_job(TrainingJobName=name))
@@ -73,16 +73,16 @@ class ForeignAccount:
             tags = self._pages("sagemaker", "list_tags", "Tags", ResourceArn=arn)
         except NotFound:
             return None
-        return Described(found, tuple(tags))
+        return TrainingJobDescription(found, tuple(tags))
 
-    def in_progress(self) -> list[Listed]:
+    def in_progress(self) -> list[TrainingJobSummary]:
         return self._list(StatusEquals="InProgress")
 
-    def changed_since(self, moment: datetime) -> list[Listed]:
+    def changed_since(self, moment: datetime) -> list[TrainingJobSummary]:
         return self._list(LastModifiedTimeAfter=moment)
 
     def stop(self, name: str) -> bool:
-        """Ask it to stop. False: it is over, or gone, already. Asking twice is harmless."""
+        """Ask SageMaker to stop the job. False: the job is over or gone already. Safe to repeat."""
         client = self._sagemaker()
         try:
             calling("sagemaker:StopTrainingJob", lambda: client.stop_training_job(TrainingJobName=name))
@@ -91,54 +91,54 @@ class ForeignAccount:
         return True
 
     def create(self, request: dict[str, Any]) -> bool:
-        """Ask for a training job. False: there is one of that name, perhaps this very one. Raises InvalidRequest for
-        one that SageMaker will never take."""
+        """Create a training job. False: a job of that name exists, perhaps from an earlier try. Raises InvalidRequest
+        for a request that SageMaker will never accept."""
         client = self._sagemaker()
         try:
             calling("sagemaker:CreateTrainingJob", lambda: client.create_training_job(**request))
         except NameTaken:
             return False
         except NotFound as error:
-            # Something that it names: a role, an experiment.
+            # The request names something that does not exist: a role, an experiment.
             raise InvalidRequest(str(error)) from error
         return True
 
-    def _list(self, **wanted: Any) -> list[Listed]:
-        told = self._pages(
+    def _list(self, **wanted: Any) -> list[TrainingJobSummary]:
+        items = self._pages(
             "sagemaker", "list_training_jobs", "TrainingJobSummaries", MaxResults=_PAGE, SortBy="CreationTime", **wanted
         )
         return [
-            Listed(
+            TrainingJobSummary(
                 str(each["TrainingJobName"]),
                 str(each.get("TrainingJobStatus", "")),
                 str(each.get("SecondaryStatus", "")),
                 each.get("LastModifiedTime"),
             )
-            for each in told
+            for each in items
         ]
 
     # ── CloudWatch's alarms ───────────────────────────────────────────────────────────────────────────────────────────
 
     def alarms(self, prefix: str) -> list[Alarm]:
-        """Those whose names begin so, and that watch a host of a training job."""
-        told = self._pages(
+        """The alarms with this name prefix that watch a host of a training job."""
+        items = self._pages(
             "cloudwatch", "describe_alarms", "MetricAlarms", AlarmNamePrefix=prefix, AlarmTypes=["MetricAlarm"]
         )
         found = []
-        for each in told:
+        for each in items:
             hosts = [part.get("Value", "") for part in each.get("Dimensions", ()) if part.get("Name") == "Host"]
             if each.get("Namespace") == NAMESPACE and len(hosts) == 1:
                 topics = tuple(str(topic) for topic in each.get("AlarmActions", ()))
                 found.append(Alarm(str(each["AlarmName"]), str(hosts[0]), each.get("StateValue") == "ALARM", topics))
         return found
 
-    def told_by_alarms(self, topic: str | None) -> str:
-        """The topic where alarms here can tell it. CloudWatch takes none but of its own region; of other alarms
-        EventBridge tells."""
+    def usable_topic(self, topic: str | None) -> str:
+        """The topic, if alarms of this region can use it; else empty. CloudWatch accepts only topics of its own region;
+        EventBridge forwards the other alarms."""
         return topic if topic and (topic.split(":") + [""] * 4)[3] == self.region else ""
 
     def make_alarm(self, wanted: WantedAlarm) -> None:
-        """Make it, or make it again. Missing figures are no reason to ring: what cannot be read is not idle."""
+        """Create or replace an alarm. Missing figures do not make it ring: a host that cannot be read is not idle."""
         client = self._clients.get("cloudwatch", self.region)
         comparison = "LessThanOrEqualToThreshold" if wanted.inclusive else "LessThanThreshold"
         calling(
@@ -161,31 +161,31 @@ class ForeignAccount:
         )
 
     def remove_alarms(self, names: Sequence[str]) -> None:
-        """Those that are not there are fine."""
+        """Delete alarms. Missing ones are ignored."""
         client = self._clients.get("cloudwatch", self.region)
-        for start in range(0, len(names), _MOST_NAMES):
-            part = list(names[start : start + _MOST_NAMES])
+        for start in range(0, len(names), _MAX_NAMES):
+            part = list(names[start : start + _MAX_NAMES])
             try:
-                _removed(client, part)
+                _delete_alarms(client, part)
             except NotFound:
-                # One that is missing may keep the others: then one by one.
+                # A missing alarm may fail the whole call: then delete them one by one.
                 for name in part:
                     with suppress(NotFound):
-                        _removed(client, [name])
+                        _delete_alarms(client, [name])
 
-    # ── What was measured and logged ──────────────────────────────────────────────────────────────────────────────────
+    # ── Metrics and logs ──────────────────────────────────────────────────────────────────────────────────
 
-    def readings(self, name: str, hosts: Sequence[str], since: datetime, until: datetime) -> Readings:
-        """What CloudWatch measured of these hosts, minute by minute, and when the job's last line was logged."""
+    def readings(self, name: str, hosts: Sequence[str], since: datetime, until: datetime) -> JobFigures:
+        """CloudWatch's figures of these hosts, one for each minute, and the time of the job's last log line."""
         figures = self._figures([(host, metric) for host in hosts for metric in (_GPU, _CPU)], since, until)
-        found = tuple(Host(host, figures[host, _GPU], figures[host, _CPU]) for host in hosts)
-        return Readings(found, self._last_line_at(name))
+        found = tuple(HostMetrics(host, figures[host, _GPU], figures[host, _CPU]) for host in hosts)
+        return JobFigures(found, self._last_line_at(name))
 
     def tail(self, name: str, since: datetime | None = None) -> tuple[str, ...]:
-        """The last lines of its hosts, in the order of their times: none of before `since`, when it was another
-        training that an interruption ended. Empty where nothing was logged."""
+        """The last log lines of the job's hosts, in the order of their times. Lines before `since` are left out: they
+        belong to a training that an interruption ended. Empty where nothing was logged."""
         lines: list[tuple[int, str]] = []
-        for stream in self._streams(name)[:_MOST_STREAMS]:
+        for stream in self._streams(name)[:_MAX_STREAMS]:
             lines += self._events(stream, _TAIL_LINES)
         least = -math.inf if since is None else (since.timestamp() - _EARLY_S) * 1000
         return tuple(text for at, text in sorted(lines, key=lambda line: line[0]) if at >= least)
@@ -194,8 +194,8 @@ class ForeignAccount:
         self, wanted: list[tuple[str, str]], since: datetime, until: datetime
     ) -> dict[tuple[str, str], Figures]:
         found: dict[tuple[str, str], Figures] = {}
-        for start in range(0, len(wanted), _MOST_QUERIES):
-            part = wanted[start : start + _MOST_QUERIES]
+        for start in range(0, len(wanted), _MAX_QUERIES):
+            part = wanted[start : start + _MAX_QUERIES]
             queries = [
                 {
                     "Id": f"m{number}",
@@ -226,14 +226,14 @@ class ForeignAccount:
         return found
 
     def _last_line_at(self, name: str) -> datetime | None:
-        # What the stream says of its last event may be an hour old: the event itself is asked for.
+        # The stream's own time of its last event may be an hour old, so the event itself is read.
         newest = [at for stream in self._streams(name) for at, _ in self._events(stream, 1)]
         return datetime.fromtimestamp(max(newest) / 1000, timezone.utc) if newest else None
 
     def _streams(self, name: str) -> list[str]:
-        """The newest of each host."""
+        """The newest log stream of each host."""
         try:
-            told = self._pages(
+            items = self._pages(
                 "logs",
                 "describe_log_streams",
                 "logStreams",
@@ -243,53 +243,54 @@ class ForeignAccount:
         except NotFound:
             return []
         newest: dict[str, tuple[int, str]] = {}
-        for each in told:
+        for each in items:
             stream = str(each["logStreamName"])
             found = _STREAM.fullmatch(stream)
             host, began = (found["host"], int(found["began"])) if found else (stream, 0)
             newest[host] = max(newest.get(host, (began, stream)), (began, stream))
         return [stream for _, stream in newest.values()]
 
-    def _events(self, stream: str, most: int) -> list[tuple[int, str]]:
+    def _events(self, stream: str, limit: int) -> list[tuple[int, str]]:
         client = self._clients.get("logs", self.region)
         try:
-            told = calling(
+            items = calling(
                 "logs:GetLogEvents",
                 lambda: client.get_log_events(
-                    logGroupName=LOG_GROUP, logStreamName=stream, limit=most, startFromHead=False
+                    logGroupName=LOG_GROUP, logStreamName=stream, limit=limit, startFromHead=False
                 ),
             )
         except NotFound:
             return []
-        return [(int(each["timestamp"]), str(each["message"])) for each in told["events"]]
+        return [(int(each["timestamp"]), str(each["message"])) for each in items["events"]]
 
-    # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _sagemaker(self) -> Any:
         return self._clients.get("sagemaker", self.region)
 
     def _pages(self, service: str, operation: str, key: str, **wanted: Any) -> list[Any]:
-        """Everything, page after page: half a list is no list."""
+        """All items of all pages: an incomplete list is an error."""
         client = self._clients.get(service, self.region)
 
-        def ask() -> list[Any]:
+        def fetch() -> list[Any]:
             pages: Iterable[Any] = client.get_paginator(operation).paginate(**wanted)
             return [each for page in pages for each in page.get(key, ())]
 
-        return calling(f"{service}:{operation}", ask)
+        return calling(f"{service}:{operation}", fetch)
 
 
-def _removed(client: Any, names: list[str]) -> None:
+def _delete_alarms(client: Any, names: list[str]) -> None:
     calling("cloudwatch:DeleteAlarms", lambda: client.delete_alarms(AlarmNames=names))
 
 
 def gpus_of(job: TrainingJob) -> int | None:
-    """GPUs of each host that can be read. Nobody knows which host has what where there are several types."""
+    """The GPUs of each host whose load can be read; None for others. With several machine types it is unknown which
+    host has which."""
     machine = catalog.table().get(job.machines[0]) if len(job.machines) == 1 else None
     return machine.gpus if machine is not None and machine.maker == "nvidia" else None
 
 
 def price_of(job: TrainingJob) -> float | None:
-    """Dollars an hour of one host, on demand; None where nobody knows, or where hosts differ."""
+    """Dollars an hour of one host, on demand; None where the price is unknown, or hosts differ."""
     found = prices.on_demand(job.region, job.machines[0]) if len(job.machines) == 1 else None
     return found.amount if found is not None else None

@@ -1,7 +1,7 @@
-"""A training job that others started, and its clones: one family, with one log. Pure.
+"""The clone chain of an external training job: the job itself, called the origin, and its clones, with one log. Pure.
 
-The log is append-only, as a job's is. It holds only what Stoker did or means to do, and why; how the jobs are is asked
-of SageMaker each time.
+The log is append-only, like a job's. It holds only what Stoker did or intends to do, and why; the state of the training
+jobs is read from SageMaker each time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import ClassVar, Literal
 
-# What follows a stop: nothing, a clone as it was, or one without spot.
+# The step after a stop: none, a clone with the same request, or a clone without spot.
 After = Literal["", "restart", "on-demand"]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The first look at a training job of the family. `in_progress`: it was not over by then."""
+class JobSeen:
+    """A training job of the chain was observed for the first time. `in_progress`: it had not ended by then."""
 
     kind: ClassVar[str] = "seen"
     job: str
@@ -26,10 +26,10 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A rule is broken, and nothing happens but that it is said. `code` keeps it from being said again."""
+class RuleWarning:
+    """A rule is broken, and only a warning follows. `code` identifies the warning, so that it is given once."""
 
-    kind: ClassVar[str] = "told"
+    kind: ClassVar[str] = "warned"
     job: str
     rule: str
     code: str
@@ -37,7 +37,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Stopping:
-    """It is asked to stop, for this rule; and what follows."""
+    """SageMaker will be asked to stop the job, by this rule. Written before the request. `after` is the next step."""
 
     kind: ClassVar[str] = "stopping"
     job: str
@@ -46,32 +46,33 @@ class Stopping:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """SageMaker took the request to stop it so that it goes on: it did not end by another's word."""
+class StopAccepted:
+    """SageMaker accepted the request to stop a job that is to be cloned: so its owner did not stop it."""
 
-    kind: ClassVar[str] = "heard"
+    kind: ClassVar[str] = "stop-accepted"
     job: str
 
 
 @dataclass(frozen=True)
-class Unheard:
-    """SageMaker did not answer the request to stop it so that it goes on. Should it end now, it may be by anybody's."""
+class StopUnanswered:
+    """SageMaker did not confirm the request to stop a job that is to be cloned: if the job ends now, its owner may have
+    stopped it."""
 
-    kind: ClassVar[str] = "unheard"
+    kind: ClassVar[str] = "stop-unanswered"
     job: str
 
 
 @dataclass(frozen=True)
-class Relented:
-    """It was to be stopped, was not yet, and no rule wants it any more. However it ends now is its own affair."""
+class StopCancelled:
+    """An intended stop has not happened, and no rule wants it any more. The job's end is not attributed to it."""
 
-    kind: ClassVar[str] = "relented"
+    kind: ClassVar[str] = "stop-cancelled"
     job: str
 
 
 @dataclass(frozen=True)
 class Cloning:
-    """A clone will be made under this name: written before SageMaker is asked, so that anybody can finish it."""
+    """A clone will be created under this name. Written before the request, so that any governor can finish it."""
 
     kind: ClassVar[str] = "cloning"
     of: str
@@ -83,7 +84,7 @@ class Cloning:
 
 @dataclass(frozen=True)
 class Cloned:
-    """SageMaker has it."""
+    """SageMaker has the clone."""
 
     kind: ClassVar[str] = "cloned"
     of: str
@@ -92,7 +93,7 @@ class Cloned:
 
 @dataclass(frozen=True)
 class GaveUp:
-    """It is over, and will not go on. `meant`: it was said that it would."""
+    """The job has ended, and will not be cloned. `meant`: a clone was intended before."""
 
     kind: ClassVar[str] = "gave-up"
     job: str
@@ -101,10 +102,10 @@ class GaveUp:
 
 
 @dataclass(frozen=True)
-class Over:
-    """How a training job ended, and what of it counts for the family."""
+class JobEnded:
+    """A training job has ended, with its totals for the chain."""
 
-    kind: ClassVar[str] = "over"
+    kind: ClassVar[str] = "ended"
     job: str
     status: str
     trained_s: float = 0.0
@@ -112,101 +113,112 @@ class Over:
     interruptions: int = 0
 
 
-FamilyEvent = Seen | Told | Stopping | Heard | Unheard | Relented | Cloning | Cloned | GaveUp | Over
+ChainEvent = (
+    JobSeen
+    | RuleWarning
+    | Stopping
+    | StopAccepted
+    | StopUnanswered
+    | StopCancelled
+    | Cloning
+    | Cloned
+    | GaveUp
+    | JobEnded
+)
 
 
 @dataclass(frozen=True)
-class FamilyRecord:
-    """One object of the log, as it is written. See `model.Record`."""
+class ChainRecord:
+    """One object of the log, as it is written. See `stoker.model.log_entries.Record`."""
 
     token: str
     by: str
     reason: str
-    event: FamilyEvent
-    # The digest of the rules by which it was decided.
+    event: ChainEvent
+    # The digest of the policy by which it was decided.
     policy: str = ""
     version: int = 1
 
 
 @dataclass(frozen=True)
-class FamilyEntry:
+class ChainEntry:
     """A record with its place in the log and the store's time of writing."""
 
     seq: int
     at: datetime
-    record: FamilyRecord
+    record: ChainRecord
 
 
 @dataclass(frozen=True)
-class Family:
-    """What a log comes to. Of two entries about the same thing the first counts. Nothing that was done about a job
-    counts for a later one of its name."""
+class CloneChain:
+    """The state of a clone chain, folded from its log. Of two entries about the same thing the first counts. An entry
+    about a job does not count for a later job that reuses its name."""
 
     origin: str
     seq: int = 0
-    seen: dict[str, Seen] = field(default_factory=dict)
-    told: frozenset[tuple[str, str]] = frozenset()
+    seen: dict[str, JobSeen] = field(default_factory=dict)
+    # Warnings that were given, as job and code.
+    warned: frozenset[tuple[str, str]] = frozenset()
+    # Intended stops by job, and when each was written, by the store's clock.
     stops: dict[str, Stopping] = field(default_factory=dict)
-    # When that was written, by the store's clock.
     stops_at: dict[str, datetime] = field(default_factory=dict)
-    # Those that SageMaker has taken.
-    heard: frozenset[str] = frozenset()
-    # Those that it did not answer, whether it has them or not.
-    unheard: frozenset[str] = frozenset()
-    # By what they are clones of.
+    # Jobs whose stop SageMaker has accepted, and jobs whose stop it has not confirmed.
+    accepted_stops: frozenset[str] = frozenset()
+    unanswered_stops: frozenset[str] = frozenset()
+    # Intended clones, by the job that they clone; and the names of those that exist.
     clones: dict[str, Cloning] = field(default_factory=dict)
     made: frozenset[str] = frozenset()
     gave_up: dict[str, GaveUp] = field(default_factory=dict)
-    over: dict[str, Over] = field(default_factory=dict)
+    ended: dict[str, JobEnded] = field(default_factory=dict)
 
     def holds(self, job: str) -> bool:
-        """Whether this training job is of the family: the origin, or one that the log names."""
+        """Return whether this training job is in the chain: the origin, or a clone that the log names."""
         return job == self.origin or any(clone.name == job for clone in self.clones.values())
 
     def is_another(self, job: str, created_at: datetime | None) -> bool:
-        """Whether this is not the origin that the log tells of, but a later one: names may be used again."""
+        """Return whether this is a later job with the origin's name: SageMaker's names may be used again."""
         seen = self.seen.get(job)
         if job != self.origin or seen is None or seen.created_at is None or created_at is None:
             return False
         return abs((created_at - seen.created_at).total_seconds()) >= 1
 
-    def others(self, job: str) -> tuple[Over, ...]:
-        """Those of the family that are over, but for this one."""
-        return tuple(over for name, over in self.over.items() if name != job)
+    def others(self, job: str) -> tuple[JobEnded, ...]:
+        """The ended jobs of the chain, without this one."""
+        return tuple(ended for name, ended in self.ended.items() if name != job)
 
 
-def fold(origin: str, entries: Iterable[FamilyEntry], state: Family | None = None) -> Family:
-    """What the entries come to, from `state` on."""
-    family = state or Family(origin)
+def fold(origin: str, entries: Iterable[ChainEntry], state: CloneChain | None = None) -> CloneChain:
+    """Fold the entries into a state, starting from `state`."""
+    chain = state or CloneChain(origin)
     for entry in entries:
-        family = replace(_with(family, entry.record.event, entry.at), seq=entry.seq)
-    return family
+        chain = replace(_with(chain, entry.record.event, entry.at), seq=entry.seq)
+    return chain
 
 
-def _with(family: Family, event: FamilyEvent, at: datetime) -> Family:
+def _with(chain: CloneChain, event: ChainEvent, at: datetime) -> CloneChain:
     match event:
-        case Seen():
-            if family.is_another(event.job, event.created_at):
-                return Family(family.origin, seen={event.job: event})
-            return replace(family, seen={event.job: event, **family.seen})
-        case Told():
-            return replace(family, told=family.told | {(event.job, event.code)})
+        case JobSeen():
+            if chain.is_another(event.job, event.created_at):
+                return CloneChain(chain.origin, seen={event.job: event})
+            return replace(chain, seen={event.job: event, **chain.seen})
+        case RuleWarning():
+            return replace(chain, warned=chain.warned | {(event.job, event.code)})
         case Stopping():
-            stops_at = {event.job: at, **family.stops_at}
-            return replace(family, stops={event.job: event, **family.stops}, stops_at=stops_at)
-        case Heard():
-            return replace(family, heard=family.heard | {event.job})
-        case Unheard():
-            return replace(family, unheard=family.unheard | {event.job})
-        case Relented():
-            kept = {job: stop for job, stop in family.stops.items() if job != event.job}
-            stops_at = {job: family.stops_at[job] for job in kept}
-            return replace(family, stops=kept, stops_at=stops_at, unheard=family.unheard - {event.job})
+            stops_at = {event.job: at, **chain.stops_at}
+            return replace(chain, stops={event.job: event, **chain.stops}, stops_at=stops_at)
+        case StopAccepted():
+            return replace(chain, accepted_stops=chain.accepted_stops | {event.job})
+        case StopUnanswered():
+            return replace(chain, unanswered_stops=chain.unanswered_stops | {event.job})
+        case StopCancelled():
+            stops = {job: stop for job, stop in chain.stops.items() if job != event.job}
+            stops_at = {job: chain.stops_at[job] for job in stops}
+            return replace(chain, stops=stops, stops_at=stops_at, unanswered_stops=chain.unanswered_stops - {event.job})
         case Cloning():
-            return replace(family, clones={event.of: event, **family.clones})
+            return replace(chain, clones={event.of: event, **chain.clones})
         case Cloned():
-            return replace(family, made=family.made | {event.name})
+            return replace(chain, made=chain.made | {event.name})
         case GaveUp():
-            return replace(family, gave_up={event.job: event, **family.gave_up})
-        case Over():
-            return replace(family, over={event.job: event, **family.over})
+            return replace(chain, gave_up={event.job: event, **chain.gave_up})
+        case JobEnded():
+            return replace(chain, ended={event.job: event, **chain.ended})

@@ -1,4 +1,4 @@
-"""Whether a training job of SageMaker's that is over goes on as a clone. Pure."""
+"""Decide whether an ended training job continues as a clone. Pure."""
 
 from __future__ import annotations
 
@@ -6,209 +6,231 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.core import policy_rules
-from stoker.core.policy_rules import Finding, Subject
+from stoker.core.policy_rules import RuleFinding, Subject
 from stoker.external_jobs.clone_chain import Cloning, GaveUp, Stopping
-from stoker.external_jobs.clone_request import clone_name, has_room
-from stoker.external_jobs.failure_diagnosis import Cause, diagnose
+from stoker.external_jobs.clone_request import clone_name, has_tag_room
+from stoker.external_jobs.failure_diagnosis import ExternalJobFailure, diagnose
 from stoker.external_jobs.snapshot import (
     NO_ROOM,
     ON_DEMAND,
-    Clone,
-    ForeignPlan,
-    Note,
-    Sight,
-    against_a_clone,
-    bounds_of,
-    may_go_on,
+    CloneJob,
+    ExternalJobPlan,
+    ExternalJobSnapshot,
+    RecordEvent,
+    clone_objection,
+    clone_obstacle,
     may_leave_spot,
+    policy_limits,
 )
 from stoker.external_jobs.training_job import MAX_WAIT, TrainingJob
 from stoker.model.durations import span_text
 from stoker.model.observed import Known, Unknown
-from stoker.model.policy import House
+from stoker.model.policy import Policy
 
-# What was over for so long has been seen by its owner.
+# The owner of a job has seen its end after this time: it is not cloned any more.
 _LATE_S = 86400.0
-# A request to stop that nobody saw answered is taken for ours where SageMaker began to stop the job at the time that
-# it was written down, right before it was sent. Store and SageMaker have clocks of their own: a minute is more than
-# they are apart, and up to that moment the job was seen in progress. Afterwards a request may take as long as a client
-# tries it.
-_EARLY_S = 60.0
-_WITHIN_S = 300.0
+# A stop whose reply was lost counts as this governor's if SageMaker began to stop the job at about the time when the
+# intent was written, right before the request. The first value covers the difference between the clocks of the store
+# and SageMaker, which is less than a minute; up to the write, the job was seen in progress. The second covers the
+# retries of a request by its client.
+_CLOCK_SKEW_S = 60.0
+_STOP_TAKES_S = 300.0
 _BUDGET_S = 300.0
-_BEFORE = "it was over before the policy was about jobs here"
-# Nobody sees a job end and starts it again by hand in less.
+_ENDED_BEFORE_POLICY = "it was over before the policy was about jobs here"
+# A person needs longer than this to notice the end of a job and restart it by hand.
 _BY_HAND_S = 300.0
 
 
-def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
-    """What follows the end of a job, once."""
-    job, family = sight.job, sight.family
-    meant = family.clones.get(job.name)
+def decide_after_end(snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject, now: datetime) -> ExternalJobPlan:
+    """Decide what follows the end of a job, once."""
+    job, chain = snapshot.job, snapshot.chain
+    meant = chain.clones.get(job.name)
     if meant is not None:
-        if meant.name in family.made:
-            return ForeignPlan(settled=True, note=f"goes on as {meant.name}")
-        if job.name in family.gave_up:
-            return ForeignPlan(settled=True, note=f"does not go on: {family.gave_up[job.name].rule}")
-        if not _wanted(house):
-            return _gave_up(
-                sight, "unwanted", f"the policy wants no clones any more, and {meant.name} was not made yet"
+        if meant.name in chain.made:
+            return ExternalJobPlan(settled=True, note=f"goes on as {meant.name}")
+        if job.name in chain.gave_up:
+            return ExternalJobPlan(settled=True, note=f"does not go on: {chain.gave_up[job.name].rule}")
+        if not _wants_clones(policy):
+            return _give_up(
+                snapshot, "unwanted", f"the policy wants no clones any more, and {meant.name} was not made yet"
             )
-        if _is_late(sight, now):
-            return _gave_up(sight, "late", f"{meant.name} could not be made for a day")
-        return _launched(sight, house, meant, f"{meant.rule}: as {meant.name}", now)
-    if job.name in family.gave_up:
-        return ForeignPlan(settled=True, note=f"does not go on: {family.gave_up[job.name].rule}")
-    stop = family.stops.get(job.name)
+        if _is_late(snapshot, now):
+            return _give_up(snapshot, "late", f"{meant.name} could not be made for a day")
+        return _clone_plan(snapshot, policy, meant, f"{meant.rule}: as {meant.name}", now)
+    if job.name in chain.gave_up:
+        return ExternalJobPlan(settled=True, note=f"does not go on: {chain.gave_up[job.name].rule}")
+    stop = chain.stops.get(job.name)
     stopped = not job.exceeded and (job.stop_asked_at is not None or job.status == "Stopped")
     if job.status == "Completed" or (stop is None and stopped) or (stop is not None and not stop.after):
-        return ForeignPlan(settled=True)
+        return ExternalJobPlan(settled=True)
     if stop is not None:
-        match _whose_end(sight):
-            case "its own":
+        match _end_cause(snapshot):
+            case "the job itself":
                 stop = None
-            case "others":
-                return ForeignPlan(settled=True)
+            case "owner":
+                return ExternalJobPlan(settled=True)
             case "unclear":
-                told = (
+                reason_text = (
                     f"it was to be stopped so that it goes on ({stop.rule}), and it is not known whether that ended it"
                 )
-                return _gave_up(sight, "unheard", told)
+                return _give_up(snapshot, "stop-unclear", reason_text)
     if stop is None and job.exceeded:
-        return _outlasted(sight, house, subject, now)
-    if not _wanted(house):
+        return _ended_at_own_limit(snapshot, policy, subject, now)
+    if not _wants_clones(policy):
         if stop is not None:
-            return _gave_up(sight, "unwanted", "it was stopped to go on, and the policy wants no clones any more")
-        return ForeignPlan(settled=True)
+            return _give_up(snapshot, "unwanted", "it was stopped to go on, and the policy wants no clones any more")
+        return ExternalJobPlan(settled=True)
     if stop is not None and job.status == "Stopped":
-        return _as_meant(sight, house, subject, stop, now)
-    return _failed(sight, house, subject, now, stop)
+        return _clone_after_stop(snapshot, policy, subject, stop, now)
+    return _after_failure(snapshot, policy, subject, now, stop)
 
 
-def may_be_resumed(sight: Sight, now: datetime) -> bool:
-    """Whether somebody may have started it again by hand, from where it was, before its clone is made."""
-    ended = sight.job.ended_at
-    return bool(sight.job.checkpoints) and ended is not None and (now - ended).total_seconds() > _BY_HAND_S
+def may_be_resumed_by_owner(snapshot: ExternalJobSnapshot, now: datetime) -> bool:
+    """Return whether the owner may have restarted the job by hand from its checkpoints before its clone is made."""
+    ended = snapshot.job.ended_at
+    return bool(snapshot.job.checkpoints) and ended is not None and (now - ended).total_seconds() > _BY_HAND_S
 
 
-def _as_meant(sight: Sight, house: House, subject: Subject, stop: Stopping, now: datetime) -> ForeignPlan:
-    """It was stopped so that it can go on."""
+def _clone_after_stop(
+    snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject, stop: Stopping, now: datetime
+) -> ExternalJobPlan:
+    """The plan for a job that was stopped in order to be cloned."""
     if stop.after != ON_DEMAND:
-        return _with_bounds(sight, house, subject, Cause("machine", "restart", f"ended by {stop.rule}"), now)
-    if _is_late(sight, now):
-        return _gave_up(sight, "late", "it has been over for too long")
-    return _cloned(sight, house, Cause("machine", ON_DEMAND, "it goes on without spot"), now)
+        return _clone_within_limits(
+            snapshot, policy, subject, ExternalJobFailure("machine", "restart", f"ended by {stop.rule}"), now
+        )
+    if _is_late(snapshot, now):
+        return _give_up(snapshot, "late", "it has been over for too long")
+    return _new_clone(snapshot, policy, ExternalJobFailure("machine", ON_DEMAND, "it goes on without spot"), now)
 
 
-def at_its_bound(job: TrainingJob) -> str:
-    """That SageMaker ended it at a bound of its own, in words; empty where it did not."""
+def own_limit_text(job: TrainingJob) -> str:
+    """The reason of a job that SageMaker ended at the job's own limit; empty for others."""
     return f"SageMaker ended it: its {job.exceeded} are over" if job.exceeded else ""
 
 
-def _outlasted(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
-    """SageMaker ended it at a bound of its own. What waited for spot goes on without, where the house says so."""
-    job, bounds, ended = sight.job, bounds_of(house, subject), at_its_bound(sight.job)
+def _ended_at_own_limit(
+    snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject, now: datetime
+) -> ExternalJobPlan:
+    """The plan for a job that SageMaker ended at the job's own limit. A job that waited for spot continues without it,
+    where the policy says so."""
+    job, bounds, ended = snapshot.job, policy_limits(policy, subject), own_limit_text(snapshot.job)
     waited = job.exceeded == MAX_WAIT and "spot_wait" in bounds.by_rule
-    if not waited or not may_leave_spot(sight, house, now):
-        return ForeignPlan(settled=True, note=ended)
-    if not _was_ours(sight):
-        return _gave_up(sight, "before", _BEFORE)
-    if _is_late(sight, now):
-        return _gave_up(sight, "late", f"it has been over for too long; {ended}")
-    cause = Cause("machine", ON_DEMAND, f"{bounds.named('spot_wait')}: {ended}; it goes on without spot")
-    return _cloned(sight, house, cause, now)
+    if not waited or not may_leave_spot(snapshot, policy, now):
+        return ExternalJobPlan(settled=True, note=ended)
+    if not _ended_while_governed(snapshot):
+        return _give_up(snapshot, "before", _ENDED_BEFORE_POLICY)
+    if _is_late(snapshot, now):
+        return _give_up(snapshot, "late", f"it has been over for too long; {ended}")
+    cause = ExternalJobFailure("machine", ON_DEMAND, f"{bounds.named('spot_wait')}: {ended}; it goes on without spot")
+    return _new_clone(snapshot, policy, cause, now)
 
 
-def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: Stopping | None) -> ForeignPlan:
-    job = sight.job
-    if not _was_ours(sight):
-        return _gave_up(sight, "before", _BEFORE)
-    if not isinstance(sight.tail, Known):
-        error = f": {sight.tail.error}" if sight.tail is not None else ""
-        if _is_late(sight, now):
-            return _gave_up(sight, "unread", f"its log could not be read for a day{error}")
-        return ForeignPlan(look_in_s=0.0, note=f"its log cannot be read, so it is not known why it failed{error}")
-    cause = diagnose(job.failure, sight.tail.value, policy_rules.that_count(house, subject, "failure"))
+def _after_failure(
+    snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject, now: datetime, stop: Stopping | None
+) -> ExternalJobPlan:
+    job = snapshot.job
+    if not _ended_while_governed(snapshot):
+        return _give_up(snapshot, "before", _ENDED_BEFORE_POLICY)
+    if not isinstance(snapshot.tail, Known):
+        error = f": {snapshot.tail.error}" if snapshot.tail is not None else ""
+        if _is_late(snapshot, now):
+            return _give_up(snapshot, "unread", f"its log could not be read for a day{error}")
+        return ExternalJobPlan(
+            next_pass_in_s=0.0, note=f"its log cannot be read, so it is not known why it failed{error}"
+        )
+    cause = diagnose(job.failure, snapshot.tail.value, policy_rules.enforced_rules(policy, subject, "failure"))
     if cause.blame == "script":
-        return _gave_up(sight, cause.rule, cause.reason)
+        return _give_up(snapshot, cause.rule, cause.reason)
     if stop is not None:
-        return _as_meant(sight, house, subject, stop, now)
-    least_s = bounds_of(house, subject).spec.retry.min_runtime_s
-    if cause.blame != "house" and job.trained_s(now) < least_s:
+        return _clone_after_stop(snapshot, policy, subject, stop, now)
+    least_s = policy_limits(policy, subject).spec.retry.min_runtime_s
+    if cause.blame != "policy" and job.trained_s(now) < least_s:
         trained = f"it had trained for {span_text(job.trained_s(now))}, less than {span_text(least_s)}"
-        return _gave_up(sight, "too-short", f"{trained}; {cause.reason}")
+        return _give_up(snapshot, "too-short", f"{trained}; {cause.reason}")
     if not job.checkpoints and cause.blame == "unexplained":
-        return _gave_up(sight, "no-checkpoints", f"it saves no checkpoints to go on from; {cause.reason}")
-    return _with_bounds(sight, house, subject, cause, now)
+        return _give_up(snapshot, "no-checkpoints", f"it saves no checkpoints to go on from; {cause.reason}")
+    return _clone_within_limits(snapshot, policy, subject, cause, now)
 
 
-def _with_bounds(sight: Sight, house: House, subject: Subject, cause: Cause, now: datetime) -> ForeignPlan:
-    why_not = may_go_on(sight, house, subject)
+def _clone_within_limits(
+    snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject, cause: ExternalJobFailure, now: datetime
+) -> ExternalJobPlan:
+    why_not = clone_obstacle(snapshot, policy, subject)
     if why_not:
-        return _gave_up(sight, "bounded", f"{why_not}; {cause.reason}")
-    if _is_late(sight, now):
-        return _gave_up(sight, "late", f"it has been over for too long; {cause.reason}")
-    return _cloned(sight, house, cause, now)
+        return _give_up(snapshot, "bounded", f"{why_not}; {cause.reason}")
+    if _is_late(snapshot, now):
+        return _give_up(snapshot, "late", f"it has been over for too long; {cause.reason}")
+    return _new_clone(snapshot, policy, cause, now)
 
 
-def _cloned(sight: Sight, house: House, cause: Cause, now: datetime) -> ForeignPlan:
-    job, number = sight.job, max(len(sight.family.clones), sight.job.clone) + 1
+def _new_clone(
+    snapshot: ExternalJobSnapshot, policy: Policy, cause: ExternalJobFailure, now: datetime
+) -> ExternalJobPlan:
+    job, number = snapshot.job, max(len(snapshot.chain.clones), snapshot.job.clone) + 1
     name = clone_name(job.name, job.created_at)
     spot = job.spot and cause.rule != ON_DEMAND
-    return _launched(sight, house, Cloning(job.name, name, number, cause.rule, spot), cause.reason, now)
+    return _clone_plan(snapshot, policy, Cloning(job.name, name, number, cause.rule, spot), cause.reason, now)
 
 
-def _launched(sight: Sight, house: House, meant: Cloning, reason: str, now: datetime) -> ForeignPlan:
-    """A rule that would refuse it does so now, as when a job is resumed. A budget that is spent only keeps it back."""
-    if not has_room(sight.job.tags):
-        return _gave_up(sight, "no-room", f"{NO_ROOM}; {reason}")
-    if isinstance(sight.resumed_as, Unknown):
-        told = f"waits to go on: it is not known whether it was started again by hand: {sight.resumed_as.error}"
-        return ForeignPlan(look_in_s=0.0, note=told)
-    if sight.resumed_as is not None and sight.resumed_as.value:
-        told = f"{sight.resumed_as.value} goes on from its checkpoints already; {reason}"
-        return _gave_up(sight, "resumed-by-owner", told)
-    against = against_a_clone(sight, house, now, spot=meant.spot)
-    if isinstance(against, Finding):
-        return _gave_up(sight, against.code, str(against))
+def _clone_plan(
+    snapshot: ExternalJobSnapshot, policy: Policy, meant: Cloning, reason: str, now: datetime
+) -> ExternalJobPlan:
+    """Plan the clone, unless something objects. A rule that would refuse it does so now, as for a resumed job. A spent
+    budget only delays it."""
+    if not has_tag_room(snapshot.job.tags):
+        return _give_up(snapshot, "no-room", f"{NO_ROOM}; {reason}")
+    if isinstance(snapshot.resumed_as, Unknown):
+        reason_text = (
+            f"waits to go on: it is not known whether it was started again by hand: {snapshot.resumed_as.error}"
+        )
+        return ExternalJobPlan(next_pass_in_s=0.0, note=reason_text)
+    if snapshot.resumed_as is not None and snapshot.resumed_as.value:
+        reason_text = f"{snapshot.resumed_as.value} goes on from its checkpoints already; {reason}"
+        return _give_up(snapshot, "resumed-by-owner", reason_text)
+    against = clone_objection(snapshot, policy, now, spot=meant.spot)
+    if isinstance(against, RuleFinding):
+        return _give_up(snapshot, against.code, str(against))
     if against is not None:
-        return ForeignPlan(look_in_s=_BUDGET_S, note=f"waits to go on: {against.reason}")
-    return ForeignPlan((Clone(meant, reason),), note=f"goes on as {meant.name}")
+        return ExternalJobPlan(next_pass_in_s=_BUDGET_S, note=f"waits to go on: {against.reason}")
+    return ExternalJobPlan((CloneJob(meant, reason),), note=f"goes on as {meant.name}")
 
 
-def _gave_up(sight: Sight, rule: str, reason: str) -> ForeignPlan:
-    job, family = sight.job.name, sight.family
-    stop = family.stops.get(job)
-    meant = job in family.clones or (stop is not None and bool(stop.after))
-    return ForeignPlan((Note(GaveUp(job, rule, meant), reason),), note=reason)
+def _give_up(snapshot: ExternalJobSnapshot, rule: str, reason: str) -> ExternalJobPlan:
+    job, chain = snapshot.job.name, snapshot.chain
+    stop = chain.stops.get(job)
+    meant = job in chain.clones or (stop is not None and bool(stop.after))
+    return ExternalJobPlan((RecordEvent(GaveUp(job, rule, meant), reason),), note=reason)
 
 
-def _whose_end(sight: Sight) -> Literal["ours", "others", "its own", "unclear"]:
-    """Who ended a job that was to be stopped so that it goes on."""
-    family, job = sight.family, sight.job
-    if job.name in family.heard:
-        return "ours"
-    meant_at, began_at = family.stops_at.get(job.name), job.stop_asked_at
+def _end_cause(snapshot: ExternalJobSnapshot) -> Literal["this-stop", "owner", "the job itself", "unclear"]:
+    """The cause of the end of a job that was to be stopped in order to be cloned: this stop, its owner, or the job
+    itself."""
+    chain, job = snapshot.chain, snapshot.job
+    if job.name in chain.accepted_stops:
+        return "this-stop"
+    meant_at, began_at = chain.stops_at.get(job.name), job.stop_asked_at
     if job.exceeded or (began_at is None and job.status == "Failed"):
-        return "its own"
+        return "the job itself"
     if meant_at is None or began_at is None:
         return "unclear"
     after_s = (began_at - meant_at).total_seconds()
-    if after_s < -_EARLY_S:
-        return "others"
-    return "ours" if after_s <= _WITHIN_S and job.name not in family.unheard else "unclear"
+    if after_s < -_CLOCK_SKEW_S:
+        return "owner"
+    return "this-stop" if after_s <= _STOP_TAKES_S and job.name not in chain.unanswered_stops else "unclear"
 
 
-def _wanted(house: House) -> bool:
-    return house.sagemaker is not None and house.sagemaker.clone
+def _wants_clones(policy: Policy) -> bool:
+    return policy.sagemaker is not None and policy.sagemaker.clone
 
 
-def _was_ours(sight: Sight) -> bool:
-    """Over since the house wanted that. What ended before is its owner's."""
-    ended, wanted = sight.job.ended_at, sight.wanted_since
+def _ended_while_governed(snapshot: ExternalJobSnapshot) -> bool:
+    """Return whether the job ended after the policy began to govern its region. Earlier jobs are left to their
+    owner."""
+    ended, wanted = snapshot.job.ended_at, snapshot.wanted_since
     return ended is not None and wanted is not None and ended >= wanted
 
 
-def _is_late(sight: Sight, now: datetime) -> bool:
-    ended = sight.job.ended_at
+def _is_late(snapshot: ExternalJobSnapshot, now: datetime) -> bool:
+    ended = snapshot.job.ended_at
     return ended is None or (now - ended).total_seconds() > _LATE_S

@@ -1,4 +1,4 @@
-"""What a failed training job of SageMaker's died of, from what SageMaker says and the end of its log. Pure."""
+"""Find the cause of a failed training job, from SageMaker's FailureReason and the end of the job's log. Pure."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from typing import Literal
 
 from stoker.core import failure_patterns
 from stoker.core.policy_rules import PREFIX
-from stoker.core.retry import told_by
+from stoker.core.retry import matches_failure
 from stoker.model.policy import Rule
 
-# `machine`: what no script can help. `script`: what starting it again cannot help. `house`: the house says itself that
-# it is started again.
-Blame = Literal["machine", "script", "house", "unexplained"]
+# `machine`: the script is not at fault. `script`: a restart would fail again. `policy`: a rule of the policy wants a
+# restart.
+Blame = Literal["machine", "script", "policy", "unexplained"]
 
-# How FailureReason begins where SageMaker itself failed, or had nothing left.
+# How FailureReason begins where SageMaker itself failed, or had no capacity.
 _MACHINE = re.compile(r"(InternalServerError|InternalError|CapacityError|InsufficientCapacity\w*|ServiceUnavailable)\b")
-# What is wrong with the request: a role, a bucket, an image.
+# How FailureReason begins where the request is wrong: a role, a bucket, an image.
 _REQUEST = re.compile(r"(ClientError|ResourceLimitExceeded|ValidationError|AccessDenied\w*)\b")
 _EXIT_CODE = re.compile(r"[Ee]xit\s?[Cc]ode:?\s*\"?(\d{1,3})\b")
-# A line of FailureReason in a reason.
-_MOST_CHARS = 300
+# The part of FailureReason that a reason quotes.
+_MAX_CHARS = 300
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Who is to blame, by which rule, in words."""
+class ExternalJobFailure:
+    """The cause of a failure: the blame, the rule that found it, and the reason for people."""
 
     blame: Blame
     rule: str
     reason: str
 
 
-def diagnose(failure: str, tail: Sequence[str], diagnoses: Sequence[Rule]) -> Cause:
-    """The house's own rules come first, as everywhere."""
+def diagnose(failure: str, tail: Sequence[str], diagnoses: Sequence[Rule]) -> ExternalJobFailure:
+    """Find the cause. The policy's own failure rules come first."""
     lines = (*tail, failure)
-    said = " ".join(failure.split())[:_MOST_CHARS] or "SageMaker does not say why it failed"
+    excerpt = " ".join(failure.split())[:_MAX_CHARS] or "SageMaker does not say why it failed"
     for rule in diagnoses:
         assert rule.failure is not None
-        if told_by(rule.failure, lines, exit_code(failure), ()):
-            blame: Blame = "house" if rule.action == "restart" else "script"
-            return Cause(blame, f"{PREFIX}{rule.name}", f"policy {rule.name}: {said}")
+        if matches_failure(rule.failure, lines, exit_code(failure), ()):
+            blame: Blame = "policy" if rule.action == "restart" else "script"
+            return ExternalJobFailure(blame, f"{PREFIX}{rule.name}", f"policy {rule.name}: {excerpt}")
     if _MACHINE.match(failure):
-        return Cause("machine", "internal", said)
+        return ExternalJobFailure("machine", "internal", excerpt)
     if _REQUEST.match(failure):
-        return Cause("script", "request", said)
-    # FailureReason quotes the end of the script's words; the log has more of them.
-    for told in ((failure,), tuple(tail)):
-        found = failure_patterns.diagnose(told)
+        return ExternalJobFailure("script", "request", excerpt)
+    # FailureReason quotes the end of the script's output; the log has more of it.
+    for lines_to_match in ((failure,), tuple(tail)):
+        found = failure_patterns.diagnose(lines_to_match)
         if found is not None and found.blame != "script":
-            return Cause("machine", found.name, f"the log ends with a {found.name} error; {said}")
-    return Cause("unexplained", "resumed", said)
+            return ExternalJobFailure("machine", found.name, f"the log ends with a {found.name} error; {excerpt}")
+    return ExternalJobFailure("unexplained", "resumed", excerpt)
 
 
 def exit_code(failure: str) -> int | None:

@@ -1,8 +1,8 @@
-"""Govern SageMaker's training jobs that others started, as far as the house wants that.
+"""Govern SageMaker training jobs that Stoker did not start, where the policy wants that.
 
-An event is only a wake-up: nothing in it is believed. `wake` looks at one training job, `tick` at all that are in
-progress or ended lately; both observe, decide and apply as for every job, and may be repeated, late, or at once with
-others. What Stoker itself started on SageMaker is governed as a job, and not here.
+An event is only a wake-up: its content is not trusted. `wake` governs one training job, `tick` all jobs that are in
+progress or ended lately. Both observe, decide and apply like the governor of jobs, and may be repeated, late, or
+concurrent with others. Training jobs that Stoker itself started are governed as jobs, and not here.
 """
 
 from __future__ import annotations
@@ -14,302 +14,326 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.external_jobs import decide, index, training_job
-from stoker.external_jobs import gpu_alarms as alarming
-from stoker.external_jobs.apply import ForeignApplier
-from stoker.external_jobs.aws_account import ForeignAccount
-from stoker.external_jobs.clone_decision import may_be_resumed
-from stoker.external_jobs.dispatcher import ForeignTeller
+from stoker.external_jobs import decide, gpu_alarms, index, training_job
+from stoker.external_jobs.apply import ExternalJobApplier
+from stoker.external_jobs.aws_account import SageMakerAccount
+from stoker.external_jobs.clone_decision import may_be_resumed_by_owner
 from stoker.external_jobs.gpu_alarms import Alarm
-from stoker.external_jobs.observe import NAME, ForeignObserver, job_of
+from stoker.external_jobs.notifier import ExternalJobNotifier
+from stoker.external_jobs.observe import NAME, ExternalJobObserver, job_of
 from stoker.external_jobs.ownership import is_own
-from stoker.external_jobs.snapshot import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
+from stoker.external_jobs.snapshot import (
+    NEXT_PASS_S,
+    CloneJob,
+    ExternalJobPlan,
+    ExternalJobSnapshot,
+    StopJob,
+    policy_for_external_jobs,
+)
 from stoker.governor import external_costs
-from stoker.governor.serverless.external_jobs import Looked
+from stoker.governor.serverless.external_jobs import ExternalJobsResult
 from stoker.governor.store_clock import governor_name, read_clock
 from stoker.model import keys
-from stoker.model.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
+from stoker.model.errors import AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.model.observed import Unknown
-from stoker.model.policy import House
-from stoker.notifications.dispatcher import Teller
-from stoker.policy.reader import HouseReader
+from stoker.model.policy import Policy
+from stoker.notifications.dispatcher import NotificationDispatcher
+from stoker.policy.reader import PolicyReader
 from stoker.providers.ec2.client import Clients
 from stoker.store import external_job_index
 from stoker.store.base import Store
-from stoker.store.external_job_index import Row
+from stoker.store.external_job_index import ExternalJobRow
 from stoker.store.job_log import new_token
 
-# Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
-MOST_ROUNDS = 8
-# Regions with more than can be looked at in this time, all together, are gone through in several ticks.
+# Rounds over one training job before the rest is left to the next wake-up. All possible consecutive actions fit in.
+MAX_ROUNDS = 8
+# The time of a tick for all regions together; jobs beyond it are left to later ticks.
 _TICK_S = 60.0
 
 
 @dataclass
-class Swept:
-    """Alarms that are of no use, with the reason, and what could not be looked at."""
+class AlarmSweepResult:
+    """Needless alarms, each with the reason, and the problems by region."""
 
     found: list[tuple[str, str]] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
 
 
-def wake(store: Store, region: str, name: str, *, topic: str | None = None) -> Looked:
-    """Look at one training job, whatever woke us. Names that are none, or of no job, are nothing to do.
+def wake(store: Store, region: str, name: str, *, topic: str | None = None) -> ExternalJobsResult:
+    """Make a pass over one training job. Invalid names, and names without a job, are ignored.
 
     `topic` is the ARN of the SNS topic that alarms are sent to. Raises StoreError when the store does not answer.
     """
-    return ForeignGovernor(store, topic=topic).wake(region, name)
+    return ExternalJobGovernor(store, topic=topic).wake(region, name)
 
 
-def tick(store: Store, *, topic: str | None = None) -> Looked:
-    """Look at every training job, in the regions that the house names, that is in progress or ended lately.
+def tick(store: Store, *, topic: str | None = None) -> ExternalJobsResult:
+    """Make a pass over every training job in the policy's regions that is in progress or ended lately.
 
-    Costs nothing but a look at the policy where the house names none.
+    Where the policy names no region, this only reads the policy.
     """
-    return ForeignGovernor(store, topic=topic).tick()
+    return ExternalJobGovernor(store, topic=topic).tick()
 
 
-def sweep(store: Store, *, dry: bool = False) -> Swept:
-    """Remove alarms of training jobs that are over, gone, or no more the house's business. Nothing when `dry`."""
-    return ForeignGovernor(store).sweep(dry=dry)
+def sweep(store: Store, *, dry: bool = False) -> AlarmSweepResult:
+    """Remove alarms of training jobs that are over, gone, or not governed any more; none of them when `dry`."""
+    return ExternalJobGovernor(store).sweep(dry=dry)
 
 
-class ForeignGovernor:
-    """Governs the training jobs of others for one store. Not thread-safe; any number may run at once elsewhere."""
+class ExternalJobGovernor:
+    """Governs external training jobs for one store. Not thread-safe; any number may run elsewhere at the same time."""
 
     def __init__(
         self,
         store: Store,
-        account: Callable[[str], ForeignAccount] | None = None,
+        account: Callable[[str], SageMakerAccount] | None = None,
         *,
         topic: str | None = None,
         name: str | None = None,
         now: Callable[[], datetime] | None = None,
-        teller: Teller | None = None,
+        dispatcher: NotificationDispatcher | None = None,
         token: Callable[[], str] = new_token,
     ) -> None:
         clients = Clients()
         self.store = store
-        self.start = alarming.prefix(store.url)
+        self.start = gpu_alarms.alarm_prefix(store.url)
         self.name = name or governor_name()
-        self._account = account or (lambda region: ForeignAccount(region, clients))
-        self._accounts: dict[str, ForeignAccount] = {}
+        self._open_account = account or (lambda region: SageMakerAccount(region, clients))
+        self._accounts: dict[str, SageMakerAccount] = {}
         self._token = token
-        self._house = HouseReader(store, DEFAULT)
+        self._policy_reader = PolicyReader(store, DEFAULT)
         self._now = now
-        self._teller = ForeignTeller(store, self.name, teller)
-        self._observer = ForeignObserver(store, self.start, topic)
+        self._notifier = ExternalJobNotifier(store, self.name, dispatcher)
+        self._observer = ExternalJobObserver(store, self.start, topic)
 
-    def wake(self, region: str, name: str) -> Looked:
+    def wake(self, region: str, name: str) -> ExternalJobsResult:
         """See `wake`."""
-        looked = Looked()
+        result = ExternalJobsResult()
         if NAME.fullmatch(name) is None:
-            return looked
-        house = self._rules(looked)
-        if house is None or house.sagemaker is None or region not in house.sagemaker.regions:
-            return looked
+            return result
+        policy = self._read_policy(result)
+        if policy is None or policy.sagemaker is None or region not in policy.sagemaker.regions:
+            return result
         clock = self._clock()
-        row = self._look(looked, house, region, name, clock(), None)
-        # What could not be looked at is to be looked at again.
-        looked.active = int(bool(looked.problems) if row is None else not row.settled)
-        if name in looked.gone:
-            self._drop(region, name, clock())
+        row = self._govern_job(result, policy, region, name, clock(), None)
+        # A job that could not be observed needs another pass.
+        result.active = int(bool(result.problems) if row is None else not row.settled)
+        if name in result.gone:
+            self._drop_row(region, name, clock())
         if row is not None:
             rows = external_job_index.read(self.store, region).rows
-            gathered = self._teller.gather(house, row, rows.get(name))
-            looked.problems |= self._teller.send(house, clock)
-            looked.untold = self._teller.untold or not gathered
-            # Until it is noted what is to be told of it, it stays as it was: the next look tells.
-            if gathered and self._teller.noted:
+            collected = self._notifier.collect(policy, row, rows.get(name))
+            result.problems |= self._notifier.send(policy, clock)
+            result.unsent = self._notifier.unsent or not collected
+            # The row is not updated before its events are recorded, so that the next pass collects them again.
+            if collected and self._notifier.is_recorded:
                 external_job_index.write(self.store, region, {**rows, name: row}, clock())
-        return looked
+        return result
 
-    def tick(self) -> Looked:
+    def tick(self) -> ExternalJobsResult:
         """See `tick`."""
-        looked = Looked()
-        house = self._rules(looked)
-        if house is not None and house.sagemaker is not None:
+        result = ExternalJobsResult()
+        policy = self._read_policy(result)
+        if policy is not None and policy.sagemaker is not None:
             clock = self._clock()
             until_s = time.monotonic() + _TICK_S
-            for region in _in_turn(house.sagemaker.regions, clock()):
-                self._tick(looked, house, region, clock, until_s)
-        return looked
+            for region in _rotated(policy.sagemaker.regions, clock()):
+                self._tick_region(result, policy, region, clock, until_s)
+        return result
 
-    def plan(self) -> Looked:
-        """What a tick would do now, doing nothing."""
-        looked = Looked()
-        house = self._rules(looked)
-        if house is None or house.sagemaker is None:
-            return looked
+    def plan(self) -> ExternalJobsResult:
+        """The actions that a tick would carry out now, without any action."""
+        result = ExternalJobsResult()
+        policy = self._read_policy(result)
+        if policy is None or policy.sagemaker is None:
+            return result
         now = self._clock()()
-        for region in house.sagemaker.regions:
+        for region in policy.sagemaker.regions:
             try:
-                account = self._at(region)
+                account = self._account_in(region)
                 for name in {
                     each.name
                     for each in (*account.in_progress(), *account.changed_since(now - external_job_index.ENDED_FOR))
                 }:
                     found = account.describe(name)
                     if found is not None and not is_own(self.store, found):
-                        sight = self._observer.sight(house, account, found, now, None, None)
-                        actions = self._plan(sight, house, now).actions
-                        looked.done += [decide.told(action, name) for action in actions]
-            except (StokerError, *STUMBLES) as error:
-                looked.problems[f"sagemaker {region}"] = str(error)
-        return looked
+                        snapshot = self._observer.observe(policy, account, found, now, None, None)
+                        actions = self._plan(snapshot, policy, now).actions
+                        result.done += [decide.describe_action(action, name) for action in actions]
+            except Exception as error:  # noqa: BLE001 - one region that fails must not hide the others
+                result.problems[f"sagemaker {region}"] = str(error)
+        return result
 
-    def sweep(self, *, dry: bool = False) -> Swept:
+    def sweep(self, *, dry: bool = False) -> AlarmSweepResult:
         """See `sweep`."""
-        swept = Swept()
-        house = self._rules(swept)
-        if house is None:
-            return swept
-        wanted = set(house.sagemaker.regions) if house.sagemaker is not None else set()
-        for region in sorted({*self.store.folders(keys.FAMILIES), *wanted}):
+        result = AlarmSweepResult()
+        policy = self._read_policy(result)
+        if policy is None:
+            return result
+        wanted = set(policy.sagemaker.regions) if policy.sagemaker is not None else set()
+        for region in sorted({*self.store.folders(keys.CLONE_CHAINS), *wanted}):
             try:
-                account = self._at(region)
+                account = self._account_in(region)
                 for alarm in account.alarms(self.start):
-                    reason = _needless(account, alarm) if region in wanted else f"{region} is not governed"
+                    reason = _why_needless(account, alarm) if region in wanted else f"{region} is not governed"
                     if reason is None:
                         continue
                     if not dry:
                         account.remove_alarms([alarm.name])
-                    swept.found.append((alarm.name, reason))
+                    result.found.append((alarm.name, reason))
             except StokerError as error:
-                swept.problems[f"sagemaker {region}"] = str(error)
-        return swept
+                result.problems[f"sagemaker {region}"] = str(error)
+        return result
 
     # ── One region ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _tick(self, looked: Looked, house: House, region: str, clock: Callable[[], datetime], until_s: float) -> None:
+    def _tick_region(
+        self, result: ExternalJobsResult, policy: Policy, region: str, clock: Callable[[], datetime], until_s: float
+    ) -> None:
         now = clock()
         try:
-            account = self._at(region)
+            account = self._account_in(region)
             running = account.in_progress()
             ended = account.changed_since(now - external_job_index.ENDED_FOR)
             alarms = account.alarms(self.start)
         except StokerError as error:
-            # A list that failed proves nothing. Who may not see any will not see some in a minute.
-            looked.problems[f"sagemaker {region}"] = str(error)
-            looked.unknown |= not isinstance(error, (AuthDenied, NotInstalled))
+            # A list that failed proves nothing. A missing permission or package is no reason to keep the tick on.
+            result.problems[f"sagemaker {region}"] = str(error)
+            result.unknown |= not isinstance(error, (AuthDenied, NotInstalled))
             return
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(external_job_index.read(self.store, region).rows)
         ringing = {job_of(alarm) for alarm in alarms if alarm.ringing}
-        due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, house, now)]
-        # What is listed nowhere may be over for long, or gone: its alarms and its row are not.
-        lost = {name for name, row in rows.items() if not (row.settled and row.ended_at)} - set(listed)
-        names = sorted({*ringing, *due, *lost, *({job_of(alarm) for alarm in alarms} - set(listed))})
-        # Where there is not time for all, nobody is always the first: each comes to its turn.
+        due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, policy, now)]
+        # A job in no list may have ended long ago, or be gone, while its alarms and its row still exist.
+        unlisted = {name for name, row in rows.items() if not (row.settled and row.ended_at)} - set(listed)
+        names = sorted({*ringing, *due, *unlisted, *({job_of(alarm) for alarm in alarms} - set(listed))})
+        # In random order, so that every job gets its turn where the time is not enough for all.
         random.shuffle(names)
-        changed: dict[str, Row] = {}
+        changed: dict[str, ExternalJobRow] = {}
         for name in names:
             if NAME.fullmatch(name) is None or time.monotonic() > until_s:
                 continue
-            # Whether it still rings is asked anew.
-            row = self._look(looked, house, region, name, now, None if name in ringing else alarms)
+            # The alarms of a ringing job are read again.
+            row = self._govern_job(result, policy, region, name, now, None if name in ringing else alarms)
             if row is not None:
-                if self._teller.gather(house, row, rows.get(name)):
+                if self._notifier.collect(policy, row, rows.get(name)):
                     changed[name] = row
                 else:
-                    looked.untold = True
-        gone = looked.gone & set(rows)
+                    result.unsent = True
+        gone = result.gone & set(rows)
         rows = {name: row for name, row in {**rows, **changed}.items() if name not in gone}
-        looked.problems |= self._teller.send(house, clock)
-        looked.untold = looked.untold or self._teller.untold
-        # Until it is noted what is to be told of them, they stay as they were: the next tick tells.
-        if (changed or gone) and self._teller.noted:
+        result.problems |= self._notifier.send(policy, clock)
+        result.unsent = result.unsent or self._notifier.unsent
+        # Rows are not updated before their events are recorded, so that the next tick collects them again.
+        if (changed or gone) and self._notifier.is_recorded:
             external_job_index.write(self.store, region, rows, now)
         unsettled = {name for name, row in rows.items() if not row.settled}
-        looked.active += len(unsettled | {name for name in listed if name not in rows})
+        result.active += len(unsettled | {name for name in listed if name not in rows})
 
-    def _look(
-        self, looked: Looked, house: House, region: str, name: str, now: datetime, listed: Iterable[Alarm] | None
-    ) -> Row | None:
-        """Look at one training job and do what follows, until nothing does. What it is now, for lists."""
+    def _govern_job(
+        self,
+        result: ExternalJobsResult,
+        policy: Policy,
+        region: str,
+        name: str,
+        now: datetime,
+        listed: Iterable[Alarm] | None,
+    ) -> ExternalJobRow | None:
+        """Observe, decide and apply for one training job until no action follows. Returns its row; None where the job
+        is gone or could not be governed."""
         try:
-            account = self._at(region)
-            applier = ForeignApplier(self.store, account, self.name, house.digest, self._token, looked.done.append)
-            for _ in range(MOST_ROUNDS):
+            account = self._account_in(region)
+            applier = ExternalJobApplier(self.store, account, self.name, policy.digest, self._token, result.done.append)
+            for _ in range(MAX_ROUNDS):
                 found = account.describe(name)
                 if found is None:
-                    self._forget(account, name, looked)
+                    self._remove_alarms_of(account, name, result)
                     return None
-                sight = self._observer.sight(house, account, found, now, listed, applier)
+                snapshot = self._observer.observe(policy, account, found, now, listed, applier)
                 if is_own(self.store, found):
-                    return replace(index.row_of(sight, ForeignPlan(settled=True), house, now), own=True)
-                plan = self._plan(sight, house, now)
+                    return replace(index.row_of(snapshot, ExternalJobPlan(settled=True), policy, now), own=True)
+                plan = self._plan(snapshot, policy, now)
                 if not plan.actions:
-                    row = index.row_of(sight, plan, house, now)
-                    if sight.job.over:
-                        external_costs.keep(self.store, row)
-                    if isinstance(sight.tail, Unknown):
-                        looked.problems[name] = f"its log cannot be read: {sight.tail.error}"
-                    return _with_troubles(row, applier.troubles, looked)
-                # Where a rival wrote something meanwhile, it is decided anew all the same.
-                applier.apply(plan, sight, found)
+                    row = index.row_of(snapshot, plan, policy, now)
+                    if snapshot.job.over:
+                        external_costs.record_costs(self.store, row)
+                    if isinstance(snapshot.tail, Unknown):
+                        result.problems[name] = f"its log cannot be read: {snapshot.tail.error}"
+                    return _with_alarm_problems(row, applier.alarm_problems, result)
+                # The next round decides again, also where another governor wrote to the log meanwhile.
+                applier.apply(plan, snapshot, found)
                 listed = None
         except StoreUnavailable:
             raise
-        except (StokerError, *STUMBLES) as error:
-            # One that cannot be looked at hides no other.
-            looked.problems[name] = str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - the edge of one job
+            # A job that cannot be governed must not stop the others.
+            result.problems[name] = str(error) or type(error).__name__
         return None
 
-    def _plan(self, sight: Sight, house: House, now: datetime) -> ForeignPlan:
-        """What follows. How the budgets stand is asked for where one would be stopped to go on: it needs a machine. And
-        whether it was started again by hand, where a clone would be made."""
-        plan = decide.decide(sight, house, now)
-        if sight.books is None and any(isinstance(each, Stop) and each.event.after for each in plan.actions):
-            books = self._observer.books(house, sight.job, now)
-            return plan if books is None else decide.decide(replace(sight, books=books), house, now)
-        if any(isinstance(each, Clone) for each in plan.actions) and may_be_resumed(sight, now):
-            resumed_as = self._observer.resumed_as(self._at(sight.job.region), sight)
-            return decide.decide(replace(sight, resumed_as=resumed_as), house, now)
+    def _plan(self, snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> ExternalJobPlan:
+        """Decide the plan. Two expensive facts are read only where a first decision needs them: the budgets, where the
+        job would be stopped in order to be cloned; and a restart by its owner, where a clone would be made."""
+        plan = decide.decide(snapshot, policy, now)
+        if snapshot.budget_state is None and any(
+            isinstance(each, StopJob) and each.event.after for each in plan.actions
+        ):
+            budget_state = self._observer.budget_state(policy, snapshot.job, now)
+            return (
+                plan
+                if budget_state is None
+                else decide.decide(replace(snapshot, budget_state=budget_state), policy, now)
+            )
+        if any(isinstance(each, CloneJob) for each in plan.actions) and may_be_resumed_by_owner(snapshot, now):
+            resumed_as = self._observer.resumed_as(self._account_in(snapshot.job.region), snapshot)
+            return decide.decide(replace(snapshot, resumed_as=resumed_as), policy, now)
         return plan
 
-    def _drop(self, region: str, name: str, now: datetime) -> None:
+    def _drop_row(self, region: str, name: str, now: datetime) -> None:
         rows = external_job_index.read(self.store, region).rows
         if name in rows:
-            external_job_index.write(self.store, region, {kept: row for kept, row in rows.items() if kept != name}, now)
+            external_job_index.write(
+                self.store, region, {other: row for other, row in rows.items() if other != name}, now
+            )
 
-    def _forget(self, account: ForeignAccount, name: str, looked: Looked) -> None:
-        looked.gone.add(name)
+    def _remove_alarms_of(self, account: SageMakerAccount, name: str, result: ExternalJobsResult) -> None:
+        result.gone.add(name)
         names = [alarm.name for alarm in account.alarms(f"{self.start}{name}-") if job_of(alarm) == name]
         if names:
             account.remove_alarms(names)
-            looked.done.append(f"{name}: is gone; its alarms are removed")
+            result.done.append(f"{name}: is gone; its alarms are removed")
 
-    # ── The house and its time ────────────────────────────────────────────────────────────────────────────────────────
+    # ── Policy, clock and account
+    # ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _rules(self, looked: Looked | Swept) -> House | None:
-        """The newest rules; None where nobody here can read them, which causes nothing."""
-        policy = self._house.read()
-        if policy.unread:
-            looked.problems["policy"] = policy.unread
-            if isinstance(looked, Looked):
-                looked.unknown = True
+    def _read_policy(self, result: ExternalJobsResult | AlarmSweepResult) -> Policy | None:
+        """The newest policy; None where this Stoker cannot read it: then nothing is done."""
+        settings = self._policy_reader.read()
+        if settings.policy_error:
+            result.problems["policy"] = settings.policy_error
+            if isinstance(result, ExternalJobsResult):
+                result.unknown = True
             return None
-        return for_others(policy.house)
+        return policy_for_external_jobs(settings.policy)
 
     def _clock(self) -> Callable[[], datetime]:
-        """The store's, asked for once."""
+        """The store's clock, read once."""
         return self._now if self._now is not None else read_clock(self.store, self.name, time.monotonic).now
 
-    def _at(self, region: str) -> ForeignAccount:
+    def _account_in(self, region: str) -> SageMakerAccount:
         if region not in self._accounts:
-            self._accounts[region] = self._account(region)
+            self._accounts[region] = self._open_account(region)
         return self._accounts[region]
 
 
-def _in_turn(regions: Sequence[str], now: datetime) -> list[str]:
-    """Another one is the first every minute, so that each comes to its turn."""
+def _rotated(regions: Sequence[str], now: datetime) -> list[str]:
+    """The regions, beginning with another one every minute, so that each gets its turn."""
     first = int(now.timestamp() // 60) % len(regions) if regions else 0
     return [*regions[first:], *regions[:first]]
 
 
-def _needless(account: ForeignAccount, alarm: Alarm) -> str | None:
-    """Why an alarm is of no use; None where its job is not over for sure."""
+def _why_needless(account: SageMakerAccount, alarm: Alarm) -> str | None:
+    """The reason why an alarm is needless; None where its job may still be in progress."""
     name = job_of(alarm)
     found = account.describe(name)
     if found is None:
@@ -318,11 +342,13 @@ def _needless(account: ForeignAccount, alarm: Alarm) -> str | None:
     return f"{name} is {status}" if status in training_job.OVER else None
 
 
-def _with_troubles(row: Row, troubles: dict[str, str], looked: Looked) -> Row:
-    """Alarms that could not be made or removed: told, and tried again at the next look."""
-    if not troubles:
+def _with_alarm_problems(
+    row: ExternalJobRow, alarm_problems: dict[str, str], result: ExternalJobsResult
+) -> ExternalJobRow:
+    """The row with the problems of alarms that could not be created or removed; they are retried in the next pass."""
+    if not alarm_problems:
         return row
-    told = f"{len(troubles)} alarms could not be set: {next(iter(troubles.values()))}"
-    looked.problems[row.name] = told
-    look_at = row.look_at or row.looked_at + timedelta(seconds=LOOK_S)
-    return replace(row, note=f"{row.note}; {told}" if row.note else told, settled=False, look_at=look_at)
+    problem = f"{len(alarm_problems)} alarms could not be set: {next(iter(alarm_problems.values()))}"
+    result.problems[row.name] = problem
+    look_at = row.look_at or row.looked_at + timedelta(seconds=NEXT_PASS_S)
+    return replace(row, note=f"{row.note}; {problem}" if row.note else problem, settled=False, look_at=look_at)

@@ -1,8 +1,8 @@
-"""CloudWatch's alarms on how busy the GPUs of training jobs are: which there should be, and whether what CloudWatch
-measured breaks a rule. Pure.
+"""CloudWatch alarms on the GPU load of training jobs: the wanted alarms, and the check of CloudWatch's figures against
+the rules. Pure.
 
-An alarm is a wake-up for one rule and one host. Whether the rule is broken is judged by the figures of all hosts, since
-rules are about all accelerators of a job.
+An alarm is a wake-up for one rule and one host. The rule itself is checked with the figures of all hosts, since rules
+are about all accelerators of a job.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from datetime import datetime, timedelta
 from stoker.core.policy_rules import Subject, applies
 from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.durations import span_text
-from stoker.model.policy import House, Rule, Stall, Utilization
+from stoker.model.policy import Policy, Rule, StallRule, UtilizationRule
 
-# CloudWatch has a figure a minute of every host, and has it a little late.
+# CloudWatch has one figure for each minute and host, with a delay.
 MINUTE_S = 60.0
 _LATE_S = 600.0
-# A window with fewer of its minutes than this says nothing.
-_COVERED = 0.75
-# As the agent has it: a process that only waits uses less of one core, here in percent.
+# A window with figures for a smaller share of its minutes proves nothing.
+_MIN_COVERAGE = 0.75
+# As in the agent: a process that only waits uses less than this of one core, in percent.
 _WAITING_CPU = 5.0
-# What CloudWatch takes: a period of at most a day, and a day in all where periods are shorter than an hour.
+# CloudWatch's limits: a period of at most a day, and a day in all where periods are shorter than an hour, else a week.
 _DAY_S = 86400.0
 _WEEK_S = 7 * _DAY_S
 
@@ -40,15 +40,15 @@ class WantedAlarm:
     threshold: float
     period_s: int
     periods: int
-    # Whether the threshold itself is too little.
+    # The alarm rings also at the threshold itself.
     inclusive: bool
-    # Whom it tells; empty: nobody but who asks.
+    # The SNS topic that it notifies; empty: none.
     topic: str = ""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm as CloudWatch tells it."""
+    """An alarm as CloudWatch describes it."""
 
     name: str
     host: str
@@ -56,7 +56,7 @@ class Alarm:
     topics: tuple[str, ...] = ()
 
     def is_as(self, wanted: WantedAlarm) -> bool:
-        """Whether it is that one. One that tells somebody does so for those, too, who have nobody to tell."""
+        """Return whether this is the wanted alarm. One with a topic also satisfies a governor that has none."""
         return self.name == wanted.name and (not wanted.topic or wanted.topic in self.topics)
 
 
@@ -64,8 +64,8 @@ Figures = tuple[tuple[datetime, float], ...]
 
 
 @dataclass(frozen=True)
-class Host:
-    """What CloudWatch measured of one host, minute by minute, in percent: of all its GPUs, and of all its cores."""
+class HostMetrics:
+    """CloudWatch's figures of one host, for each minute, in percent: the sums over its GPUs and over its cores."""
 
     name: str
     gpu: Figures = ()
@@ -73,29 +73,30 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Readings:
-    """Of every host of a job, and when its last line was logged; None where nobody can say."""
+class JobFigures:
+    """The figures of every host of a job, and the time of its last log line; None where that is unknown."""
 
-    hosts: tuple[Host, ...]
+    hosts: tuple[HostMetrics, ...]
     last_line_at: datetime | None = None
 
 
-def prefix(store: str) -> str:
-    """What the names of all alarms of a store begin with."""
+def alarm_prefix(store: str) -> str:
+    """The prefix of the names of all alarms of a store."""
     return f"stoker-{hashlib.sha256(store.encode()).hexdigest()[:8]}-"
 
 
-def watching(house: House, subject: Subject) -> tuple[Rule, ...]:
-    """The rules about accelerators that are about this job; those, too, that are only a word for people."""
+def accelerator_rules(policy: Policy, subject: Subject) -> tuple[Rule, ...]:
+    """The rules about accelerators that apply to this job, including those that only warn."""
     return tuple(
-        rule for rule in house.rules if (rule.stall or rule.min_gpu_utilization) is not None and applies(rule, subject)
+        rule for rule in policy.rules if (rule.stall or rule.min_gpu_utilization) is not None and applies(rule, subject)
     )
 
 
-def wanted(
+def wanted_alarms(
     rules: Sequence[Rule], job: TrainingJob, gpus: int | None, start: str, topic: str = ""
 ) -> tuple[WantedAlarm, ...]:
-    """One for each host and rule, while it trains. `gpus` are those of one host; None or 0: nobody can read them."""
+    """One alarm for each host and rule of a job that trains. `gpus` is the number of one host; none where it is None or
+    0, since their load cannot be read then."""
     if not job.training or not gpus:
         return ()
     every = (_alarm(rule, job, number, host, gpus, start) for rule in rules for number, host in _numbered(job))
@@ -113,51 +114,51 @@ def _alarm(rule: Rule, job: TrainingJob, number: int, host: str, gpus: int, star
         assert rule.min_gpu_utilization is not None
         share, period_s, periods, inclusive = rule.min_gpu_utilization.value, rule.min_gpu_utilization.over_s, 1, False
     length_s = int(min(_DAY_S, max(MINUTE_S, math.ceil(period_s / MINUTE_S) * MINUTE_S)))
-    # One that rings too early wakes us for nothing; more is not taken.
-    most = int((_DAY_S if length_s < 3600 else _WEEK_S) // length_s)
+    # CloudWatch accepts no more periods. An alarm that rings too early is a harmless wake-up.
+    max_count = int((_DAY_S if length_s < 3600 else _WEEK_S) // length_s)
     threshold = round(share * 100 * gpus, 4)
-    count = max(1, min(periods, most))
-    # A rule that changes has other alarms, so that nobody takes an old one for it.
-    mark = hashlib.sha256(f"{rule.name}/{threshold}/{length_s}/{count}/{inclusive}".encode()).hexdigest()[:6]
-    name = f"{start}{job.name}-algo-{number}-{rule.name}-{mark}"
+    count = max(1, min(periods, max_count))
+    # A changed rule has alarms of other names, so that an old alarm is not taken for the new one.
+    digest = hashlib.sha256(f"{rule.name}/{threshold}/{length_s}/{count}/{inclusive}".encode()).hexdigest()[:6]
+    name = f"{start}{job.name}-algo-{number}-{rule.name}-{digest}"
     return WantedAlarm(name, host, rule.name, threshold, length_s, count, inclusive)
 
 
 def span_s(rule: Rule) -> float:
-    """How far back its figures go."""
+    """The span of figures that a rule needs."""
     if rule.stall is not None:
         return rule.stall.span_s
     return rule.min_gpu_utilization.over_s if rule.min_gpu_utilization is not None else 0.0
 
 
-def reason(rule: Rule, job: TrainingJob, gpus: int, readings: Readings, now: datetime) -> str | None:
-    """How the rule is broken, in words; None where it is not, or nobody can know."""
+def violation_text(rule: Rule, job: TrainingJob, gpus: int, readings: JobFigures, now: datetime) -> str | None:
+    """The reason why the rule is broken; None where it is not, or where that is unknown."""
     end = _end(job, readings, now)
     if end is None or job.training_since is None:
         return None
-    # This training's, not one's before an interruption.
+    # The time of the current training, without those before an interruption.
     trained_s = (end - job.training_since).total_seconds()
     if rule.stall is not None:
         return _stalled(rule.stall, gpus, readings, end, trained_s)
     return _wasteful(rule.min_gpu_utilization, gpus, readings, end, trained_s) if rule.min_gpu_utilization else None
 
 
-def begins_to_stall(wanted: Stall, job: TrainingJob, gpus: int, readings: Readings, now: datetime) -> bool:
-    """As `stalls.begins_to_stall`: nothing moved in the newest window, and not for all of the windows yet."""
+def begins_to_stall(limit: StallRule, job: TrainingJob, gpus: int, readings: JobFigures, now: datetime) -> bool:
+    """Return whether nothing moved in the newest window, but not yet in all windows, like `stalls.begins_to_stall`."""
     end = _end(job, readings, now)
     if end is None or readings.last_line_at is None:
         return False
     silent_s = (end - readings.last_line_at).total_seconds()
-    start, most = end - timedelta(seconds=wanted.window_s), wanted.below * 100 * gpus
+    start, max_count = end - timedelta(seconds=limit.window_s), limit.below * 100 * gpus
     newest = [_mean(host.gpu, start, end) for host in readings.hosts]
-    if silent_s < wanted.window_s or not all(mean is not None and mean <= most for mean in newest):
+    if silent_s < limit.window_s or not all(mean is not None and mean <= max_count for mean in newest):
         return False
-    used = [mean for host in readings.hosts for mean in _windows(host.gpu, wanted, end)]
-    return silent_s < wanted.span_s or any(mean > most for mean in used)
+    used = [mean for host in readings.hosts for mean in _windows(host.gpu, limit, end)]
+    return silent_s < limit.span_s or any(mean > max_count for mean in used)
 
 
-def _end(job: TrainingJob, readings: Readings, now: datetime) -> datetime | None:
-    """Until when all hosts of a job have figures; None where one has none, or no new ones."""
+def _end(job: TrainingJob, readings: JobFigures, now: datetime) -> datetime | None:
+    """The time until which all hosts of a job have figures; None where a host has none, or no recent ones."""
     ends = [host.gpu[-1][0] for host in readings.hosts if host.gpu]
     if {host.name for host in readings.hosts} != set(job.hosts) or len(ends) < job.nodes:
         return None
@@ -165,46 +166,46 @@ def _end(job: TrainingJob, readings: Readings, now: datetime) -> datetime | None
     return end if (now - end).total_seconds() <= _LATE_S else None
 
 
-def _stalled(wanted: Stall, gpus: int, readings: Readings, end: datetime, trained_s: float) -> str | None:
-    if trained_s < max(wanted.after_s, wanted.span_s) or readings.last_line_at is None:
+def _stalled(limit: StallRule, gpus: int, readings: JobFigures, end: datetime, trained_s: float) -> str | None:
+    if trained_s < max(limit.after_s, limit.span_s) or readings.last_line_at is None:
         return None
     silent_s = (end - readings.last_line_at).total_seconds()
-    used = [_windows(host.gpu, wanted, end) for host in readings.hosts]
-    cores = [_windows(host.cpu, wanted, end) for host in readings.hosts]
-    if silent_s < wanted.span_s or not all(used) or not all(cores):
+    used = [_windows(host.gpu, limit, end) for host in readings.hosts]
+    cores = [_windows(host.cpu, limit, end) for host in readings.hosts]
+    if silent_s < limit.span_s or not all(used) or not all(cores):
         return None
-    if any(mean > wanted.below * 100 * gpus for host in used for mean in host):
+    if any(mean > limit.below * 100 * gpus for host in used for mean in host):
         return None
     working = any(mean > _WAITING_CPU for host in cores for mean in host)
-    if working and silent_s < wanted.span_s + wanted.working_s:
+    if working and silent_s < limit.span_s + limit.working_s:
         return None
     return f"no line of the log and no work of its GPUs for {span_text(silent_s)}"
 
 
-def _wasteful(wanted: Utilization, gpus: int, readings: Readings, end: datetime, trained_s: float) -> str | None:
-    if trained_s < wanted.after_s + wanted.over_s:
+def _wasteful(limit: UtilizationRule, gpus: int, readings: JobFigures, end: datetime, trained_s: float) -> str | None:
+    if trained_s < limit.after_s + limit.over_s:
         return None
-    means = [_mean(host.gpu, end - timedelta(seconds=wanted.over_s), end) for host in readings.hosts]
+    means = [_mean(host.gpu, end - timedelta(seconds=limit.over_s), end) for host in readings.hosts]
     known = [mean for mean in means if mean is not None]
     if len(known) < len(means):
         return None
     mean = sum(known) / len(known) / (100 * gpus)
-    if mean >= wanted.value:
+    if mean >= limit.value:
         return None
-    return f"its {gpus * len(known)} accelerators were used {mean:.0%} over {span_text(wanted.over_s)}"
+    return f"its {gpus * len(known)} accelerators were used {mean:.0%} over {span_text(limit.over_s)}"
 
 
-def _windows(figures: Figures, wanted: Stall, end: datetime) -> list[float]:
-    """The mean of each window; none at all where one of them is not covered."""
-    length = timedelta(seconds=wanted.window_s)
-    found = [_mean(figures, end - length * (number + 1), end - length * number) for number in range(wanted.windows)]
+def _windows(figures: Figures, limit: StallRule, end: datetime) -> list[float]:
+    """The mean of each window; empty where a window has too few figures."""
+    length = timedelta(seconds=limit.window_s)
+    found = [_mean(figures, end - length * (number + 1), end - length * number) for number in range(limit.windows)]
     return [mean for mean in found if mean is not None] if None not in found else []
 
 
 def _mean(figures: Figures, start: datetime, end: datetime) -> float | None:
     inside = [value for at, value in figures if start <= at < end]
-    # A window shorter than a minute has the figure of the minute that it is in.
-    least = max(1.0, (end - start).total_seconds() / MINUTE_S * _COVERED)
+    # A window shorter than a minute uses the figure of its minute.
+    least = max(1.0, (end - start).total_seconds() / MINUTE_S * _MIN_COVERAGE)
     if len(inside) < math.floor(least) or not all(math.isfinite(value) for value in inside):
         return None
     return sum(inside) / len(inside)

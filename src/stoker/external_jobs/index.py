@@ -1,6 +1,6 @@
-"""Training jobs of others in short, one object a region: what `ps` reads, and what spares a tick a second look.
+"""Rows of external training jobs, one object for each region: `ps` reads them, and a tick skips unchanged jobs by them.
 
-Derived: a writer that overwrites another's loses nothing that the next tick does not find again.
+Derived: a writer that overwrites another's rows loses nothing that the next tick does not find again.
 """
 
 from __future__ import annotations
@@ -9,30 +9,33 @@ from datetime import datetime, timedelta
 
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.summary import AttemptSummary, Summary
-from stoker.external_jobs.aws_account import Listed
+from stoker.external_jobs.aws_account import TrainingJobSummary
 from stoker.external_jobs.decide import cost_of
-from stoker.external_jobs.snapshot import ForeignPlan, Sight
+from stoker.external_jobs.snapshot import ExternalJobPlan, ExternalJobSnapshot
 from stoker.model import keys
-from stoker.model.policy import House
-from stoker.policy.reader import HouseReader
+from stoker.model.policy import Policy
+from stoker.policy.reader import PolicyReader
 from stoker.store.base import Store
-from stoker.store.external_job_index import Row, read
+from stoker.store.external_job_index import ExternalJobRow, read
 
 
 def summaries(store: Store) -> list[Summary]:
-    """All of them, as other jobs are summed up; none of regions that are not governed any more."""
-    kept = [meta.key.removeprefix(keys.FOREIGN_INDEX).removesuffix(".json") for meta in store.list(keys.FOREIGN_INDEX)]
-    policy = HouseReader(store, DEFAULT).read() if kept else DEFAULT
-    wanted = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
-    regions = [region for region in kept if policy.unread or region in wanted]
+    """Summaries of all external jobs, without those in regions that are not governed any more."""
+    indexed = [
+        meta.key.removeprefix(keys.EXTERNAL_JOB_INDEX).removesuffix(".json")
+        for meta in store.list(keys.EXTERNAL_JOB_INDEX)
+    ]
+    settings = PolicyReader(store, DEFAULT).read() if indexed else DEFAULT
+    wanted = settings.policy.sagemaker.regions if settings.policy.sagemaker is not None else ()
+    regions = [region for region in indexed if settings.policy_error or region in wanted]
     rows = [row for region in regions for row in read(store, region).rows.values()]
     return [summary(row) for row in rows if not row.own]
 
 
-def summary(row: Row) -> Summary:
-    """As another job is summed up. It has one attempt: each clone is a training job of its own."""
+def summary(row: ExternalJobRow) -> Summary:
+    """The summary of an external job. It has one attempt: each clone is a training job of its own."""
     where = f"SageMaker {row.region}"
-    whose = f"{where}, {row.role}" if row.role else where
+    context = f"{where}, {row.role}" if row.role else where
     attempt = AttemptSummary(
         n=1,
         claim=0,
@@ -55,7 +58,7 @@ def summary(row: Row) -> Summary:
         provider="sagemaker",
         nodes=row.nodes,
         outcome=row.phase if row.phase in ("succeeded", "failed", "stopped") else None,
-        reason=f"{whose}: {row.note}" if row.note else whose,
+        reason=f"{context}: {row.note}" if row.note else context,
         attempts=(attempt,),
         interruptions=row.interruptions,
         cost=row.cost,
@@ -67,22 +70,22 @@ def summary(row: Row) -> Summary:
     )
 
 
-def is_due(row: Row | None, listed: Listed, house: House, now: datetime) -> bool:
-    """Whether it may have changed, or time alone may have brought it to a bound."""
-    if row is None or row.policy != house.digest:
+def is_due(row: ExternalJobRow | None, listed: TrainingJobSummary, policy: Policy, now: datetime) -> bool:
+    """Return whether the job may have changed since its row, or may have reached a limit by now."""
+    if row is None or row.policy != policy.digest:
         return True
     if (row.status, row.secondary, row.modified_at) != (listed.status, listed.secondary, listed.modified_at):
         return True
     return not row.settled and (row.look_at is None or now >= row.look_at)
 
 
-def row_of(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
-    """What lists tell of a job that was just looked at."""
-    job = sight.job
-    return Row(
+def row_of(snapshot: ExternalJobSnapshot, plan: ExternalJobPlan, policy: Policy, now: datetime) -> ExternalJobRow:
+    """The row of a job that was just observed."""
+    job = snapshot.job
+    return ExternalJobRow(
         name=job.name,
         region=job.region,
-        origin=sight.family.origin,
+        origin=snapshot.chain.origin,
         status=job.status,
         secondary=job.secondary,
         created_at=job.created_at or now,
@@ -96,11 +99,11 @@ def row_of(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
         tags=dict(job.tags),
         checkpoints=job.checkpoints,
         trained_s=job.trained_s(now),
-        cost=cost_of(sight, now),
+        cost=cost_of(snapshot, now),
         interruptions=job.interruptions,
-        seq=sight.family.seq,
+        seq=snapshot.chain.seq,
         note=plan.note,
         settled=plan.settled,
-        policy=house.digest,
-        look_at=None if plan.settled else now + timedelta(seconds=plan.look_in_s),
+        policy=policy.digest,
+        look_at=None if plan.settled else now + timedelta(seconds=plan.next_pass_in_s),
     )

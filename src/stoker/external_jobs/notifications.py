@@ -1,4 +1,4 @@
-"""What people are told of training jobs that others started, from the entries of a family's log. Pure."""
+"""Notifications about external training jobs, from the entries of a clone chain's log. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker.core.policy_rules import PREFIX
-from stoker.external_jobs.clone_chain import Cloned, FamilyEntry, FamilyEvent, GaveUp, Over, Seen, Stopping
-from stoker.external_jobs.clone_chain import Told as Warning_
+from stoker.external_jobs.clone_chain import (
+    ChainEntry,
+    ChainEvent,
+    Cloned,
+    GaveUp,
+    JobEnded,
+    JobSeen,
+    RuleWarning,
+    Stopping,
+)
 from stoker.external_jobs.snapshot import ON_DEMAND
-from stoker.model.policy import EventKind, House
-from stoker.notifications.events import Told, shortened
+from stoker.model.policy import EventKind, Policy
+from stoker.notifications.events import Notification, shortened
 
-# Why a clone was not made that was meant to be.
-_BROKEN_OFF = ("late", "name-taken", "no-room", "refused", "resumed-by-owner", "unheard", "unread", "unwanted")
+# The rules by which an intended clone was given up.
+_ABANDONED_CLONES = (
+    "late",
+    "name-taken",
+    "no-room",
+    "refused",
+    "resumed-by-owner",
+    "stop-unclear",
+    "unread",
+    "unwanted",
+)
 _ENDS: Mapping[str, EventKind] = {"Completed": "finished", "Failed": "failed", "Stopped": "stopped"}
 
 
 @dataclass(frozen=True)
-class Whose:
-    """What letters say of the jobs of a family besides."""
+class JobContext:
+    """Facts about a chain's jobs for their notifications: origin, region, machines and tags."""
 
     origin: str
     region: str
@@ -27,51 +44,51 @@ class Whose:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def tell(entry: FamilyEntry, whose: Whose, house: House) -> Told | None:
-    """What an entry means for people; None: nothing."""
+def notification_of(entry: ChainEntry, context: JobContext, policy: Policy) -> Notification | None:
+    """The notification of an entry, if it has one."""
     event = entry.record.event
-    kind, job, rule = _about(event, whose, house)
+    kind, job, rule = _about(event, context, policy)
     if kind is None:
         return None
-    return Told(
+    return Notification(
         kind=kind,
-        job=whose.origin,
+        job=context.origin,
         at=entry.at,
         reason=shortened(entry.record.reason),
         seq=entry.seq,
-        name=whose.origin,
-        tags=dict(whose.tags),
+        name=context.origin,
+        tags=dict(context.tags),
         rule=rule,
-        audit=isinstance(event, Warning_) and event.code.endswith("/audit"),
-        where=whose.where,
-        zone=whose.region,
-        cost=event.cost if isinstance(event, Over) else None,
-        # Whoever notes it again is known by it: each job of a family is a thing of its own.
+        audit=isinstance(event, RuleWarning) and event.code.endswith("/audit"),
+        where=context.where,
+        zone=context.region,
+        cost=event.cost if isinstance(event, JobEnded) else None,
+        # Each job of a chain is a stream of its own, in which a repeated entry is recognised.
         thing=job,
     )
 
 
-def _about(event: FamilyEvent, whose: Whose, house: House) -> tuple[EventKind | None, str, str]:
+def _about(event: ChainEvent, context: JobContext, policy: Policy) -> tuple[EventKind | None, str, str]:
     match event:
-        # A clone is told of when it is made.
-        case Seen(job=job, in_progress=True) if job == whose.origin:
+        # A clone is reported when it is created.
+        case JobSeen(job=job, in_progress=True) if job == context.origin:
             return "started", job, ""
-        case Warning_():
-            return _by_rule(event.rule, house), event.job, event.rule
+        case RuleWarning():
+            return _by_rule(event.rule, policy), event.job, event.rule
         case Stopping():
-            kind: EventKind = "reclaimed" if event.after == ON_DEMAND else _by_rule(event.rule, house)
+            kind: EventKind = "reclaimed" if event.after == ON_DEMAND else _by_rule(event.rule, policy)
             return kind, event.job, event.rule
         case Cloned():
             return "resumed", event.name, ""
-        case Over():
+        case JobEnded():
             return _ENDS.get(event.status), event.job, ""
-        # It was to go on.
-        case GaveUp(rule=rule, meant=meant) if meant or rule in _BROKEN_OFF:
+        # A clone was intended.
+        case GaveUp(rule=rule, meant=meant) if meant or rule in _ABANDONED_CLONES:
             return "failed", event.job, ""
         case _:
             return None, "", ""
 
 
-def _by_rule(code: str, house: House) -> EventKind:
-    rule = next((rule for rule in house.rules if f"{PREFIX}{rule.name}" == code), None)
+def _by_rule(code: str, policy: Policy) -> EventKind:
+    rule = next((rule for rule in policy.rules if f"{PREFIX}{rule.name}" == code), None)
     return "stalled" if rule is not None and rule.stall is not None else "rule"

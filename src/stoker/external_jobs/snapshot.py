@@ -1,4 +1,4 @@
-"""A training job of SageMaker's that others started, as it was seen, and what can be done about it. Pure."""
+"""An external training job as it was observed, and the possible actions. Pure."""
 
 from __future__ import annotations
 
@@ -8,173 +8,176 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.core import budgets, policy_rules
-from stoker.core.budget_state import Books
-from stoker.core.policy_rules import Bounded, Finding, Subject
-from stoker.external_jobs.clone_chain import Cloning, Family, FamilyEvent, Stopping
-from stoker.external_jobs.gpu_alarms import Alarm, Readings, WantedAlarm
+from stoker.core.budget_state import BudgetState
+from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
+from stoker.external_jobs.clone_chain import ChainEvent, CloneChain, Cloning, Stopping
+from stoker.external_jobs.gpu_alarms import Alarm, JobFigures, WantedAlarm
 from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.observed import Observed
-from stoker.model.policy import House, Rule
+from stoker.model.policy import Policy, Rule
 from stoker.model.spec import Limits
 
-# The rule that a job was cloned by because spot was given up.
+# The rule of clones that were made to leave spot.
 ON_DEMAND: Literal["on-demand"] = "on-demand"
-# Why there is no clone of what has no room for a tag: it could not tell where it comes from.
+# The reason not to clone a job with the maximum number of tags: a clone needs one more tag for its lineage.
 NO_ROOM = "it has as many tags as SageMaker takes, and its clone would need one more; remove one"
-# Nothing about it changed, and no bound is near: its tags or its metrics may have all the same.
-LOOK_S = 900.0
+# The time to the next pass over a job without changes or near limits: its tags or metrics may have changed.
+NEXT_PASS_S = 900.0
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A training job, what Stoker did about its family, and what else was asked for."""
+class ExternalJobSnapshot:
+    """A training job, the state of its clone chain, and everything else that was read for the decision."""
 
     job: TrainingJob
-    family: Family
-    # Those of this job that are ours.
+    chain: CloneChain
+    # The alarms of this job that belong to this store.
     alarms: Observed[tuple[Alarm, ...]]
-    # What names of alarms begin with.
+    # The prefix of this store's alarm names.
     start: str
-    # Whom alarms tell; empty: nobody.
+    # The SNS topic of alarms; empty: none.
     topic: str = ""
-    # GPUs of one host; None where nobody can say, or read them.
+    # GPUs of one host; None where that is unknown, or their load cannot be read.
     gpus: int | None = None
     # Dollars an hour for one host on demand; None is unknown, never free.
     price: float | None = None
-    # Asked for only where an alarm rings, and where it failed; None where nobody asked.
-    readings: Observed[Readings] | None = None
+    # Read only where an alarm rings, and where the job failed; None where they were not read.
+    readings: Observed[JobFigures] | None = None
     tail: Observed[tuple[str, ...]] | None = None
-    # Since when there have been the rules that would have refused it, by their names.
+    # Since when each rule exists that would have refused the job, by the rule's name.
     rules_since: Mapping[str, datetime] = field(default_factory=dict)
-    # How the budgets stand, where it may be cloned: a clone is a launch. None where nobody asked.
-    books: Observed[Books] | None = None
-    # Which training job of others goes on from its checkpoints already; empty: none. None where nobody asked.
+    # The budgets, where the job may be cloned: a clone is a launch. None where they were not read.
+    budget_state: Observed[BudgetState] | None = None
+    # The external job that continues from its checkpoints already; empty: none. None where that was not checked.
     resumed_as: Observed[str] | None = None
-    # Since when the house has wanted the jobs of this region to obey; None where nobody asked, or knows.
+    # Since when the policy governs jobs of this region; None where that was not read, or is unknown.
     wanted_since: datetime | None = None
 
 
 @dataclass(frozen=True)
-class Note:
-    """Write it down."""
+class RecordEvent:
+    """Write an event to the chain's log."""
 
-    event: FamilyEvent
+    event: ChainEvent
     reason: str
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Write it down, where it is not, and ask SageMaker to stop the job: its script gets a SIGTERM first."""
+class StopJob:
+    """Write the intent, unless it is written, and ask SageMaker to stop the job: its script gets a SIGTERM first."""
 
     event: Stopping
     reason: str
 
 
 @dataclass(frozen=True)
-class Clone:
-    """Write it down, where it is not, and ask SageMaker for the clone."""
+class CloneJob:
+    """Write the intent, unless it is written, and ask SageMaker for the clone."""
 
     event: Cloning
     reason: str
 
 
 @dataclass(frozen=True)
-class MakeAlarms:
-    """The job trains, and these are missing."""
+class CreateAlarms:
+    """Create the missing alarms of a job that trains."""
 
     alarms: tuple[WantedAlarm, ...]
 
 
 @dataclass(frozen=True)
 class RemoveAlarms:
-    """They are of no use, or no more."""
+    """Remove alarms that are not wanted any more."""
 
     names: tuple[str, ...]
 
 
-ForeignAction = Note | Stop | Clone | MakeAlarms | RemoveAlarms
+ExternalJobAction = RecordEvent | StopJob | CloneJob | CreateAlarms | RemoveAlarms
 
 
 @dataclass(frozen=True)
-class ForeignPlan:
-    """What to do now. `settled`: it is over, and nothing will ever be done about it."""
+class ExternalJobPlan:
+    """The actions to carry out now. `settled`: the job is over, and no action will ever follow."""
 
-    actions: tuple[ForeignAction, ...] = ()
+    actions: tuple[ExternalJobAction, ...] = ()
     settled: bool = False
-    # The next look is due in so many seconds, whatever happens.
-    look_in_s: float = LOOK_S
-    # Why it is where it is, for lists.
+    # Seconds until the next pass over the job is due, even without an event.
+    next_pass_in_s: float = NEXT_PASS_S
+    # The reason for the job's state, for lists.
     note: str = ""
 
 
-def subject_of(job: TrainingJob, family: Family, now: datetime) -> Subject:
-    """Whom rules are held against. What is exempt is so with its clones."""
-    return Subject(replace(job.spec(), name=family.origin), now.date(), job.name, others=True)
+def subject_of(job: TrainingJob, chain: CloneChain, now: datetime) -> Subject:
+    """The job as the subject of rules. An exemption of the origin covers its clones."""
+    return Subject(replace(job.spec(), name=chain.origin), now.date(), job.name, is_external=True)
 
 
-def for_others(house: House) -> House:
-    """The rules as they are held against training jobs of others. One of these cannot say what it may cost at most, so
-    a rule that would refuse it for that stops it when it has."""
+def policy_for_external_jobs(policy: Policy) -> Policy:
+    """The policy as it applies to external jobs. An external job has no `max_cost`, so a rule that would refuse it for
+    that stops it when it reaches the cost."""
 
-    def held(rule: Rule) -> Rule:
+    def adapted(rule: Rule) -> Rule:
         return replace(rule, then="stop") if rule.max_cost is not None and rule.action == "refuse" else rule
 
-    return replace(house, rules=tuple(map(held, house.rules)))
+    return replace(policy, rules=tuple(map(adapted, policy.rules)))
 
 
-def refusals(house: House, job: TrainingJob, subject: Subject) -> tuple[Finding, ...]:
-    """The rules that would have refused it, by each of its machines."""
+def refusals(policy: Policy, job: TrainingJob, subject: Subject) -> tuple[RuleFinding, ...]:
+    """The rules that would have refused the job, for any of its machine types."""
     found = {
         finding.rule.name: finding
         for offering in job.offerings()
-        for finding in policy_rules.broken(house, subject, (offering,))
+        for finding in policy_rules.broken(policy, subject, (offering,))
         if finding.refuses
     }
     return tuple(found.values())
 
 
-def bounds_of(house: House, subject: Subject) -> Bounded:
-    """The house's own bounds. SageMaker keeps the job's itself, and for one job only; these are for its clones too."""
-    return policy_rules.bounded(house, unbounded(subject))
+def policy_limits(policy: Policy, subject: Subject) -> EffectiveLimits:
+    """The limits of the policy, which cover the whole clone chain. SageMaker enforces the job's own limits, for each
+    job by itself."""
+    return policy_rules.effective_limits(policy, without_own_limits(subject))
 
 
-def unbounded(subject: Subject) -> Subject:
-    """Without the bounds that SageMaker keeps."""
+def without_own_limits(subject: Subject) -> Subject:
+    """The subject without the limits that SageMaker enforces."""
     return replace(subject, spec=replace(subject.spec, limits=Limits()))
 
 
-def against_a_clone(sight: Sight, house: House, now: datetime, *, spot: bool) -> Finding | budgets.Held | None:
-    """What the rules have against the clone, with spot or without: they would refuse it, or a budget is spent.
+def clone_objection(
+    snapshot: ExternalJobSnapshot, policy: Policy, now: datetime, *, spot: bool
+) -> RuleFinding | budgets.Held | None:
+    """The objection of the policy against a clone, with spot or without: a rule refuses it, or a budget is spent.
 
-    Where nobody has asked how the budgets stand, they are left to whoever has.
+    Budgets are skipped where they were not read.
     """
-    job = replace(sight.job, spot=spot)
-    subject = subject_of(job, sight.family, now)
-    refused = refusals(house, job, subject)
+    job = replace(snapshot.job, spot=spot)
+    subject = subject_of(job, snapshot.chain, now)
+    refused = refusals(policy, job, subject)
     if refused:
         return refused[0]
-    found = () if sight.books is None else budgets.judge(house, subject, sight.books, now)
+    found = () if snapshot.budget_state is None else budgets.judge(policy, subject, snapshot.budget_state, now)
     return next((each for each in found if isinstance(each, budgets.Held)), None)
 
 
-def may_leave_spot(sight: Sight, house: House, now: datetime) -> bool:
-    """Whether it may go on without spot, as far as it goes: once, and where it loses nothing by that."""
-    job = sight.job
-    if not job.spot or any(each.rule == ON_DEMAND for each in sight.family.clones.values()):
+def may_leave_spot(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> bool:
+    """Return whether the job may be cloned without spot: once in a chain, and only without loss of progress."""
+    job = snapshot.job
+    if not job.spot or any(each.rule == ON_DEMAND for each in snapshot.chain.clones.values()):
         return False
-    if house.sagemaker is None or not house.sagemaker.clone or job.parent:
+    if policy.sagemaker is None or not policy.sagemaker.clone or job.parent:
         return False
     return bool(job.checkpoints) or job.trained_s(now) == 0
 
 
-def may_go_on(sight: Sight, house: House, subject: Subject) -> str:
-    """Why this job may not be cloned, in words; empty where it may, as far as its family goes."""
-    if house.sagemaker is None or not house.sagemaker.clone:
+def clone_obstacle(snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject) -> str:
+    """The reason why this job may not be cloned, by the policy and its chain; empty where it may."""
+    if policy.sagemaker is None or not policy.sagemaker.clone:
         return "the policy wants no clones"
-    if sight.job.parent:
-        return f"{sight.job.parent} started it, and would not know of a clone"
-    most = bounds_of(house, subject).spec.retry.resumes
-    without_spot = sum(1 for clone in sight.family.clones.values() if clone.rule == ON_DEMAND)
-    # Other stores may have made clones that this one knows of by their tags alone.
-    done = max(len(sight.family.clones), sight.job.clone) - without_spot
+    if snapshot.job.parent:
+        return f"{snapshot.job.parent} started it, and would not know of a clone"
+    most = policy_limits(policy, subject).spec.retry.resumes
+    without_spot = sum(1 for clone in snapshot.chain.clones.values() if clone.rule == ON_DEMAND)
+    # Other stores may have made clones, which this one knows only by their tags.
+    done = max(len(snapshot.chain.clones), snapshot.job.clone) - without_spot
     return f"it was cloned {done} times already" if done >= most else ""

@@ -1,5 +1,5 @@
-"""A training job of SageMaker's, as `DescribeTrainingJob` tells it, and the same as a job that rules can be held
-against. Pure. What is not told, or not with sense, is left open and breaks no rule."""
+"""Parse the description of a training job (`DescribeTrainingJob`), and convert it to a spec that rules can be checked
+against. Pure. Missing or malformed values are left open, and break no rule."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.external_jobs.clone_request import lineage
+from stoker.external_jobs.clone_request import parse_lineage
 from stoker.model.offerings import Offering
-from stoker.model.spec import SUBMITTER, Container, Environment, Limits, Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import SUBMITTER_TAG, Container, Environment, Limits, Spec
 
 PROVIDER = "sagemaker"
 OVER = frozenset({"Completed", "Failed", "Stopped"})
-# Secondary statuses in which no machine trains, and none is there for sure.
+# Secondary statuses in which no machine trains, and none may exist.
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting", "LaunchingMLInstances"})
 MAX_WAIT = "MaxWaitTimeInSeconds"
-_BOUNDS = {"MaxWaitTimeExceeded": MAX_WAIT, "MaxRuntimeExceeded": "MaxRuntimeInSeconds"}
-# Whoever starts these watches them, and would not know of a clone.
+_OWN_LIMITS = {"MaxWaitTimeExceeded": MAX_WAIT, "MaxRuntimeExceeded": "MaxRuntimeInSeconds"}
+# The services that start these training jobs watch them, and would not know of a clone.
 _PARENTS = {"TuningJobArn": "tuning job", "AutoMLJobArn": "AutoML job", "LabelingJobArn": "labelling job"}
 _PIPELINE = ("sagemaker:pipeline", "aws:sagemaker:pipeline")
 _STATE_MACHINE = "AWS_STEP_FUNCTIONS_EXECUTION_ARN"
 _MANAGED = "MANAGED_BY_AWS"
-# What these call their jobs, whose tags may be of the person alone.
-_NAMED_BY = {"pipelines-": "pipeline", "AWSBatch": "AWS Batch"}
+# Name prefixes of services whose jobs may have no tag of the service.
+_NAME_PREFIXES = {"pipelines-": "pipeline", "AWSBatch": "AWS Batch"}
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What counts of a description. Times are SageMaker's."""
+    """The relevant parts of a description. Times are SageMaker's."""
 
     name: str
     region: str
@@ -45,21 +46,21 @@ class TrainingJob:
     image: str | None = None
     role: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-    # The training that is over, and since when one goes on.
+    # Seconds of completed training, and the start of the current one.
     trained_before_s: float = 0.0
     training_since: datetime | None = None
-    # When the last one began, that goes on or is over.
+    # The start of the last training, current or completed.
     last_training_at: datetime | None = None
     waiting_since: datetime | None = None
     interruptions: int = 0
-    # When somebody asked it to stop, however it ended then.
+    # When SageMaker began to stop it on request, however it ended then.
     stop_asked_at: datetime | None = None
     failure: str = ""
-    # Where it keeps its checkpoints; empty: it has none.
+    # The URI of its checkpoints; empty: it has none.
     checkpoints: str = ""
-    # Who started it and waits for it, in words.
+    # The service that started it and waits for it, for messages.
     parent: str = ""
-    # Which clone it is by its tags, which anybody may write; 0: none.
+    # The number of the clone by its tags, which anybody may write; 0: no clone.
     clone: int = 0
     max_runtime_s: float | None = None
     billable_s: float | None = None
@@ -75,20 +76,21 @@ class TrainingJob:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """As CloudWatch calls them."""
+        """The names of the hosts in CloudWatch."""
         return tuple(f"{self.name}/algo-{number}" for number in range(1, self.nodes + 1))
 
     @property
     def exceeded(self) -> str:
-        """The bound of its own at which SageMaker ended it, as a request calls it; empty: at none."""
-        return _BOUNDS.get(self.secondary, "") if self.status == "Stopped" else ""
+        """The job's own limit at which SageMaker ended it, as a field of the request; empty: none."""
+        return _OWN_LIMITS.get(self.secondary, "") if self.status == "Stopped" else ""
 
     def trained_s(self, now: datetime) -> float:
         running = 0.0 if self.training_since is None else (now - self.training_since).total_seconds()
         return self.trained_before_s + max(0.0, running)
 
     def spec(self) -> Spec:
-        """As a job that rules can be held against. It has no bound on waiting: SageMaker's counts the training too."""
+        """The job as a spec that rules can be checked against. It has no `max_wait`: SageMaker's limit includes the
+        training."""
         return Spec(
             name=self.name,
             run="",
@@ -105,15 +107,16 @@ class TrainingJob:
         )
 
     def offerings(self, price: float | None = None, gpus: int | None = None) -> tuple[Offering, ...]:
-        """What it has. All of it, not one or the other: each is held against the rules by itself."""
+        """One offering for each of its machine types. The job uses all of them, so each is checked against the
+        rules."""
         return tuple(
             Offering(PROVIDER, machine, "", self.spot, self.region, price=price, gpus=gpus or 0)
             for machine in self.machines or ("",)
         )
 
 
-def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], region: str) -> TrainingJob:
-    """From what SageMaker answered. Whatever is missing or strange in it is left open."""
+def parse_description(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], region: str) -> TrainingJob:
+    """Parse SageMaker's description. Missing or malformed values are left open."""
     named = {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in tags}
     resources = _mapping(description.get("ResourceConfig"))
     stopping = _mapping(description.get("StoppingCondition"))
@@ -138,8 +141,8 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         spot=description.get("EnableManagedSpotTraining") is True,
         image=_text(algorithm.get("TrainingImage")),
         role=str(description.get("RoleArn", "")).rpartition("/")[2],
-        # A tag of that name is what its owner wrote there. SageMaker does not tell who started a job.
-        tags={key: value for key, value in named.items() if not key.startswith("aws:") and key != SUBMITTER},
+        # The owner could have written anything into the submitter tag. SageMaker does not report who started a job.
+        tags={key: value for key, value in named.items() if not key.startswith("aws:") and key != SUBMITTER_TAG},
         trained_before_s=before_s,
         training_since=since,
         last_training_at=max((start for name, start, _ in steps if name == "Training"), default=None),
@@ -149,10 +152,10 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         failure=str(description.get("FailureReason") or ""),
         checkpoints=(_text(_mapping(description.get("CheckpointConfig")).get("S3Uri")) or "").rstrip("/"),
         parent=_parent(description, named),
-        clone=lineage(named).number,
+        clone=parse_lineage(named).number,
         max_runtime_s=_number(stopping.get("MaxRuntimeInSeconds")),
         billable_s=_number(description.get("BillableTimeInSeconds")),
-        metrics=_metrics(description.get("FinalMetricDataList")),
+        metrics=_parse_metrics(description.get("FinalMetricDataList")),
     )
 
 
@@ -160,7 +163,7 @@ _Step = tuple[str, datetime, datetime | None]
 
 
 def _transitions(description: Mapping[str, Any]) -> list[_Step]:
-    """In the order of their times, whatever order they were told in."""
+    """The status transitions, sorted by time."""
     found: list[_Step] = []
     for each in _list(description.get("SecondaryStatusTransitions")):
         start = _time(each.get("StartTime"))
@@ -212,12 +215,12 @@ def _parent(description: Mapping[str, Any], tags: Mapping[str, str]) -> str:
     if _STATE_MACHINE in tags or _MANAGED in tags:
         return f"Step Functions {tags.get(_STATE_MACHINE, '').rpartition(':')[2]}".rstrip()
     name = str(description.get("TrainingJobName", ""))
-    return next((what for begin, what in _NAMED_BY.items() if name.startswith(begin)), "")
+    return next((what for begin, what in _NAME_PREFIXES.items() if name.startswith(begin)), "")
 
 
-def _metrics(told: object) -> dict[str, float]:
+def _parse_metrics(metric_list: object) -> dict[str, float]:
     found: dict[str, float] = {}
-    for each in _list(told):
+    for each in _list(metric_list):
         value = each.get("Value")
         if isinstance(value, (int, float)) and each.get("MetricName"):
             found[str(each["MetricName"])] = float(value)

@@ -1,4 +1,4 @@
-"""The seam to training jobs that others started on SageMaker: what wakes us about these is passed on from here."""
+"""Pass events about external training jobs from the serverless governor to the governor of external jobs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from stoker.governor.serverless.events import TrainingWake
 from stoker.store.base import Store
 
 if TYPE_CHECKING:
-    from stoker.external_jobs.govern import ForeignGovernor
-    from stoker.governor.serverless.external_jobs import Looked
+    from stoker.external_jobs.govern import ExternalJobGovernor
+    from stoker.governor.serverless.external_jobs import ExternalJobsResult
 
 
-class Foreign:
-    """Passes on what happened to such jobs. `topic` is where alarms about them are to go."""
+class ExternalJobWaker:
+    """Implements `ExternalJobs`. `topic` is the ARN of the SNS topic that alarms are sent to."""
 
     def __init__(self, store: Store, name: str, topic: str | None = None) -> None:
         self._store = store
         self._name = name
         self._topic = topic
-        self._governor: ForeignGovernor | None = None
+        self._governor: ExternalJobGovernor | None = None
 
-    def wake(self, wake: TrainingWake) -> Looked:
-        """Look at one training job. Raises StoreError when the store does not answer."""
-        return self._kept().wake(wake.region, wake.name)
+    def wake(self, wake: TrainingWake) -> ExternalJobsResult:
+        """Make a pass over one training job. Raises StoreError when the store does not answer."""
+        return self._cached_governor().wake(wake.region, wake.name)
 
-    def tick(self) -> Looked:
-        """Look at all of them. Raises StoreError when the store does not answer."""
-        return self._kept().tick()
+    def tick(self) -> ExternalJobsResult:
+        """Make a pass over all training jobs. Raises StoreError when the store does not answer."""
+        return self._cached_governor().tick()
 
-    def _kept(self) -> ForeignGovernor:
-        # A cold start for a machine of ours need not import it.
-        from stoker.external_jobs.govern import ForeignGovernor
+    def _cached_governor(self) -> ExternalJobGovernor:
+        # Imported when needed: a cold start for a machine of Stoker's own does without it.
+        from stoker.external_jobs.govern import ExternalJobGovernor
 
         if self._governor is None:
-            self._governor = ForeignGovernor(self._store, topic=self._topic, name=self._name)
+            self._governor = ExternalJobGovernor(self._store, topic=self._topic, name=self._name)
         return self._governor

@@ -1,4 +1,4 @@
-"""Carry out a plan, one action after another. Each is safe to repeat, and to lose at any point."""
+"""Carry out a plan, action by action. Each action is safe to repeat, and the process may die at any point."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from stoker.governor.market_records import MarketWriter
 from stoker.governor.observe import Memory
 from stoker.model import keys
 from stoker.model.errors import (
-    STUMBLES,
     AuthDenied,
     InvalidRequest,
     NoCapacity,
@@ -36,38 +35,38 @@ from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import AttemptOutcome, Claimed, Closed, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Instance, Offering
 from stoker.model.spec import Spec
-from stoker.providers.base import Checks, LaunchOrder
+from stoker.providers.base import LaunchOrder, SupportsSpecCheck
 from stoker.store import job_log
 from stoker.store.base import Store
-from stoker.store.removed_jobs import forget_removed
+from stoker.store.removed_jobs import delete_derived_keys
 
 
 @dataclass
-class Applied:
-    """What came of a plan."""
+class ApplyResult:
+    """The result of carrying out a plan."""
 
-    # Jobs whose log moved on, by us or by a rival: they deserve another look at once.
+    # Jobs whose log has new entries, of this governor or another: they are decided again at once.
     moved: set[str] = field(default_factory=set)
     done: list[Action] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    # Jobs that may have no machine any more, by what happened since the plan was made.
+    # Jobs that may not launch any more, with the reason, by what happened since the plan was made.
     waiting: dict[str, str] = field(default_factory=dict)
-    # The plan was too old to go on with: everything is to be observed anew.
+    # The plan became too old to go on with: everything has to be observed again.
     stale: bool = False
 
 
-class Purse(Protocol):
-    """Knows what budgets say at this very moment."""
+class BudgetGuard(Protocol):
+    """Checks launches against the budgets at the present time."""
 
-    def keeps_back(self, job: str, offering: Offering) -> str | None:
-        """Why the job may not claim machines of this offering now."""
+    def launch_denied(self, job: str, offering: Offering) -> str | None:
+        """The reason why the job may not claim machines of this offering now; None: it may."""
 
-    def yields(self, job: str, number: int) -> Held | None:
-        """What keeps a claim from being launched, by all that was claimed until now, by any governor. Raises
-        StokerError where that is not known."""
+    def launch_conflict(self, job: str, number: int) -> Held | None:
+        """The reason why a written claim may not be launched, by all claims of all governors until now; None: it may.
+        Raises StokerError where the budgets are unknown."""
 
-    def claimed(self, job: str) -> None:
-        """A claim of the job was made, or has its machines, from now on."""
+    def count_claim(self, job: str) -> None:
+        """Count a claim of the job that was made, launched or closed just now."""
 
 
 class Applier:
@@ -81,22 +80,25 @@ class Applier:
         self.memory = memory
         self.by = by
         self.token = token
-        # What the plans that are applied were decided by.
-        self.policy = DEFAULT
+        # The settings by which the plans were decided.
+        self.settings = DEFAULT
         self.market = MarketWriter(store, self._is_paid)
         self._places: set[str] = set()
 
     def _is_paid(self, provider: str) -> bool:
-        """Who is not installed here had its claims closed by somebody else, who knows."""
+        """Return whether the provider's machines cost money. False where it is not installed here: then another
+        governor closed its claims, and recorded them."""
         try:
             return self.fleet.capabilities(provider).paid
         except StokerError:
             return False
 
-    def apply(self, plan: Plan, purse: Purse | None = None, is_fresh: Callable[[], bool] = lambda: True) -> Applied:
-        """Do what the plan says, save for launches that the `purse` holds back by then. After a lost race or a failure
-        the rest of that job's actions are dropped. Once the plan is not fresh any more, so is all of its rest."""
-        applied = Applied()
+    def apply(
+        self, plan: Plan, budget_guard: BudgetGuard | None = None, is_fresh: Callable[[], bool] = lambda: True
+    ) -> ApplyResult:
+        """Carry out the plan, except launches that `budget_guard` denies by then. After a lost race or a failure the
+        rest of that job's actions is dropped. Once `is_fresh` is false, the rest of the plan is dropped."""
+        applied = ApplyResult()
         dropped: set[str] = set()
         for action in plan.actions:
             if action.job in dropped:
@@ -105,18 +107,18 @@ class Applier:
                 applied.stale = True
                 break
             try:
-                carried_on = self._act(action, applied, purse)
-            except (StokerError, *STUMBLES) as error:
-                # Nothing may be concluded from it; the next pass observes anew and decides again. Also of a provider
-                # that is not installed here: that is no reason to leave the other jobs alone.
+                carried_on = self._act(action, applied, budget_guard)
+            except Exception as error:  # noqa: BLE001 - the edge of one job: the others are governed all the same
+                # An error proves nothing: the next pass observes and decides again. A provider that is not installed
+                # here must not stop the other jobs either.
                 applied.problems[action.job] = str(error)
                 carried_on = isinstance(action, Terminate)
             if not carried_on:
                 dropped.add(action.job)
         return applied
 
-    def _act(self, action: Action, applied: Applied, purse: Purse | None) -> bool:
-        if purse is not None and self._kept_back(action, applied, purse):
+    def _act(self, action: Action, applied: ApplyResult, budget_guard: BudgetGuard | None) -> bool:
+        if budget_guard is not None and self._is_denied(action, applied, budget_guard):
             return False
         match action:
             case Append(job=job, seq=seq, event=event, reason=reason):
@@ -124,22 +126,22 @@ class Applier:
                 if not self._append(job, seq, event, reason) or self._was_removed(job):
                     return False
                 if isinstance(event, Closed) and event.rule == "no-capacity":
-                    self._tell_dry(job, event.claim)
+                    self._record_dry_close(job, event.claim)
             case Launch(job=job, claim=number):
                 own = job in applied.moved
-                if purse is not None and self._yields(job, number, own, applied, purse):
+                if budget_guard is not None and self._gives_up_claim(job, number, own, applied, budget_guard):
                     return False
                 applied.moved.add(job)
                 self._launch(job, number)
-                if purse is not None:
-                    purse.claimed(job)
+                if budget_guard is not None:
+                    budget_guard.count_claim(job)
             case Terminate(instance=instance, provider=provider, region=region):
                 try:
                     self.fleet.provider(provider).terminate(instance, region)
                 except NotFound:
                     pass
             case Unmark(job=job, markers=markers):
-                self._clear(job)
+                self._remove_leftovers(job)
                 state = self.memory.states.get(job)
                 if state is not None:
                     self.market.complete(state)
@@ -148,25 +150,29 @@ class Applier:
         applied.done.append(action)
         return True
 
-    def _kept_back(self, action: Action, applied: Applied, purse: Purse) -> bool:
-        """Launches take their time, and what they got costs money meanwhile: a plan may be old by its last ones."""
+    def _is_denied(self, action: Action, applied: ApplyResult, budget_guard: BudgetGuard) -> bool:
+        """Return whether the budgets deny a claim by now: earlier launches of the same plan took time and cost
+        money."""
         match action:
             case Append(event=Claimed(offering=offering)):
-                why = purse.keeps_back(action.job, offering)
+                why = budget_guard.launch_denied(action.job, offering)
             case _:
                 return False
         if why is not None:
             applied.waiting[action.job] = why
         return why is not None
 
-    def _yields(self, job: str, number: int, own: bool, applied: Applied, purse: Purse) -> bool:
-        """Judge a claim once more before its launch, on all logs as they are now that it is written.
+    def _gives_up_claim(
+        self, job: str, number: int, own: bool, applied: ApplyResult, budget_guard: BudgetGuard
+    ) -> bool:
+        """Check a claim against the budgets once more before its launch, on all logs as they are after its writing.
 
-        Of two claims that several governors make at once, and that a budget has not enough for, each governor sees at
-        least the one that was written first: the later one, or both where they are equally old, are not launched.
-        Whoever made the claim gives it up; one of another governor is left to it, which may be launching it.
+        Of two claims that governors make at the same time, and that a budget has not enough money for, each governor
+        sees at least the one that was written first: the later one, or both where they are equally old, are not
+        launched. The governor that made the claim closes it. A claim of another governor is left to that one, which may
+        be launching it.
         """
-        held = purse.yields(job, number)
+        held = budget_guard.launch_conflict(job, number)
         if held is None:
             return False
         applied.waiting[job] = held.waits or held.reason
@@ -176,11 +182,12 @@ class Applier:
             self.memory.states[job] = state
             self._close(state, claim, "abandoned", held.rule, held.reason, restart=True)
             applied.moved.add(job)
-            purse.claimed(job)
+            budget_guard.count_claim(job)
         return True
 
-    def _clear(self, job: str) -> None:
-        """Before a job is forgotten, nothing of it may be left. Raises Transient while something is."""
+    def _remove_leftovers(self, job: str) -> None:
+        """Remove everything that the job's machines left, before the job is unmarked. Raises Transient while some of it
+        cannot be removed."""
         state = self.memory.states.get(job)
         places = {(claim.offering.provider, claim.offering.region) for claim in state.claims} if state else set()
         for place in sorted(places, key=str):
@@ -189,12 +196,12 @@ class Applier:
                 raise Transient(next(iter(left.problems.values())))
 
     def _append(self, job: str, seq: int, event: Event, reason: str) -> bool:
-        digest = self.policy.house.digest
+        digest = self.settings.policy.digest
         record = Record(token=self.token(), by=self.by, reason=reason, event=event, policy=digest)
         return job_log.append(self.store, job, seq, record)
 
     def _was_removed(self, job: str) -> bool:
-        """Whether the job was removed. Then its markers and cached records are deleted again.
+        """Return whether the job was removed. Then its markers and cached records are deleted again.
 
         Asked after an append that succeeded: the number may have been free because the entry before was deleted.
         """
@@ -202,14 +209,14 @@ class Applier:
             return False
         with suppress(StoreError):
             # The next pass finds the marker and tries again. Machines that must be given back do not wait for it.
-            forget_removed(self.store, job)
+            delete_derived_keys(self.store, job)
         self.memory.forget([job])
         return True
 
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _launch(self, job: str, number: int) -> None:
-        """Finish a claim. Idempotent by the claim's token, so it does not matter who began."""
+        """Finish a claim. Idempotent by the claim's token, so any governor may finish what another began."""
         state = job_log.read(self.store, job, self.memory.states.get(job))
         claim = state.claim(number) if state else None
         if state is None or claim is None or not claim.open or claim.launched is not None:
@@ -220,14 +227,14 @@ class Applier:
         self.memory.states[job] = state
         provider = self.fleet.provider(claim.offering.provider)
         order = self._order(state, claim)
-        self._remember_place(claim)
+        self._record_place(claim)
         try:
-            # Not every spec in the store came by way of a client that checks it.
-            if isinstance(provider, Checks):
+            # Not every spec in the store was submitted by a client that checks it.
+            if isinstance(provider, SupportsSpecCheck):
                 provider.check(order.spec)
             requests = provider.build(order)
         except UserError as error:
-            # Both are pure: what is wrong with it now is wrong with it for ever.
+            # Both calls are pure: a spec that is wrong now stays wrong.
             self._close(state, claim, "refused", type(error).__name__, str(error), restart=True)
             return
         try:
@@ -235,16 +242,16 @@ class Applier:
         except NoCapacity as error:
             self._close(state, claim, "dry", "no-capacity", str(error), restart=True)
             if provider.capabilities.dry_for_s:
-                self._remember_dry(claim)
+                self._record_dry(claim)
             return
         except QuotaExceeded as error:
-            # The quota may be what this job's own machines use, which are about to be given back. Without any, a
-            # person must act.
+            # This job's own machines, which are about to be terminated, may use up the quota. Without any, a person
+            # must act.
             outcome: AttemptOutcome = "dry" if state.attempts else "refused"
             self._close(state, claim, outcome, type(error).__name__, str(error), restart=True)
             return
         except (AuthDenied, InvalidRequest) as error:
-            # A person must act. Whether another offering may still do, the error's name tells.
+            # A person must act. By the error's name the next decision knows whether another offering may still work.
             self._close(state, claim, "refused", type(error).__name__, str(error), restart=True)
             return
         nodes = tuple(NodeRef(rank=i.rank, instance=i.id) for i in sorted(instances, key=lambda i: i.rank))
@@ -252,23 +259,23 @@ class Applier:
         where = f"{claim.offering.machine} in {claim.offering.zone}"
         self._settle(job, state, number, event, f"{len(nodes)} × {where}")
         if self._was_removed(job):
-            # It was removed between the look above and the cloud's answer: no log names these machines.
+            # The job was removed between the check above and the cloud's answer: no log names these machines.
             self._give_back(instances)
         else:
             self._give_back_unnamed(job, number, instances)
 
-    def _remember_place(self, claim: Claim) -> None:
-        """Before anything is launched there, so that orphans are looked for wherever there can be any."""
+    def _record_place(self, claim: Claim) -> None:
+        """Record the place before anything is launched there, so that sweeps cover every place with orphans."""
         key = keys.place(claim.offering.provider, claim.offering.region)
         if key not in self._places:
             self.store.create(key, b"")
             self._places.add(key)
 
     def _unmark(self, job: str, markers: tuple[int, ...], state: JobState | None) -> None:
-        """Delete markers of openings that are over, and announcements of openings that never came.
+        """Delete markers of openings that are over, and announcements of openings that never followed.
 
-        The marker that follows an entry has a name that is used again: it is deleted only where the log tells the end
-        of that opening.
+        The name of a marker after an entry may be used again: it is deleted only where the log holds the end of that
+        opening.
         """
         last = state.ended.seq if state is not None and state.ended is not None else 0
         gone = []
@@ -280,32 +287,34 @@ class Applier:
                 gone.append(meta.key)
         self.store.delete(gone)
 
-    def _tell_dry(self, job: str, number: int) -> None:
-        """A cloud that takes launches and finds no machines later is dry for all jobs, too."""
+    def _record_dry_close(self, job: str, number: int) -> None:
+        """Record for all jobs that an offering is dry: its cloud accepted a launch, and found no machines later."""
         state = self.memory.states.get(job)
         claim = state.claim(number) if state is not None else None
         if claim is not None and self.fleet.capabilities(claim.offering.provider).dry_for_s:
-            self._remember_dry(claim)
+            self._record_dry(claim)
 
-    def _remember_dry(self, claim: Claim) -> None:
-        """For all jobs. Only ever a shortcut: whoever does not know of it finds out by asking the cloud."""
+    def _record_dry(self, claim: Claim) -> None:
+        """Record for all jobs that an offering is dry. Only an optimisation: a governor that does not see the record
+        learns the same from the cloud."""
         key = keys.dry(claim.offering.key)
         self.store.put(key, b"")
         now = next((meta.modified for meta in self.store.list(keys.DRY) if meta.key == key), None)
         if now is not None:
-            old = [meta.key for meta in self.store.list(keys.DRY) if now - meta.modified > _DRY_KEPT]
+            old = [meta.key for meta in self.store.list(keys.DRY) if now - meta.modified > _DRY_KEPT_FOR]
             self.store.delete(old)
 
     def _give_back_unnamed(self, job: str, number: int, instances: tuple[Instance, ...]) -> None:
-        """End what was launched too late, or beside what a rival launched: once the job is over, nobody may list it."""
+        """Terminate machines that were launched too late, or beside those of another governor: once the job is over, no
+        pass may list them."""
         newest = self.memory.states[job].claim(number)
         if newest is None or (newest.open and newest.launched is None):
             return
         held = hold_of(self.memory.states[job], self.memory.submissions[job].spec)
-        # A rival's may have failed meanwhile, and be kept for a look: the sweep ends those, in their time.
+        # The other governor's machines may have failed meanwhile and be held for debugging: the sweep ends them later.
         named = newest.open or (held is not None and held.claim == number)
-        kept = {node.instance for node in newest.launched or ()} if named else set()
-        self._give_back(tuple(instance for instance in instances if instance.id not in kept))
+        in_log = {node.instance for node in newest.launched or ()} if named else set()
+        self._give_back(tuple(instance for instance in instances if instance.id not in in_log))
 
     def _give_back(self, instances: tuple[Instance, ...]) -> None:
         for instance in instances:
@@ -319,7 +328,7 @@ class Applier:
         self._settle(state.job, state, claim.number, event, reason)
 
     def _settle(self, job: str, state: JobState, number: int, event: Event, reason: str) -> None:
-        """Append the launch's result, unless somebody has settled the claim meanwhile."""
+        """Append the launch's result, unless another governor has settled the claim meanwhile."""
 
         def still_wanted(newest: JobState | None) -> tuple[Event, str] | None:
             claim = newest.claim(number) if newest else None
@@ -327,7 +336,7 @@ class Applier:
                 return None
             return event, reason
 
-        newest = job_log.append_next(self.store, job, state, still_wanted, self.by, policy=self.policy.house.digest)
+        newest = job_log.append_next(self.store, job, state, still_wanted, self.by, policy=self.settings.policy.digest)
         if newest is not None:
             self.memory.states[job] = newest
 
@@ -353,25 +362,31 @@ class Applier:
         )
 
     def _longest_life_s(self, state: JobState, spec: Spec, claim: Claim) -> float | None:
-        """By the house's bounds, too. The time is the claim's: whoever finishes it asks for the same."""
+        """The longest life of the claim's machines, also by the bounds of the policy. Computed as of the claim's time,
+        so that every governor that finishes the claim asks for the same."""
         subject = policy_rules.Subject(spec, claim.at.date(), state.job, used_before(state, spec, claim.at))
-        return longest_life_s(policy_rules.bounded(self.policy.house, subject).spec, per_s(claim, claim.nodes))
+        return longest_life_s(
+            policy_rules.effective_limits(self.settings.policy, subject).spec, per_s(claim, claim.nodes)
+        )
 
 
-# Nothing is unbounded: what was dry yesterday is forgotten.
-_DRY_KEPT = timedelta(days=1)
+# Nothing is unbounded: records of dry offerings are deleted after this time.
+_DRY_KEPT_FOR = timedelta(days=1)
 
 # Added to `max_runtime` for a machine's longest life: boot, set-up, waiting and saving are not training time.
 _LIFE_MARGIN_S = 3600.0
 
 
-def longest_life_s(spec: Spec, burn_s: float = 0.0) -> float | None:
-    """How long a machine of this job may live, whoever governs it; None where nothing bounds its time. `burn_s` are the
-    dollars a second of it and its peers, where that is known: it is held no longer than all the money lasts."""
-    most_s, most = spec.limits.max_runtime_s, spec.limits.max_cost
-    if most_s is None:
+def longest_life_s(spec: Spec, dollars_per_s: float = 0.0) -> float | None:
+    """The longest life of a machine of this job, enforced without any governor; None where the job has no time limit.
+
+    `dollars_per_s` is the price of the machine and its peers, where it is known: the machine is held for debugging no
+    longer than the job's money lasts.
+    """
+    max_runtime_s, max_cost = spec.limits.max_runtime_s, spec.limits.max_cost
+    if max_runtime_s is None:
         return None
     held_s = spec.retry.hold_on_failure_s
-    if most is not None and burn_s > 0:
-        held_s = min(held_s, max(0.0, most) / burn_s)
-    return max(0.0, most_s) + held_s + _LIFE_MARGIN_S
+    if max_cost is not None and dollars_per_s > 0:
+        held_s = min(held_s, max(0.0, max_cost) / dollars_per_s)
+    return max(0.0, max_runtime_s) + held_s + _LIFE_MARGIN_S

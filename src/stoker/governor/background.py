@@ -1,9 +1,10 @@
-"""A governor in the background: one for each store on this computer, as long as a job is active.
+"""The background governor: one process for each store on this computer, as long as a job is active.
 
     python -m stoker.governor.background STORE LOCK LOCK_FD
 
-Whoever starts it takes the lock first and hands it over, so there is no moment at which two could start. It looks once
-more *after* it gave the lock back: a job whose submitter found the lock taken was marked before, and is seen then.
+The process that starts it takes the lock first and passes it on, so two can never start. It checks for active jobs once
+more *after* it released the lock: a submitter that found the lock taken had marked its job before, so that check sees
+the job.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from pathlib import Path
 from stoker.core.place_capacity import UNDECIDED
 from stoker.governor.loop import Governor, Pass
 from stoker.governor.observe import is_idle
-from stoker.model.errors import STUMBLES, StokerError, StoreDenied
+from stoker.model.errors import StokerError, StoreDenied
 from stoker.model.spec import Spec
-from stoker.notifications.outbox_store import something_waits
+from stoker.notifications.outbox_store import has_unsent_events
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.home import home, make_home
 from stoker.store.job_index import read_submission
 
-# What an earlier governor said is kept up to this size.
+# The log of earlier governors is continued up to this size, then started anew.
 _LOG_BYTES = 1024 * 1024
-# A folder that has been away this long was removed, not unmounted for a moment.
+# A folder that has been missing this long was removed, not unmounted for a moment.
 _FOLDER_GONE_S = 60.0
-# A bucket that has refused this long was removed, or is not this person's any more. One that does not answer may be
-# behind a laptop's lid, and is waited for.
+# A bucket that has refused this long was removed, or this person lost access. A bucket that does not answer is waited
+# for without limit: the laptop may be closed.
 _BUCKET_REFUSED_S = 6 * 3600.0
-# What a process sent to the store before it was killed has arrived by then.
-_ON_ITS_WAY_S = 5.0
+# Requests that a process sent to the store before it was killed have arrived after this time.
+_ARRIVES_WITHIN_S = 5.0
 
 
 class _GiveUp(Exception):
-    """There is nothing left to govern, nor anybody who could find this governor."""
+    """The store is gone for good, or the lock is not this governor's any more."""
 
 
 def files_for(store_url: str) -> tuple[Path, Path]:
@@ -64,7 +65,7 @@ def ensure_governor(store_url: str) -> bool:
         lock.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not _take(handle):
+            if not _try_lock(handle):
                 return False
             _spawn(store_url, lock, handle, output)
             return True
@@ -77,95 +78,96 @@ def ensure_governor(store_url: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Governed:
-    """Who governs from here on: the deployed governor `by`, else one on this computer. `problem`: why not that one.
-    `remark`: what it will not be able to do."""
+class GovernorChoice:
+    """The governor from now on: the deployed one named `by`, else one on this computer. `problem`: why the deployed one
+    cannot be used. `warning`: something that the deployed one will not be able to do."""
 
     by: str | None = None
     problem: str | None = None
-    remark: str | None = None
+    warning: str | None = None
 
 
-def carry_on(store: Store, jobs: Iterable[str], *, at_once: bool = True) -> Governed:
-    """After a person's command: act on it at once (unless `at_once` is false), and see to it that a governor goes on.
+def ensure_governed(store: Store, jobs: Iterable[str], *, at_once: bool = True) -> GovernorChoice:
+    """Act on a person's command at once (unless `at_once` is false), and make sure that a governor continues.
 
-    A governor that is deployed does it, where there is one that can reach the jobs' machines, and that is seen to pass.
+    That is the deployed governor, if there is one that can reach the jobs' machines and that is seen to pass.
     """
     named = list(jobs)
     specs = [_spec(store, job) for job in named]
-    here = any(map(_runs_here, specs))
-    governed = call_deployed(store, named, relied_on=not here, specs=[spec for spec in specs if spec is not None])
-    if governed.by is not None and not here:
+    is_local_only = any(map(_needs_local_governor, specs))
+    known = [spec for spec in specs if spec is not None]
+    governed = wake_deployed(store, named, relied_on=not is_local_only, specs=known)
+    if governed.by is not None and not is_local_only:
         return governed
     try:
         if at_once:
             governor = Governor(store)
             if UNDECIDED in governor.run_pass(only=set(named)).waiting.values():
-                # Whose turn it is shows only beside the others.
+                # The order of jobs that wait for capacity can only be decided with all of them in view.
                 governor.run_pass()
-    except (StokerError, *STUMBLES):
-        pass  # The background governor tries again for as long as it takes.
+    except Exception:  # noqa: BLE001 - the edge of a command that has done its work already
+        pass  # The background governor repeats it until it succeeds.
     ensure_governor(store.url)
-    return Governed(problem=governed.problem, remark=governed.remark)
+    return GovernorChoice(problem=governed.problem, warning=governed.warning)
 
 
 def take_over(store_url: str, jobs: Iterable[str]) -> None:
-    """Govern what a process left behind that ended without handing over. Says in the background governor's log what
-    it did, or why it could not.
+    """Govern the jobs of a process that ended without handing them over. Logs the result to the background governor's
+    log.
 
-    Without `jobs` that process ended while it submitted: whether it did is seen in the store, a moment later for what
-    was still on its way.
+    Without `jobs`, that process ended during a submission: the store shows whether it got as far as a job, after a
+    moment for requests that were still under way.
     """
     store, named = open_store(store_url), list(jobs)
     _say(f"takes over {', '.join(named) or 'a submission'}: the process that governed has ended, or stands still")
     if not _has_work(store):
         if named:
             return
-        time.sleep(_ON_ITS_WAY_S)
+        time.sleep(_ARRIVES_WITHIN_S)
         if not _has_work(store):
             return
     try:
         if named:
-            governed = carry_on(store, named, at_once=False)
+            governed = ensure_governed(store, named, at_once=False)
         else:
             ensure_governor(store_url)
-            governed = Governed()
+            governed = GovernorChoice()
         _say(f"handed over to {governed.by or 'the governor in the background'}")
     except StokerError as error:
         _say(f"could not hand over: {error}")
 
 
 def _has_work(store: Store) -> bool:
-    """Whether a governor is needed; also where the store does not tell."""
+    """Return whether a governor is needed. True where the store does not answer."""
     try:
-        return not is_idle(store) or something_waits(store)
+        return not is_idle(store) or has_unsent_events(store)
     except StokerError:
         return True
 
 
-def call_deployed(
+def wake_deployed(
     store: Store, jobs: Iterable[str], *, relied_on: bool = False, specs: Iterable[Spec] = ()
-) -> Governed:
-    """Wake the governor that is deployed for this store, if one is. Never raises: others may govern as well.
+) -> GovernorChoice:
+    """Wake the governor that is deployed for this store, if there is one. Never raises: others may govern as well.
 
-    `relied_on`: nobody else will, so wait until it is seen to do something. `specs`: what the jobs ask for.
+    `relied_on`: no other governor will act, so wait until it is seen to pass. `specs`: the specs of the jobs.
     """
     from stoker.governor import deployment_record
 
     try:
         found = deployment_record.wake(store, jobs, within_s=deployment_record.ANSWERS_WITHIN_S if relied_on else None)
     except StokerError as error:
-        return Governed(problem=str(error))
+        return GovernorChoice(problem=str(error))
     if found is None:
-        return Governed()
+        return GovernorChoice()
     from stoker.governor import pass_role
 
-    remarks = (pass_role.remark(found, spec) for spec in specs)
-    return Governed(by=f"{found.name} in {found.region}", remark=next(filter(None, remarks), None))
+    remarks = (pass_role.role_warning(found, spec) for spec in specs)
+    return GovernorChoice(by=f"{found.name} in {found.region}", warning=next(filter(None, remarks), None))
 
 
 def _spec(store: Store, job: str) -> Spec | None:
-    """What the job asks for; None where nobody can tell."""
+    """The job's spec; None where it cannot be read."""
     try:
         state = job_log.read(store, job)
         return None if state is None else read_submission(store, state).spec
@@ -173,15 +175,15 @@ def _spec(store: Store, job: str) -> Spec | None:
         return None
 
 
-def _runs_here(spec: Spec | None) -> bool:
-    """Whether only a governor on this computer can see to the job's machines; also where nobody can tell."""
+def _needs_local_governor(spec: Spec | None) -> bool:
+    """Return whether only a governor on this computer can reach the job's machines. True where that is unknown."""
     try:
-        return spec is None or registry.capabilities(spec.resources.provider).here
+        return spec is None or registry.capabilities(spec.resources.provider).runs_locally
     except StokerError:
         return True
 
 
-def _take(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -189,15 +191,15 @@ def _take(handle: int) -> bool:
     return True
 
 
-def _spawn(store_url: str, lock: Path, handle: int, said: Path) -> None:
-    mode = "ab" if said.exists() and said.stat().st_size < _LOG_BYTES else "wb"
-    with said.open(mode) as output:
+def _spawn(store_url: str, lock: Path, handle: int, log: Path) -> None:
+    mode = "ab" if log.exists() and log.stat().st_size < _LOG_BYTES else "wb"
+    with log.open(mode) as output:
         subprocess.Popen(
             [sys.executable, "-m", "stoker.governor.background", store_url, str(lock), str(handle)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # Its own session: closing the terminal is nothing to it.
+            # Its own session: closing the terminal does not end it.
             start_new_session=True,
             cwd=lock.parent,
             pass_fds=(handle,),
@@ -205,7 +207,7 @@ def _spawn(store_url: str, lock: Path, handle: int, said: Path) -> None:
 
 
 def run(store: Store, lock: Path, handle: int) -> None:
-    """Govern until no job is active. `handle` holds the lock, and holds it no more on return."""
+    """Govern until no job is active. `handle` holds the lock, which is released on return."""
     while True:
         try:
             _govern(store, lock, handle)
@@ -213,8 +215,8 @@ def run(store: Store, lock: Path, handle: int) -> None:
             _say(f"gives up: {reason}")
             return
         fcntl.flock(handle, fcntl.LOCK_UN)
-        # A submitter that saw the lock taken had marked its job before: now it can be seen.
-        if _idle(store) or not _take(handle):
+        # A submitter that saw the lock taken had marked its job before, so this check sees it.
+        if _idle(store) or not _try_lock(handle):
             return
 
 
@@ -234,7 +236,7 @@ def _govern(store: Store, lock: Path, handle: int) -> None:
         nonlocal failing_since
         _say(str(error))
         _check_home(lock, handle)
-        patience_s = _FOLDER_GONE_S if store.near else _BUCKET_REFUSED_S if isinstance(error, StoreDenied) else None
+        patience_s = _FOLDER_GONE_S if store.is_local else _BUCKET_REFUSED_S if isinstance(error, StoreDenied) else None
         if patience_s is None:
             failing_since = None
             return
@@ -243,13 +245,13 @@ def _govern(store: Store, lock: Path, handle: int) -> None:
             raise _GiveUp(str(error))
 
     def until(done: Pass) -> bool:
-        return not done.untold and (done.active == 0 or _idle(store))
+        return not done.can_send and (done.active == 0 or _idle(store))
 
     Governor(store).watch(until=until, on_pass=on_pass, on_error=on_error)
 
 
 def _check_home(lock: Path, handle: int) -> None:
-    """A lock that has lost its name keeps nobody out: another governor may run already."""
+    """Raise _GiveUp if the lock file was replaced: it excludes no other governor any more, and one may run already."""
     try:
         same = os.path.samestat(lock.stat(), os.fstat(handle))
     except OSError:
@@ -271,7 +273,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     store_url, lock, handle = sys.argv[1:]
-    os.set_inheritable(int(handle), False)  # The nodes that it launches must not keep the lock.
+    os.set_inheritable(int(handle), False)  # Nodes that it launches must not hold the lock.
     _say(f"governs {store_url} as process {os.getpid()}")
     run(open_store(store_url), Path(lock), int(handle))
     _say("no job is active")

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from stoker.model.errors import Transient
 from stoker.model.offerings import Capabilities, Offering
-from stoker.model.spec import Resources, Submission
+from stoker.model.resources import Resources
+from stoker.model.submission import Submission
 from stoker.providers import registry
-from stoker.providers.base import Placed, Provider
+from stoker.providers.base import HasPlace, Provider
 
 
 class Fleet:
@@ -32,19 +33,19 @@ class Fleet:
         return self.provider(resources.provider).offerings(resources)
 
     def check_place(self, submission: Submission) -> None:
-        """Raise Transient for a job whose machines can be started at another place only: its governor is there."""
+        """Raise Transient for a job whose machines can only be started on another computer."""
         if self.is_elsewhere(submission):
             raise Transient(f"it runs where {submission.submitter} submitted it; a governor has to run there")
 
     def is_elsewhere(self, submission: Submission) -> bool:
-        """Whether the job's machines can be started and seen at another place only."""
+        """Return whether the job's machines can only be started and listed on another computer."""
         provider = self.provider(submission.spec.resources.provider)
-        return isinstance(provider, Placed) and submission.place not in (provider.place, None)
+        return isinstance(provider, HasPlace) and submission.place not in (provider.place, None)
 
     def connected(self) -> list[Provider]:
-        """Those that were used so far."""
+        """The providers that were used so far."""
         return list(self._providers.values())
 
     def always_listed(self) -> list[tuple[str, str | None]]:
-        """Places that are listed in every pass, whatever the jobs say: this computer costs nothing to list."""
+        """Places that are listed in every pass, independent of the jobs: listing this computer costs nothing."""
         return [(name, None) for name, provider in self._providers.items() if not provider.capabilities.paid]

@@ -1,7 +1,7 @@
-"""`spent/`: what ended jobs spent, day by day, in the names of keys: one list is the sum, and no job has to be there.
+"""`spent/`: the daily costs of ended jobs, in the names of keys: one list gives the sum, and no job has to exist.
 
-Written by governors before a job is forgotten, create-only, and never removed: money that was spent stays spent when
-`stoker rm` removes the job. Writing it again changes nothing.
+Governors write it before a job is unmarked, create-only. It is never removed: money stays spent when `stoker rm`
+removes the job. Writing it again changes nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from urllib.parse import parse_qsl, urlencode
 
-from stoker.core.daily_costs import Sum, Sums, by_day, spells
-from stoker.core.hold import may_have_been_held
+from stoker.core.daily_costs import DaySums, KnownSum, by_day, paid_spans
+from stoker.core.hold import qualifies_for_hold
 from stoker.core.summary import held_until
 from stoker.model import keys
 from stoker.model.job_state import JobState
@@ -24,62 +24,61 @@ from stoker.store import node_facts
 from stoker.store.base import Store
 from stoker.store.parallel import run_all
 
-# Of an amount that is not known whole; alone, where nothing of it is.
+# Marks an amount that is known only in part; stands alone where nothing of it is known.
 _UNKNOWN = "x"
-_MOST_MICRO = 10**18 - 1
+_MAX_MICRO = 10**18 - 1
 _AMOUNT = f"([0-9]{{1,18}}{_UNKNOWN}?|{_UNKNOWN})"
-# Where its log ended; what was spent, what that would have cost on-demand, and what of it counts against budgets; the
-# tags. What was written before the third was known has the first two alone, with a dot between them.
+# The number of the log's last entry; the amount spent, its on-demand price, and the part that counts against budgets;
+# the tags. Older keys have the first two amounts only, with a dot between them.
 _NAME = re.compile(rf"([0-9]{{8}})\.{_AMOUNT}(?:-{_AMOUNT}-{_AMOUNT}|\.{_AMOUNT})\.(.*)", re.ASCII)
 _KEY = re.compile(rf"{keys.SPENT}([0-9]{{4}}-[0-9]{{2}})/([0-9]{{2}})/([^/]+)/([^/]+)", re.ASCII)
-# Names of files end at 255 bytes. Tags that would not fit are in the object itself, which nobody else needs to read.
-_MOST_TAGS = 150
-_ELSEWHERE = "~"
-_MOST_BYTES = 256 * 1024
-# Objects that are read at once, where each takes a while.
+# File names have at most 255 bytes. Longer tags are in the object itself.
+_MAX_TAGS = 150
+_IN_OBJECT = "~"
+_MAX_BYTES = 256 * 1024
+# Objects that are read in parallel from a remote store.
 _READERS = 32
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a job that is over spent on one day. `seq` is where its log ended."""
+class DailyCost:
+    """The cost of an ended job on one day. `seq` is the last entry of its log."""
 
     job: str
     day: date
     seq: int
-    sums: Sums
+    sums: DaySums
     tags: Mapping[str, str]
 
 
-# What keys say, by the keys: they never change, so whoever looks again need not read them again. None: nothing.
-Parsed = dict[str, Spent | None]
+# Parsed keys. Keys never change, so each is parsed once. None: the key is not of this format.
+ParsedKeys = dict[str, DailyCost | None]
 
 
-def write_spent(store: Store, state: JobState, spec: Spec, now: datetime) -> None:
-    """Write down what an ended job spent, from its log, and until now what it does if it has not ended. Raises
-    StoreError when the store does not take it."""
+def record_job_costs(store: Store, state: JobState, spec: Spec, now: datetime) -> None:
+    """Write the daily costs of a job from its log, for a job that has not ended until now. Raises StoreError."""
     seq = state.ended.seq if state.ended is not None else state.seq
     held = {
         claim.number: held_until(claim, node_facts.read_claim(store, state.job, claim), now)
         for claim in state.claims
-        if may_have_been_held(claim, spec)
+        if qualifies_for_hold(claim, spec)
     }
-    for day, sums in by_day(spells(state, now, held)).items():
-        keep_spent(store, Spent(state.job, day, seq, sums, spec.tags))
+    for day, sums in by_day(paid_spans(state, now, held)).items():
+        record_daily_cost(store, DailyCost(state.job, day, seq, sums, spec.tags))
 
 
-def keep_spent(store: Store, spent: Spent) -> None:
-    """May be repeated. Raises StoreError when the store does not take it."""
+def record_daily_cost(store: Store, spent: DailyCost) -> None:
+    """Write the cost of one day. May be repeated. Raises StoreError."""
     key, data = _key(spent)
-    # If somebody's is there, it is the same: it is all in the key.
+    # An existing object is the same, since everything is in the key.
     store.create(key, data)
 
 
-def read_spent(store: Store, prefixes: Iterable[str], known: Parsed | None = None) -> list[Spent]:
-    """What is below these prefixes, once for each job and day: one that was resumed was written down more than once.
+def read_daily_costs(store: Store, prefixes: Iterable[str], known: ParsedKeys | None = None) -> list[DailyCost]:
+    """The costs below these prefixes, one for each job and day: a job that was resumed was written more than once.
 
-    What nobody here can have written is passed over. `known` is what was read before; it is brought up to date. Raises
-    StoreError when the store does not answer: then nobody knows the sum.
+    Keys of another format are ignored. `known` holds the keys that were read before, and is updated. Raises StoreError
+    when the store does not answer: then the sum is unknown.
     """
     before = {} if known is None else known
     key_list = [meta.key for prefix in prefixes for meta in store.list(prefix)]
@@ -88,7 +87,7 @@ def read_spent(store: Store, prefixes: Iterable[str], known: Parsed | None = Non
     if known is not None:
         known.clear()
         known.update(after)
-    found: dict[tuple[str, date], Spent] = {}
+    found: dict[tuple[str, date], DailyCost] = {}
     for each in after.values():
         if each is None:
             continue
@@ -98,36 +97,36 @@ def read_spent(store: Store, prefixes: Iterable[str], known: Parsed | None = Non
     return list(found.values())
 
 
-def _read(store: Store, keys: list[str]) -> Parsed:
+def _read(store: Store, keys: list[str]) -> ParsedKeys:
     found = {key: _parsed(key) for key in keys}
-    elsewhere = [key for key, (_, tags) in found.items() if tags is None]
-    calls = [lambda key=key: _tags(store, key) for key in elsewhere]
-    bodies = dict(zip(elsewhere, run_all(calls, 1 if store.near else _READERS) if calls else (), strict=True))
-    read: Parsed = {}
+    in_object = [key for key, (_, tags) in found.items() if tags is None]
+    calls = [lambda key=key: _tags(store, key) for key in in_object]
+    bodies = dict(zip(in_object, run_all(calls, 1 if store.is_local else _READERS) if calls else (), strict=True))
+    read: ParsedKeys = {}
     for key, (spent, tags) in found.items():
-        told = bodies[key] if tags is None else tags
-        read[key] = None if spent is None or told is None else Spent(spent.job, spent.day, spent.seq, spent.sums, told)
+        known_tags = bodies[key] if tags is None else tags
+        read[key] = None if spent is None or known_tags is None else replace(spent, tags=known_tags)
     return read
 
 
-def _rank(spent: Spent) -> tuple[float, bool, int]:
-    """The dearest counts: a later end has all that was before it, save for how long machines were held."""
+def _rank(spent: DailyCost) -> tuple[float, bool, int]:
+    """The highest cost counts: a later end includes all costs before it, except the time that machines were held."""
     return spent.sums.counted.known, not spent.sums.counted.whole, spent.seq
 
 
-def _key(spent: Spent) -> tuple[str, bytes]:
+def _key(spent: DailyCost) -> tuple[str, bytes]:
     tags = _encoded(spent.tags)
     data = b""
-    if len(tags) > _MOST_TAGS:
-        tags, data = _ELSEWHERE, json.dumps(dict(spent.tags)).encode()
+    if len(tags) > _MAX_TAGS:
+        tags, data = _IN_OBJECT, json.dumps(dict(spent.tags)).encode()
     sums = spent.sums
     amounts = "-".join(_micro(each) for each in (sums.spent, sums.on_demand, sums.counted))
     return f"{keys.spent_day(spent.day)}{spent.job}/{keys.number(spent.seq)}.{amounts}.{tags}", data
 
 
-def _parsed(key: str) -> tuple[Spent | None, Mapping[str, str] | None]:
-    """What a key says, and its tags: None where they are in the object. Nothing at all, with no tags, for what nobody
-    here wrote."""
+def _parsed(key: str) -> tuple[DailyCost | None, Mapping[str, str] | None]:
+    """The cost in a key, and its tags, which are None where they are in the object. A key of another format gives None
+    and no tags."""
     where = _KEY.fullmatch(key)
     name = _NAME.fullmatch(where[4]) if where else None
     if where is None or name is None:
@@ -136,7 +135,7 @@ def _parsed(key: str) -> tuple[Spent | None, Mapping[str, str] | None]:
         day = date.fromisoformat(f"{where[1]}-{where[2]}")
         tags = dict(parse_qsl(name[6], keep_blank_values=True, strict_parsing=bool(name[6])))
     except ValueError:
-        if name[6] != _ELSEWHERE:
+        if name[6] != _IN_OBJECT:
             return None, {}
         tags = None
     if tags is not None and _encoded(tags) != name[6]:
@@ -144,7 +143,7 @@ def _parsed(key: str) -> tuple[Spent | None, Mapping[str, str] | None]:
     spent = _dollars(name[2])
     on_demand = _dollars(name[3] or name[5])
     counted = _dollars(name[4]) if name[4] else on_demand if name[2] == _UNKNOWN else spent
-    return Spent(where[3], day, int(name[1]), Sums(spent, on_demand, counted), {}), tags
+    return DailyCost(where[3], day, int(name[1]), DaySums(spent, on_demand, counted), {}), tags
 
 
 def _encoded(tags: Mapping[str, str]) -> str:
@@ -152,21 +151,22 @@ def _encoded(tags: Mapping[str, str]) -> str:
 
 
 def _tags(store: Store, key: str) -> dict[str, str] | None:
-    found = store.get(key, limit=_MOST_BYTES)
+    found = store.get(key, limit=_MAX_BYTES)
     try:
         return {str(name): str(value) for name, value in json.loads(found.data if found else b"").items()}
     except (ValueError, AttributeError):
         return None
 
 
-def _micro(dollars: Sum) -> str:
-    """Bounded: a name that is too long could not be written, and its job never be forgotten."""
+def _micro(dollars: KnownSum) -> str:
+    """The amount in millionths of a dollar. Bounded, since a key that is too long could not be written, and its job
+    never be unmarked."""
     if not dollars.whole and dollars.known <= 0:
         return _UNKNOWN
-    micro = max(0, round(min(dollars.known * 1e6, _MOST_MICRO))) if not math.isnan(dollars.known) else 0
-    return f"{min(micro, _MOST_MICRO)}{'' if dollars.whole else _UNKNOWN}"
+    micro = max(0, round(min(dollars.known * 1e6, _MAX_MICRO))) if not math.isnan(dollars.known) else 0
+    return f"{min(micro, _MAX_MICRO)}{'' if dollars.whole else _UNKNOWN}"
 
 
-def _dollars(amount: str) -> Sum:
+def _dollars(amount: str) -> KnownSum:
     digits = amount.removesuffix(_UNKNOWN)
-    return Sum(int(digits or 0) / 1e6, whole=digits == amount)
+    return KnownSum(int(digits or 0) / 1e6, whole=digits == amount)

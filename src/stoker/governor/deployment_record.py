@@ -1,7 +1,7 @@
-"""The store's word that a governor is deployed, and waking it.
+"""The store's record of a deployed governor, and how to wake it.
 
-Whoever submits, stops or resumes a job calls it by name, once the job's log says so. That is all a person needs to be
-allowed: the governor switches its own clock on, and decides.
+A command that submits, stops or resumes a job wakes the governor by name, after the job's log was written. A person
+needs no other permission: the governor switches its own schedule on, and decides.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StokerError, UserError
 from stoker.store.base import Store
 
-# By cloud, what wakes a governor there, and how it signs its passes.
+# By cloud: the module that wakes a governor there, and the governor's name in pass records.
 _CLOUDS = {"aws": "stoker.deploy.aws", "gcp": "stoker.deploy.gcp"}
-SIGNS = {"aws": "aws-lambda", "gcp": "cloud-run"}
-# Between the call and its pass: a cold start takes seconds.
+GOVERNOR_NAMES = {"aws": "aws-lambda", "gcp": "cloud-run"}
+# The longest time between the call and the pass: a cold start takes seconds.
 ANSWERS_WITHIN_S = 15.0
-_LOOK_EVERY_S = 0.3
+_POLL_S = 0.3
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """`deployed/<cloud>.json`. `door` is what is called to wake it: a function, or a topic."""
+class DeploymentRecord:
+    """`deployed/<cloud>.json`. `door` is the function or topic that is called to wake the governor."""
 
     cloud: str
     name: str
@@ -34,55 +34,54 @@ class Deployed:
     door: str
     digest: str
     by: str
-    # Other regions whose events are passed on to it.
+    # Other regions whose events are forwarded to it.
     elsewhere: tuple[str, ...] = ()
-    # Regions that were given up, in which something of it may still be.
+    # Regions that were given up, in which resources of it may still exist.
     leaving: tuple[str, ...] = ()
     project: str = ""
-    # What it may do beside governing this store's jobs.
+    # Grants beyond governing this store's jobs: external SageMaker jobs, and notification channels.
     sagemaker: bool = False
     notify: tuple[str, ...] = ()
-    # What its machines may be, beside those of `stoker iam`: roles, or service accounts.
+    # Roles or service accounts that its machines may use, beside those of `stoker iam`.
     identities: tuple[str, ...] = ()
-    # Keys of the account's own, with which its bucket, topics, secrets and volumes are encrypted.
+    # The account's own keys that encrypt its bucket, topics, secrets and volumes.
     keys: tuple[str, ...] = ()
-    # Addresses that are mailed when it is in trouble.
+    # Mail addresses for alerts about the governor itself.
     alerts: tuple[str, ...] = ()
-    # Only one that is there is relied on. Of the others something may be there, in the regions that are named.
+    # Only a governor that is "there" is relied on. In the other states, resources of it may exist in these regions.
     state: Literal["there", "making", "removing"] = "there"
 
 
-class Cloud(Protocol):
-    """A module that knows one cloud's deployments."""
+class DeploymentCloud(Protocol):
+    """A module of `stoker.deploy` for one cloud."""
 
-    def wake(self, deployed: Deployed, jobs: tuple[str, ...]) -> None:
-        """Have the governor look at these jobs at once, or at everything. Raises StokerError where it cannot be
-        reached."""
+    def wake(self, deployed: DeploymentRecord, jobs: tuple[str, ...]) -> None:
+        """Have the governor pass over these jobs at once, or over all. Raises StokerError where that fails."""
 
 
-def asked(jobs: tuple[str, ...]) -> dict[str, Any]:
-    """What is said to a governor, in the words of `stoker.governor.serverless.events`: no jobs are all of them."""
+def wake_payload(jobs: tuple[str, ...]) -> dict[str, Any]:
+    """The payload that wakes a governor, as `stoker.governor.serverless.events` reads it. No jobs means all of them."""
     return {"jobs": list(jobs)} if jobs else {"tick": True}
 
 
-def write(store: Store, deployed: Deployed) -> None:
+def write(store: Store, deployed: DeploymentRecord) -> None:
     store.put(keys.deployed(deployed.cloud), codec.dumps(deployed))
 
 
-def read(store: Store, cloud: str) -> Deployed | None:
-    """The deployment on one cloud; None where there is none, or what is written of it makes no sense here."""
+def read(store: Store, cloud: str) -> DeploymentRecord | None:
+    """The deployment on one cloud; None where there is none, or this Stoker cannot read its record."""
     found = store.get(keys.deployed(cloud))
     if found is None:
         return None
     try:
-        return codec.loads(Deployed, found.data, where=keys.deployed(cloud))
+        return codec.loads(DeploymentRecord, found.data, where=keys.deployed(cloud))
     except CodecError:
         return None
 
 
-def find(store: Store) -> Deployed | None:
-    """The governor that is deployed for this store, if any. Asks a bucket only: nobody deploys for a folder."""
-    if store.near:
+def find(store: Store) -> DeploymentRecord | None:
+    """The governor that is deployed for this store, if any. Reads buckets only: a folder has no deployed governor."""
+    if store.is_local:
         return None
     named = sorted(meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".json"))
     clouds = [key.removeprefix(keys.DEPLOYED).removesuffix(".json") for key in named]
@@ -90,9 +89,9 @@ def find(store: Store) -> Deployed | None:
     return next((each for each in found if each is not None and each.state == "there"), None)
 
 
-def begun(wanted: Deployed, before: Deployed | None) -> Deployed:
-    """What to write before anything is made: all that is to be, and all that may be there already. A governor that is
-    there goes on while it is changed."""
+def record_before_change(wanted: DeploymentRecord, before: DeploymentRecord | None) -> DeploymentRecord:
+    """The record to write before a deployment changes: everything that will exist, and everything that may exist
+    already. An existing governor keeps running meanwhile."""
     if before is None:
         return replace(wanted, state="making")
     known = dict.fromkeys((*before.elsewhere, *before.leaving, before.region))
@@ -108,8 +107,8 @@ def begun(wanted: Deployed, before: Deployed | None) -> Deployed:
     )
 
 
-def forgetting(deployed: Deployed, regions: Iterable[str]) -> Deployed:
-    """Without regions that nobody will look at again, whatever may be there."""
+def without_regions(deployed: DeploymentRecord, regions: Iterable[str]) -> DeploymentRecord:
+    """The record without these regions, whatever may still exist there."""
     gone = set(regions)
     return replace(
         deployed,
@@ -119,31 +118,31 @@ def forgetting(deployed: Deployed, regions: Iterable[str]) -> Deployed:
 
 
 def last_pass(store: Store, cloud: str) -> str | None:
-    """What is another one after each pass of the governor in this cloud; None before the first."""
-    found = store.head(keys.governor(SIGNS[cloud]))
+    """A value that changes with each pass of the governor in this cloud; None before the first."""
+    found = store.head(keys.governor(GOVERNOR_NAMES[cloud]))
     return None if found is None else f"{found.modified} {found.etag}"
 
 
 def has_passed(store: Store, cloud: str, before: str | None, within_s: float) -> bool:
-    """Wait for a pass later than `before`. False: there was none in this time. Raises StoreError."""
+    """Wait for a pass later than `before`. Returns False when there was none in this time. Raises StoreError."""
     until_s = time.monotonic() + within_s
     while last_pass(store, cloud) == before:
         if time.monotonic() >= until_s:
             return False
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     return True
 
 
-def wake(store: Store, jobs: Iterable[str], *, within_s: float | None = None) -> Deployed | None:
-    """Wake the store's deployed governor, for these jobs or for a whole tick; None where there is none.
+def wake(store: Store, jobs: Iterable[str], *, within_s: float | None = None) -> DeploymentRecord | None:
+    """Wake the store's deployed governor, for these jobs or for a whole tick. Returns None where there is none.
 
-    With `within_s`, see that it does pass. Raises StokerError where it cannot be reached, or does not.
+    With `within_s`, wait for its pass. Raises StokerError where it cannot be reached, or does not pass in time.
     """
     deployed = find(store)
     if deployed is None:
         return None
     before = last_pass(store, deployed.cloud) if within_s is not None else None
-    cloud = cast("Cloud", importlib.import_module(_CLOUDS[deployed.cloud]))
+    cloud = cast("DeploymentCloud", importlib.import_module(_CLOUDS[deployed.cloud]))
     try:
         cloud.wake(deployed, tuple(jobs))
     except StokerError as error:
@@ -152,6 +151,6 @@ def wake(store: Store, jobs: Iterable[str], *, within_s: float | None = None) ->
     if within_s is not None and not has_passed(store, deployed.cloud, before, within_s):
         raise StokerError(
             f"the governor {deployed.name} in {deployed.region} was called and has done nothing for {within_s:.0f} s; "
-            f"its log there tells why, and `stoker deploy {deployed.cloud}` puts it up anew"
+            f"its log there shows why, and `stoker deploy {deployed.cloud}` puts it up anew"
         )
     return deployed

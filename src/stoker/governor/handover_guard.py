@@ -1,13 +1,13 @@
-"""A guard beside a process that governs: it hands the jobs over when that process goes without doing so itself.
+"""A guard beside a process that governs: it hands the jobs over when that process ends without doing so itself.
 
     python -m stoker.governor.handover_guard PIPE STORE
 
 A closed terminal, a lost connection or a SIGTERM can be handled by the process; SIGKILL, a crash or a stop (Ctrl-Z)
 cannot. The guard is a small process in a session of its own. It holds the reading end of a pipe whose writing end only
-the guarded process has, so the kernel tells it of every way to end. The guarded process writes one line for each job,
-one for each pass of its governor, and one when it has handed over or nothing is left to govern.
+the guarded process has, so the kernel closes the pipe however that process ends. The guarded process writes one line
+for each job, one for each pass of its governor, and one when it has handed over or nothing is left to govern.
 
-The module imports the standard library alone until it takes over: a guard costs little while it waits.
+The module imports only the standard library until it takes over: a guard costs little while it waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-# Not typing's own, nor pathlib: the guard's process needs neither.
+# Neither `typing` nor `pathlib` is imported, since the guard's process needs neither.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,8 @@ _READ_BYTES = 4096
 _JOB, _PASS, _RELEASED = b"job ", b"pass", b"released"
 
 
-class Guard:
-    """The guarded process's end. Its methods never raise: a guard is the net below other ways to hand over."""
+class HandoverGuard:
+    """The guarded process's side. Its methods never raise: a guard only backs up the other ways to hand over."""
 
     def __init__(self, store_url: str) -> None:
         self._store_url = store_url
@@ -45,22 +45,22 @@ class Guard:
         self._start()
 
     def job(self, job: str) -> None:
-        """The job needs a governor from now on."""
+        """Guard this job from now on."""
         self.jobs.append(job)
         self._tell(_JOB + job.encode())
 
     def passed(self) -> None:
-        """The guarded process governs, and is well."""
+        """Report that the guarded process has completed a pass."""
         self._tell(_PASS)
 
     def release(self) -> None:
-        """The jobs have ended, or were handed over: the guard ends."""
+        """End the guard, after the jobs have ended or were handed over."""
         with self._lock, suppress(OSError):
             self._write(_RELEASED)
         self.close()
 
     def close(self) -> None:
-        """Without `release` before, the guard takes over now."""
+        """Close the pipe. Without `release` before, the guard takes over now."""
         with self._lock:
             if self._pipe is not None:
                 os.close(self._pipe)
@@ -73,14 +73,14 @@ class Guard:
             try:
                 self._write(line)
             except BrokenPipeError:
-                # It was killed, or took over while this process was stopped.
+                # The guard was killed, or took over while this process was stopped.
                 os.close(self._pipe)
                 self._pipe = None
                 self._start()
 
     def _write(self, line: bytes) -> None:
         if self._pipe is not None:
-            # A full pipe is a guard that is stopped: what it reads later is enough.
+            # A full pipe means that the guard is stopped: the lines already in it are enough.
             with suppress(BlockingIOError):
                 os.write(self._pipe, line + b"\n")
 
@@ -102,10 +102,10 @@ class Guard:
 
 
 @contextmanager
-def guarding(store_url: str) -> Iterator[Guard]:
+def guarding(store_url: str) -> Iterator[HandoverGuard]:
     """A guard for as long as the block runs. It takes over where an exception leaves the block, unless that is a
     person's mistake before there was a job."""
-    guard = Guard(store_url)
+    guard = HandoverGuard(store_url)
     try:
         yield guard
     except BaseException as error:
@@ -124,13 +124,13 @@ def _spawn(store_url: str, reader: int, output: Path) -> None:
 
     make_home()
     output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("ab") as said:
+    with output.open("ab") as log:
         subprocess.Popen(
             [sys.executable, "-m", "stoker.governor.handover_guard", str(reader), store_url],
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            # Its own session: what ends a terminal's processes does not reach it.
+            stdout=log,
+            stderr=log,
+            # Its own session: signals to the terminal's processes do not reach it.
             start_new_session=True,
             cwd=output.parent,
             pass_fds=(reader,),
@@ -143,10 +143,10 @@ def _spawn(store_url: str, reader: int, output: Path) -> None:
 def watch(
     pipe: int, silent_s: float = SILENT_S, monotonic: Callable[[], float] = time.monotonic
 ) -> tuple[str, ...] | None:
-    """Wait until the guarded process ends or falls silent. Answers the jobs to take over; None: it released them.
+    """Wait until the guarded process ends or falls silent. Returns the jobs to take over; None: it released them.
 
-    Before the first pass nothing is said, however long it takes: inputs may be uploaded for hours. The monotonic clock
-    stands still while the computer sleeps, so a lid that was closed is no silence.
+    Silence before the first pass does not count: inputs may be uploaded for hours. The monotonic clock stands still
+    while the computer sleeps, so a closed lid is no silence.
     """
     jobs: list[str] = []
     rest, passed_s = b"", None
@@ -173,7 +173,7 @@ def main() -> None:
     jobs = watch(pipe)
     if jobs is None:
         return
-    # Closed first: a process that was only stopped notices, and starts another guard.
+    # Closed first, so that a process that was only stopped notices and starts another guard.
     os.close(pipe)
     from stoker.governor.background import take_over
 

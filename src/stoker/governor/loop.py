@@ -1,4 +1,4 @@
-"""The governor: observe, decide, apply. It keeps no state of its own; any number may run at once, anywhere."""
+"""The governor: observe, decide, apply. All its state is in the store, so any number may run at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from datetime import datetime
 
 from stoker.core.budgets import Held
 from stoker.core.decide import decide
-from stoker.core.governor_settings import DEFAULT, Policy
+from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
-from stoker.governor.apply import Applier
-from stoker.governor.budget_tracker import Bookkeeper
+from stoker.governor.apply import Applier, ApplyResult
+from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.connected_providers import Fleet
-from stoker.governor.cost_ledger import write_spent
-from stoker.governor.index_writer import Indexer
+from stoker.governor.cost_ledger import record_job_costs
+from stoker.governor.index_writer import IndexWriter
 from stoker.governor.leftovers import sweep
-from stoker.governor.market_records import MarketReader
+from stoker.governor.market_records import MarketCache
 from stoker.governor.observe import (
     Memory,
     Observation,
@@ -27,53 +27,49 @@ from stoker.governor.observe import (
     list_clouds,
     observe,
 )
+from stoker.governor.pass_notifier import PassNotifier
 from stoker.governor.store_clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
-from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
+from stoker.model.errors import StokerError, describe_error
 from stoker.model.offerings import Offering
-from stoker.model.policy import House
-from stoker.notifications.dispatcher import SINGLE_S, WATCH_S, News, Teller
-from stoker.notifications.events import Told, budget, leftover_name, orphan, orphans
-from stoker.notifications.outbox import MOST_WAITING
-from stoker.policy.reader import HouseReader
-from stoker.providers.base import Wakes
+from stoker.model.policy import Policy
+from stoker.notifications.dispatcher import LOOP_WAIT_S, NotificationDispatcher
+from stoker.notifications.events import Notification, leftover_name, orphan_notification, orphan_notifications
+from stoker.policy.reader import PolicyReader
+from stoker.providers.base import SupportsWakeup
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
 from stoker.store.removed_jobs import clear_markers
 
-# Looks at one job in one pass before the rest is left to the next: a claim, its launch, its close and the next claim
-# fit in easily, and a bug that never comes to rest cannot spin.
-MOST_ROUNDS = 12
+# Rounds over one job in one pass before the rest is left to the next: a claim, its launch, its close and the next claim
+# fit in easily, and a bug that never settles cannot spin.
+MAX_ROUNDS = 12
 
-# The tick is only the net under events. Near stores cost nothing to look at.
+# Events wake the governor; the tick only catches what they miss. A local store costs nothing to read.
 TICK_NEAR_S = 2.0
 TICK_FAR_S = 15.0
-# Whoever makes a single pass sweeps; a loop need not in each.
+# A single pass always sweeps for leftovers; a loop does so this often.
 SWEEP_EVERY_S = 60.0
-# What is known of the markets is at most so old.
-MARKETS_FOR_S = 60.0
-# A job's end is told before the job is forgotten. A store in which nothing can be noted for so long holds up no job.
-NOTED_WITHIN_S = 600.0
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass did."""
+    """The result of one pass."""
 
     active: int
     at: datetime
     actions: tuple[Action, ...] = ()
-    # Seconds until the next look is due even if nothing happens; None: no deadline is known.
+    # Seconds until the next pass is due even if nothing happens; None: no deadline is known.
     wake_in_s: float | None = None
     problems: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
-    # Something is still to be told that this governor may be able to tell; or that anybody may, some time later.
-    untold: bool = False
+    # `unsent`: some notification is not sent yet. `can_send`: this governor may be able to send one.
+    can_send: bool = False
     unsent: bool = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to do, as far as this pass saw."""
-        return self.active == 0 and not self.untold
+        """Return whether nothing is left to do, as far as this pass saw."""
+        return self.active == 0 and not self.can_send
 
 
 class Governor:
@@ -83,47 +79,47 @@ class Governor:
         self,
         store: Store,
         fleet: Fleet | None = None,
-        policy: Policy = DEFAULT,
+        settings: GovernorSettings = DEFAULT,
         name: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         token: Callable[[], str] = new_token,
-        teller: Teller | None = None,
+        dispatcher: NotificationDispatcher | None = None,
         with_sleep: Callable[[], float] = with_sleep,
     ) -> None:
         self.store = store
         self.fleet = fleet or Fleet(store.url)
-        self.policy = policy
-        self._house = HouseReader(store, policy)
+        self.settings = settings
+        self._policy_reader = PolicyReader(store, settings)
         self.name = name or governor_name()
         self.monotonic = monotonic
         self._with_sleep = with_sleep
         self.memory = Memory()
         self.applier = Applier(store, self.fleet, self.memory, self.name, token)
-        self.indexer = Indexer(store, self.memory, monotonic)
-        self.bookkeeper = Bookkeeper(store, self.memory)
-        self.teller = teller or Teller(store, self.name, token)
-        # How long a pass waits for messages to be out.
-        self._patience_s = SINGLE_S
-        # Removed by this governor, and not noted yet.
-        self._removed: list[Told] = []
+        self.indexer = IndexWriter(store, self.memory, monotonic)
+        self.budget_tracker = BudgetTracker(store, self.memory)
+        dispatcher = dispatcher or NotificationDispatcher(store, self.name, token)
+        self.notifier = PassNotifier(dispatcher, self.memory, self.budget_tracker)
+        self._markets = MarketCache(store, monotonic)
         self._clock: StoreClock | None = None
         self._swept_s: float | None = None
-        self._markets: MarketReader | None = None
-        self._markets_s = 0.0
+
+    @property
+    def dispatcher(self) -> NotificationDispatcher:
+        return self.notifier.dispatcher
 
     def plan(self) -> tuple[Plan, Observation]:
-        """What a pass would do now, doing nothing."""
-        self.policy = self._house.read()
+        """The plan of a pass that started now, without any action."""
+        self.settings = self._policy_reader.read()
         markers = active_jobs(self.store)
-        self.bookkeeper.begin(tuple(markers))
+        self.budget_tracker.begin(tuple(markers))
         clock = read_clock(self.store, self.name, self.monotonic)
-        self._look_at_markets(clock)
+        self._markets.refresh(clock.now(), self.settings.policy)
         observation = self._observe(markers)
         return self._decide(observation.snapshot, clock.now()), observation
 
     def run_pass(self, only: set[str] | None = None) -> Pass:
-        """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
-        self.policy = self.applier.policy = self._house.read()
+        """Make one pass over every active job, or over `only` these. Raises StoreError if the store does not answer."""
+        self.settings = self.applier.settings = self._policy_reader.read()
         active = active_jobs(self.store)
         markers = {job: found for job, found in active.items() if only is None or job in only}
         clock = self._begin(active, len(markers), whole=only is None)
@@ -140,14 +136,9 @@ class Governor:
         newest = {job.state.job: job for job in observation.snapshot.jobs}
         waiting = dict(plan.waiting)
         wakes = [plan.wake_at]
-        for _ in range(MOST_ROUNDS):
-            plan = self._recorded_first(plan, newest, waiting, problems, clock)
-            plan = self._noted_first(plan, newest, clock)
-            applied = self.applier.apply(plan, _Purse(self.bookkeeper, self.policy.house, clock), fresh.still)
+        for _ in range(MAX_ROUNDS):
+            applied = self._apply(plan, newest, waiting, problems, clock, fresh)
             actions += applied.done
-            waiting |= applied.waiting
-            self._note_words(applied.done, problems)
-            problems |= applied.problems
             if applied.stale:
                 problems["clock"] = "this computer slept, or this process was stopped: the next pass decides anew"
                 wakes.append(clock.now())
@@ -157,20 +148,21 @@ class Governor:
                 break
             fresh = Freshness(clock.now(), self._with_sleep, self.monotonic)
             part = self._observe_again(again, observation)
-            self._note_markets(part, newest, problems)
+            self._record_markets(part, newest, problems)
             newest |= {job.state.job: job for job in part.snapshot.jobs}
             others = tuple(newest.values()) if only is None else None
             plan = self._decide(replace(part.snapshot, partial=True, others=others), fresh.observed())
             problems |= part.problems | plan.problems
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
-        # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.
+        # An action that failed is the reason why its job waits, whatever was decided: `ps` and `explain` show it.
         waiting |= {job: text for job, text in problems.items() if job in newest}
         self.indexer.update_all(list(newest.values()), waiting, clock.now())
-        removed = orphans(actions, clock.now())
+        removed = orphan_notifications(actions, clock.now())
         if sweeping:
             problems |= self._sweep(observation, removed, clock)
-        problems |= self._tell(newest, removed, None if only is not None else set(markers), clock)
+        known_active = None if only is not None else set(markers)
+        problems |= self.notifier.notify(newest, removed, known_active, self.settings.policy, clock)
         return Pass(
             active=len(markers),
             at=clock.now(),
@@ -178,32 +170,51 @@ class Governor:
             wake_in_s=_soonest(wakes, clock),
             problems=problems,
             waiting=waiting,
-            untold=self.teller.pending,
-            unsent=self.teller.unsent or bool(self._removed),
+            can_send=self.dispatcher.pending,
+            unsent=self.notifier.unsent,
         )
 
+    def _apply(
+        self,
+        plan: Plan,
+        newest: dict[str, JobSnapshot],
+        waiting: dict[str, str],
+        problems: dict[str, str],
+        clock: StoreClock,
+        fresh: Freshness,
+    ) -> ApplyResult:
+        """Carry out a plan, after the records of jobs that it unmarks. Updates `waiting` and `problems`."""
+        plan = self._write_final_records(plan, newest, waiting, problems, clock)
+        plan = self.notifier.record_endings(plan, newest, clock)
+        guard = _PassBudgetGuard(self.budget_tracker, self.settings.policy, clock)
+        applied = self.applier.apply(plan, guard, fresh.still)
+        waiting.update(applied.waiting)
+        self._record_warnings(applied.done, problems)
+        problems.update(applied.problems)
+        return applied
+
     def _begin(self, active: Collection[str], count: int, *, whole: bool) -> StoreClock:
-        """Record a pass over so many jobs, and begin the accounts of all that are active."""
+        """Record a pass over `count` jobs, and start it in the budgets, notifications and markets."""
         clock = self._clock = record_pass(self.store, self.name, count, self.monotonic)
-        self.bookkeeper.begin(tuple(sorted(active)), whole=whole, now=clock.now())
-        self.teller.begin(self.policy.house)
-        self._look_at_markets(clock)
+        self.budget_tracker.begin(tuple(sorted(active)), whole=whole, now=clock.now())
+        self.dispatcher.begin(self.settings.policy)
+        self._markets.refresh(clock.now(), self.settings.policy)
         return clock
 
     def _forget_others(self, seen: set[str]) -> None:
-        """Forget jobs that are neither active nor have machines: an id that comes again is another job. Partial passes
-        do so too, since no whole one may come for months."""
-        self.memory.keep(seen)
-        self.applier.market.keep(seen)
+        """Forget jobs that are neither active nor have machines: an id that is used again is another job. Partial
+        passes do so too, since a governor may make no whole pass for months."""
+        self.memory.retain(seen)
+        self.applier.market.retain(seen)
 
-    def _note_markets(self, part: Observation, before: dict[str, JobSnapshot], problems: dict[str, str]) -> None:
-        """Share what was seen of the markets since the job was looked at before."""
+    def _record_markets(self, part: Observation, before: dict[str, JobSnapshot], problems: dict[str, str]) -> None:
+        """Record the claims that were closed since the job was last observed, for the market statistics."""
         for job in part.snapshot.jobs:
             known = before.get(job.state.job)
             try:
-                self.applier.market.note(known.state if known else None, job.state)
-            except STUMBLES as error:
-                problems[job.state.job] = in_words(error)
+                self.applier.market.record(known.state if known else None, job.state)
+            except Exception as error:  # noqa: BLE001 - one job's market record must not stop the pass
+                problems[job.state.job] = describe_error(error)
 
     def watch(
         self,
@@ -211,13 +222,13 @@ class Governor:
         on_pass: Callable[[Pass], None] | None = None,
         on_error: Callable[[StokerError], None] | None = None,
     ) -> None:
-        """Pass after pass until `until` says enough. Wakes at once for a notice or an exit on this computer."""
-        self._patience_s = WATCH_S
+        """Make passes until `until` returns true. Wakes at once for a notice or an exit on this computer."""
+        self.notifier.patience_s = LOOP_WAIT_S
         while True:
             try:
                 done = self.run_pass()
             except StokerError as error:
-                # A store that does not answer decides nothing. Keep trying: machines mind themselves meanwhile.
+                # Without the store nothing can be decided. Machines enforce their limits themselves meanwhile.
                 if on_error is not None:
                     on_error(error)
                 self.sleep(None)
@@ -225,126 +236,75 @@ class Governor:
             if on_pass is not None:
                 on_pass(done)
             if until(done):
-                self._finish_telling()
+                self.notifier.finish(self._clock)
                 return
             self.sleep(done.wake_in_s)
 
     def sleep(self, wake_in_s: float | None) -> None:
-        """Until the next look is due: a deadline, a wake-up, or the tick (with jitter, so that many do not march)."""
-        tick_s = (TICK_NEAR_S if self.store.near else TICK_FAR_S) * random.uniform(0.8, 1.2)
+        """Sleep until a deadline, a wake-up, or the tick (with jitter, so that many governors do not act in step)."""
+        tick_s = (TICK_NEAR_S if self.store.is_local else TICK_FAR_S) * random.uniform(0.8, 1.2)
         pause_s = min(tick_s, wake_in_s) if wake_in_s is not None else tick_s
-        waker = next((p for p in self.fleet.connected() if isinstance(p, Wakes) and p.capabilities.wakes), None)
+        waker = next(
+            (p for p in self.fleet.connected() if isinstance(p, SupportsWakeup) and p.capabilities.wakes), None
+        )
         if waker is not None:
             waker.wait(max(0.02, pause_s))
         else:
             time.sleep(max(0.02, pause_s))
 
-    def _look_at_markets(self, clock: StoreClock) -> None:
-        """Anew now and then: of a day in which much happened, it takes many calls."""
-        house, now_s = self.policy.house, self.monotonic()
-        if self._markets is None or self._markets.house != house or now_s - self._markets_s >= MARKETS_FOR_S:
-            self._markets, self._markets_s = MarketReader(self.store, clock.now(), house), now_s
-
     def _observe(
         self, markers: dict[str, tuple[int, ...]], *, everywhere: bool = False, only: set[str] | None = None
     ) -> Observation:
-        """`everywhere`: also where only machines of jobs can be that nobody knows any more. `only`: of what is listed
-        there, nothing is looked into but what belongs to these."""
+        """List the clouds, then observe the jobs. `everywhere`: list all places where this store ever launched, which
+        may hold machines of jobs without a marker. `only`: ignore listed machines of all other jobs."""
         more = known_places(self.store) if everywhere else ()
         listing = list_clouds(self.store, self.fleet, self.memory, markers, more)
         if only is not None:
             listing = listing.narrowed(only)
-        return observe(self.store, self.fleet, self.memory, markers, listing, self._markets)
+        return observe(self.store, self.fleet, self.memory, markers, listing, self._markets.reader)
 
     def _observe_again(self, moved: dict[str, tuple[int, ...]], before: Observation) -> Observation:
-        """The jobs whose logs have moved on. The clouds are not listed again: an older list only ever knows less."""
+        """Observe the jobs whose logs have changed. The clouds are not listed again: an older list is only
+        less complete."""
         listing = before.listing.narrowed(set(moved))
-        return observe(self.store, self.fleet, self.memory, moved, listing, self._markets)
+        return observe(self.store, self.fleet, self.memory, moved, listing, self._markets.reader)
 
     def _sweep_is_due(self) -> bool:
-        """Now and then: looking everywhere costs a call for each place."""
+        """Return whether to sweep in this pass: listing everywhere costs a call for each place."""
         due = self._swept_s is None or self.monotonic() - self._swept_s >= SWEEP_EVERY_S
         if due:
             self._swept_s = self.monotonic()
         return due
 
-    def _sweep(self, observation: Observation, removed: list[Told], clock: StoreClock) -> dict[str, str]:
-        """Remove what machines left beside them, in the places that were listed."""
+    def _sweep(self, observation: Observation, removed: list[Notification], clock: StoreClock) -> dict[str, str]:
+        """Remove leftovers of machines in the places that were listed. Adds the orphans among them to `removed`."""
         problems: dict[str, str] = {}
         for place in observation.listing.instances:
             swept = sweep(self.store, self.fleet, place)
             problems |= swept.problems
-            removed += [orphan(each.job, leftover_name(each), why, clock.now()) for each, why in swept.orphans]
+            removed += [
+                orphan_notification(each.job, leftover_name(each), why, clock.now()) for each, why in swept.orphans
+            ]
         return problems
-
-    # ── Telling people ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _noted_first(self, plan: Plan, newest: dict[str, JobSnapshot], clock: StoreClock) -> Plan:
-        """Without a marker nobody looks at a job again: its end is noted before, for whoever tells it."""
-        ending = {action.job for action in plan.actions if isinstance(action, Unmark)}
-        if not ending:
-            return plan
-        try:
-            self.teller.note(self._news({job: newest[job] for job in ending}), clock.now())
-        except StoreUnavailable:
-            held = {job for job in ending if _ended_lately(newest[job], clock.now())}
-            kept = (action for action in plan.actions if not (isinstance(action, Unmark) and action.job in held))
-            return replace(plan, actions=tuple(kept))
-        except Exception:  # noqa: BLE001 - whatever it is, it is told below, and no job waits for it
-            pass
-        return plan
-
-    def _tell(
-        self, newest: dict[str, JobSnapshot], removed: list[Told], active: set[str] | None, clock: StoreClock
-    ) -> dict[str, str]:
-        """After everything else, and whatever comes of it. Answers what went wrong."""
-        try:
-            self._removed = [*self._removed, *removed][-MOST_WAITING:]
-            spent = self.bookkeeper.unheralded(self.policy.house)
-            more = [*self._removed, *(budget(each, clock.now()) for each in spent)]
-            self.teller.note(self._news(newest), clock.now(), more=more, active=active)
-            # Only now: nobody would find out again what is gone.
-            self._removed = []
-            for each in spent:
-                self.bookkeeper.note_told(each.mark)
-            return self.teller.send(clock.now, self._patience_s)
-        except StokerError as error:
-            return {"notify": str(error)}
-        except Exception as error:  # noqa: BLE001 - a side-channel: no bug in it may end a pass
-            return {"notify": f"{type(error).__name__}: {error}"}
-
-    def _finish_telling(self) -> None:
-        try:
-            if self._clock is not None:
-                self.teller.finish(self._clock.now)
-        except Exception:  # noqa: BLE001 - as above; what is not out, another governor sends
-            pass
-
-    def _news(self, jobs: dict[str, JobSnapshot]) -> dict[str, News]:
-        """What the appliers know is newer than what was observed; a job that was unmarked has been noted already."""
-        return {
-            job: News(self.memory.states.get(job, seen.state), seen.spec)
-            for job, seen in jobs.items()
-            if job in self.memory.states
-        }
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """Decide as of `now`, when the observation began: what a stopped process saw is not old by that clock."""
-        known = self.bookkeeper.with_books(snapshot, self.policy.house, now, self.monotonic())
-        return decide(known, self.policy, now)
+        """Decide as of `now`, the begin of the observation: by the present time, what a process saw before it was
+        stopped would look old."""
+        known = self.budget_tracker.with_budget_state(snapshot, self.settings.policy, now, self.monotonic())
+        return decide(known, self.settings, now)
 
-    def _note_words(self, done: list[Action], problems: dict[str, str]) -> None:
+    def _record_warnings(self, done: list[Action], problems: dict[str, str]) -> None:
         for action in done:
             if isinstance(action, Append):
                 try:
-                    self.bookkeeper.note_words(self.policy.house, action)
-                except (StokerError, *STUMBLES) as error:
-                    # At worst it is told twice.
-                    problems.setdefault(action.job, in_words(error))
+                    self.budget_tracker.record_warning(self.settings.policy, action)
+                except Exception as error:  # noqa: BLE001 - the edge of one job
+                    # At worst the warning is reported twice.
+                    problems.setdefault(action.job, describe_error(error))
 
-    def _recorded_first(
+    def _write_final_records(
         self,
         plan: Plan,
         newest: dict[str, JobSnapshot],
@@ -352,47 +312,42 @@ class Governor:
         problems: dict[str, str],
         clock: StoreClock,
     ) -> Plan:
-        """Without a marker nobody looks at a job again: what `ps` will tell of it for good, and what it spent, is
-        written before."""
-        kept: list[Action] = []
+        """Write the costs and the last index record of jobs that the plan unmarks: no pass reads a job without a marker
+        again. Returns the plan without unmarking jobs for which that failed."""
+        rest: list[Action] = []
         for action in plan.actions:
             if isinstance(action, Unmark):
                 try:
                     job = newest[action.job]
-                    write_spent(self.store, job.state, job.spec, clock.now())
+                    record_job_costs(self.store, job.state, job.spec, clock.now())
                     self.indexer.update(job, waiting.get(action.job, ""), clock.now())
-                except (StokerError, *STUMBLES) as error:
-                    # It stays active: were it forgotten, its money would never count. A role that may not write there
-                    # yet is a reason to tell.
-                    problems[action.job] = in_words(error)
+                except Exception as error:  # noqa: BLE001 - the edge of one job
+                    # The job stays active, since its costs would otherwise never count. One cause is a role that may
+                    # not write to `spent/` yet.
+                    problems[action.job] = describe_error(error)
                     continue
-            kept.append(action)
-        return replace(plan, actions=tuple(kept))
+            rest.append(action)
+        return replace(plan, actions=tuple(rest))
 
 
 @dataclass(frozen=True)
-class _Purse:
-    """The books of this pass, at the present time."""
+class _PassBudgetGuard:
+    """The budgets of this pass, at the present time. Implements `BudgetGuard`."""
 
-    keeper: Bookkeeper
-    house: House
+    tracker: BudgetTracker
+    policy: Policy
     clock: StoreClock
 
-    def keeps_back(self, job: str, offering: Offering) -> str | None:
-        self.keeper.look_again(self.house, job, self.clock.now())
-        # A look takes its time, and what runs costs money meanwhile.
-        return self.keeper.keeps_back(self.house, job, offering, self.clock.now())
+    def launch_denied(self, job: str, offering: Offering) -> str | None:
+        self.tracker.refresh_before_launch(self.policy, job, self.clock.now())
+        # The clock is read again: the refresh takes a while, in which running machines cost money.
+        return self.tracker.launch_denied(self.policy, job, offering, self.clock.now())
 
-    def yields(self, job: str, number: int) -> Held | None:
-        return self.keeper.yields(self.house, job, number, self.clock.now())
+    def launch_conflict(self, job: str, number: int) -> Held | None:
+        return self.tracker.launch_conflict(self.policy, job, number, self.clock.now())
 
-    def claimed(self, job: str) -> None:
-        self.keeper.claimed(job)
-
-
-def _ended_lately(job: JobSnapshot, now: datetime) -> bool:
-    ended = job.state.ended
-    return ended is not None and (now - ended.at).total_seconds() < NOTED_WITHIN_S
+    def count_claim(self, job: str) -> None:
+        self.tracker.count_claim(job)
 
 
 def _soonest(wakes: list[datetime | None], clock: StoreClock) -> float | None:

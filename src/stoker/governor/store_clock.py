@@ -1,7 +1,7 @@
-"""The store's clock, without asking the store each time.
+"""The store's clock, without a request for each reading.
 
-A governor writes down its pass, reads back when the store says that was, and from there counts with its own monotonic
-clock. So ages are never taken between two machines' clocks.
+A governor writes a record of its pass, reads back the store's time of that write, and counts on from there with its own
+monotonic clock. So ages are never computed between the clocks of two machines.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stoker.store.base import Store
 from stoker.store.job_log import new_token
 
 # A plan is applied within seconds, or minutes where launches are slow. One that is older comes from a computer that
-# slept, or from a process that was stopped: its reasons may be gone.
+# slept, or from a process that was stopped: its reasons may not hold any more.
 FRESH_S = 120.0
 
-# Counts while the computer sleeps, as the monotonic clock does not on Linux. Elsewhere CLOCK_MONOTONIC counts then, and
-# `time.monotonic` does not.
+# A clock that counts while the computer sleeps. On Linux the monotonic clock does not; on other systems CLOCK_MONOTONIC
+# does, and `time.monotonic` does not.
 _WITH_SLEEP = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -34,21 +34,21 @@ def with_sleep() -> float:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """`governors/<id>.json`: who passed. When is the object's Last-Modified."""
+    """`governors/<id>.json`: the governor's last pass. Its time is the object's Last-Modified."""
 
     governor: str
     pid: int
     active: int
-    # Tells two passes of one second apart.
+    # Distinguishes two passes within one second.
     token: str = ""
 
 
 @dataclass(frozen=True)
 class StoreClock:
-    """The store's time at one moment, carried on.
+    """The store's time at one moment, counted on by the monotonic clock.
 
-    `monotonic` stands still while the computer sleeps, so what was observed before does not look old after: ages are
-    too small then, never too large. The next pass takes the store's time anew.
+    `monotonic` stands still while the computer sleeps, so ages are too small after a sleep, never too large. The next
+    pass reads the store's time again.
     """
 
     base: datetime
@@ -60,7 +60,7 @@ class StoreClock:
 
 
 class Freshness:
-    """How old an observation is, the time included in which the computer slept or the process was stopped."""
+    """The age of an observation, including time in which the computer slept or the process was stopped."""
 
     def __init__(self, began: datetime, with_sleep: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._began = began
@@ -70,9 +70,9 @@ class Freshness:
         self._seen_s = self._began_s[0]
 
     def observed(self) -> datetime:
-        """The observation is complete. Answers when it began, by the store's clock: the time to decide as of.
+        """Complete the observation. Returns when it began, by the store's clock: the time to decide as of.
 
-        Observing many jobs may take long and ages nothing; sleeping meanwhile does.
+        Observing many jobs may take long, which does not count as age; sleep during it does.
         """
         now_s = self._with_sleep()
         slept_s = (now_s - self._began_s[0]) - (self._monotonic() - self._began_s[1])
@@ -80,23 +80,24 @@ class Freshness:
         return self._began
 
     def still(self) -> bool:
-        """Whether decisions that rest on it may be carried out."""
+        """Return whether decisions from this observation may still be carried out."""
         return self._with_sleep() - self._seen_s <= FRESH_S
 
 
 def governor_name() -> str:
-    """One name a computer: governors that share it overwrite one another's record, which loses nothing."""
+    """The governor's name, one for each computer. Governors that share it overwrite each other's record, which loses
+    nothing."""
     return "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:60] or "unnamed"
 
 
 def record_pass(store: Store, name: str, active: int, monotonic: Callable[[], float]) -> StoreClock:
-    """Write down that this governor passes now, and take the store's time from it."""
+    """Write the record of a pass that starts now, and take the store's time from it."""
     return _stamp(store, keys.governor(name), PassRecord(name, os.getpid(), active, new_token()), monotonic)
 
 
 def read_clock(store: Store, name: str, monotonic: Callable[[], float]) -> StoreClock:
-    """The store's time for somebody who only looks: what has to be written for it is taken away again."""
-    # Everybody's own: governors in a cloud share a name, and often the number of their process.
+    """The store's time for a command that only reads: the object that is written for it is deleted again."""
+    # A unique key: governors in a cloud share a name, and often a process id.
     key = keys.probe(f"{name}-{os.getpid()}-{new_token()}")
     try:
         return _stamp(store, key, PassRecord(name, os.getpid(), active=0), monotonic)
@@ -107,8 +108,8 @@ def read_clock(store: Store, name: str, monotonic: Callable[[], float]) -> Store
 def _stamp(store: Store, key: str, record: PassRecord, monotonic: Callable[[], float]) -> StoreClock:
     store.put(key, codec.dumps(record))
     found = store.head(key)
-    # After both replies: slow ones make this clock late, and ages too small, never too large. Also where a write of an
-    # earlier pass landed between the two.
+    # Read after both replies: slow replies make this clock late, so ages are too small, never too large. That holds
+    # also where a write of an earlier pass landed between the two.
     base_s = monotonic()
     if found is None:
         raise StoreUnavailable(f"{key}: written, and then not there")
@@ -116,5 +117,5 @@ def _stamp(store: Store, key: str, record: PassRecord, monotonic: Callable[[], f
 
 
 def last_pass(store: Store) -> datetime | None:
-    """When any governor last passed, by the store's clock."""
+    """When any governor last made a pass, by the store's clock."""
     return max((meta.modified for meta in store.list(keys.GOVERNORS)), default=None)

@@ -1,7 +1,7 @@
-"""From what people write to a validated spec.
+"""Turn what people write (YAML, flags, Python) into a validated spec.
 
-    layers = gather(job_file=find_job_file(), sets=["params.lr=1e-3"])
-    resolved = resolve(layers, registry.capabilities)     # .spec, and .told: what to tell the person
+    layers = (*shared_layers(store), *job_layers(find_job_file(), sets=["params.lr=1e-3"]))
+    resolved = resolve(layers, registry.capabilities)     # .spec and .warnings
 
 YAML is imported only when some is read.
 """
@@ -9,9 +9,25 @@ YAML is imported only when some is read.
 from stoker.jobfile.document import Layer, assignments, layer_of, read_layer
 from stoker.jobfile.env_file import env_file
 from stoker.jobfile.job import Job
-from stoker.jobfile.layers import find_job_file, gather, house_layer, job_layer, named_provider, user_file, user_layer
+from stoker.jobfile.layers import (
+    defaults_layer,
+    find_job_file,
+    job_layer,
+    job_layers,
+    named_provider,
+    shared_layers,
+    user_file,
+    user_layer,
+)
 from stoker.jobfile.parse import base_folder, parse_job
-from stoker.jobfile.provider_fields import ALWAYS_HONOURED, Resolved, check_honoured, finalize, resolve
+from stoker.jobfile.provider_fields import (
+    ALWAYS_HONOURED,
+    ResolvedJob,
+    apply_default_limits,
+    check_honoured,
+    resolve,
+    resolve_spec,
+)
 from stoker.jobfile.render import document, spec_layer
 from stoker.jobfile.template import template
 
@@ -19,22 +35,24 @@ __all__ = [
     "ALWAYS_HONOURED",
     "Job",
     "Layer",
-    "Resolved",
+    "ResolvedJob",
+    "apply_default_limits",
     "assignments",
     "base_folder",
     "check_honoured",
+    "defaults_layer",
     "document",
     "env_file",
-    "finalize",
     "find_job_file",
-    "gather",
-    "house_layer",
     "job_layer",
+    "job_layers",
     "layer_of",
     "named_provider",
     "parse_job",
     "read_layer",
     "resolve",
+    "resolve_spec",
+    "shared_layers",
     "spec_layer",
     "template",
     "user_file",

@@ -1,19 +1,20 @@
-"""Rules about fields together: what each field alone cannot tell."""
+"""Rules about combinations of fields, checked after each field alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from stoker.jobfile.document import Origin
-from stoker.jobfile.kept_paths import check_kept_paths
+from stoker.jobfile.result_paths import check_result_paths
 from stoker.model.command_line import command_argv, input_variable
 from stoker.model.errors import SpecError, UserError
 from stoker.model.package_sources import read_address, read_deb
 from stoker.model.spec import Spec
+from stoker.providers import registry
 
 Where = Callable[[str], Origin]
 
-# What the contract sets for each attempt. MASTER_PORT may be chosen in `env`, and how many processes torchrun starts.
+# Variables that the contract sets for each attempt. `env` may choose MASTER_PORT and the number of torchrun processes.
 _CONTRACT = frozenset(
     {
         *("MASTER_ADDR", "NUM_NODES", "NODE_RANK", "NODES"),
@@ -21,13 +22,13 @@ _CONTRACT = frozenset(
     }
 )
 _SAGEMAKER = frozenset({"TRAINING_JOB_NAME", "SAGEMAKER_JOB_NAME", "CURRENT_HOST", "SAGEMAKER_REGION"})
-# Without their source there is nothing that they could be for.
+# Each field on the left has no meaning without the one on the right.
 _SERVES = {"apt_mirror": "apt", "conda_channel": "conda"}
 
 
 def check_rules(spec: Spec, where: Where) -> None:
-    """Raises SpecError, naming the field and where it was written, for the first rule that is broken."""
-    check_kept_paths(spec, where)
+    """Raise SpecError with the field and its place for the first broken rule."""
+    check_result_paths(spec, where)
     _check_variables(spec, where)
     _check_capacity(spec, where)
     _check_sources(spec, where)
@@ -39,7 +40,9 @@ def check_rules(spec: Spec, where: Where) -> None:
 
 def _check_capacity(spec: Spec, where: Where) -> None:
     local = spec.resources.local
-    if spec.resources.provider != "local" or local is None or local.capacity is None or spec.nodes <= local.capacity:
+    if local is None or local.capacity is None or spec.nodes <= local.capacity:
+        return
+    if not registry.capabilities(spec.resources.provider).runs_locally:
         return
     path = "resources.local.capacity"
     problem = f"is {local.capacity}, so {spec.nodes} nodes never fit; raise it, or lower nodes"
@@ -55,7 +58,7 @@ def _check_sources(spec: Spec, where: Where) -> None:
                 (read_deb if name == "apt_mirror" else read_address)(source.url)
         except ValueError as error:
             raise where(path).error(path, str(error)) from None
-        # A house may name its mirror for all jobs, whether they install anything or not.
+        # Shared defaults may name a mirror for all jobs, also for those that install nothing.
         served = _SERVES.get(name)
         if source is not None and served and not getattr(spec.environment, served) and not where(path).shared:
             path = f"environment.{name}"
@@ -84,7 +87,7 @@ def _check_variables(spec: Spec, where: Where) -> None:
 
 
 def _reserved(name: str, section: str, *, sagemaker: bool) -> str | None:
-    """Why a variable is not the job's to set; None where it is."""
+    """The reason that a job may not set this variable; None if it may."""
     if name == "PATH" or (name == "PYTHONPATH" and section == "secrets"):
         return (
             f"would hide the programs and modules of the environment; extend it in `run`: export {name}=FOLDER:${name}"

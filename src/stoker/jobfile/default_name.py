@@ -1,4 +1,4 @@
-"""What a job is called when nobody said."""
+"""The default name of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MODULE = re.compile(r"(?:^|\s)-m\s+([A-Za-z_][A-Za-z0-9_.]*)")
 
 
 def default_name(run: str | tuple[str, ...], folder: Path) -> str:
-    """After the last script that the command names, else the module it runs, else the folder."""
+    """Name a job after the last script in its command, else after the module it runs, else after the folder."""
     text = run if isinstance(run, str) else "\n".join(run)
     scripts = _SCRIPT.findall(text)
     modules = [module.rpartition(".")[2] for module in _MODULE.findall(" ".join(text.split()))]
@@ -25,7 +25,7 @@ def default_name(run: str | tuple[str, ...], folder: Path) -> str:
 
 
 def slug(text: str) -> str:
-    """The nearest thing to `text` that may be a job's name; empty when there is none."""
+    """Turn `text` into a valid job name; empty if nothing valid is left."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if name and not name[0].isalpha():
         name = f"job-{name}"

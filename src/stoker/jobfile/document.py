@@ -1,8 +1,8 @@
-"""What people wrote, with where they wrote it: YAML, `--set` and Python values as one kind of tree.
+"""Settings with their places: YAML, `--set` and Python values as one kind of tree.
 
-YAML is read as people expect rather than as YAML 1.1 has it: `3e-4` is a number; `yes`, `no`, `on` and `off`
-are text; so are dates and `1:30`; whatever is quoted is text. Each scalar keeps how it was written, so that
-`1.10` can still become the text `1.10` where text is wanted.
+YAML scalars follow expectations rather than YAML 1.1: `3e-4` is a number; `yes`, `no`, `on` and `off`, dates and `1:30`
+are text; quoted values are text. Each scalar keeps its written form, so that `1.10` can still become the text `1.10`
+where text is wanted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.model.errors import SpecError
 if TYPE_CHECKING:
     import yaml
 
-# Far more than any job file; keeps a file whose aliases multiply from filling the memory.
+# Far more than any job file needs. The limit keeps multiplying aliases from filling the memory.
 MAX_NODES = 100_000
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -30,7 +30,7 @@ _TRUE = frozenset({"true", "True", "TRUE"})
 _FALSE = frozenset({"false", "False", "FALSE"})
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-# Marks a scalar without quotes and without a tag: its type is for us to find.
+# Marks a scalar without quotes and without a tag, whose type `scalar` finds.
 _PLAIN = "plain"
 _STANDARD = "tag:yaml.org,2002:"
 _TEXT = _STANDARD + "str"
@@ -38,7 +38,7 @@ _TEXT = _STANDARD + "str"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something was written. `shared` layers hold settings for many jobs, on many providers."""
+    """The place of a setting. `shared` layers hold settings for many jobs, on many providers."""
 
     source: str
     line: int | None = None
@@ -51,12 +51,12 @@ class Origin:
         return SpecError(f"{self}: {path}: {problem}" if path else f"{self}: {problem}")
 
 
-Value = bool | int | float | str | tuple["Node", ...] | dict[str, "Node"] | None
+Value = bool | int | float | str | tuple["SettingNode", ...] | dict[str, "SettingNode"] | None
 
 
 @dataclass(frozen=True)
-class Node:
-    """A value with its origin. `text` is how a scalar was written; None for what Python gave us."""
+class SettingNode:
+    """A value with its origin. `text` is the written form of a scalar; None for values from Python."""
 
     value: Value
     origin: Origin
@@ -64,15 +64,15 @@ class Node:
 
     @property
     def nothing(self) -> bool:
-        """A key with nothing behind it, which is not the same as an explicit null."""
+        """A key without a value, which differs from an explicit null."""
         return self.value is None and self.text == ""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One source of settings. `folder` is what relative paths in it are relative to, where it has one."""
+    """One source of settings. `folder` is the base of its relative paths, if it has one."""
 
-    root: Node
+    root: SettingNode
     folder: Path | None = None
 
     @property
@@ -88,8 +88,8 @@ def read_layer(
     folder: Path | None = None,
     such_as: str = "run: python train.py",
 ) -> Layer:
-    """Parse YAML. Raises SpecError, in one line with `source:line`, for anything that is not one mapping, and shows a
-    field `such_as` there may be."""
+    """Parse YAML. Raises SpecError, in one line with `source:line`, for anything but one mapping. The message
+    shows `such_as`, a possible field, as an example."""
     root = _read(data, Origin(source, shared=shared))
     if root.value is None:
         root = replace(root, value={})
@@ -99,7 +99,7 @@ def read_layer(
 
 
 def layer_of(values: Mapping[str, Any], source: str, *, folder: Path | None = None) -> Layer:
-    """Settings from Python: flags, or the arguments of `stoker.Job`. A None at the top is as if not given."""
+    """Settings from Python: flags, or the arguments of `stoker.Job`. A None at the top means not given."""
     given = {key: value for key, value in values.items() if value is not None}
     return Layer(_from_python(given, Origin(source), ""), folder)
 
@@ -108,9 +108,9 @@ def assignments(texts: Iterable[str], source: str = "--set") -> Layer:
     """A layer from `a.b=value` texts, later ones winning.
 
     A value is read as a plain YAML scalar; one that begins with `[`, `{` or a quote is read as YAML where
-    it is some, and is text otherwise. Raises SpecError for a text without `=` or without a name.
+    it is valid YAML, and as text otherwise. Raises SpecError for a text without `=` or without a name.
     """
-    root = Node({}, Origin(source))
+    root = SettingNode({}, Origin(source))
     for text in texts:
         path, equals, value = text.partition("=")
         keys = _split_path(path.strip())
@@ -119,13 +119,13 @@ def assignments(texts: Iterable[str], source: str = "--set") -> Layer:
         origin = Origin(source)
         node = _assigned(value.strip(), origin)
         for key in reversed(keys):
-            node = Node({key: node}, origin)
+            node = SettingNode({key: node}, origin)
         root = merge(root, node)
     return Layer(root)
 
 
-def merge(earlier: Node, later: Node) -> Node:
-    """Mappings merge deeply; anything else replaces. A section with nothing in it changes nothing."""
+def merge(earlier: SettingNode, later: SettingNode) -> SettingNode:
+    """Merge two trees: mappings deeply, other values by replacement. An empty section changes nothing."""
     if isinstance(earlier.value, dict) and isinstance(later.value, dict):
         joined = dict(earlier.value)
         for key, node in later.value.items():
@@ -136,16 +136,16 @@ def merge(earlier: Node, later: Node) -> Node:
     return later
 
 
-def merge_layers(layers: Sequence[Layer]) -> Node:
-    """All the layers as one tree, later ones winning; each part keeps its own origin."""
-    root = Node({}, Origin("job"))
+def merge_layers(layers: Sequence[Layer]) -> SettingNode:
+    """Merge all layers into one tree, later ones winning; each part keeps its own origin."""
+    root = SettingNode({}, Origin("job"))
     for layer in layers:
         root = merge(root, layer.root)
     return root
 
 
 def scalar(text: str) -> bool | int | float | str | None:
-    """What an unquoted scalar is. Numbers that Python cannot hold stay text."""
+    """The value of an unquoted scalar. Numbers that Python cannot hold stay text."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:
@@ -157,8 +157,8 @@ def scalar(text: str) -> bool | int | float | str | None:
     return text
 
 
-def describe(node: Node) -> str:
-    """What was found, for an error message: short, one line."""
+def describe(node: SettingNode) -> str:
+    """Describe a value in an error message: short, one line."""
     value = node.value
     if value is None:
         return "nothing"
@@ -174,11 +174,11 @@ def describe(node: Node) -> str:
 
 
 def short(text: str) -> str:
-    """What somebody wrote, for an error message."""
+    """Shorten a written value for an error message."""
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def plain(node: Node) -> Any:
+def plain(node: SettingNode) -> Any:
     """The bare value, for mappings that are passed on as they are."""
     if isinstance(node.value, dict):
         return {key: plain(part) for key, part in node.value.items()}
@@ -195,46 +195,46 @@ def _split_path(path: str) -> list[str]:
     return path.split(".")
 
 
-def _assigned(text: str, origin: Origin) -> Node:
+def _assigned(text: str, origin: Origin) -> SettingNode:
     if text[:1] in ("[", "{", '"', "'"):
         try:
             return _unlined(_read(text, origin))
         except SpecError:
-            return Node(text, origin, text)
-    return Node(scalar(text), origin, text)
+            return SettingNode(text, origin, text)
+    return SettingNode(scalar(text), origin, text)
 
 
-def _unlined(node: Node) -> Node:
-    """Without line numbers, which mean nothing on a command line."""
+def _unlined(node: SettingNode) -> SettingNode:
+    """Remove line numbers, which mean nothing on a command line."""
     value = node.value
     if isinstance(value, dict):
         value = {key: _unlined(part) for key, part in value.items()}
     elif isinstance(value, tuple):
         value = tuple(map(_unlined, value))
-    return Node(value, replace(node.origin, line=None), node.text)
+    return SettingNode(value, replace(node.origin, line=None), node.text)
 
 
-def _from_python(value: Any, origin: Origin, path: str) -> Node:
+def _from_python(value: Any, origin: Origin, path: str) -> SettingNode:
     if value is None or isinstance(value, (bool, str)):
-        return Node(value, origin)
+        return SettingNode(value, origin)
     if isinstance(value, numbers.Integral):
-        return Node(int(value), origin)
+        return SettingNode(int(value), origin)
     if isinstance(value, numbers.Real):
         number = float(value)
         # JSON has neither infinity nor NaN; as text, a script's own float() still reads them.
-        return Node(number if math.isfinite(number) else repr(number), origin)
+        return SettingNode(number if math.isfinite(number) else repr(number), origin)
     if isinstance(value, os.PathLike):
-        return Node(os.fspath(value), origin)
+        return SettingNode(os.fspath(value), origin)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise origin.error(path, f"expected text as names, found {key!r}")
-        return Node(
+        return SettingNode(
             {key: _from_python(part, origin, f"{path}.{key}" if path else key) for key, part in value.items()},
             origin,
         )
     if isinstance(value, (list, tuple)):
-        return Node(tuple(_from_python(part, origin, path) for part in value), origin)
+        return SettingNode(tuple(_from_python(part, origin, path) for part in value), origin)
     raise origin.error(path, f"expected text, a number, a list or a mapping, found a {type(value).__name__}")
 
 
@@ -243,11 +243,11 @@ def _from_python(value: Any, origin: Origin, path: str) -> Node:
 
 @lru_cache(maxsize=1)
 def _loader() -> type[yaml.SafeLoader]:
-    # Imported here because most commands read no job file, and it takes longer than all they do.
+    # Imported here because most commands read no job file, and the import takes longer than all their work.
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Leaves finding a scalar's type to `scalar`; tells plain scalars from quoted ones."""
+        """Leave the type of a scalar to `scalar`, and distinguish plain scalars from quoted ones."""
 
         def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
             if kind is yaml.ScalarNode and implicit[0]:
@@ -257,7 +257,7 @@ def _loader() -> type[yaml.SafeLoader]:
     return Loader
 
 
-def _read(data: bytes | str, origin: Origin) -> Node:
+def _read(data: bytes | str, origin: Origin) -> SettingNode:
     import yaml
 
     try:
@@ -271,7 +271,7 @@ def _read(data: bytes | str, origin: Origin) -> Node:
         finally:
             loader.dispose()
         if tree is None:
-            return Node(None, origin, "")
+            return SettingNode(None, origin, "")
         return _Composer(origin).node(tree)
     except yaml.YAMLError as error:
         _fail(error, origin)
@@ -294,14 +294,14 @@ def _fail(error: yaml.YAMLError, origin: Origin) -> NoReturn:
 
 
 class _Composer:
-    """Turns YAML's own nodes into ours. Bounded, since aliases can make a small file endless."""
+    """Convert YAML's nodes to SettingNodes. Bounded, because aliases can make a small file endless."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._count = 0
         self._open: set[int] = set()
 
-    def node(self, tree: yaml.Node) -> Node:
+    def node(self, tree: yaml.Node) -> SettingNode:
         origin = self._at(tree)
         self._count += 1
         if id(tree) in self._open or self._count > MAX_NODES:
@@ -312,24 +312,24 @@ class _Composer:
         finally:
             self._open.discard(id(tree))
 
-    def _inner(self, tree: yaml.Node, origin: Origin) -> Node:
+    def _inner(self, tree: yaml.Node, origin: Origin) -> SettingNode:
         import yaml
 
         if isinstance(tree, yaml.ScalarNode):
             if tree.tag not in (_PLAIN, _TEXT):
                 tag = tree.tag.replace(_STANDARD, "!!")
                 raise origin.error("", f"the tag {tag} is not allowed; write the value without it")
-            return Node(scalar(tree.value) if tree.tag == _PLAIN else tree.value, origin, tree.value)
+            return SettingNode(scalar(tree.value) if tree.tag == _PLAIN else tree.value, origin, tree.value)
         if isinstance(tree, yaml.SequenceNode):
-            return Node(tuple(map(self.node, tree.value)), origin)
+            return SettingNode(tuple(map(self.node, tree.value)), origin)
         assert isinstance(tree, yaml.MappingNode)
-        return Node(self._mapping(tree), origin)
+        return SettingNode(self._mapping(tree), origin)
 
-    def _mapping(self, tree: yaml.MappingNode) -> dict[str, Node]:
+    def _mapping(self, tree: yaml.MappingNode) -> dict[str, SettingNode]:
         import yaml
 
-        merged: dict[str, Node] = {}
-        own: dict[str, Node] = {}
+        merged: dict[str, SettingNode] = {}
+        own: dict[str, SettingNode] = {}
         for key_tree, value_tree in tree.value:
             origin = self._at(key_tree)
             if not isinstance(key_tree, yaml.ScalarNode) or key_tree.value == "":

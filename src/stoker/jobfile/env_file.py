@@ -16,7 +16,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def env_file(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables in a file of `KEY=VALUE` lines.
+    """Read the variables of a file of `KEY=VALUE` lines.
 
     Empty lines, `# comments` and a leading `export` are allowed. Single quotes keep everything as it is;
     double quotes know `\\n`, `\\t`, `\\"` and `\\\\`; without quotes, a comment begins at ` #`. A name

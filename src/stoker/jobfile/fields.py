@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from stoker.model.spec import Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field: `key` is what people write, `name` the attribute of its dataclass."""
+    """One field: `key` is its written name, `name` the attribute of its dataclass."""
 
     key: str
     name: str
@@ -46,7 +47,7 @@ class Field:
         return get_args(self.hint) if get_origin(self.hint) is typing.Literal else ()
 
 
-# No training takes ten years, and sums of such spans still make times; no disk has an exbibyte.
+# No training takes ten years, and sums of such durations are still valid times. No disk has an exbibyte.
 LONGEST_S = 10 * 365 * 86400.0
 _MOST = {"duration": LONGEST_S, "size": 2.0**60}
 
@@ -65,7 +66,7 @@ def _table(cls: type) -> dict[str, Field]:
     found = {}
     for field in dataclasses.fields(cls):
         if "form" not in field.metadata:
-            continue  # kept in the spec, but not for people to write
+            continue  # part of the spec, but not of the job file
         hint, optional = _bare(hints[field.name])
         form = field.metadata["form"]
         key = field.metadata["key"] or public_name(field.name, form)
@@ -94,7 +95,7 @@ def public_name(name: str, form: str) -> str:
 
 
 def walk(cls: type = Spec, path: str = "") -> Iterator[tuple[str, Field]]:
-    """Every field below `cls` with its dotted public name; a section comes before what is in it."""
+    """Every field below `cls` with its dotted public name; a section comes before its own fields."""
     for key, field in fields_of(cls).items():
         dotted = f"{path}.{key}" if path else key
         yield dotted, field

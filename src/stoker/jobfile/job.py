@@ -22,7 +22,7 @@ class Job:
 
     >>> Job(run="python train.py", params={"lr": 3e-4}, resources={"gpus": "A100:8", "spot": "prefer"})
 
-    What is None was not said. Mistakes show in `spec()`, as SpecError, in the words the job file would get.
+    A field that is None is not set. `spec()` reports mistakes as SpecError, with the messages of the job file.
     """
 
     run: str | Sequence[str] | None = None
@@ -47,16 +47,16 @@ class Job:
     tags: Mapping[str, str] | None = None
 
     def layer(self) -> Layer:
-        """What was said, to be put on top of other layers. Raises SpecError for values that no file could hold."""
+        """The given fields as a layer on top of others. Raises SpecError for values that no file could hold."""
         return layer_of({field.name: getattr(self, field.name) for field in fields(self)}, "Job")
 
     def spec(self, below: Sequence[Layer] = ()) -> Spec:
-        """The validated spec, with `below` for what was not said here. Raises SpecError for the first mistake."""
+        """The validated spec; `below` supplies fields that are not set here. Raises SpecError for the first mistake."""
         return parse_job([*below, self.layer()])
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    """The generated `__init__`, but for keywords that are no fields: they get the words of the job file."""
+    """Wrap the generated `__init__`: unknown keywords get the message of the job file."""
 
     @functools.wraps(init)
     def checked(self: Job, *arguments: object, **named: Any) -> None:

@@ -1,42 +1,55 @@
-"""Where settings come from: the user's file, the house's defaults, the job file, `--set`, flags. Later ones win."""
+"""The layers that settings come from: the user's file, the store's defaults, the job file, `--set`, flags.
+
+Later layers win.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.jobfile.document import Layer, assignments, layer_of, merge_layers, read_layer
+from stoker.model import keys
 from stoker.model.errors import UserError
 
+if TYPE_CHECKING:
+    from stoker.store.base import Store
+
 JOB_FILES = ("stoker.yaml", "stoker.yml")
-HOUSE = "the store's policy/defaults.yaml"
+DEFAULTS_SOURCE = "the store's policy/defaults.yaml"
 
 
-def gather(
-    *,
-    job_file: Path | None = None,
-    house: bytes | None = None,
-    sets: Sequence[str] = (),
-    flags: Mapping[str, Any] | None = None,
-) -> tuple[Layer, ...]:
-    """All the layers of a job, in order. Raises UserError for a file that cannot be read, SpecError for bad YAML.
+def shared_layers(store: Store | None) -> tuple[Layer, ...]:
+    """The layers that many jobs share: the user's own settings, then the defaults of the store.
 
-    `house` is what the store holds under `layout.DEFAULTS`; `flags` are job-file fields from the command
-    line.
+    Without a store, the user's settings alone. Raises UserError for a file that cannot be read, SpecError for bad YAML.
     """
-    layers = [user_layer(), house_layer(house) if house is not None else None]
-    layers.append(job_layer(job_file) if job_file is not None else None)
-    layers.append(assignments(sets) if sets else None)
-    layers.append(layer_of(flags, "command line") if flags else None)
+    defaults = store.get(keys.DEFAULTS) if store is not None else None
+    layers = (user_layer(), defaults_layer(defaults.data) if defaults is not None else None)
+    return tuple(layer for layer in layers if layer is not None)
+
+
+def job_layers(
+    job_file: Path | None = None, sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+) -> tuple[Layer, ...]:
+    """The job's own layers: its file, the texts of `--set`, and other flags as fields of a job file.
+
+    Raises UserError for a file that cannot be read, SpecError for bad YAML.
+    """
+    layers = (
+        job_layer(job_file) if job_file is not None else None,
+        assignments(sets) if sets else None,
+        layer_of(flags, "command line") if flags else None,
+    )
     return tuple(layer for layer in layers if layer is not None)
 
 
 def named_provider(layers: Sequence[Layer], *, shared: bool = False) -> str | None:
-    """The provider that these name, whatever else is right or wrong in them; None where they name none.
+    """The provider that these layers name, without validating anything else; None if they name none.
 
-    Shared settings are asked only if told so: others may overrule them.
+    Shared layers count only with `shared`: other layers may overrule them.
     """
     root = merge_layers([layer for layer in layers if shared or not layer.root.origin.shared])
     for key in ("resources", "provider"):
@@ -48,7 +61,7 @@ def named_provider(layers: Sequence[Layer], *, shared: bool = False) -> str | No
 
 
 def find_job_file(folder: Path | None = None) -> Path | None:
-    """The job file that is found by itself: `stoker.yaml` in the folder."""
+    """The job file of a folder: its `stoker.yaml`."""
     for name in JOB_FILES:
         path = (folder or Path()) / name
         if path.is_file():
@@ -62,21 +75,23 @@ def job_layer(path: Path) -> Layer:
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the user's own settings are kept, whether there are any or not."""
+    """The path of the user's own settings. The file need not exist."""
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_CONFIG_HOME")
-    # The specification of these folders says that a relative one is to be ignored.
+    # The XDG specification requires that a relative path is ignored.
     folder = Path(base) if base and Path(base).is_absolute() else Path("~/.config").expanduser()
     return folder / "stoker" / "config.yaml"
 
 
 def user_layer(environ: Mapping[str, str] | None = None) -> Layer | None:
+    """The user's own settings; None where there are none."""
     path = user_file(environ)
     return read_layer(_bytes(path), str(path), shared=True) if path.exists() else None
 
 
-def house_layer(data: bytes) -> Layer:
-    return read_layer(data, HOUSE, shared=True)
+def defaults_layer(data: bytes) -> Layer:
+    """The store's defaults, from the bytes of `keys.DEFAULTS`."""
+    return read_layer(data, DEFAULTS_SOURCE, shared=True)
 
 
 def _bytes(path: Path) -> bytes:

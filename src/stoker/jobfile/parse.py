@@ -8,14 +8,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker.jobfile import field_values, value_forms
+from stoker.jobfile import field_values, plain_values, value_forms
 from stoker.jobfile.cross_field_rules import check_rules
 from stoker.jobfile.default_name import default_name
-from stoker.jobfile.document import Layer, Node, Origin, describe, merge_layers, short
+from stoker.jobfile.document import Layer, Origin, SettingNode, describe, merge_layers, short
 from stoker.jobfile.fields import Field, fields_of, provider_sections, walk
-from stoker.model.spec import Input, Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Input, Spec
 
-# What people coming from other tools write.
+# Field names of other tools.
 _OTHER_WORDS = {
     "command": "run",
     "cmd": "run",
@@ -35,14 +36,14 @@ _OTHER_WORDS = {
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedJob:
     """A spec with where each of its fields was written, by dotted public name."""
 
     spec: Spec
     origins: dict[str, Origin]
 
     def where(self, path: str) -> Origin | None:
-        """Where a field, or the nearest thing around it, was written; None when nobody wrote it."""
+        """The place of a field, or of the nearest section around it; None if it was not written."""
         while path not in self.origins:
             path, dot, _ = path.rpartition(".")
             if not dot:
@@ -51,7 +52,7 @@ class Parsed:
 
 
 def parse_job(layers: Sequence[Layer], *, folder: Path | None = None) -> Spec:
-    """The spec that the layers come to, later ones winning. Raises SpecError for the first mistake.
+    """Build the spec from the layers, later ones winning. Raises SpecError for the first mistake.
 
     Parts of `resources` that belong to another provider are left out where they come from shared layers,
     and kept (for `check_honoured` to refuse) where the job itself has them. A job without a name is called
@@ -62,33 +63,35 @@ def parse_job(layers: Sequence[Layer], *, folder: Path | None = None) -> Spec:
 
 def parse_layers(
     layers: Sequence[Layer], *, folder: Path | None = None, without: frozenset[str] = frozenset()
-) -> Parsed:
-    """As `parse_job`, remembering origins; the dotted fields in `without` are taken out first."""
+) -> ParsedJob:
+    """As `parse_job`, with the origin of each field; the dotted fields in `without` are removed first."""
     root = merge_layers(layers)
     for path in without:
         root = _replaced(root, path.split("."), None)
     return _read_job(_own_sections(root), folder or base_folder(layers))
 
 
-def _read_job(root: Node, folder: Path) -> Parsed:
+def _read_job(root: SettingNode, folder: Path) -> ParsedJob:
     assert isinstance(root.value, dict)
     reader = SectionReader()
     found = reader.fields(Spec, root, "")
     if "name" not in found:
         found["name"] = default_name(found["run"], folder / found.get("code", "."))
-    parsed = Parsed(Spec(**found, params_written=field_values.written(root.value.get("params"))), reader.origins)
+    parsed = ParsedJob(
+        Spec(**found, params_written=field_values.params_as_written(root.value.get("params"))), reader.origins
+    )
     check_rules(parsed.spec, lambda path: parsed.where(path) or root.origin)
     return parsed
 
 
 def base_folder(layers: Sequence[Layer]) -> Path:
-    """What relative paths of the job are relative to: the job file's folder, or the current one."""
+    """The base of the job's relative paths: the job file's folder, or the current one."""
     folders = [layer.folder for layer in layers if layer.folder is not None]
     return folders[-1] if folders else Path.cwd()
 
 
-def _replaced(node: Node, keys: list[str], part: Node | None) -> Node:
-    """The tree with another part in that place, or with none."""
+def _replaced(node: SettingNode, keys: list[str], part: SettingNode | None) -> SettingNode:
+    """Replace the part at this place of the tree, or remove it."""
     if not isinstance(node.value, dict) or keys[0] not in node.value:
         return node
     parts = dict(node.value)
@@ -100,8 +103,8 @@ def _replaced(node: Node, keys: list[str], part: Node | None) -> Node:
     return replace(node, value=parts)
 
 
-def _own_sections(root: Node) -> Node:
-    """Without what shared layers say about providers that this job does not use."""
+def _own_sections(root: SettingNode) -> SettingNode:
+    """Remove settings of shared layers for providers that this job does not use."""
     resources = root.value.get("resources") if isinstance(root.value, dict) else None
     if resources is None or not isinstance(resources.value, dict):
         return root
@@ -113,7 +116,7 @@ def _own_sections(root: Node) -> Node:
     return root
 
 
-def _unshared(node: Node) -> Node | None:
+def _unshared(node: SettingNode) -> SettingNode | None:
     if not isinstance(node.value, dict) or not node.value:
         return None if node.origin.shared else node
     kept = {key: part for key, child in node.value.items() if (part := _unshared(child)) is not None}
@@ -124,21 +127,21 @@ def _unshared(node: Node) -> Node | None:
 class SectionReader:
     """Reads dataclasses made of `part`s, and remembers where each field was written, by its dotted name."""
 
-    # What the whole file is: a name that is unknown here may be known elsewhere in it.
+    # The type of the whole file: a name that is unknown here may be known in another section.
     root: type = Spec
-    # Whether a null is a mistake: there is no other layer from which it could take anything back.
+    # True if a null is a mistake, because there is no other layer from which it could take anything back.
     alone: bool = False
     origins: dict[str, Origin] = field(default_factory=dict)
-    # Whether a duration needs its unit: 72 seconds for all jobs of a house are seldom meant.
+    # True if a duration needs its unit: a policy for all jobs seldom means 72 seconds.
     units: bool = False
 
-    def section(self, cls: type, node: Node, path: str) -> Any:
+    def section(self, cls: type, node: SettingNode, path: str) -> Any:
         if not isinstance(node.value, dict):
             names = ", ".join([*list(fields_of(cls))[:4], "…"])
-            raise field_values.wrong(node, path, f"fields ({names})")
+            raise plain_values.wrong(node, path, f"fields ({names})")
         return cls(**self.fields(cls, node, path))
 
-    def fields(self, cls: type, node: Node, path: str) -> dict[str, Any]:
+    def fields(self, cls: type, node: SettingNode, path: str) -> dict[str, Any]:
         assert isinstance(node.value, dict)
         infos = fields_of(cls)
         for key, part in node.value.items():
@@ -149,8 +152,8 @@ class SectionReader:
             dotted = _join(path, key)
             child = node.value.get(key)
             if self.alone and child is not None and child.value is None and not _meant(info, child, path):
-                raise child.origin.error(dotted, f"{field_values.NULL}, or write a value")
-            # A null takes back what an earlier layer said, unless null is itself something to say.
+                raise child.origin.error(dotted, f"{plain_values.NULL}, or write a value")
+            # A null takes back an earlier layer's value, unless null is a value of this field.
             if child is None or child.nothing or (child.value is None and not info.optional):
                 if info.required and dotted != "name":
                     raise (child or node).origin.error(dotted, f"is missing{_missing(info, dotted)}")
@@ -159,7 +162,7 @@ class SectionReader:
             found[info.name] = None if child.value is None else self._value(info, child, dotted)
         return found
 
-    def _value(self, info: Field, node: Node, path: str) -> Any:
+    def _value(self, info: Field, node: SettingNode, path: str) -> Any:
         if info.section is not None:
             return self.section(info.section, node, path)
         if info.form == "inputs":
@@ -169,11 +172,11 @@ class SectionReader:
         if info.choices and not info.form:
             if node.value in info.choices:
                 return node.value
-            raise field_values.wrong(node, path, " or ".join(info.choices))
+            raise plain_values.wrong(node, path, " or ".join(info.choices))
         reader = field_values.FORMS[info.form] if info.form else field_values.TYPES[info.hint]
         value = reader(node, path)
         if self.units and info.form == "duration":
-            field_values.check_unit(node, path)
+            plain_values.check_unit(node, path)
         if isinstance(node.value, dict):
             self.origins.update({f"{path}.{key}": child.origin for key, child in node.value.items()})
         if info.least is not None and value is not None and value < info.least:
@@ -184,44 +187,44 @@ class SectionReader:
             raise node.origin.error(path, f"must be at most {_most(info)}, found {_shown(node)}")
         return value
 
-    def _sections(self, info: Field, node: Node, path: str) -> tuple[Any, ...]:
+    def _sections(self, info: Field, node: SettingNode, path: str) -> tuple[Any, ...]:
         (cls, _) = get_args(info.hint)
         if isinstance(node.value, str) and hasattr(cls, "SHORT"):
             return (self._one(cls, node, path),)
         if not isinstance(node.value, tuple):
-            raise field_values.wrong(node, path, "a list")
+            raise plain_values.wrong(node, path, "a list")
         return tuple(self._one(cls, each, f"{path}[{number}]") for number, each in enumerate(node.value))
 
-    def _one(self, cls: type, node: Node, path: str) -> Any:
-        """A section, or only what it says first of all where that is enough."""
+    def _one(self, cls: type, node: SettingNode, path: str) -> Any:
+        """Read a section; a bare value stands for its first field where the section allows that."""
         short = getattr(cls, "SHORT", None)
         if short is None or isinstance(node.value, dict):
             return self.section(cls, node, path)
         self.origins[path] = node.origin
         return cls(**{short: self._value(fields_of(cls)[short], node, path)})
 
-    def _inputs(self, node: Node, path: str) -> dict[str, Input]:
+    def _inputs(self, node: SettingNode, path: str) -> dict[str, Input]:
         found = {}
-        for key, dotted, child in field_values.items(node, path):
+        for key, dotted, child in plain_values.input_items(node, path):
             self.origins[dotted] = child.origin
             if isinstance(child.value, dict):
                 found[key] = self.section(Input, child, dotted)
             elif isinstance(child.value, str):
-                found[key] = Input(source=field_values.text(child, dotted))
+                found[key] = Input(source=plain_values.text(child, dotted))
             else:
-                raise field_values.wrong(child, dotted, "a URL or path, or {from: …, mode: …}")
+                raise plain_values.wrong(child, dotted, "a URL or path, or {from: …, mode: …}")
         return found
 
 
-def _meant(info: Field, null: Node, path: str) -> bool:
-    """Whether a null says something other than what holds without it. At the top an empty list is often left behind."""
+def _meant(info: Field, null: SettingNode, path: str) -> bool:
+    """True if a null differs from the default. At the top, an empty list is often left behind."""
     if null.nothing:
         return not path
     return info.optional and info.default is not None
 
 
 def _missing(info: Field, dotted: str) -> str:
-    """What to do about it."""
+    """The remedy for a missing field."""
     if dotted == "run":
         return "; say what to run, such as `run: python train.py`"
     *most, last = info.choices or ("",)
@@ -232,7 +235,7 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _shown(node: Node) -> str:
+def _shown(node: SettingNode) -> str:
     return short(node.text) if node.text else describe(node).removeprefix("the number ")
 
 
@@ -245,17 +248,17 @@ def _most(info: Field) -> str:
 
 
 def nearest_field(key: str) -> str:
-    """What was meant by a field that is not at the top of the job file, in words."""
+    """A hint for an unknown top-level field: the nearest name, or the right place."""
     return _nearest(Spec, Spec, key)
 
 
 def _nearest(root: type, cls: type, key: str) -> str:
     here = list(fields_of(cls))
     wanted = _OTHER_WORDS.get(key, key)
-    # The right name may stand in the wrong place, such as `gpus` at the top.
+    # The name may be right and the place wrong, such as `gpus` at the top.
     elsewhere = [dotted for dotted, info in walk(root) if info.key == wanted]
     close = [wanted] if wanted in here else elsewhere or get_close_matches(key, here, n=1)
     if close and close[0] not in here and "." not in close[0]:
-        # `did you mean tags?` would be no news to who wrote `tags` below `resources`.
+        # For `tags` below `resources`, "did you mean tags?" would not help.
         return f"`{close[0]}` stands at the top level of the job file"
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(here)}"

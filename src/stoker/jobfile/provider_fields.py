@@ -1,11 +1,11 @@
-"""A field the chosen provider cannot honour is refused by name, never ignored.
+"""Refuse, by name, each field that the chosen provider cannot honour. No field is ignored in silence.
 
-The names that stand in `Capabilities.honours` are the public dotted names of fields, such as `resources.region`,
+The names in `Capabilities.honours` are the public dotted names of fields, such as `resources.region`,
 `environment.conda` or `limits.stall` (the canonical spelling, `limits.stall_s`, is taken as well). A name honours
 everything below it: `environment` covers `environment.conda`. Two fields are honoured choice by choice, and each
 choice must be listed: `inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`
-and the other kinds of `stoker.model.secret_refs`. What needs no help from a provider is in ALWAYS_HONOURED and need not
-be listed; neither need a provider's own section, which is `resources.` and its name.
+and the other kinds of `stoker.model.secret_refs`. Fields that need no help from a provider are in ALWAYS_HONOURED and
+need not be listed; neither need a provider's own section, which is `resources.` and its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from stoker.jobfile.document import Layer
 from stoker.jobfile.fields import Field, fields_of, provider_sections
-from stoker.jobfile.parse import Parsed, parse_layers
+from stoker.jobfile.parse import ParsedJob, parse_layers
 from stoker.model import secret_refs
 from stoker.model.errors import SpecError
 from stoker.model.spec import Spec
@@ -58,13 +58,13 @@ ALWAYS_HONOURED = frozenset(
     }
 )
 
-# What a job gets on a provider that costs money when it bounds neither its time nor its cost.
+# The limit of a job on a paid provider that limits neither its time nor its cost.
 DEFAULT_MAX_RUNTIME_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class _Demand:
-    """Something that is set: by its name in the vocabulary, and by the field where it was written."""
+    """A field or choice that a job sets: its name in the vocabulary, and the field where it was written."""
 
     name: str
     field: str
@@ -72,11 +72,11 @@ class _Demand:
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """A spec that its provider can honour, and what the person should be told about it."""
+class ResolvedJob:
+    """A spec that its provider can honour, and the warnings for its submitter."""
 
     spec: Spec
-    told: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def resolve(
@@ -84,11 +84,11 @@ def resolve(
     capabilities_of: Callable[[str], Capabilities],
     *,
     folder: Path | None = None,
-) -> Resolved:
-    """Parse, check against the provider, and fill in what may not be left open.
+) -> ResolvedJob:
+    """Parse the layers, check them against the provider, and fill in limits that may not stay open.
 
-    Shared layers are written for many providers: what they say under `resources` that the chosen one cannot
-    honour is left out, and told. Raises SpecError for anything else that it cannot honour, and whatever
+    Shared layers are written for many providers: fields of theirs under `resources` that the chosen provider cannot
+    honour are left out, with a warning. Raises SpecError for every other field that it cannot honour, and whatever
     `capabilities_of` raises for a provider that does not exist.
     """
     parsed = parse_layers(layers, folder=folder)
@@ -104,29 +104,37 @@ def resolve(
     if inapplicable:
         parsed = parse_layers(layers, folder=folder, without=frozenset(inapplicable))
     _check(parsed, provider, capabilities)
-    spec, told = finalize(parsed.spec, capabilities)
+    spec, warnings = apply_default_limits(parsed.spec, capabilities)
     left_out = tuple(
         f"{source}: {name} does not apply to {provider} and is left out" for name, source in inapplicable.items()
     )
-    return Resolved(spec, (*left_out, *told))
+    return ResolvedJob(spec, (*left_out, *warnings))
+
+
+def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> ResolvedJob:
+    """Check a complete spec as `resolve` checks layers, and fill in the same limits."""
+    provider = spec.resources.provider
+    capabilities = capabilities_of(provider)
+    check_honoured(spec, provider, capabilities)
+    return ResolvedJob(*apply_default_limits(spec, capabilities))
 
 
 def check_honoured(spec: Spec, provider_name: str, capabilities: Capabilities) -> None:
     """Raise SpecError naming the fields that are set and that the provider cannot honour."""
-    _check(Parsed(spec, {}), provider_name, capabilities)
+    _check(ParsedJob(spec, {}), provider_name, capabilities)
 
 
-def finalize(spec: Spec, capabilities: Capabilities) -> tuple[Spec, tuple[str, ...]]:
-    """The spec with what may not be left open on this provider, and the sentences that tell so."""
+def apply_default_limits(spec: Spec, capabilities: Capabilities) -> tuple[Spec, tuple[str, ...]]:
+    """Give a job without time and cost limits on a paid provider the default time limit, with a warning."""
     limits = spec.limits
     if not capabilities.paid or limits.max_runtime_s is not None or limits.max_cost is not None:
         return spec, ()
-    bounded = dataclasses.replace(limits, max_runtime_s=DEFAULT_MAX_RUNTIME_S)
-    told = "limits: neither max_runtime nor max_cost is set, so training ends after 24 h; set one to choose"
-    return dataclasses.replace(spec, limits=bounded), (told,)
+    limited = dataclasses.replace(limits, max_runtime_s=DEFAULT_MAX_RUNTIME_S)
+    warning = "limits: neither max_runtime nor max_cost is set, so training ends after 24 h; set one to choose"
+    return dataclasses.replace(spec, limits=limited), (warning,)
 
 
-def _check(parsed: Parsed, provider: str, capabilities: Capabilities) -> None:
+def _check(parsed: ParsedJob, provider: str, capabilities: Capabilities) -> None:
     refused = list(_refused(parsed.spec, provider, capabilities))
     if not refused:
         return
@@ -147,7 +155,7 @@ def _check(parsed: Parsed, provider: str, capabilities: Capabilities) -> None:
 
 
 def _about_secret(name: str, provider: str, capabilities: Capabilities) -> tuple[str, str]:
-    """What is wrong with a reference, and which would do instead."""
+    """The problem of a secret reference, and the kinds to use instead."""
     kinds = tuple(kind for kind in secret_refs.KINDS if f"secrets:{kind}" in capabilities.honours)
     stored = tuple(kind for kind in kinds if kind.endswith(("-sm", "-ssm")))
     if name == "secrets:env" and stored:
@@ -186,7 +194,7 @@ def _demands(spec: Spec, provider: str) -> Iterator[_Demand]:
 
 
 def set_fields(part: object, path: str = "") -> Iterator[tuple[str, object, Field]]:
-    """Every field that is not as it would be by itself."""
+    """Every field whose value is not the default, with its dotted public name."""
     for key, info in fields_of(type(part)).items():
         value = getattr(part, info.name)
         dotted = f"{path}.{key}" if path else key
@@ -197,7 +205,7 @@ def set_fields(part: object, path: str = "") -> Iterator[tuple[str, object, Fiel
 
 
 def _covering(name: str) -> Iterator[str]:
-    """The names that honour this one: itself, and what it is a part of. A choice is honoured only by itself."""
+    """The names that honour this one: the name itself and its parents. A choice is honoured by its own name alone."""
     yield name
     while ":" not in name and "." in name:
         name = name.rpartition(".")[0]

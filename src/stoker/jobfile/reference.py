@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.jobfile.fields import Field, fields_of
-from stoker.jobfile.render import written
+from stoker.jobfile.render import written_form
 from stoker.jobfile.schema import json_schema
 from stoker.model import secret_refs
 from stoker.model.spec import Input, Spec
@@ -190,7 +190,7 @@ write a provider list the names of fields in `Capabilities.honours`; a name cove
 honoured by mode (`inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`) and secrets by kind
 (KINDS), each listed by itself.
 
-On a provider that costs money, a job with neither `max_runtime` nor `max_cost` gets 24 h, and is told so.
+On a provider that costs money, a job with neither `max_runtime` nor `max_cost` gets 24 h, with a warning.
 """
 
 
@@ -250,7 +250,7 @@ def _how(info: Field) -> str:
 def _default(info: Field) -> str:
     if info.required:
         return "" if info.form == "name" else "required"
-    value: Any = written(info, info.default)
+    value: Any = written_form(info, info.default)
     if info.section is not None or value in (None, {}, [], ()):
         return ""
     return f"`{json.dumps(value)}`" if isinstance(value, (bool, float, int)) else f"`{value}`"

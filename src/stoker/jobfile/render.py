@@ -6,29 +6,31 @@ import dataclasses
 from typing import Any
 
 from stoker.jobfile import value_forms
-from stoker.jobfile.document import Layer, Node, layer_of
+from stoker.jobfile.document import Layer, SettingNode, layer_of
 from stoker.jobfile.fields import Field, fields_of
 from stoker.model.spec import Input, Spec
 
 
 def document(spec: Spec) -> dict[str, Any]:
-    """The job file that says this and no more: fields that are as they would be by themselves are left out."""
+    """The smallest job file of this spec: fields with their default values are left out."""
     return _section(dataclasses.replace(spec, tags=spec.written_tags))
 
 
 def spec_layer(spec: Spec, source: str) -> Layer:
-    """A spec as a layer, numbers as they were written: `parse_job` makes the same spec of it."""
+    """A spec as a layer, with numbers in their written forms: `parse_job` returns the same spec."""
     layer = layer_of(document(spec), source)
     assert isinstance(layer.root.value, dict)
     params = layer.root.value.get("params")
     if params is None or not isinstance(params.value, dict):
         return layer
-    written = {key: dataclasses.replace(node, text=spec.params_written.get(key)) for key, node in params.value.items()}
-    params = Node(written, params.origin)
+    written_form = {
+        key: dataclasses.replace(node, text=spec.params_written.get(key)) for key, node in params.value.items()
+    }
+    params = SettingNode(written_form, params.origin)
     return Layer(dataclasses.replace(layer.root, value={**layer.root.value, "params": params}), layer.folder)
 
 
-def written(info: Field, value: Any) -> Any:
+def written_form(info: Field, value: Any) -> Any:
     """A field's canonical value in the form that people write it."""
     if value is None:
         return None
@@ -58,7 +60,7 @@ def _section(part: Any) -> dict[str, Any]:
         if info.section is not None and value is not None:
             found[key] = _section(value)
         else:
-            found[key] = written(info, value)
+            found[key] = written_form(info, value)
     return found
 
 

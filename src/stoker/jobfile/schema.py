@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.jobfile.field_values import NAME, PARAM, VARIABLE
 from stoker.jobfile.fields import Field, fields_of
-from stoker.jobfile.render import written
+from stoker.jobfile.plain_values import INPUT_NAME
+from stoker.jobfile.render import written_form
 from stoker.model import secret_refs
 from stoker.model.spec import Input, Spec
 
@@ -16,7 +18,7 @@ _WORDS: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
 _NUMBER = r"[0-9]+(\.[0-9]+)?"
 _DURATION_PATTERN = rf"^(({_NUMBER} *(w|d|h|m|s|ms) *)+|{_NUMBER})$"
 
-# By the form that the field is written in. What a pattern cannot say is left to the parser.
+# By the written form of the field. The parser checks whatever a pattern cannot express.
 _FORMS: dict[str, Schema] = {
     "duration": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": _DURATION_PATTERN}]},
     "size": {"type": "string", "pattern": rf"^{_NUMBER} *([KMGTPkmgtp]?[Ii]?)[Bb] *\+?$"},
@@ -31,23 +33,23 @@ _FORMS: dict[str, Schema] = {
     "words": _WORDS,
     "zones": _WORDS,
     "version": {"type": ["string", "number"]},
-    "name": {"type": "string", "pattern": "^[a-z][a-z0-9-]{0,39}$"},
+    "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
     "paths": _WORDS,
     "command": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": {"type": ["string", "number"]}}]},
     "params": {
         "type": "object",
-        "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$"},
+        "propertyNames": {"pattern": f"^{PARAM.pattern}$"},
         "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
     },
     "env": {
         "type": "object",
-        "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+        "propertyNames": {"pattern": f"^{VARIABLE.pattern}$"},
         "additionalProperties": {"type": ["string", "number"]},
     },
     "tags": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
     "secrets": {
         "type": "object",
-        "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+        "propertyNames": {"pattern": f"^{VARIABLE.pattern}$"},
         "additionalProperties": {"type": "string", "pattern": f"^({secret_refs.PATTERN})$"},
     },
     "reference": {"type": "string", "pattern": f"^({secret_refs.NAMELESS_PATTERN})$"},
@@ -73,7 +75,7 @@ def json_schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Stoker job file",
         **_section(Spec),
-        # A name is found when none is given.
+        # A job without a name gets a default one.
         "required": ["run"],
     }
 
@@ -99,7 +101,7 @@ def _field(info: Field) -> Schema:
         # An empty section, or a null that takes back what another layer said.
         schema = {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
     described: Schema = {"description": info.doc, **schema}
-    default = None if info.required or info.section else written(info, info.default)
+    default = None if info.required or info.section else written_form(info, info.default)
     if default not in (None, {}, [], ()):
         described["default"] = default
     return described
@@ -110,7 +112,7 @@ def _bare(info: Field) -> Schema:
         return _section(info.section)
     if info.form == "inputs":
         one = {"anyOf": [_TEXT, _section(Input)]}
-        names = {"pattern": "^[A-Za-z][A-Za-z0-9_-]*$"}
+        names = {"pattern": f"^{INPUT_NAME.pattern}$"}
         return {"type": "object", "propertyNames": names, "additionalProperties": one}
     if info.choices and not info.form:
         return {"enum": list(info.choices)}

@@ -20,7 +20,7 @@ checkpoints: {dir: checkpoints, keep: 3}     # where the script saves; restored 
 
 
 def template(command: str | Sequence[str] | None = None) -> str:
-    """A short job file with comments, which parses as it is. `command` is what it runs, as text or as words."""
+    """A short job file with comments, which parses as it is. `command` is its command, as text or as words."""
     if command is None:
         text = "python train.py"
     elif isinstance(command, str):

@@ -1,7 +1,6 @@
 """The forms people write single values in, and back: `1h30m`, `200GB`, `A100:8`, `8+`.
 
-Each reader raises ValueError with what to write instead. Each has a writer whose text it reads as the same
-value.
+Each reader raises ValueError with the form to write instead. Each has a writer whose text reads back as the same value.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import date
 
-from stoker.model.spec import Gpus
+from stoker.model.resources import Gpus
 
 _SECONDS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?)\s*{unit}(?![a-z]))?" for unit in _SECONDS))
@@ -48,7 +47,7 @@ def read_duration(value: str | int | float) -> float:
 def write_duration(seconds: float) -> str:
     """An exact text: `1h30m`, or plain seconds where there is a fraction of one."""
     if seconds != int(seconds):
-        from decimal import Decimal  # here, because it takes long to import and is seldom needed
+        from decimal import Decimal  # imported here: slow to import, and seldom needed
 
         return f"{Decimal(repr(seconds)):f}s"
     left = int(seconds)
@@ -61,7 +60,7 @@ def write_duration(seconds: float) -> str:
 
 
 def read_size(value: str | int | float) -> int:
-    """Bytes. GB is 10⁹ and GiB is 2³⁰. A number alone is refused: nobody knows its unit."""
+    """Bytes. GB is 10⁹ and GiB is 2³⁰. A number without a unit is refused."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     unit = _UNITS.get(match["unit"].lower()) if match else None
     if match is None or unit is None:
@@ -80,7 +79,7 @@ def write_size(size: int) -> str:
 
 
 def read_gpus(value: str | int | float) -> Gpus | None:
-    """So many accelerators of a kind, or of any; 0 is none."""
+    """A number of accelerators of one kind, or of any kind; 0 means none."""
     text = str(value).strip()
     match = _GPUS.fullmatch(text)
     if not text or match is None or isinstance(value, float):

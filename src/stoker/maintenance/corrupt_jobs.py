@@ -1,25 +1,25 @@
-"""Jobs whose log makes no sense: one must be able to get rid of them, without forgetting machines or money."""
+"""Remove jobs whose log is corrupt, without losing track of machines or money."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
 from stoker.governor.connected_providers import Fleet
-from stoker.governor.cost_ledger import write_spent
+from stoker.governor.cost_ledger import record_job_costs
 from stoker.governor.observe import Place, known_places
 from stoker.model import codec, keys
-from stoker.model.errors import STUMBLES, ProviderError, StokerError, StoreError, UserError
+from stoker.model.errors import CodecError, ProviderError, StoreError, UserError
 from stoker.model.job_state import JobState
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.store import job_index
 from stoker.store.base import Store
 
 
-def check_gone(store: Store, job: str, why: StoreError) -> None:
-    """Raises UserError unless no machine of the job is in any place where this store ever launched one.
+def check_machines_gone(store: Store, job: str, why: StoreError) -> None:
+    """Raise UserError unless the job has no machine in any place where this store ever launched one.
 
-    Nobody knows what its log named: all places must answer, and the log must be older than a machine that no list
-    shows yet.
+    The machines that the corrupt log named are unknown. So all places must answer, and the log must be older than the
+    time in which a new machine may be missing from lists.
     """
     fleet, young = Fleet(store.url), timedelta()
     for place in sorted({*known_places(store), *_last_places(store, job)}, key=str):
@@ -30,7 +30,7 @@ def check_gone(store: Store, job: str, why: StoreError) -> None:
             young = max(young, timedelta(seconds=fleet.capabilities(provider).newborn_s))
         except (ProviderError, UserError) as error:
             raise UserError(
-                f"{job} cannot be read ({why}), nor its machines be looked for on {where}: {error}"
+                f"{job} cannot be read ({why}), and its machines on {where} cannot be listed: {error}"
             ) from None
         left = [instance.id for instance in found if instance.job == job and instance.state != "gone"]
         if left:
@@ -41,11 +41,12 @@ def check_gone(store: Store, job: str, why: StoreError) -> None:
         raise UserError(f"{job} cannot be read ({why}), and a machine of it may still show up; wait {minutes:.0f} min")
 
 
-def keep_money(store: Store, job: str, state: JobState | None) -> None:
-    """Before a job is removed, write down what it spent: a governor has, when it forgot the job, but not always.
+def record_costs_before_removal(store: Store, job: str, state: JobState | None) -> None:
+    """Write the costs of a job before it is removed: usually, but not always, a governor has done so when it unmarked
+    the job.
 
-    Without a log, it is what the job's last record tells. What nobody can know any more is not counted. Raises
-    StoreUnavailable or StoreDenied.
+    Without a readable log (`state` is None) the costs come from the job's last index record. Costs that are in neither
+    are not counted. Raises StoreUnavailable or StoreDenied.
     """
     until = datetime.now(timezone.utc)
     if state is None:
@@ -56,9 +57,9 @@ def keep_money(store: Store, job: str, state: JobState | None) -> None:
     found = store.get(keys.spec(job))
     try:
         spec = codec.loads(Submission, found.data if found else b"", where=keys.spec(job)).spec
-    except (StokerError, *STUMBLES):
-        return  # Without its tags it counts for nobody.
-    write_spent(store, state, spec, until)
+    except CodecError:
+        return  # Without its tags the job counts against no budget.
+    record_job_costs(store, state, spec, until)
 
 
 def _last_places(store: Store, job: str) -> set[Place]:

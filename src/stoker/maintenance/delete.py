@@ -1,4 +1,4 @@
-"""Delete jobs, and what only they used: code, agents, environments. Buckets are not unbounded either."""
+"""Delete jobs, and the objects that only they used: code, agents, environments."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, RemovalAsked
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta, Store
-from stoker.store.removed_jobs import delete_below, forget_removed
-from stoker.submit.shared_objects import COLLECT_AFTER, sweep
+from stoker.store.removed_jobs import delete_below, delete_derived_keys
+from stoker.submit.shared_objects import COLLECT_AFTER, collect_unused
 
-# An environment that no machine has used for so long.
+# An environment that no machine has used for this long is deleted.
 UNUSED_FOR = timedelta(days=30)
 
 
 def remove_job(store: Store, job: str, by: str = "a person") -> None:
     """Delete everything of a job that has ended and whose machines are gone; the caller has checked both.
 
-    The removal is appended to the log first, so that it and a `resume` cannot both win, however late one of them lands.
-    Then comes the tombstone, which stays: from then on there is no such job for any reader, whatever is still there
-    or lands late, and no governor launches anything for it. Safe to repeat after a crash. Raises UserError when the job
-    was resumed meanwhile.
+    The removal is appended to the log first, so that it and a `resume` cannot both succeed, however late one of them
+    lands. Then the tombstone is written, which stays: from then on the job does not exist for any reader, whatever keys
+    are left or land late, and no governor launches anything for it. Safe to repeat after a crash. Raises UserError when
+    the job was resumed meanwhile.
     """
     if not job_log.is_removed(store, job):
         _append_removal(store, job, by)
     store.create(keys.removed(job), b"")
     delete_below(store, f"{keys.WORK}{job}/")
-    forget_removed(store, job)
+    delete_derived_keys(store, job)
     delete_below(store, keys.log_prefix(job))
     store.delete([keys.spec(job)])
 
@@ -49,43 +49,43 @@ def _append_removal(store: Store, job: str, by: str) -> None:
     except (StoreUnavailable, StoreDenied):
         raise
     except StoreError:
-        return  # Its log makes no sense: nothing can resume it.
+        return  # The log is corrupt: nothing can resume the job.
 
 
 def finish_removals(store: Store) -> list[str]:
-    """Delete what is left of removed jobs: of a removal that was cut short, or of a write that landed after it.
+    """Delete leftover keys of removed jobs, from an interrupted removal or a write that landed after it.
 
-    Answers the jobs of which something was left.
+    Returns the jobs that had any.
     """
     removed = job_log.removed_jobs(store)
     if not removed:
         return []
-    there = {job for prefix in (keys.JOBS, keys.WORK, keys.ACTIVE, keys.INDEX) for job in store.folders(prefix)}
-    left = sorted(removed & there)
+    existing = {job for prefix in (keys.JOBS, keys.WORK, keys.ACTIVE, keys.INDEX) for job in store.folders(prefix)}
+    left = sorted(removed & existing)
     for job in left:
         remove_job(store, job)
     return left
 
 
 def collect_code(store: Store) -> int:
-    """Delete packed code that no job refers to and that is older than a day. Answers how many archives went."""
+    """Delete packed code that no job refers to and that is older than a day. Returns the number of deleted archives."""
     return _collect(store, keys.CODE)
 
 
 def collect_bundles(store: Store) -> int:
-    """The same for agents that no job's machines install any more."""
+    """Delete agent bundles that no job refers to, like `collect_code`."""
     return _collect(store, keys.BUNDLES)
 
 
 def collect_tools(store: Store) -> int:
-    """The same for programs that no job's machines fetch any more."""
+    """Delete programs that no job refers to, like `collect_code`."""
     return _collect(store, keys.TOOLS)
 
 
 def collect_environments(store: Store) -> int:
-    """Delete environments that no machine used for long, and what was left of those that were never finished.
+    """Delete environments that no machine has used for long, and parts of those that were never finished.
 
-    Answers how many environments went. A machine that is just restoring one makes its own instead.
+    Returns the number of deleted environments. A machine that is restoring one of them builds it anew instead.
     """
     now = datetime.now(timezone.utc)
     below: dict[str, list[Meta]] = {}
@@ -95,7 +95,7 @@ def collect_environments(store: Store) -> int:
     for key, found in below.items():
         manifest = keys.environment_manifest(keys.ENVIRONMENTS, key)
         if now - max(meta.modified for meta in found) > UNUSED_FOR:
-            # Without its manifest the rest is nothing, whenever this is cut short.
+            # The manifest goes first: without it the other parts are unused, even if the deletion is interrupted.
             store.delete([manifest])
             store.delete(meta.key for meta in found)
             gone += 1
@@ -110,7 +110,7 @@ def collect_environments(store: Store) -> int:
 
 
 def _parts_of(store: Store, manifest: str) -> set[str] | None:
-    """The parts that a manifest names: none where there is no manifest. None: it cannot be known."""
+    """The parts that a manifest names; empty where there is no manifest, None where it cannot be parsed."""
     found = store.get(manifest)
     if found is None:
         return set()
@@ -122,7 +122,7 @@ def _parts_of(store: Store, manifest: str) -> set[str] | None:
 
 
 def collect_wheels(store: Store) -> int:
-    """The same for packages that no job's machines install any more."""
+    """Delete wheels that no job refers to, like `collect_code`."""
     return _collect(store, keys.WHEELS)
 
 
@@ -130,7 +130,7 @@ def _collect(store: Store, kind: str) -> int:
     found: dict[str, list[Meta]] = {}
     for meta in store.list(kind):
         found.setdefault(meta.key.removeprefix(kind).partition(".")[0], []).append(meta)
-    return sweep(store, kind, {name: partial(list, metas) for name, metas in found.items()})
+    return collect_unused(store, kind, {name: partial(list, metas) for name, metas in found.items()})
 
 
 def ended_before(store: Store, age: timedelta) -> list[str]:
@@ -138,12 +138,12 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
     now = datetime.now(timezone.utc)
     found = []
     for meta in job_index.list_index(store):
-        # A record is written when the job ends, so what is younger cannot be of an older end.
+        # A record is written when the job ends.
         job = job_index.job_of(meta)
         summary = job_index.read_summary(store, job, meta)
         if summary is not None and summary.ended_at is not None and now - summary.ended_at > age:
             found.append((summary.ended_at, job))
-    # The index is derived: the verdict is the log's.
+    # The index is derived, so the log decides.
     return [
         job for _, job in sorted(found) if (state := job_log.read(store, job)) is not None and state.ended is not None
     ]

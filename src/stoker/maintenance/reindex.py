@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from stoker.core.summary import summarize
 from stoker.governor.connected_providers import Fleet
-from stoker.governor.cost_ledger import write_spent
+from stoker.governor.cost_ledger import record_job_costs
 from stoker.governor.observe import active_jobs
 from stoker.maintenance.delete import finish_removals
 from stoker.model import keys
-from stoker.model.errors import STUMBLES, ProviderError, StokerError, in_words
+from stoker.model.errors import ProviderError, describe_error
 from stoker.model.job_state import JobState
 from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Store
@@ -24,17 +24,17 @@ from stoker.store.parallel import each_in_order
 
 T = TypeVar("T")
 
-# Jobs that are read at once from a far store.
+# Jobs that are read in parallel from a remote store.
 _READERS = 32
-# Questions to clouds at once: one that refuses to answer so many would leave ended jobs marked.
-_ASKING = threading.BoundedSemaphore(4)
-# A marker comes moments before the entry that it announces. One that has waited this long announces nothing.
+# Parallel calls to clouds: a cloud that throttles them would leave ended jobs marked.
+_CLOUD_CALLS = threading.BoundedSemaphore(4)
+# A marker is written moments before the entry that it announces. After this time without the entry it is abandoned.
 _ABANDONED_AFTER = timedelta(hours=1)
 
 
 @dataclass
-class Reindexed:
-    """What was done."""
+class ReindexResult:
+    """The numbers of jobs that were read, marked and removed from the index, and the problems by job."""
 
     jobs: int = 0
     marked: int = 0
@@ -43,71 +43,70 @@ class Reindexed:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What was done about one job. Not `there`: it has no log."""
+class _JobResult:
+    """The result for one job. `exists` is false where it has no log."""
 
-    there: bool = False
+    exists: bool = False
     marked: bool = False
     problem: str | None = None
 
 
-def reindex(store: Store, progress: Callable[[int, int], None] | None = None) -> Reindexed:
-    """Write every job's record anew, mark what is active and unmarked, and drop what belongs to no job.
+def reindex(store: Store, progress: Callable[[int, int], None] | None = None) -> ReindexResult:
+    """Rewrite every job's index record, mark active jobs that have no marker, and delete records without a job.
 
-    Logs and facts are read many at once where the store is far: nearly all of the time is spent waiting for them.
+    Logs and facts are read in parallel from a remote store: nearly all of the time is spent waiting for them.
     """
     fleet = Fleet(store.url)
-    done = Reindexed()
+    done = ReindexResult()
     done.forgotten += len(finish_removals(store))
-    # Before the logs are read: a job that is marked later is marked again here, by the same key.
+    # Listed before the logs are read: a job that is marked meanwhile is marked again here, with the same key.
     marked = active_jobs(store)
     jobs = all_jobs(store)
-    there: set[str] = set()
+    exists: set[str] = set()
 
-    def look(job: str) -> _Job:
+    def reindex_one(job: str) -> _JobResult:
         try:
             return _reindex_job(store, fleet, job, marked=job in marked)
-        except (StokerError, *STUMBLES) as error:
-            # One that cannot be read must not keep the others from it.
-            return _Job(there=True, problem=in_words(error))
+        except Exception as error:  # noqa: BLE001 - one unreadable job must not stop the others
+            return _JobResult(exists=True, problem=describe_error(error))
 
-    for number, (job, found) in enumerate(zip(jobs, _each(look, jobs, store), strict=True), 1):
-        done.jobs += found.there and found.problem is None
+    for number, (job, found) in enumerate(zip(jobs, _each(reindex_one, jobs, store), strict=True), 1):
+        done.jobs += found.exists and found.problem is None
         done.marked += found.marked
-        if found.there:
-            there.add(job)
+        if found.exists:
+            exists.add(job)
         if found.problem is not None:
             done.problems[job] = found.problem
         if progress is not None:
             progress(number, len(jobs))
-    _forget_absent(store, done, there)
+    _forget_absent(store, done, exists)
     return done
 
 
-def _each(look: Callable[[str], T], jobs: Sequence[str], store: Store) -> Iterator[T]:
-    return map(look, jobs) if store.near else each_in_order(look, jobs, _READERS)
+def _each(reindex_one: Callable[[str], T], jobs: Sequence[str], store: Store) -> Iterator[T]:
+    return map(reindex_one, jobs) if store.is_local else each_in_order(reindex_one, jobs, _READERS)
 
 
-def _reindex_job(store: Store, fleet: Fleet, job: str, *, marked: bool) -> _Job:
+def _reindex_job(store: Store, fleet: Fleet, job: str, *, marked: bool) -> _JobResult:
     state = job_log.read(store, job)
     if state is None:
-        return _Job()
+        return _JobResult()
     submission = job_index.read_submission(store, state)
-    told = {claim.number: node_facts.read_claim(store, job, claim) for claim in state.attempts}
-    summary = summarize(state, submission, told, datetime.now(timezone.utc))
+    facts = {claim.number: node_facts.read_claim(store, job, claim) for claim in state.attempts}
+    summary = summarize(state, submission, facts, datetime.now(timezone.utc))
     job_index.write_index(store, IndexRecord(state=state, summary=summary))
     if marked:
-        return _Job(there=True)
-    if _over(fleet, state):
-        write_spent(store, state, submission.spec, datetime.now(timezone.utc))
-        return _Job(there=True)
-    # If it is retired at this very moment, the next pass finds the marker and removes it again.
+        return _JobResult(exists=True)
+    if _is_over(fleet, state):
+        record_job_costs(store, state, submission.spec, datetime.now(timezone.utc))
+        return _JobResult(exists=True)
+    # If a governor unmarks the job at this moment, the next pass finds the new marker and removes it.
     store.put(keys.active(job, state.opened_seq), b"")
-    return _Job(there=True, marked=True)
+    return _JobResult(exists=True, marked=True)
 
 
-def _over(fleet: Fleet, state: JobState) -> bool:
-    """Ended, and every machine that the log names is positively gone."""
+def _is_over(fleet: Fleet, state: JobState) -> bool:
+    """Return whether the job has ended and every machine that its log names is known to be gone."""
     if state.ended is None:
         return False
     for claim in state.claims:
@@ -115,7 +114,7 @@ def _over(fleet: Fleet, state: JobState) -> bool:
         if not ids:
             continue
         try:
-            with _ASKING:
+            with _CLOUD_CALLS:
                 states = fleet.provider(claim.offering.provider).state(ids, claim.offering.region)
         except ProviderError:
             return False  # Unknown is not gone.
@@ -124,21 +123,21 @@ def _over(fleet: Fleet, state: JobState) -> bool:
     return True
 
 
-def _forget_absent(store: Store, done: Reindexed, there: set[str]) -> None:
-    """Drop records and markers without a log: of jobs that were removed, or that were never submitted. The jobs that
-    are `there` were just read."""
+def _forget_absent(store: Store, done: ReindexResult, exists: set[str]) -> None:
+    """Delete records and markers without a log: of jobs that were removed, or never submitted. The logs of the jobs in
+    `exists` were just read."""
 
     def forget_record(job: str) -> bool:
-        return store.head(keys.log_entry(job, 1)) is None and bool(job_index.forget_index(store, job))
+        return store.head(keys.log_entry(job, 1)) is None and bool(job_index.delete_index(store, job))
 
-    unsure = [job for job in map(job_index.job_of, job_index.list_index(store)) if job not in there]
-    done.forgotten += sum(_each(forget_record, unsure, store))
+    unread = [job for job in map(job_index.job_of, job_index.list_index(store)) if job not in exists]
+    done.forgotten += sum(_each(forget_record, unread, store))
     now = datetime.now(timezone.utc)
     for job in active_jobs(store):
-        if job in there or store.head(keys.log_entry(job, 1)) is not None:
+        if job in exists or store.head(keys.log_entry(job, 1)) is not None:
             continue
         markers = list(store.list(f"{keys.ACTIVE}{job}/"))
-        # A submission that is under way puts its marker back, should it be slower than this.
+        # A submission that is slower than this writes its marker again.
         if all(now - marker.modified > _ABANDONED_AFTER for marker in markers):
             store.delete([marker.key for marker in markers])
             done.forgotten += 1

@@ -1,11 +1,11 @@
-"""Where a message goes, as people write it.
+"""Addresses of notification channels, as people write them.
 
     sns:arn:aws:sns:…, arn:aws:sns:…     a topic of SNS
     https://…, http://…                  a webhook: a POST of JSON
-    env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME      one of the others, kept as a secret
-    anything else with ://               an address of Apprise's
+    env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME      one of the others, stored as a secret
+    anything else with ://               an address of Apprise
 
-Addresses of chat services hold their own keys. So none is ever repeated in a message for people: see `masked`.
+Addresses of chat services contain keys, so no message repeats an address as it is: see `masked`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stoker.model import secret_refs
 
 Kind = Literal["sns", "webhook", "apprise", "reference"]
 
-# Kinds of references that stand for an address; the others make tokens.
+# Kinds of secret references that can hold an address; the others create tokens.
 REFERENCES = ("env", "aws-sm", "aws-ssm", "gcp-sm")
 _TOPIC = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}(?:\.fifo)?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s]+")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Where machines of clouds are given their keys, beside every address of a link.
+# Hosts where clouds give machines their keys, besides all link-local addresses.
 _METADATA = ("metadata", "metadata.google.internal", "metadata.goog", "instance-data", "fd00:ec2::254", "fd20:ce::254")
-# What is shorter than this is a word, not a key.
+# Shorter parts of an address are words, not keys.
 _SHORTEST_KEY = 6
 
 EXPECTED = (
@@ -38,10 +38,10 @@ EXPECTED = (
 )
 
 
-def kind_of(text: str) -> Kind:
-    """What stands there. Raises ValueError, which does not repeat it: it may hold a key."""
+def address_kind(text: str) -> Kind:
+    """Return the kind of an address. Raises ValueError, which does not repeat the address: it may hold a key."""
     if not text.isprintable():
-        raise ValueError("holds characters that cannot be seen; write it again, without what came along")
+        raise ValueError("holds characters that cannot be seen; write it again without them")
     if topic_of(text) is not None:
         return "sns"
     if text.startswith(("sns:", "arn:")):
@@ -65,27 +65,27 @@ def kind_of(text: str) -> Kind:
 
 
 def topic_of(text: str) -> str | None:
-    """The ARN of a topic, if that is what stands there."""
+    """Return the ARN of a topic; None for any other address."""
     arn = text.removeprefix("sns:")
     return arn if _TOPIC.fullmatch(arn) else None
 
 
 def digest(text: str) -> str:
-    """What a channel is called in the store, however a topic is written. Tells nothing of its address."""
+    """Name of a channel in the store, independent of how a topic is written. Reveals nothing of the address."""
     topic = topic_of(text)
     text = f"sns:{topic}" if topic is not None else text
     return hashlib.sha256(f"stoker-channel:{text}".encode(errors="backslashreplace")).hexdigest()[:16]
 
 
 def masked(text: str) -> str:
-    """The address without what may be a key: `slack://…`, `https://hooks.example/…`."""
+    """The address without parts that may be a key: `slack://…`, `https://hooks.example/…`."""
     if topic_of(text) is not None or _reference(text) is not None:
         return text
     scheme, found, rest = text.partition("://")
     if not found:
         return "…"
     if scheme.lower() not in ("http", "https"):
-        # Many of Apprise's addresses have a key where others have the host.
+        # Many Apprise addresses have a key in place of the host.
         return f"{scheme}://…"
     try:
         parts = urlsplit(text)
@@ -96,9 +96,9 @@ def masked(text: str) -> str:
     return f"{scheme}://{host}{port}{more}"
 
 
-def short(text: str) -> str:
-    """What a channel is called that has no name: `slack`, `sns`, `webhook`."""
-    match kind_of(text):
+def default_name(text: str) -> str:
+    """Name of a channel without a name of its own: `slack`, `sns`, `webhook`."""
+    match address_kind(text):
         case "apprise":
             return re.sub(r"[^a-z0-9-]", "-", text.partition("://")[0].lower())
         case "reference":
@@ -107,8 +107,8 @@ def short(text: str) -> str:
             return kind
 
 
-def in_clear(text: str) -> bool:
-    """Whether whoever can read it can use it."""
+def exposes_secret(text: str) -> bool:
+    """Return whether everyone who can read the address can also use it."""
     if topic_of(text) is not None or _reference(text) is not None:
         return False
     try:
@@ -120,26 +120,27 @@ def in_clear(text: str) -> bool:
     return masked(text).endswith("…")
 
 
-def scrubbed(said: str, address: str) -> str:
-    """What a service or a library said, without any part of the address that may be a key; nor anything unseen."""
-    said = "".join(char if char.isprintable() else " " for char in said)
+def without_keys(message: str, address: str) -> str:
+    """A message of a service or library, without parts of the address that may be a key and without invisible
+    characters."""
+    message = "".join(char if char.isprintable() else " " for char in message)
     scheme, _, rest = address.partition("://")
     shown = masked(address)
     pair = unquote(rest.partition("/")[0].rpartition("@")[0])
-    # As some repeat the header that it becomes.
+    # Some services repeat the Authorization header that user and password become.
     header = base64.b64encode((pair if ":" in pair else f"{pair}:").encode(errors="replace")).decode() if pair else ""
     for part in sorted({rest, header, *re.split(r"[/?&=:@#,]", rest)}, key=len, reverse=True):
         if part in shown:
             continue
         for form in {part, unquote(part)}:
             if len(form) >= _SHORTEST_KEY:
-                said = said.replace(form, "…")
-    return " ".join(said.replace(f"{scheme}://…", shown).split())
+                message = message.replace(form, "…")
+    return " ".join(message.replace(f"{scheme}://…", shown).split())
 
 
-def inside(text: str, *, loopback: bool = False) -> bool:
-    """Whether it is where no job may send a governor: links, and where clouds keep keys; with `loopback` the governor's
-    own computer, too. Looks at what is written alone: a name is asked of nobody."""
+def is_forbidden_target(text: str, *, loopback: bool = False) -> bool:
+    """Return whether no job may make a governor send there: link-local addresses and metadata servers; with `loopback`
+    also the governor's own computer. Judges the text alone, without resolving names."""
     try:
         host = (urlsplit(text).hostname or "").rstrip(".").lower()
     except ValueError:
@@ -147,7 +148,7 @@ def inside(text: str, *, loopback: bool = False) -> bool:
     if host in _METADATA or (loopback and (host == "localhost" or host.endswith(".localhost"))):
         return True
     try:
-        # As resolvers read it: also 0xa9fea9fe, and numbers without dots.
+        # As resolvers read it, including 0xa9fea9fe and numbers without dots.
         found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv4Address(socket.inet_aton(host))
     except OSError:
         try:

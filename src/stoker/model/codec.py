@@ -4,7 +4,7 @@ Facts come from machines that run other people's code, so nothing is coerced: a 
 error that names the field. Unknown fields are ignored by default, since a newer writer may add some.
 
 Supported: None, bool, int, float, str, datetime (ISO 8601, aware), Literal, X | None, tuple[X, ...], dict[str, X],
-dataclasses, and unions of dataclasses told apart by a class attribute `kind`.
+dataclasses, and unions of dataclasses distinguished by a class attribute `kind`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stoker.model.errors import CodecError
 T = TypeVar("T")
 
 _PLAIN = frozenset({str, bool, int, type(None)})
-# Whatever is counted or drawn with a seed fits, and sums of many still make floats and text: a number of a thousand
-# digits does neither, and would stop whoever shows it.
+# Every count and seed fits, and sums still convert to floats and text. A number of a thousand digits does neither, and
+# would crash every reader that shows it.
 _MOST_INT = 10**200
 Decoder = Callable[[Any, str], Any]
 
 
 def dump(value: Any) -> Any:
-    """A JSON-ready copy. None is left out where it is the default; a tagged dataclass carries its `kind`."""
-    if type(value) in _PLAIN or isinstance(value, (str, int)):  # By type first: this is most of what is written.
+    """Return a JSON-ready copy. None is left out if it is the default; a tagged dataclass has its `kind`."""
+    if type(value) in _PLAIN or isinstance(value, (str, int)):  # By type first: most values are of these types.
         return value
     if isinstance(value, float):
-        # JSON has no NaN or infinity; a diverged loss must still reach the reader.
+        # JSON has no NaN or infinity, and a diverged loss must still reach the reader.
         return value if math.isfinite(value) else repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out: dict[str, Any] = {}
@@ -60,12 +60,12 @@ def dump(value: Any) -> Any:
 def dumps(value: Any) -> bytes:
     """Canonical JSON: sorted keys, no spaces, so equal values have equal bytes and equal digests."""
     text = json.dumps(dump(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    # A half of a surrogate pair (a name or a log line that was not UTF-8) has no bytes; as `\\udXXX` it is still JSON.
+    # Half of a surrogate pair (from a name or log line that was not UTF-8) has no bytes; as `\\udXXX` it is valid JSON.
     return text.encode(errors="backslashreplace")
 
 
 def digest(data: bytes) -> str:
-    """The name of these bytes: their SHA-256."""
+    """The SHA-256 of these bytes, which names them."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -75,7 +75,7 @@ def loads(cls: type[T], data: bytes, *, where: str = "") -> T:
         tree = json.loads(data)
         return load(cls, tree, where=where)
     except RecursionError:
-        # Deep enough to be parsed and too deep to be decoded, or even to be described in an error.
+        # It can be parsed, but is nested too deeply to decode, or even to describe in an error.
         raise CodecError(where, "nested too deeply") from None
     except ValueError as error:
         raise CodecError(where, f"not JSON: {error}") from None
@@ -88,7 +88,7 @@ def load(cls: type[T], tree: Any, *, where: str = "") -> T:
 
 @cache
 def _field_names(cls: type) -> tuple[tuple[str, bool], ...]:
-    """Each field, and whether a None may be left out: not where leaving it out would read as another default."""
+    """Each field, and whether None may be left out: only if None is its default."""
     return tuple((field.name, field.default is None) for field in dataclasses.fields(cls))
 
 
@@ -127,14 +127,14 @@ def _wrong(where: str, wanted: str, tree: Any) -> CodecError:
 def _describe(tree: Any) -> str:
     try:
         text = repr(tree)
-    except ValueError:  # A number of more digits than Python writes out.
+    except ValueError:  # A number with more digits than Python prints.
         return f"something of type {type(tree).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _str(tree: Any, where: str) -> str:
     if isinstance(tree, str):
-        # JSON can carry halves of surrogate pairs; no store, log or terminal can. They must not reach one.
+        # JSON can hold halves of surrogate pairs; stores, logs and terminals cannot.
         return tree if tree.isascii() else tree.encode(errors="replace").decode()
     raise _wrong(where, "text", tree)
 
@@ -183,7 +183,7 @@ def _datetime(tree: Any, where: str) -> datetime:
         raise _wrong(where, "a time with its zone", tree)
     try:
         return moment.astimezone(timezone.utc)
-    except OverflowError:  # The first or last hours of all time, in another zone.
+    except OverflowError:  # The first or last hours of the calendar, in another zone.
         raise _wrong(where, "a time between the years 1 and 9999", tree) from None
 
 
@@ -257,7 +257,7 @@ def _union(members: tuple[Any, ...]) -> Decoder:
             try:
                 return decoder(tree, where)
             except CodecError as error:
-                # Prefer the complaint that got furthest into the data.
+                # Prefer the error that is deepest in the data.
                 if problem is None or len(error.path) > len(problem.path):
                     problem = error
         raise problem or _wrong(where, "one of " + ", ".join(sorted(tagged)), tree)

@@ -1,14 +1,14 @@
-"""From `run` and `params` to the argv that a node starts. Needs the standard library only: agents use it.
+"""Build the argv that a node starts from `run` and `params`. Needs the standard library only: agents use it.
 
 Parameters that the command names as `{lr}` are placed there; the others are appended as `--lr 3e-4`, in the
 order they were written. `true` appends `--flag` alone; `false` and null append nothing; placed, they are
-`true`, `false` and nothing. Numbers appear as they were written. Braces that name no parameter are left
-alone, and so is `${lr}`: both mean something to a shell.
+`true`, `false` and nothing. Numbers appear as they were written. Braces that name no parameter stay
+unchanged, and so does `${lr}`: both have a meaning in a shell.
 
-Text is run by bash, so values are quoted for it; a placeholder must not stand between quotes of its own.
-With `contract: sagemaker`, what is appended is as SageMaker's toolkit has it (`stoker.model.hyperparameters`).
-What is appended goes to the end of the last line that is neither empty nor a comment. Where that could not
-mean what was meant (a pipe, a loop's end, a here-document), it is an error that asks for placeholders.
+Text is run by bash, so values are quoted for it; a placeholder must not be inside quotes of its own.
+With `contract: sagemaker`, arguments are formatted as by SageMaker's toolkit (`stoker.model.hyperparameters`).
+Arguments are appended to the last line that is neither empty nor a comment. After a pipe, the end of a loop or a
+here-document that would be wrong, and is an error that asks for placeholders.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from stoker.model import hyperparameters
 from stoker.model.errors import UserError
 from stoker.model.spec import Scalar, Spec
 
-# Fails at the first command that fails, also inside a pipe.
+# Stops at the first command that fails, also inside a pipe.
 SHELL = ("bash", "-eo", "pipefail", "-c")
 
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
-# A line that ends so is not the end of a simple command.
+# A line with such an end is not the end of a simple command.
 _COMPOUND_END = re.compile(r"(?:^|[\s;])(?:fi|done|esac|[{}])$|[;&|(\\]$")
 
 
 def command_argv(spec: Spec) -> tuple[str, ...]:
-    """What to execute in the code folder. Raises UserError when parameters have no clear place to go."""
+    """Build the command to execute in the code folder. Raises UserError if parameters cannot be appended."""
     values = param_texts(spec)
     parts: Sequence[str] = (spec.run,) if isinstance(spec.run, str) else spec.run
     placed = {name for part in parts for name in _PLACEHOLDER.findall(part) if name in values}
@@ -40,7 +40,7 @@ def command_argv(spec: Spec) -> tuple[str, ...]:
     words = [word for flag in flags.values() for word in flag]
     if not isinstance(spec.run, str):
         return (*(_place(part, values, quote=False) for part in parts), *words)
-    # The place to append is found first: a value may itself look like a pipe, a comment or a placeholder.
+    # The place to append is found before values are placed: a value may look like a pipe, a comment or a placeholder.
     end = _appending_point(spec.run, tuple(flags)) if words else len(spec.run)
     head = _place(spec.run[:end], values, quote=True)
     tail = _place(spec.run[end:], values, quote=True)
@@ -48,7 +48,7 @@ def command_argv(spec: Spec) -> tuple[str, ...]:
 
 
 def shell_argv(text: str) -> tuple[str, ...]:
-    """How a text of shell commands is run: `run`, and `setup` as well."""
+    """The argv that runs a text of shell commands, for `run` and `setup`."""
     return (*SHELL, text)
 
 
@@ -63,12 +63,12 @@ def params_json(spec: Spec) -> str:
 
 
 def input_variable(name: str) -> str:
-    """The variable that tells the training where an input is."""
+    """Name of the variable with the path of an input."""
     return "STOKER_INPUT_" + name.upper().replace("-", "_")
 
 
 def number_text(value: int | float) -> str:
-    """How a number prints when nobody wrote it down."""
+    """The text of a number without an original text."""
     return str(int(value)) if isinstance(value, int) else float.__repr__(value)
 
 
@@ -80,7 +80,7 @@ def _text(name: str, value: Scalar, spec: Spec) -> str:
     if isinstance(value, str):
         return value
     written = spec.params_written.get(name)
-    # Whoever changed the value after it was read did not change how it was written.
+    # If the value was changed after parsing, the original text does not apply any more.
     return written if written is not None and _same(written, value) else number_text(value)
 
 
@@ -96,7 +96,7 @@ def _flag(name: str, value: Scalar, text: str) -> tuple[str, ...]:
 
 
 def _flags(spec: Spec, values: dict[str, str], placed: set[str]) -> Mapping[str, tuple[str, ...]]:
-    """What is appended, by the name of the parameter that it is for."""
+    """The appended arguments, by name of the parameter."""
     left = {name: value for name, value in spec.params.items() if name not in placed}
     if spec.environment.contract == "sagemaker":
         own, _ = hyperparameters.split(left)
@@ -129,10 +129,10 @@ def _appending_point(text: str, names: tuple[str, ...]) -> int:
 
 
 def _end_of_last_command(text: str) -> int:
-    """Where the last line that holds a command ends: before a comment, not counting spaces."""
+    """The end of the last line with a command: before a comment, without trailing spaces."""
     commented, balanced = _comments(text)
     if not balanced:
-        # A here-document may hold lone quotes. Lines that begin with # are all that can be told then.
+        # A here-document may hold unbalanced quotes. Then only whole lines that begin with # count as comments.
         commented = [(match.start(), match.end()) for match in re.finditer(r"^[ \t]*#[^\n]*", text, re.MULTILINE)]
     bare = list(text)
     for start, stop in commented:
@@ -164,7 +164,7 @@ def _comments(text: str) -> tuple[list[tuple[int, int]], bool]:
 
 
 def _subshell(line: str) -> bool:
-    """Whether the line ends a group in parentheses, which takes no arguments; `$(…)` and `<(…)` are words."""
+    """Return whether the line ends a group in parentheses, which takes no arguments; `$(…)` and `<(…)` are words."""
     depth = 0
     for index in range(len(line) - 1, -1, -1) if line.endswith(")") else ():
         depth += {")": 1, "(": -1}.get(line[index], 0)
@@ -174,7 +174,7 @@ def _subshell(line: str) -> bool:
 
 
 def _pipes(line: str) -> bool:
-    """Whether the last command of the line only receives what an earlier one prints or fails with."""
+    """Return whether the last command of the line only handles the output or failure of an earlier one."""
     lexer = shlex.shlex(line, posix=False, punctuation_chars="|&;")
     lexer.whitespace_split = True
     lexer.commenters = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 PREFIX = "dlc/"
-# Where none is named and the machine is in no region of AWS.
+# Default if none is named and the machine is in no region of AWS.
 DEFAULT_REGION = "us-east-1"
 FRAMEWORKS = ("pytorch", "tensorflow", "huggingface-pytorch")
 
@@ -62,7 +62,7 @@ _ALIAS = re.compile(
 
 
 def problem(image: str) -> str | None:
-    """What is wrong with an alias, in words that follow its field; None for one that is right, or for no alias."""
+    """Describe the error in an alias; None if it is right, or not an alias."""
     if not image.startswith(PREFIX):
         return None
     found = _ALIAS.fullmatch(image)
@@ -76,7 +76,7 @@ def problem(image: str) -> str | None:
 
 
 def resolve(image: str, region: str | None) -> str:
-    """The image that an alias means, for a machine in `region`; anything else is left as it is."""
+    """Resolve an alias for a machine in `region`; any other image is returned unchanged."""
     found = _ALIAS.fullmatch(image)
     if found is None:
         return image

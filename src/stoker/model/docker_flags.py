@@ -1,7 +1,7 @@
 """`environment.container.run`, as flags of `docker run`. Pure.
 
-A name is the flag's long name, with `_` or `-`; the plurals of Compose files are known as well. A list repeats the
-flag. A mapping repeats it with name and value, joined as that flag has them.
+A name is the flag's long name, with `_` or `-`; the plurals of Compose files work as well. A list repeats the flag. A
+mapping repeats it with name and value, joined by the flag's own separator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SINGULAR = {
     "networks": "network",
 }
 
-# What stands between name and value, where it is not `=`.
+# Separator between name and value, if it is not `=`.
 _JOINTS = {
     "add-host": ":",
     "blkio-weight-device": ":",
@@ -43,8 +43,8 @@ _JOINTS = {
 
 _LIVES = "Stoker starts the container and removes it with the job"
 _OUTPUT = "the output goes to the job's log"
-_ASKS = "it asks the engine something, and makes no container"
-_VARIABLES = "everybody who may ask the engine sees it there; set `env` or `secrets` of the job"
+_ASKS = "it only queries the engine, and creates no container"
+_VARIABLES = "everyone with access to the engine can see it there; set `env` or `secrets` of the job"
 _OWN = {
     "attach": _OUTPUT,
     "cidfile": _LIVES,
@@ -78,7 +78,7 @@ _OWN = {
 
 
 def problem(name: str, value: object) -> str | None:
-    """What is wrong with a flag, in words that follow its name; None when only the engine can tell."""
+    """Describe the error in a flag; None if only the engine can judge it."""
     flag = _flag(name)
     if len(name) == 1:
         return "is a short flag; write its long name"
@@ -98,29 +98,29 @@ def flags(run: Mapping[str, Any], engine: str) -> tuple[str, ...]:
     return tuple(word for name, value in run.items() for word in _words(_flag(name), value, engine))
 
 
-def has(run: Mapping[str, Any], *names: str) -> bool:
-    """Whether any of these flags is set, however it was spelled."""
+def has_flag(run: Mapping[str, Any], *names: str) -> bool:
+    """Return whether any of these flags is set, in any spelling."""
     return any(_flag(name) in names for name in run)
 
 
 def written_as(run: Mapping[str, Any], flag: str) -> str | None:
-    """The name under which a flag was set; None where it was not."""
+    """The name under which a flag was set; None if it was not."""
     return next((name for name in run if _flag(name) == flag), None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """What somebody may have meant by a name, of the flags that an engine knows; None where nothing is like it."""
-    # Those of Stoker's own are not to be had. `gpus` is, also of an engine that calls them otherwise.
-    there = {"gpus", *known} - set(_OWN)
-    plurals = {plural for plural, flag in _SINGULAR.items() if flag in there}
-    spelled = sorted(each.replace("-", "_") for each in there | plurals)
+    """The known flag that is most similar to a name; None if none is similar."""
+    # Flags that Stoker sets itself are excluded. `gpus` is allowed, also for an engine with another name for it.
+    usable = {"gpus", *known} - set(_OWN)
+    plurals = {plural for plural, flag in _SINGULAR.items() if flag in usable}
+    spelled = sorted(each.replace("-", "_") for each in usable | plurals)
     return next(iter(get_close_matches(name.replace("-", "_"), spelled, 1)), None)
 
 
 def with_sources(run: Mapping[str, Any], place: Callable[[str, str], str]) -> dict[str, Any]:
-    """The same, with each folder of the host in a volume as `place` has it, which is given the field's name, too.
+    """Replace each host folder of a volume by the result of `place`, which also gets the name of the field.
 
-    Volumes that the engine keeps under a name stay as they are, and so do those that have none.
+    Named and anonymous volumes of the engine stay unchanged.
     """
     return {
         name: _placed(value, partial(place, name)) if _flag(name) == "volume" else value for name, value in run.items()
@@ -137,7 +137,7 @@ def _placed(value: Any, place: Callable[[str], str]) -> Any:
 
 
 def _is_path(source: str) -> bool:
-    """As the engines tell a folder from the name of a volume."""
+    """Return whether a source is a folder and not the name of a volume, by the rule of the engines."""
     return str(source).startswith(("/", ".", "~"))
 
 
@@ -157,7 +157,8 @@ def _words(flag: str, value: Any, engine: str) -> Iterator[str]:
 
 
 def _gpus(value: Any, engine: str) -> Iterator[str]:
-    """`all`, a number, a list of indexes, or docker's own words (`device=0,1`). None at all: false, `none` or 0."""
+    """Flags for `all`, a number, a list of indexes, or docker's own syntax (`device=0,1`). No GPU: false, `none` or
+    0."""
     if value in (False, "none", 0) or value == []:
         return
     if value is True:
@@ -165,10 +166,10 @@ def _gpus(value: Any, engine: str) -> Iterator[str]:
     if isinstance(value, str) and value.strip("'\"").startswith("device="):
         value = value.strip("'\"").removeprefix("device=").split(",")
     if engine == "docker":
-        # Commas part the options of this flag, so a list of devices stands in quotes of its own.
+        # Commas separate the options of this flag, so a list of devices needs quotes of its own.
         yield f'--gpus="device={",".join(map(str, value))}"' if isinstance(value, (list, tuple)) else f"--gpus={value}"
         return
-    # Podman has GPUs as devices of the Container Device Interface: `nvidia-ctk cdi generate` names them.
+    # In Podman GPUs are devices of the Container Device Interface: `nvidia-ctk cdi generate` names them.
     indexes = value if isinstance(value, (list, tuple)) else range(value) if isinstance(value, int) else [value]
     yield from (f"--device=nvidia.com/gpu={index}" for index in indexes)
 

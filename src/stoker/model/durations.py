@@ -1,11 +1,11 @@
-"""How long, in words: the same in every reason that people read. Pure."""
+"""Format time spans for people, the same in every message. Pure."""
 
 from __future__ import annotations
 
 import math
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
-# Up to here the smaller unit reads better: `90 s`, `72 h`.
+# Below these the smaller unit is easier to read: `90 s`, `72 h`.
 _MOST_SECONDS_S = 2 * _MINUTE_S
 _MOST_HOURS_S = 4 * _DAY_S
 

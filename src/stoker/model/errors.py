@@ -7,46 +7,42 @@
     │   └─ SpecError          … in a job file: names the field and, where known, the line
     ├─ CodecError             bytes that do not decode to what they should be
     ├─ StoreError             the bucket
-    │   ├─ StoreDenied        it answered: not allowed; exit code 2
-    │   └─ StoreUnavailable   it did not answer, or not now: try again
-    │       └─ NoCredentials  nobody to ask as: perhaps not yet; exit code 2
+    │   ├─ StoreDenied        answered: not allowed; exit code 2
+    │   └─ StoreUnavailable   no answer, or not now: try again
+    │       └─ NoCredentials  no credentials, perhaps not yet; exit code 2
     └─ ProviderError          the cloud; mapped once, by code, in each provider
-        ├─ NotFound           the thing asked for is positively not there
+        ├─ NotFound           the requested thing positively does not exist
         ├─ NoCapacity         this offering is dry; the next one may not be
-        ├─ QuotaExceeded      the account may not have more of it: tell, do not loop
-        ├─ AuthDenied         the account may not do this: tell, do not loop; exit code 2
+        ├─ QuotaExceeded      the account's limit is reached: report, do not loop
+        ├─ AuthDenied         a permission is missing: report, do not loop; exit code 2
         ├─ InvalidRequest     the request can never succeed as it is; exit code 2
-        ├─ Throttled          asked too often: try again later
-        └─ Transient          anything else that may pass: try again later
+        ├─ Throttled          too many requests: try again later
+        └─ Transient          any other passing failure: try again later
 
-Expected outcomes are return values; these are for what a caller cannot plan for.
+Expected outcomes are return values; exceptions are for cases that a caller cannot plan for.
 """
 
 from __future__ import annotations
 
-# What a bug raises, or something absurd that somebody's machine or job file says. At the edge of a loop over jobs it
-# concerns that job alone. No AssertionError: where one fails, nothing may go on.
-STUMBLES = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
-
 
 class StokerError(Exception):
-    """The root. `exit_code` is what the command line exits with: 2 for what a person can put right."""
+    """The root. `exit_code` is the exit code of the command line: 2 for errors that a person can correct."""
 
     exit_code = 3
 
 
 class UserError(StokerError):
-    """Something the person can put right. The message says what is wrong and what to do, in one line."""
+    """An error that the person can correct. The message says in one line what is wrong and what to do."""
 
     exit_code = 2
 
 
 class NotInstalled(UserError):
-    """A part of Stoker needs packages that are not there; the message says how to have them."""
+    """A part of Stoker needs packages that are not installed; the message says how to install them."""
 
 
 class NoSuchJob(UserError):
-    """No job of the store is called that. `text` is what was asked for."""
+    """No job of the store has this name. `text` is the requested name."""
 
     def __init__(self, text: str, problem: str) -> None:
         super().__init__(problem)
@@ -54,15 +50,15 @@ class NoSuchJob(UserError):
 
 
 class WrongKeyword(UserError, TypeError):
-    """A call from Python names an argument that there is not; the message names the nearest."""
+    """A call from Python names an unknown argument; the message names the nearest known one."""
 
 
 class SpecError(UserError):
-    """A job file, flag or setting that is wrong; the message names the field and what to do."""
+    """A wrong job file, flag or setting; the message names the field and what to do."""
 
 
 class CodecError(StokerError):
-    """Data that is not what it claims to be. `path` names the offending part, such as `offering.price`."""
+    """Data that does not decode as expected. `path` names the offending part, such as `offering.price`."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -81,11 +77,11 @@ class StoreDenied(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The bucket did not answer, or answered that it cannot now. Says nothing about what it holds."""
+    """The bucket did not answer, or is temporarily unable. Says nothing about its contents."""
 
 
 class NoCredentials(StoreUnavailable):
-    """There are no credentials to ask the bucket with. A machine may get its own in a moment; a person has to."""
+    """No credentials for the bucket. A machine may get its own in a moment; a person has to provide them."""
 
     exit_code = 2
 
@@ -95,19 +91,19 @@ class ProviderError(StokerError):
 
 
 class NotFound(ProviderError):
-    """Positively not there: an answer, not a silence."""
+    """The cloud answered that the thing does not exist; never raised for a missing answer."""
 
 
 class NoCapacity(ProviderError):
-    """This offering cannot be had now; another may be."""
+    """This offering has no capacity now; another may have."""
 
 
 class QuotaExceeded(ProviderError):
-    """The account's limit is reached. A person must raise it or free something."""
+    """The account's limit is reached. A person must raise it or release resources."""
 
 
 class AuthDenied(ProviderError):
-    """The credentials may not do this. A person must change that."""
+    """The credentials lack a permission. A person must grant it."""
 
     exit_code = 2
 
@@ -118,25 +114,25 @@ class InvalidRequest(ProviderError):
     exit_code = 2
 
 
-class Misnamed(InvalidRequest):
-    """The job names something that is not there, wherever its machines would be: no other offering will do."""
+class NoSuchResource(InvalidRequest):
+    """The job names a resource that does not exist in any zone or region: no other offering will help."""
 
 
 class Throttled(ProviderError):
-    """Too many calls. Later."""
+    """Too many calls; try again later."""
 
 
 class Transient(ProviderError):
-    """An unclear or passing failure. Nothing may be concluded from it."""
+    """An unclear or passing failure, from which nothing may be concluded."""
 
 
-def in_words(error: BaseException) -> str:
-    """One line: the message of an error that was meant, the kind of one that was not."""
+def describe_error(error: BaseException) -> str:
+    """Describe an error in one line: Stoker's own by its message, any other by its type and message."""
     return str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
 
 
 class SetupFailed(StokerError):
-    """Something before the training failed for good. `user`: it was the user's set-up, not ours."""
+    """A step before the training failed permanently. `user`: the user's own set-up failed, not Stoker's."""
 
     def __init__(self, reason: str, *, user: bool, code: int | None = None) -> None:
         super().__init__(reason)

@@ -1,7 +1,7 @@
 """The state of a job: a pure fold over the contiguous prefix of its log.
 
-Times are the store's own (an entry's Last-Modified). Folding the same entries always gives the same state, so a fold
-may be cached and carried on from.
+Times are the store's own (an entry's Last-Modified). The same entries always give the same state, so a state may be
+cached and continued.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stoker.model.offerings import Offering
 
 @dataclass(frozen=True)
 class Suspicion:
-    """The first step against a silent node: what its heartbeat looked like, and when that was written down."""
+    """The first step against a silent node: the ETag of its heartbeat, and when that was logged."""
 
     etag: str
     at: datetime
@@ -68,8 +68,8 @@ class Claim:
     closed: Closed | None = None
     closed_at: datetime | None = None
     closed_reason: str = ""
-    # Where it ended the job, and the job was opened again: when that was, or its machines were asked back before.
-    let_go_at: datetime | None = None
+    # If it ended the job and the job was resumed: the time of the resume, or of an earlier stop that ended the hold.
+    released_at: datetime | None = None
 
     @property
     def open(self) -> bool:
@@ -85,7 +85,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Stop:
-    """A person asked for the end."""
+    """A stop that a person requested."""
 
     at: datetime
     by: str
@@ -93,8 +93,9 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The checkpoint that a person resumed from. Of the others, only those of claims after entry `seq` count."""
+class ChosenCheckpoint:
+    """The checkpoint that a person resumed from. Of the others, only those of claims after entry `seq` may be
+    restored."""
 
     key: str
     seq: int
@@ -115,7 +116,7 @@ class End:
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as its log tells it, up to and including entry `seq`."""
+    """A job by its log, up to and including entry `seq`."""
 
     job: str
     seq: int
@@ -127,19 +128,19 @@ class JobState:
     claims: tuple[Claim, ...] = ()
     stop: Stop | None = None
     ended: End | None = None
-    # When its removal began: then it is not resumed any more.
+    # When its removal began: from then on it cannot be resumed.
     removal_at: datetime | None = None
-    # When and where the job was last opened, by submission or by `resume`. Counters and bounds start from here.
+    # Time and entry of the last submission or `resume`. Counters and limits start from here.
     opened_at: datetime | None = None
     opened_seq: int = 1
-    # Until another is chosen: a resume that names none keeps it.
-    choice: Choice | None = None
+    # Stays until another is chosen: a resume that names none does not change it.
+    chosen_checkpoint: ChosenCheckpoint | None = None
     warned: tuple[str, ...] = ()
-    # When, by the code.
+    # Times of the warnings, by code.
     warned_at: dict[str, datetime] = field(default_factory=dict)
-    # For which of them agents collect evidence.
-    witnessed: tuple[str, ...] = ()
-    # The highest version any entry asks a governor to have.
+    # Codes of the warnings for which agents collect evidence.
+    evidence_codes: tuple[str, ...] = ()
+    # The highest version that any entry requires of a governor.
     min_version: int = 1
 
     @property
@@ -167,7 +168,7 @@ class JobState:
 
 
 def fold(job: str, entries: Iterable[Entry], state: JobState | None = None) -> JobState | None:
-    """Carry `state` on over `entries`, which follow it without a gap. None until the job was submitted."""
+    """Apply `entries` to `state`, which they follow without a gap. None until the job is submitted."""
     for entry in entries:
         state = _first(job, entry) if state is None else _next(state, entry)
         if state is None:
@@ -227,7 +228,8 @@ def _next(state: JobState, entry: Entry) -> JobState:
         case Ended() as event:
             return _ended(state, entry, event)
         case Submitted() | Opaque():
-            # A second `submitted` cannot happen; an opaque entry has raised min_version, so nobody decides on it.
+            # A second `submitted` cannot happen; an opaque entry has raised min_version, so this version does not
+            # decide.
             return state
 
 
@@ -252,7 +254,7 @@ def _launched(state: JobState, entry: Entry, number: int, nodes: tuple[NodeRef, 
     attempt = 1 + len(state.attempts)
 
     def change(claim: Claim) -> Claim:
-        # The first `launched` counts; one that comes after the close names machines that nobody may keep.
+        # Only the first `launched` counts. After the close it is ignored, and its machines are terminated.
         if claim.launched is not None or claim.closed is not None:
             return claim
         return replace(claim, launched=nodes, launched_at=entry.at, attempt=attempt)
@@ -272,9 +274,9 @@ def _close(state: JobState, entry: Entry, event: Closed) -> JobState:
 def _warned(state: JobState, entry: Entry, code: str, evidence: bool) -> JobState:
     if code in state.warned:
         return state
-    witnessed = (*state.witnessed, code) if evidence else state.witnessed
-    told = {**state.warned_at, code: entry.at}
-    return replace(state, warned=(*state.warned, code), warned_at=told, witnessed=witnessed)
+    evidence_codes = (*state.evidence_codes, code) if evidence else state.evidence_codes
+    warned_at = {**state.warned_at, code: entry.at}
+    return replace(state, warned=(*state.warned, code), warned_at=warned_at, evidence_codes=evidence_codes)
 
 
 def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
@@ -283,7 +285,7 @@ def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
     if event.closing is not None:
         state = _close(state, entry, event.closing)
     for claim in state.open_claims:
-        # An attempt that still waits when the job ends never trains.
+        # An attempt that still waits at the end of the job never trains.
         leftover = Closed(claim=claim.number, outcome="abandoned", rule="job-ended")
         state = _close(state, replace(entry, reason="the job ended"), leftover)
     end = End(
@@ -301,11 +303,18 @@ def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
 def _resumed(state: JobState, entry: Entry, chosen: str | None) -> JobState:
     if state.ended is None or state.removal_at is not None:
         return state
-    let_go_at = state.stop.at if state.stop is not None else entry.at
+    released_at = state.stop.at if state.stop is not None else entry.at
     if state.ended.claim is not None:
-        state = _change(state, state.ended.claim, lambda claim: replace(claim, let_go_at=let_go_at))
+        state = _change(state, state.ended.claim, lambda claim: replace(claim, released_at=released_at))
     if chosen is not None:
-        state = replace(state, choice=Choice(key=chosen, seq=entry.seq))
+        state = replace(state, chosen_checkpoint=ChosenCheckpoint(key=chosen, seq=entry.seq))
     return replace(
-        state, ended=None, stop=None, opened_at=entry.at, opened_seq=entry.seq, warned=(), warned_at={}, witnessed=()
+        state,
+        ended=None,
+        stop=None,
+        opened_at=entry.at,
+        opened_seq=entry.seq,
+        warned=(),
+        warned_at={},
+        evidence_codes=(),
     )

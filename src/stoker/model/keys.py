@@ -1,4 +1,4 @@
-"""Every key in the bucket, in one place, split by who may write it.
+"""Every key of the bucket, in one place, with its writer.
 
     jobs/<job>/spec.json                              submitter, governors
     jobs/<job>/log/<seq, 8 digits>.json
@@ -6,44 +6,45 @@
     bundles/<name>.tar.gz                             submitter; agents that machines install, shared by jobs
     tools/<name>.gz                                   submitter; programs that machines fetch when they need them
     wheels/<name>                                     submitter; packages for machines without an index, shared by jobs
-    inputs/<name>/…                                   submitter; folders of theirs as plain files, shared by jobs
+    inputs/<name>/…                                   submitter; uploaded folders as plain files, shared by jobs
                                                       (each name is `<digest>`, then `<digest>-2`, …: its generation)
-    collected/<kind>/<name>                           persons, create-only, empty, kept for good: no job may name it
-    policy/defaults.yaml                              the house: what job files need not say
-    policy/rules/<version, 8 digits>.json             the house, create-only: the rules that every job obeys
+    collected/<kind>/<name>                           persons, create-only, empty, permanent: no job may use the name
+    policy/defaults.yaml                              administrators: defaults of job files
+    policy/rules/<version, 8 digits>.json             administrators, create-only: the rules that every job obeys
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>/<size>  metrics/<n>/<size>  evidence/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
     work/<job>/blobs/<rank>/<digest>-<upload>         that rank's agent alone, create-only; no name is used twice
-    work/<job>/image                                  agents, create-only: what the container's image was
-    work/<job>/inputs/<name>                          agents, create-only: which files the nodes share out
+    work/<job>/image                                  agents, create-only: the resolved image of the container
+    work/<job>/inputs/<name>                          agents, create-only: the files that nodes divide among them
     work/<job>/outputs/<claim>/…                      agents; plain files
     work/<job>/rewritten/<claim>/<boot>.<n>/…         agents, create-only: later versions of outputs; the highest counts
-    work/<job>/sagemaker/…                            SageMaker: what it keeps of its training jobs by itself
-    work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
+    work/<job>/sagemaker/…                            SageMaker: files that it writes for its training jobs
+    work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one job alone
         manifest.json  <digest>  used
-    told/<channel>/<n, 8 digits>.json                 governors, create-only: what was told through a channel, and waits
+    outbox/<channel>/<n, 8 digits>.json               governors, create-only: notifications sent and waiting
     active/<job>/<seq>                                derived, by governors; rebuilt by `stoker reindex`
     active/<job>/<seq>.<token>                        submitter: announces the entry that opens the job; used once
     index/<job>/<seq of the log, 8 digits>.json       derived, the same; the highest number counts
-    removed/<job>                                     persons, create-only, empty, kept for good: the job was removed
+    removed/<job>                                     persons, create-only, empty, permanent: the job was removed
     spent/<year-month>/<day>/<job>/<seq>.<µ$>-<µ$ on-demand>-<µ$ that count>.<tags>
-                                                      governors, create-only: what an ended job spent on a day; it stays
-    spent/told/<rule>/<first day>/<value, hashed>     governors, create-only: that this budget is nearly spent was told
-    foreign/sagemaker/<region>/<origin>/<seq>.json    governors, create-only: training jobs of others, and clones
-    foreign/index/sagemaker/<region>.json             derived, by governors
-    dry/<offering>                                    governors: found dry, when this was written
+                                                      governors, create-only, permanent: cost of an ended job on a day
+    spent/warned/<rule>/<first day>/<value, hashed>   governors, create-only: the warning about this budget was written
+    external_jobs/sagemaker/<region>/<origin>/<seq>.json
+                                                      governors, create-only: log of an external job and its clones
+    external_jobs/index/sagemaker/<region>.json       derived, by governors
+    dry/<offering>                                    governors: the offering had no capacity at the time of writing
     market/<day>/<provider>/<machine>/<zone>/<spot|on-demand>/<hour>/
-        <job>.<claim>.<fate>.<machine-minutes>        governors, create-only, empty: how machines fared
-        <ten minutes>.dry                             the same: there were none
-    places/<provider>/<region>                        governors: where machines were launched once
-    probes/…                                          never for long: whoever asks the store for its time
+        <job>.<claim>.<fate>.<machine-minutes>        governors, create-only, empty: how machines ended
+        <ten minutes>.dry                             the same: no capacity
+    places/<provider>/<region>                        governors: machines were launched there once
+    probes/…                                          deleted at once: written to learn the store's time
     governors/<id>.json                               each governor's last pass, and the store's clock
-    deployed/<cloud>.json  deployed/<digest>.zip      whoever deploys a governor: where it is, and what it runs
+    deployed/<cloud>.json  deployed/<digest>.zip      `stoker deploy`: the place of a governor, and its package
 
 A boot is one start of an agent on one instance: `<instance>.<n>`. The instance is part of it so that an agent that
-nobody named in the log can never overwrite the facts of the one that was.
-Blobs are kept by rank so that each has one writer: a rank may then forget a blob without asking the others.
+the log does not name can never overwrite the facts of the agent that it names.
+Blobs are stored by rank so that each has one writer: a rank may delete a blob without asking the others.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ import hashlib
 import re
 from collections.abc import Iterable
 from datetime import date, datetime, timezone
+
+from stoker.model.key_segments import quote, unquote
 
 JOBS = "jobs/"
 WORK = "work/"
@@ -66,24 +69,21 @@ BUNDLES = "bundles/"
 TOOLS = "tools/"
 WHEELS = "wheels/"
 INPUTS = "inputs/"
-# No job is called so: each has a suffix.
+# No job has this id: every job id has a suffix.
 ENVIRONMENTS = "work/environments/"
-TOLD = "told/"
+OUTBOX = "outbox/"
 DRY = "dry/"
 PLACES = "places/"
 SPENT = "spent/"
 MARKET = "market/"
-# Stands for a provider that has none.
+# In place of the region, for a provider without regions.
 NO_REGION = "-"
 DEFAULTS = "policy/defaults.yaml"
 RULES = "policy/rules/"
-FOREIGN = "foreign/"
-FAMILIES = "foreign/sagemaker/"
-FOREIGN_INDEX = "foreign/index/sagemaker/"
+EXTERNAL_JOBS = "external_jobs/"
+CLONE_CHAINS = f"{EXTERNAL_JOBS}sagemaker/"
+EXTERNAL_JOB_INDEX = f"{EXTERNAL_JOBS}index/sagemaker/"
 
-_ODD = re.compile(r"[^A-Za-z0-9._+-]")
-_ALL = re.compile(r".")
-_QUOTED = re.compile(r"=([0-9a-f]{2})")
 _OUTPUT_VERSION = re.compile(r"([0-9]{8})\.([0-9]{8})/(.+)", re.DOTALL)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
 
@@ -98,7 +98,7 @@ def spec(job: str) -> str:
 
 
 def shared_name(digest: str, generation: int = 1) -> str:
-    """What something that jobs share is called: its digest, and its generation where that is not the first."""
+    """Name of an object that jobs share: its digest, and its generation unless that is the first."""
     return digest if generation == 1 else f"{digest}-{generation}"
 
 
@@ -113,7 +113,7 @@ def generation_of(name: str) -> int:
 
 
 def collected(kind: str, name: str) -> str:
-    """The mark that a name is given up: written before what it names is deleted, and never deleted itself."""
+    """Mark that a name is retired. Written before the named object is deleted, and never deleted itself."""
     return f"{COLLECTED}{kind}{name}"
 
 
@@ -122,12 +122,12 @@ def code(name: str) -> str:
 
 
 def bundle(name: str) -> str:
-    """An agent that installs without a package index."""
+    """An agent that can be installed without a package index."""
     return f"bundles/{name}.tar.gz"
 
 
 def tool(name: str) -> str:
-    """A program for machines, compressed; the digest is of what is kept."""
+    """A program for machines, compressed; the digest is of the compressed bytes."""
     return f"{TOOLS}{name}.gz"
 
 
@@ -137,7 +137,7 @@ def wheel(name: str) -> str:
 
 
 def environments(job: str | None = None) -> str:
-    """Where environments are kept for all jobs, or for one where its machines may not write elsewhere."""
+    """Prefix of environments shared by all jobs, or of one job whose machines may write nowhere else."""
     return ENVIRONMENTS if job is None else f"work/{job}/environments/"
 
 
@@ -150,12 +150,12 @@ def environment_part(place: str, key: str, digest: str) -> str:
 
 
 def environment_used(place: str, key: str) -> str:
-    """When this was written, the environment was last used."""
+    """An object whose modification time is the last use of the environment."""
     return f"{place}{key}/used"
 
 
 def input_files(name: str) -> str:
-    """The folder of an input that a submitter sent: plain files."""
+    """The folder of an input that a submitter uploaded: plain files."""
     return f"{INPUTS}{name}/"
 
 
@@ -172,23 +172,23 @@ def active(job: str, seq: int) -> str:
 
 
 def announcement(job: str, seq: int, token: str) -> str:
-    """A marker for an entry that is about to open the job. `active` follows the entry.
+    """A marker for an entry that is about to open the job. The `active` marker follows the entry.
 
-    One that opens nothing is deleted after a while. Its name is never used again: a delete that lands late must not
-    hide a job that was opened meanwhile.
+    A marker whose entry never came is deleted after a while. Its name is never used again: a delete that lands late
+    must not hide a job that was opened meanwhile.
     """
     return f"{active(job, seq)}.{token}"
 
 
 def read_marker(key: str) -> tuple[str, int] | None:
-    """The job and the number of a key below `active/`; None for a key that is none."""
+    """Parse a key below `active/` into job and entry number; None if it is not such a key."""
     job, _, name = key.removeprefix(ACTIVE).rpartition("/")
     seq = name.partition(".")[0]
     return (job, int(seq)) if job and seq.isascii() and seq.isdigit() else None
 
 
 def index(job: str, seq: int) -> str:
-    """The cached record of a job's first `seq` entries. A late write can only ever put back a lower number."""
+    """The cached record of a job's first `seq` entries. A late write can only bring back a lower number."""
     return f"{index_prefix(job)}{number(seq)}.json"
 
 
@@ -197,17 +197,17 @@ def index_prefix(job: str) -> str:
 
 
 def removed(job: str) -> str:
-    """The tombstone of a job: written before anything of it is deleted, and never deleted itself."""
+    """Tombstone of a job: written before any of its objects is deleted, and never deleted itself."""
     return f"{REMOVED}{job}"
 
 
 def dry(offering: str) -> str:
-    """Somebody found this offering dry; when, is when this was written."""
+    """Mark that a governor found no capacity for this offering; its modification time says when."""
     return f"{DRY}{offering}"
 
 
 def place(provider: str, region: str | None) -> str:
-    """Machines were launched there once: whoever looks for orphans looks there too."""
+    """Mark that machines were launched in this region once, so that the search for orphans includes it."""
     return f"{PLACES}{provider}/{region or NO_REGION}"
 
 
@@ -219,67 +219,55 @@ def spent_day(day: date) -> str:
     return f"{SPENT}{day:%Y-%m/%d}/"
 
 
-def budget_told(rule: str, start: date, value: str, kind: str) -> str:
-    """Beside the months: nobody who lists those meets it."""
-    whose = hashlib.sha256(value.encode()).hexdigest()[:16]
-    return f"{SPENT}told/{_quoted(rule)}/{start.isoformat()}/{whose}-{kind}"
+def budget_warning(rule: str, start: date, value: str, kind: str) -> str:
+    """Mark that a budget's warning was written. Outside the months, so that listing a month does not return it."""
+    hashed = hashlib.sha256(value.encode()).hexdigest()[:16]
+    return f"{SPENT}warned/{quote(rule)}/{start.isoformat()}/{hashed}-{kind}"
 
 
-def markets(day: date, provider: str) -> str:
-    """Below it is what was seen that day of one provider's machines."""
-    return f"{MARKET}{day.isoformat()}/{_quoted(provider)}/"
+def market_day(day: date, provider: str) -> str:
+    """Prefix of the market observations of one provider on one day."""
+    return f"{MARKET}{day.isoformat()}/{quote(provider)}/"
 
 
-def sighting(at: datetime, names: Iterable[str], told: str) -> str:
-    """What a claim saw of the market at a moment, in UTC. `names` tell the offering; they may be any text."""
-    return "/".join((f"{MARKET}{at:%Y-%m-%d}", *map(_quoted, names), f"{at:%H}", told))
+def market_observation(at: datetime, names: Iterable[str], observation: str) -> str:
+    """An observation of the spot market by a claim, at a time in UTC. `names`, any text, identify the offering."""
+    return "/".join((f"{MARKET}{at:%Y-%m-%d}", *map(quote, names), f"{at:%H}", observation))
 
 
-def read_sighting(key: str) -> tuple[datetime, tuple[str, ...], str] | None:
-    """The hour, the names and what is told. None for a key that is none."""
+def read_market_observation(key: str) -> tuple[datetime, tuple[str, ...], str] | None:
+    """Parse a key into the hour, the names of the offering and the observation; None if it is not such a key."""
     parts = key.removeprefix(MARKET).split("/")
     if not key.startswith(MARKET) or len(parts) < 4:
         return None
-    day, *names, hour, told = parts
+    day, *names, hour, observation = parts
     try:
         at = datetime.strptime(f"{day} {hour}", "%Y-%m-%d %H").replace(tzinfo=timezone.utc)
-        return at, tuple(map(_unquoted, names)), told
+        return at, tuple(map(unquote, names)), observation
     except ValueError:
         return None
-
-
-def _quoted(name: str) -> str:
-    """As a segment of a key that every store can keep: also one that is empty, or would lead elsewhere."""
-    odd = _ALL if name in (".", "..") else _ODD
-    return odd.sub(lambda found: "".join(f"={byte:02x}" for byte in found[0].encode()), name) or "="
-
-
-def _unquoted(segment: str) -> str:
-    """Raises ValueError for what nobody quoted."""
-    plain = "" if segment == "=" else _QUOTED.sub(lambda found: chr(int(found[1], 16)), segment)
-    return plain.encode("latin-1").decode()
 
 
 def rules(version: int) -> str:
     return f"{RULES}{number(version)}.json"
 
 
-def family(region: str, origin: str) -> str:
-    """The log of a training job that others started, and of its clones."""
-    return f"{FAMILIES}{region}/{origin}/"
+def clone_chain(region: str, origin: str) -> str:
+    """Prefix of the log of an external job and its clones."""
+    return f"{CLONE_CHAINS}{region}/{origin}/"
 
 
-def family_entry(region: str, origin: str, seq: int) -> str:
-    return f"{family(region, origin)}{number(seq)}.json"
+def clone_chain_entry(region: str, origin: str, seq: int) -> str:
+    return f"{clone_chain(region, origin)}{number(seq)}.json"
 
 
-def foreign_index(region: str) -> str:
-    return f"{FOREIGN_INDEX}{region}.json"
+def external_job_index(region: str) -> str:
+    return f"{EXTERNAL_JOB_INDEX}{region}.json"
 
 
-def told(channel: str, n: int) -> str:
-    """The n-th state of what is told through a channel; the newest counts."""
-    return f"{TOLD}{channel}/{number(n)}.json"
+def outbox(channel: str, n: int) -> str:
+    """The n-th state of a channel's outbox; the newest counts."""
+    return f"{OUTBOX}{channel}/{number(n)}.json"
 
 
 def governor(name: str) -> str:
@@ -287,22 +275,22 @@ def governor(name: str) -> str:
 
 
 def deployed(cloud: str) -> str:
-    """That a governor is deployed there, and how it is woken."""
+    """Record of a governor that is deployed in this cloud, and how to wake it."""
     return f"{DEPLOYED}{cloud}.json"
 
 
-def deployment(store_url: str) -> str:
-    """What a store's deployed governor is called in its cloud, so that two stores of an account never meet."""
+def deployment_name(store_url: str) -> str:
+    """Name of a store's deployed governor in its cloud; differs between two stores of one account."""
     return f"stoker-{hashlib.sha256(store_url.encode()).hexdigest()[:12]}"
 
 
 def deployed_package(digest: str) -> str:
-    """What a deployed governor runs."""
+    """The package that a deployed governor runs."""
     return f"{DEPLOYED}{digest}.zip"
 
 
 def probe(name: str) -> str:
-    """Written and taken away again at once, to learn the store's time."""
+    """An object that is written and deleted at once, to learn the store's time."""
     return f"probes/{name}"
 
 
@@ -324,12 +312,12 @@ def notice(node: str) -> str:
 
 
 def boot_output(node: str) -> str:
-    """What a machine said that never got as far as an agent."""
+    """The boot output of a machine that failed before its agent started."""
     return f"{node}/boot"
 
 
 def sagemaker_output(job: str) -> str:
-    """Where SageMaker itself writes."""
+    """The prefix that SageMaker itself writes to."""
     return f"work/{job}/sagemaker"
 
 
@@ -338,7 +326,7 @@ def exit_(node: str) -> str:
 
 
 def log_chunk(node: str, n: int, size: int = 0) -> str:
-    """One version of a chunk, which grows: every size has a name of its own, and the largest counts."""
+    """One version of a growing chunk: every size has its own key, and the largest counts."""
     return f"{node}/log/{number(n)}/{size}"
 
 
@@ -347,7 +335,7 @@ def metrics_chunk(node: str, n: int, size: int = 0) -> str:
 
 
 def evidence(node: str, n: int) -> str:
-    """What the node's processes were doing when somebody asked."""
+    """A report of what the node's processes were doing when evidence was requested."""
     return f"{node}/evidence/{number(n)}"
 
 
@@ -356,7 +344,7 @@ def checkpoints(job: str) -> str:
 
 
 def checkpoint_key(claim: int, ordinal: int, name: str, rank: int = 0) -> str:
-    """How a checkpoint is named in facts and the log: `00000007/000002-step-900`."""
+    """Name of a checkpoint in facts and in the log: `00000007/000002-step-900`."""
     return f"{number(claim)}/{ordinal:06d}-{name}" + (f"@{rank}" if rank else "")
 
 
@@ -365,7 +353,7 @@ def manifest(job: str, key: str) -> str:
 
 
 def blob(job: str, rank: int, name: str) -> str:
-    """A file of checkpoints: `<digest>-<upload>`. No name is used again once it was deleted."""
+    """A file of checkpoints: `<digest>-<upload>`. The name of a deleted blob is never used again."""
     return f"work/{job}/blobs/{rank}/{name}"
 
 
@@ -378,7 +366,7 @@ def image(job: str) -> str:
 
 
 def shared_files(job: str, name: str) -> str:
-    """The list of an input's files of which each node gets a part."""
+    """The list of an input's files, which the nodes divide among them."""
     return f"work/{job}/inputs/{name}"
 
 
@@ -387,26 +375,26 @@ def outputs(job: str, claim: int) -> str:
 
 
 def output_versions(job: str, claim: int) -> str:
-    """Where the versions of outputs lie that were written after the first."""
+    """Prefix of the versions of outputs that were written after the first."""
     return f"work/{job}/rewritten/{number(claim)}/"
 
 
 def output_version(job: str, claim: int, boot: int, n: int, path: str) -> str:
-    """A later version of an output. No name is used twice; of a path, the highest boot and number count."""
+    """A later version of an output. No key is used twice; for each path, the highest boot and number count."""
     return f"{output_versions(job, claim)}{number(boot)}.{number(n)}/{path}"
 
 
 def read_output_version(below: str) -> tuple[int, int, str] | None:
-    """Boot, number and path of a key below `output_versions`; None for a key that is none."""
+    """Parse a key below `output_versions` into boot, number and path; None if it is not such a key."""
     match = _OUTPUT_VERSION.fullmatch(below)
     return (int(match[1]), int(match[2]), match[3]) if match is not None else None
 
 
 def log_stream(job: str, attempt: int, rank: int) -> str:
-    """What a node's log is called where it is copied to besides the bucket: one stream a job, attempt and node."""
+    """Name of a node's log in a cloud's logging service: one stream for each job, attempt and node."""
     return f"{job}/{attempt}/{rank}"
 
 
-def safe_name(name: str) -> bool:
-    """Whether a checkpoint's name may stand in a key and a path as it is."""
+def is_safe_name(name: str) -> bool:
+    """Return whether a checkpoint's name can be used in a key and a path without escaping."""
     return _SAFE_NAME.fullmatch(name) is not None and not name.startswith(".")

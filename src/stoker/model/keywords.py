@@ -1,4 +1,4 @@
-"""Keywords that a function does not have: the error names the nearest one that it has."""
+"""Errors for unknown keywords, which name the nearest known one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def checks_keywords(function: F) -> F:
-    """Let a call with an unknown keyword raise WrongKeyword, which is a TypeError, with the nearest name."""
+    """Make a call with an unknown keyword raise WrongKeyword, a TypeError that names the nearest keyword."""
     known = [name for name, one in inspect.signature(function).parameters.items() if one.kind is not one.VAR_POSITIONAL]
 
     @functools.wraps(function)
@@ -32,7 +32,7 @@ C = TypeVar("C", bound=type)
 
 
 def checks_fields(cls: C) -> C:
-    """The same for the constructor of a dataclass; costs nothing where all is well."""
+    """The same for the constructor of a dataclass; costs nothing for valid calls."""
     init = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -51,6 +51,6 @@ def checks_fields(cls: C) -> C:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`did you mean store?`, or what there is."""
+    """`did you mean store?`, or the list of known names."""
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"

@@ -29,7 +29,7 @@ class NodeRef:
 AttemptOutcome = Literal[
     "succeeded",  # every rank finished
     "reclaimed",  # the cloud took it back, with or without notice
-    "lost",  # positively gone, nobody said why
+    "lost",  # positively gone, for an unknown reason
     "infrastructure",  # hardware, network, disk or agent; not the user's fault
     "failed",  # the user's script failed
     "stopped",  # a person asked
@@ -42,19 +42,19 @@ AttemptOutcome = Literal[
 
 @dataclass(frozen=True)
 class Waste:
-    """Seconds of an attempt that led nowhere, by its agents' monotonic clocks. None is what nobody knows."""
+    """Wasted seconds of an attempt, by its agents' monotonic clocks. None: unknown."""
 
-    # Waited to be allowed to train, while the attempt before it left.
+    # Waited for permission to train, while the attempt before it left.
     waited_s: float = 0.0
-    # Trained while all of its accelerators were idle; of several nodes, the mean.
+    # Trained with all accelerators idle; the mean over several nodes.
     idle_s: float | None = None
-    # Trained since the last durable checkpoint: what the next attempt does again.
+    # Trained since the last durable checkpoint: the next attempt repeats it.
     lost_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """Opens the log. Digests pin what nodes may run: the code is checked against this entry."""
+    """The first entry. Its digests pin what nodes may run: the code is checked against this entry."""
 
     kind: ClassVar[str] = "submitted"
     spec_digest: str
@@ -64,18 +64,18 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Claimed:
-    """This job will now be launched on this offering. Its sequence number is fence, tag and launch token."""
+    """The job is about to be launched on this offering. The entry's number serves as fence, tag and launch token."""
 
     kind: ClassVar[str] = "claimed"
     offering: Offering
     nodes: int
-    # The noticed claim this one takes over from, while that one still saves.
+    # The claim with a notice that this one replaces, while that one still saves.
     successor_of: int | None = None
 
 
 @dataclass(frozen=True)
 class Launched:
-    """The machines of a claim. Instances of the claim that are not named here are nobody's, and are ended."""
+    """The machines of a claim. Instances of the claim that are not named here are terminated."""
 
     kind: ClassVar[str] = "launched"
     claim: int
@@ -84,7 +84,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class Suspected:
-    """A node fell silent: its heartbeat had this ETag. Only the first of two steps."""
+    """A node's heartbeat is overdue and had this ETag. The first of two steps towards its termination."""
 
     kind: ClassVar[str] = "suspected"
     claim: int
@@ -94,7 +94,7 @@ class Suspected:
 
 @dataclass(frozen=True)
 class Draining:
-    """Asks every rank of the claim to save and exit. `outcome` is how the claim will be closed."""
+    """Asks every rank of the claim to save and exit. The claim will be closed with `outcome`."""
 
     kind: ClassVar[str] = "draining"
     claim: int
@@ -104,40 +104,40 @@ class Draining:
 
 @dataclass(frozen=True)
 class Closed:
-    """The claim trains no more, ever. Rests only on facts that cannot reverse."""
+    """The claim never trains again. Rests only on facts that cannot reverse."""
 
     kind: ClassVar[str] = "closed"
     claim: int
     outcome: AttemptOutcome
     rule: str
-    # Whether another attempt may follow, and whether this one counts against `retry.user_errors`.
+    # `restart`: another attempt may follow. `counted`: this one counts against `retry.user_errors`.
     restart: bool = False
     counted: bool = False
-    # What is worth keeping of the facts, so that a verdict needs the log alone.
+    # A digest of the facts, so that later verdicts need the log alone.
     trained_s: float = 0.0
     step: int | None = None
     restored_from: str | None = None
     checkpoint: str | None = None
-    # The highest step that is in its checkpoints, where they tell one.
+    # The highest step in its checkpoints, if they record steps.
     saved_step: int | None = None
-    # Reported or saved a step beyond those of all attempts before it; where nobody tells steps, saved anything.
+    # It reported or saved a higher step than all attempts before it; without any steps, it saved a checkpoint.
     progressed: bool = False
-    # Failed before it made any progress, soon after its start.
+    # It failed soon after its start, without progress.
     at_startup: bool = False
-    # Made progress on what it restored: a step beyond it, steps that rose, or a commit of its own.
+    # It made progress from its restored checkpoint: a higher step, rising steps, or a commit of its own.
     loaded: bool = False
-    # Ended by the script's own doing before any such progress: what it restored may be to blame.
+    # The script itself failed before such progress: its restored checkpoint may be bad.
     suspects_checkpoint: bool = False
     exit_code: int | None = None
     tail: tuple[str, ...] = ()
     waste: Waste | None = None
-    # How long its machines may be held for a look, where it ends the job and the spec asks for that.
+    # How long its machines may be held, if it ends the job and the spec asks for a hold.
     hold_s: float | None = None
 
 
 @dataclass(frozen=True)
 class StopAsked:
-    """A person wants the job to end: save, then stop."""
+    """A person asks the job to save, then stop."""
 
     kind: ClassVar[str] = "stop"
     by: str
@@ -145,17 +145,17 @@ class StopAsked:
 
 @dataclass(frozen=True)
 class ResumeAsked:
-    """A person wants an ended job to go on: the same job, next attempt."""
+    """A person resumes an ended job: the same job, next attempt."""
 
     kind: ClassVar[str] = "resume"
     by: str
-    # The key of the checkpoint to go on from, where a person chose one.
+    # The key of the checkpoint to resume from, if a person chose one.
     checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
 class RemovalAsked:
-    """A person wants an ended job to be deleted. It is not resumed after this: the log decides which came first."""
+    """A person deletes an ended job. It cannot be resumed after this: the order in the log decides."""
 
     kind: ClassVar[str] = "removal"
     by: str
@@ -163,7 +163,7 @@ class RemovalAsked:
 
 @dataclass(frozen=True)
 class Warned:
-    """Told once. `code` keeps it from being told again. `evidence`: agents collect what the training is doing now."""
+    """A warning, written once; `code` prevents a second one. `evidence`: agents collect what the training is doing."""
 
     kind: ClassVar[str] = "warned"
     code: str
@@ -172,10 +172,10 @@ class Warned:
 
 @dataclass(frozen=True)
 class Ended:
-    """The job is over. `claim` is the one whose outputs count.
+    """The end of the job. `claim` is the one whose outputs count.
 
-    A verdict that ends the job closes its claim in this same entry (`closing`): between a `closed` and an `ended`, an
-    attempt that waits would be allowed to train.
+    A verdict that ends the job closes its claim in this same entry (`closing`): between separate `closed` and `ended`
+    entries a waiting attempt would be allowed to train.
     """
 
     kind: ClassVar[str] = "ended"
@@ -188,7 +188,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Opaque:
-    """An entry a newer Stoker wrote. This one can show the job, and must not decide on it."""
+    """An entry of an unknown kind, written by a newer Stoker. This version may show the job, and must not decide on
+    it."""
 
     kind: ClassVar[str] = "opaque"
     name: str
@@ -212,7 +213,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Record:
-    """One object of the log, as it is written. `token` tells my write from a rival's when a reply is lost."""
+    """One object of the log, as it is written. `token` identifies the writer's own entry when a reply is lost."""
 
     token: str
     by: str
@@ -220,7 +221,7 @@ class Record:
     event: Event
     version: int = PROTOCOL_VERSION
     min_version: int = PROTOCOL_VERSION
-    # The digest of the rules of the house by which it was decided; empty where there were none.
+    # Digest of the policy by which it was decided; empty without a policy.
     policy: str = ""
 
 

@@ -1,18 +1,18 @@
-"""What an agent is told when its machine is made, and where it keeps things on the machine.
+"""The configuration of an agent, and the files and folders of a node.
 
 <node>/node.json        this configuration
 <node>/boots            how many agents have started on this machine
 <node>/code/            the unpacked code: the training's working folder
-<node>/inputs/<name>/   what is this node's alone of an input; copies are kept beside the node (see Node.inputs)
-<node>/mounts/<name>/   inputs that are mounted
+<node>/inputs/<name>/   files of an input for this node alone; shared copies lie beside the node (see Node.inputs)
+<node>/mounts/<name>/   mounted inputs
 <node>/lib/             `stoker.train`, for the training to import
-<node>/train.log        what the training printed, written by the training itself
-<node>/agent.log        the agent's own words
-<node>/baseline.json    what lay in the working folder before the training
-<node>/scratch/         copies of files that are still being written to
-<node>/environments/    environments that are this node's alone
-<node>/left             how it ended, once the exit is in the store
-<node>/channel/         between the training and its agent (see stoker.train)
+<node>/train.log        output of the training, written by the training itself
+<node>/agent.log        the agent's own log
+<node>/baseline.json    list of the files in the working folder before the training
+<node>/scratch/         copies of files that are still being written
+<node>/environments/    environments for this node alone
+<node>/left             the outcome, once the exit is in the store
+<node>/channel/         files between the training and its agent (see stoker.train)
     notice.json  save  metrics.jsonl  commits/  commits.done/
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Written once by whoever made the machine. Holds no secret."""
+    """Written once when the machine is created. Holds no secret."""
 
     store: str
     provider: str
@@ -33,7 +33,7 @@ class NodeConfig:
     rank: int
     nodes: int
     instance: str
-    # Longest life of the machine, enforced on it.
+    # Longest lifetime of the machine, enforced on the machine itself.
     max_life_s: float | None = None
 
 
@@ -61,12 +61,12 @@ class NodePaths:
 
     @property
     def mounts(self) -> Path:
-        """What is mounted, is mounted below this."""
+        """Folder of all mounted inputs."""
         return self.root / "mounts"
 
     @property
     def lib(self) -> Path:
-        """What the training may import besides its own: `stoker.train`."""
+        """Folder with `stoker.train`, which the training may import."""
         return self.root / "lib"
 
     @property
@@ -79,22 +79,22 @@ class NodePaths:
 
     @property
     def left(self) -> Path:
-        """Appears when the exit is in the store: nothing on this disk is needed any more. Holds how it ended."""
+        """Appears when the exit is in the store and nothing on this disk is needed any more. Holds the outcome."""
         return self.root / "left"
 
     @property
     def baseline(self) -> Path:
-        """What lay in the working folder before the training: it is neither output nor checkpoint."""
+        """List of the files in the working folder before the training: they are neither outputs nor checkpoints."""
         return self.root / "baseline.json"
 
     @property
     def scratch(self) -> Path:
-        """The agent's own, for copies of files that are still being written to."""
+        """The agent's folder for copies of files that are still being written."""
         return self.root / "scratch"
 
     @property
     def environments(self) -> Path:
-        """Environments that no other node uses: commands of the set-up install into them."""
+        """Environments for this node alone: set-up commands install into them."""
         return self.root / "environments"
 
     @property

@@ -14,7 +14,7 @@ AgentPhase = Literal["booting", "setup", "waiting", "restoring", "training", "sa
 
 @dataclass(frozen=True)
 class GpuUsage:
-    """One accelerator. None is what could not be read, never idle."""
+    """Usage of one accelerator. None: could not be read, which does not mean idle."""
 
     index: int
     name: str
@@ -36,10 +36,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Series:
-    """What accelerators did lately: their mean utilisation in periods of equal length, the newest last.
+    """Recent mean utilisation of devices in periods of equal length, the newest last.
 
-    `data` is base64, a byte for each period of each of the `devices`, device after device: half percents, and 255 for
-    what could not be read, which is not idle.
+    `data` is base64: one byte for each period of each of the `devices`, device after device, in half percents; 255 for
+    a value that could not be read, which does not mean idle.
     """
 
     period_s: float
@@ -49,35 +49,35 @@ class Series:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a training, or what comes before it, did lately. Ages are by its agent's monotonic clock, when the heartbeat
-    was written."""
+    """Recent activity of a training or its set-up. Ages are by the agent's monotonic clock at the time of the
+    heartbeat."""
 
-    # Since its step changed or its log grew, whatever came last; since it was started where neither ever did.
+    # Since its step last changed or its log last grew; since its start if neither ever happened.
     silent_s: float
-    # The share of its time in which its processors, disks or network were at work; empty where that cannot be seen.
+    # Share of the time in which its processors, disks or network were busy; empty if not measurable.
     work: tuple[Series, ...] = ()
-    # Fine and short, coarse and long. Empty where there is no accelerator.
+    # Of its accelerators: fine and short series, coarse and long ones. Empty without an accelerator.
     utilization: tuple[Series, ...] = ()
-    # Accelerators that are there; those that nobody can read are among them.
+    # Number of accelerators, including unreadable ones.
     devices: int = 0
-    # It waits for another node, before its training: it need do nothing.
+    # It waits for another node before its training, and is rightly idle.
     waits: bool = False
-    # Since its step last changed; None where it never reported one. And the longest time between two of its steps.
+    # Since its step last changed; None if it never reported one. And the longest time between two steps.
     stepped_s: float | None = None
     longest_step_s: float = 0.0
-    # It has reported a single step so far: what makes all others may still be compiled.
+    # It has reported a single step so far, and may still be compiling.
     first_step: bool = False
-    # Since its checkpoint folder last changed or was being sent; None where that never was.
+    # Since its checkpoint folder last changed or was uploaded; None if neither ever happened.
     saving_s: float | None = None
-    # For how long a process of it has been stopped, or traced by a debugger; None where none is. And how long ago the
-    # last such session ended. The other ages do not count the time in a debugger.
+    # How long a process has been stopped or traced by a debugger; None if none is. And the time since the last such
+    # session. The other ages do not include the time in a debugger.
     debugged_s: float | None = None
     released_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Trend:
-    """The best that a metric has been in this attempt, both ways, and how long ago, by its agent's clock."""
+    """Lowest and highest value of a metric in this attempt, and the age of each by the agent's clock."""
 
     low: float
     low_s: float
@@ -87,21 +87,21 @@ class Trend:
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A committed checkpoint, by its place and name: `00000007/000002-step-900`."""
+    """A committed checkpoint, by its key: `00000007/000002-step-900`."""
 
     key: str
     name: str
     step: int | None = None
     committed_at: datetime | None = None
-    # False: what its attempt restored, with no more than small additions, such as a log that a script begins.
+    # False: a copy of the restored checkpoint with small additions, such as a log file that a script begins.
     is_save: bool = True
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What rank 0 tells the others: who they are, what to restore, and when to start.
+    """The message of rank 0 to the others: all addresses, the checkpoint to restore, and when to start.
 
-    A round is one proposal. Ranks acknowledge the round; when all did, rank 0 repeats it with `go`.
+    A round is one proposal. When all ranks have acknowledged it, rank 0 repeats it with `go`.
     """
 
     round: int
@@ -113,7 +113,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Ack:
-    """A rank's answer to a round: it has restored and verified what was proposed, or could not."""
+    """A rank's answer to a round: it has restored and verified the proposed checkpoint, or could not."""
 
     round: int
     ok: bool
@@ -122,7 +122,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The node's present state in one object, overwritten. Its ETag changes as long as the agent lives."""
+    """The current state of a node in one object that is overwritten. Its ETag changes as long as the agent lives."""
 
     beat: int
     phase: AgentPhase
@@ -136,12 +136,12 @@ class Heartbeat:
     # First step reported by this attempt.
     first_step: int | None = None
     restored_from: str | None = None
-    # The step that was restored, where its checkpoint tells one.
+    # The restored step, if the checkpoint records it.
     restored_step: int | None = None
     checkpoint: CheckpointRef | None = None
-    # Recent files outside of the checkpoint folder that look like saves, where nothing was committed.
+    # Recent files outside the checkpoint folder that look like saves, if nothing was committed.
     saves_elsewhere: tuple[str, ...] = ()
-    # Files in the checkpoint folder, and bytes of it that are not durable yet.
+    # Files in the checkpoint folder, and its bytes that are not durable yet.
     checkpoint_files: int = 0
     unsynced_bytes: int = 0
     usage: Usage | None = None
@@ -149,29 +149,29 @@ class Heartbeat:
     waste: Waste | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     trends: dict[str, Trend] = field(default_factory=dict)
-    # What evidence was collected for, by the codes of warnings.
+    # Codes of the warnings for which evidence was collected.
     evidence: tuple[str, ...] = ()
     rendezvous: Rendezvous | None = None
     ack: Ack | None = None
-    # The very image of its container: `repository@sha256:…`, or what this machine's engine knows it by.
+    # The exact image of its container: `repository@sha256:…`, or its id in this machine's engine.
     image: str | None = None
-    # Things a person should know: a store that is down, a disk that fills.
+    # Messages for people, such as an unreachable store or a disk that fills up.
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ImageFact:
-    """The image that the name in the spec meant when a node first had it. Later attempts take the same one."""
+    """The image that the name in the spec resolved to when a node first used it. Later attempts use the same one."""
 
     name: str
     id: str
-    # `repository@sha256:…`; None for one that no registry knows.
+    # `repository@sha256:…`; None for an image that no registry has.
     digest: str | None = None
 
 
 @dataclass(frozen=True)
 class NoticeFact:
-    """Word that this node will be reclaimed. Hard notices are final; soft ones only ask for a save."""
+    """A notice that this node will be reclaimed. Hard notices are final; soft ones only ask for a save."""
 
     hard: bool
     source: str
@@ -183,15 +183,15 @@ ExitOutcome = Literal["succeeded", "interrupted", "failed", "infrastructure"]
 
 
 ExitWhy = Literal[
-    "finished",  # the command ended by itself
+    "finished",  # the command ended on its own
     "notice",  # a hard notice
     "peer",  # another rank of the gang left
     "stop",  # a person asked
     "drain",  # the governor asked
-    "limit",  # the machine's own bound on time
+    "limit",  # the machine's own limit on its lifetime
     "closed",  # the claim was closed or the job ended
     "waited",  # waited longer than `wait_limit` to be allowed to train
-    "boot",  # the machine could not start an agent; told by its boot, or by its console
+    "boot",  # the machine could not start an agent; reported by its boot, or on its console
     "setup",  # fetching code or inputs, or the set-up commands, failed
     "restore",  # no checkpoint could be restored although one was agreed on
     "agent",  # the agent crashed or was killed; a restarted agent flushed what was there
@@ -200,23 +200,23 @@ ExitWhy = Literal[
 
 @dataclass(frozen=True)
 class SaveTimes:
-    """How a notice went, in seconds after it arrived, by one agent's monotonic clock."""
+    """Times of a save after a notice, in seconds after its arrival, by one agent's monotonic clock."""
 
     saved_s: float | None = None
     durable_s: float | None = None
     ended_s: float | None = None
     grace_s: float | None = None
-    # Checkpoints that this node committed after the notice; None where that is not known.
+    # Checkpoints that this node committed after the notice; None if unknown.
     commits: int | None = None
 
 
-# `machine`: what no script can help. `peer`: it tells of another process's end, or of nothing but silence from it.
+# `machine`: no script can prevent it. `peer`: it only reports the end or silence of another process.
 Blame = Literal["machine", "peer", "script"]
 
 
 @dataclass(frozen=True)
 class FailureCause:
-    """What the end of a log says about a failure, and the line that says it."""
+    """The cause of a failure by the end of its log, and the line that names it."""
 
     name: str
     blame: Blame
@@ -224,8 +224,8 @@ class FailureCause:
 
 
 @dataclass(frozen=True)
-class LeftOutput:
-    """A file that is not among the outputs, and why."""
+class OmittedOutput:
+    """A file that was not saved as output, and why."""
 
     path: str
     size: int
@@ -233,37 +233,37 @@ class LeftOutput:
 
 
 @dataclass(frozen=True)
-class KeptOutputs:
-    """What of one node, or one attempt, is in the store as outputs, and what was left out. Sizes are in bytes."""
+class SavedOutputs:
+    """Outputs of a node or attempt in the store, and files that were left out. Sizes are in bytes."""
 
     files: int = 0
     size: int = 0
     left_out: int = 0
     left_out_size: int = 0
-    # The largest of those that were left out.
-    named: tuple[LeftOutput, ...] = ()
+    # The largest of the omitted files.
+    named: tuple[OmittedOutput, ...] = ()
 
 
 @dataclass(frozen=True)
 class Exit:
-    """Written once, after every process of the training is dead and everything else is durable."""
+    """The last fact of a node, written once after every process of the training is dead and all else is durable."""
 
     outcome: ExitOutcome
     why: ExitWhy
     at: datetime
     reason: str = ""
-    # False when the training never started on this node.
+    # False if the training never started on this node.
     started: bool = False
     code: int | None = None
     signal: int | None = None
     trained_s: float = 0.0
     step: int | None = None
-    # First step reported by this attempt: shows what was trained twice.
+    # First step reported by this attempt: shows which steps were trained twice.
     first_step: int | None = None
     restored_from: str | None = None
-    # The step that was restored, where its checkpoint tells one.
+    # The restored step, if the checkpoint records it.
     restored_step: int | None = None
-    # How many complete checkpoints older than that one there were to fall back on.
+    # Number of complete checkpoints older than the restored one, to fall back on.
     older_checkpoints: int = 0
     checkpoint: CheckpointRef | None = None
     # How many checkpoints this attempt committed.
@@ -272,13 +272,13 @@ class Exit:
     tail: tuple[str, ...] = ()
     save: SaveTimes | None = None
     started_at: datetime | None = None
-    outputs: KeptOutputs | None = None
-    # What the kernel or NVML said: `oom`, `xid:79`, `disk-full`.
+    outputs: SavedOutputs | None = None
+    # Reports of the kernel or NVML: `oom`, `xid:79`, `disk-full`.
     evidence: tuple[str, ...] = ()
-    # By more of the log than `tail` has.
+    # Diagnosed from a longer part of the log than `tail`.
     cause: FailureCause | None = None
     waste: Waste | None = None
-    # Recent files outside of the checkpoint folder that look like saves, where nothing was committed.
+    # Recent files outside the checkpoint folder that look like saves, if nothing was committed.
     saves_elsewhere: tuple[str, ...] = ()
 
 
@@ -286,8 +286,8 @@ class Exit:
 class BlobRef:
     """One file of a checkpoint, relative to the checkpoint folder.
 
-    `upload` is unique to one upload of these bytes, so that the object's name is never used again after a delete: one
-    that lands late removes nothing that was uploaded since.
+    `upload` is unique to one upload of these bytes, so that the object's name is never used again: a delete that lands
+    late removes nothing that was uploaded since.
     """
 
     path: str
@@ -298,7 +298,7 @@ class BlobRef:
 
     @property
     def name(self) -> str:
-        """How the object is called that holds the bytes."""
+        """Name of the object that holds the bytes."""
         return f"{self.digest}-{self.upload}" if self.upload else self.digest
 
 
@@ -315,8 +315,8 @@ class Manifest:
     files: tuple[BlobRef, ...]
     ranks: tuple[int, ...] = (0,)
     step: int | None = None
-    # Which save of the attempt this is part of: parts of different saves never make one checkpoint, even if a name is
-    # used again. Sharded saves are counted 1, 2, …; folders committed as they are have rank 0's ordinal, negated.
+    # The save of the attempt that this is part of: parts of different saves never form one checkpoint, even under the
+    # same name. Sharded saves are numbered 1, 2, …; folders committed as they are have rank 0's ordinal, negated.
     generation: int = 0
     version: int = 2
 
@@ -327,12 +327,12 @@ class Manifest:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Everything one node's agents have said. `exit` is of whichever boot wrote one."""
+    """All facts of one node's agents. `exit` may be from any boot."""
 
     rank: int
     instance: str
     heartbeat: Observed[Stamped[Heartbeat] | None]
     notice: Observed[Stamped[NoticeFact] | None]
     exit: Observed[Stamped[Exit] | None]
-    # What its cloud says where it took the launch and then had no such machine. Agents cannot say so.
+    # The cloud's reason if it accepted the launch and then had no such machine.
     dry: str = ""

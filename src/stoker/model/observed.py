@@ -1,4 +1,4 @@
-"""Values that were observed, and values that could not be."""
+"""Observed values, and values that could not be observed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Known(Generic[T]):
-    """Somebody answered, and this is the answer."""
+    """An answer that was received."""
 
     value: T
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nobody answered, or not with sense. Never a reason to launch, terminate or restart."""
+    """No answer, or no usable one. Never a reason to launch, terminate or restart."""
 
     error: str
 
@@ -28,7 +28,7 @@ Observed = Known[T] | Unknown
 
 @dataclass(frozen=True)
 class Stamped(Generic[T]):
-    """A fact with what the store says about its object: when it was written, and which version it is."""
+    """A fact with the modification time and ETag of its object in the store."""
 
     value: T
     modified: datetime

@@ -1,4 +1,4 @@
-"""Offerings, instances and leftovers: what a provider has and what it runs."""
+"""Offerings, instances and leftovers of providers."""
 
 from __future__ import annotations
 
@@ -6,39 +6,43 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-# `off`: it is switched off and still there, so it costs money, and may be started again; but what ran on it is over,
-# for an agent never trains on a machine that had one before. `unheard-of`: see `Provider.state`.
+# `off`: powered off but still existing, so it costs money and may be started again. Its training is over, because an
+# agent never trains on a machine that had one before. `unheard-of`: see `Provider.state`.
 InstanceState = Literal["pending", "running", "stopping", "off", "gone", "unheard-of"]
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a provider can do, and what its clocks allow. Frozen: decisions may rest on it."""
+    """Abilities and time limits of a provider. Frozen: decisions may rest on them."""
 
     # Costs money: jobs without a bound get one, and `run` asks before spending.
     paid: bool
-    # How long a launch token keeps a repeated launch from making a second machine.
+    # How long a launch token prevents a repeated launch from creating a second machine.
     token_lifetime_s: float
     # Machines younger than this are never orphans: their claim may not be readable yet.
     newborn_s: float
-    # Longest time from launch until an agent's first heartbeat is overdue.
+    # The first heartbeat is overdue after this time since the launch.
     boot_timeout_s: float
-    # Without a heartbeat for this long a node is suspected; after as long again, it is ended.
+    # A node without a heartbeat is suspected after this time; after as long again, it is terminated.
     silence_s: float
-    # Fields of the job file this provider honours, by dotted name; the rest is refused by name.
+    # Fields of the job file that this provider supports, by dotted name; all others are refused.
     honours: frozenset[str] = frozenset()
     # `stoker interrupt` works.
     interrupts: bool = False
-    # `wait` returns early when something happens on a machine.
+    # `wait` returns early on events of a machine.
     wakes: bool = False
-    # Machines are processes of the submitter's own computer: its Python, programs and folders are theirs as well.
-    here: bool = False
-    # Machines install their agent from the store, which the submitter puts there.
+    # Machines are processes on the submitter's own computer, and share its Python, programs and folders.
+    runs_locally: bool = False
+    # Machines install their agent from the store, where the submitter uploads it.
     bundled: bool = False
-    # What was found dry for one job is left alone by all jobs for so long. 0: it says nothing about the next moment.
+    # All jobs avoid an offering for this long after one found no capacity. 0: the answer says nothing about the future.
     dry_for_s: float = 0.0
-    # The stores that its machines can reach, by scheme, such as `s3`. None named: all.
+    # The stores that its machines can reach, by scheme, such as `s3`. Empty: all.
     stores: tuple[str, ...] = ()
+    # Machine types, networks and images are EC2's own, so that the arguments of SageMaker's SDK apply unchanged.
+    ec2_machines: bool = False
+    # The owner of the price list that `stoker prices --refresh` asks; empty without one.
+    price_list: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,29 +61,29 @@ class Offering:
     memory_bytes: int | None = None
     gpu: str | None = None
     gpus: int = 0
-    # How many nodes of all jobs the place holds at once, where the provider knows; beyond it jobs queue.
+    # Most nodes of all jobs at this place at once, if the provider knows; beyond that jobs queue.
     most_nodes: int | None = None
 
     @property
     def names(self) -> tuple[str, str, str, str]:
-        """Provider, machine, where, and kind. Where is its region if the provider chooses the zone."""
+        """Provider, machine, zone and kind. The region stands in for the zone if the provider chooses the zone."""
         where = self.zone or self.region or "any"
         return self.provider, self.machine, where, "spot" if self.spot else "on-demand"
 
     @property
     def key(self) -> str:
-        """The same for the same thing whatever its price: what is remembered when it is dry."""
+        """Identity of the offering independent of its price, used to remember missing capacity."""
         return "/".join(self.names)
 
     @property
     def title(self) -> str:
-        """The same for people: `n1-standard-4 spot in us-central1-a`."""
+        """Text for people: `n1-standard-4 spot in us-central1-a`."""
         return f"{self.machine} {'spot' if self.spot else 'on-demand'} in {self.zone or 'any zone'}"
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine that carries this store's tag, as the provider tells it."""
+    """A machine with this store's tag, as the provider reports it."""
 
     id: str
     provider: str
@@ -94,9 +98,9 @@ class Instance:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something beside a machine that carries this store's tag, and that no machine uses: a disk, a placement group.
+    """A resource with this store's tag that no machine uses: a disk, a placement group.
 
-    `created_at` is None where the cloud does not tell.
+    `created_at` is None if the cloud does not report it.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Where packages come from instead of the public places, as a job file names it. Addresses here hold no password."""
+"""Package sources that replace the public ones, as a job file names them. Addresses hold no password."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from stoker.model import secret_refs
 from stoker.model.spec import Environment, PackageIndex
 
 _SCHEMES = ("http", "https", "file")
-# Who an index takes the bearer of such a token for.
+# User name that an index expects with a token, by kind of secret.
 _USERS = {"aws-codeartifact": "aws", "gcp-token": "oauth2accesstoken"}
-# What indexes of Python packages are told by whoever has a token and no name.
-_ANYBODY = "__token__"
+# User name for a token without a user, by convention of Python package indexes.
+_TOKEN_USER = "__token__"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where an index is, without credentials, and who asks, where that was said."""
+    """The URL of an index without credentials, and the user if one was named."""
 
     url: str
     user: str | None = None
@@ -29,7 +29,7 @@ class Address:
 
 @dataclass(frozen=True)
 class DebSource:
-    """A line of apt's sources: `suite` and what follows it may be empty, then the machine's own release is meant."""
+    """A line of apt's sources. `suite` and the components may be empty: then the machine's own release is used."""
 
     address: Address
     options: str = ""
@@ -37,7 +37,7 @@ class DebSource:
 
 
 def read_address(text: str) -> Address:
-    """Raises ValueError with what is wrong. It never repeats the text, which may hold a password."""
+    """Parse an address. Raises ValueError, which never repeats the text: it may hold a password."""
     try:
         parts = urlsplit(text)
         host, password, user = parts.hostname, parts.password, parts.username
@@ -48,7 +48,7 @@ def read_address(text: str) -> Address:
         raise ValueError("expected an address such as https://packages.example/simple")
     if password is not None:
         raise ValueError(
-            "holds a password, and job files are kept in clear; leave it out and name where it is kept in `secret`, "
+            "holds a password, and job files are stored in clear; leave it out and name a reference in `secret`, "
             "such as secret: env:NAME or aws-sm:NAME"
         )
     _, _, place = parts.netloc.rpartition("@")
@@ -56,7 +56,7 @@ def read_address(text: str) -> Address:
 
 
 def read_deb(text: str) -> DebSource:
-    """An address, or all that stands behind `deb` in a line of sources.list. Raises ValueError as above."""
+    """Parse an address, or everything after `deb` in a line of sources.list. Raises ValueError as `read_address`."""
     words = text.split()
     if words[:1] == ["deb"]:
         words = words[1:]
@@ -72,18 +72,18 @@ def read_deb(text: str) -> DebSource:
 
 
 def private_variables(environment: Environment) -> frozenset[str]:
-    """The variables of this computer that hold passwords of what packages and images come from.
+    """The variables of this computer with passwords of package sources and registries.
 
-    They are for what installs, and not for the training.
+    Only the installation gets them, and not the training.
     """
     container = environment.container
     sources = (environment.index, environment.apt_mirror, environment.conda_channel)
-    kept = [source.secret for source in sources if source is not None]
-    kept += [container.secret] if container is not None else []
-    found = [secret_refs.parse(each) for each in kept if each is not None]
+    references = [source.secret for source in sources if source is not None]
+    references += [container.secret] if container is not None else []
+    found = [secret_refs.parse(each) for each in references if each is not None]
     return frozenset(each.name for each in found if each.kind == "env")
 
 
-def user_of(source: PackageIndex, address: Address) -> str:
-    """Who is told to ask, where there is a secret."""
-    return address.user or _USERS.get((source.secret or "").partition(":")[0], _ANYBODY)
+def user_name(source: PackageIndex, address: Address) -> str:
+    """The user name for an index with a secret."""
+    return address.user or _USERS.get((source.secret or "").partition(":")[0], _TOKEN_USER)

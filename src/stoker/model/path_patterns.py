@@ -2,7 +2,7 @@
 
 A pattern is matched against paths relative to the code folder, as a shell with `globstar` does: `*`, `?` and `[…]`
 stay inside one part of a path, `**` stands for any number of folders. A pattern that matches a folder takes everything
-in it. In a list, `!PATTERN` takes back what stands before it; the last one that matches decides.
+in it. In a list, `!PATTERN` excludes paths that an earlier entry matched; the last matching entry decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fnmatch import translate
 from functools import cached_property
 
 _MAGIC = re.compile(r"[*?\[]")
-# What a plain entry with such an ending names is a file, and no folder is made for it.
+# A plain entry with such an ending is a file, and no folder is created for it.
 _FILE_ENDINGS = frozenset(
     {
         *("bin", "ckpt", "gguf", "h5", "hdf5", "joblib", "keras", "model", "msgpack", "npy", "npz", "onnx", "pb"),
@@ -35,23 +35,23 @@ def entries_of(written: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def as_written(written: str | Sequence[str] | None) -> str:
-    """The field as a person reads it in a sentence."""
+    """The field as text for a sentence."""
     return written if isinstance(written, str) else ", ".join(written or ())
 
 
 def is_pattern(entry: str) -> bool:
-    """Whether an entry is anything but the name of a folder: a pattern, or a file such as `out/model.pt`."""
+    """Return whether an entry is not a plain folder: a pattern, or a file such as `out/model.pt`."""
     ending = posixpath.basename(entry).rpartition(".")
     return entry.startswith("!") or _MAGIC.search(entry) is not None or (bool(ending[0]) and ending[2] in _FILE_ENDINGS)
 
 
 def has_wildcard(entry: str) -> bool:
-    """Whether an entry may match more than one name."""
+    """Return whether an entry may match more than one name."""
     return _MAGIC.search(entry) is not None
 
 
 def base_of(entry: str) -> str:
-    """The folder below which everything lies that an entry can match: `out` of `out/*.pt`, itself of a plain folder."""
+    """The folder that contains everything an entry can match: `out` for `out/*.pt`, itself for a plain folder."""
     if not is_pattern(entry):
         return entry
     parts: list[str] = []
@@ -63,7 +63,7 @@ def base_of(entry: str) -> str:
 
 
 def common_base(entries: Iterable[str]) -> str:
-    """The deepest folder that holds everything the entries can match. Absolute and relative ones are never mixed."""
+    """The deepest folder that contains everything the entries can match. Absolute and relative ones are never mixed."""
     bases = [base_of(entry) for entry in entries if not entry.startswith("!")]
     if len(bases) == 1:
         return bases[0]
@@ -79,7 +79,7 @@ def _normal(text: str) -> str:
 
 @dataclass(frozen=True)
 class PathFilter:
-    """Decides by a list of entries which relative paths are meant. Without an entry, none is."""
+    """Selects relative paths by a list of entries. Without an entry nothing is selected."""
 
     entries: tuple[str, ...]
 
@@ -101,7 +101,7 @@ class PathFilter:
 
 
 def below(entries: Iterable[str], base: str) -> tuple[str, ...]:
-    """The same entries, as they are seen from `base`, which holds all of them (see `common_base`)."""
+    """The same entries relative to `base`, which contains all of them (see `common_base`)."""
     found = []
     for entry in entries:
         negated, plain = ("!", entry[1:]) if entry.startswith("!") else ("", entry)
@@ -121,13 +121,13 @@ def _compile(pattern: str) -> tuple[re.Pattern[str] | None, ...]:
 
 
 def _matches(pattern: tuple[re.Pattern[str] | None, ...], parts: list[str]) -> bool:
-    """Whether the pattern matches the path or a folder that it lies in. Linear in both for each `**`."""
+    """Return whether the pattern matches the path or a folder above it. Linear in both for each `**`."""
     reached = {0}
     for part in parts:
         following: set[int] = set()
         for state in _with_skips(pattern, reached):
             if state == len(pattern):
-                return True  # It matched a folder above: everything in that is meant.
+                return True  # It matched a folder above, which includes everything in it.
             expression = pattern[state]
             if expression is None:
                 following.add(state)
@@ -138,7 +138,7 @@ def _matches(pattern: tuple[re.Pattern[str] | None, ...], parts: list[str]) -> b
 
 
 def _with_skips(pattern: tuple[re.Pattern[str] | None, ...], states: set[int]) -> set[int]:
-    """`**` may stand for no folder at all."""
+    """Add the states after each `**`, which may match no folder at all."""
     found = set(states)
     for state in sorted(states):
         while state < len(pattern) and pattern[state] is None:

@@ -1,10 +1,10 @@
-"""The rules of the house: what every job of a store obeys, whoever submitted it.
+"""The policy of a store: rules that every job obeys.
 
-A rule has one subject (`tags`, `machines`, `max_cost`, …) and says what happens when a job breaks it. Frozen
-data, as `stoker.model.spec`, from which the file that people write is read, and its reference and schema are made.
+A rule has one subject (`tags`, `machines`, `max_cost`, …) and an action for jobs that break it. Frozen data like
+`stoker.model.spec`: the metadata of its fields defines the file format, its reference page and its schema.
 """
 
-# `part` makes a field(), which is what dataclass defaults are for.
+# `file_field` makes a field(), which is what dataclass defaults are for.
 # ruff: noqa: RUF009
 
 from __future__ import annotations
@@ -14,60 +14,62 @@ from dataclasses import dataclass
 from datetime import date
 from typing import ClassVar, Literal, get_args
 
-from stoker.model.spec import MOST_DOLLARS, part
+from stoker.model.file_field import MAX_DOLLARS, file_field
 
-# What happens: a word for people; no submission, and no first launch; save and end; save and go on anew; the next
-# attempt is on-demand, or may be; no further launch for now.
-Then = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait"]
-# What people can be told of.
+# Actions: only a warning; no submission and no first launch; save and end; save and restart; the next attempt is, or
+# may be, on-demand; no further launch for now.
+RuleAction = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait"]
+# Events that people can be notified of.
 EventKind = Literal[
     "started",  # the first attempt has its machines
     "reclaimed",  # its machines are taken back
     "resumed",  # the next attempt has its machines
-    "stalled",  # it stands still
-    "rule",  # a rule of the house is broken
+    "stalled",  # it makes no progress
+    "rule",  # a rule of the policy is broken
     "budget",  # a budget is nearly used up, or is
-    "warning",  # another thing that somebody should know
+    "warning",  # any other warning
     "failed",
     "stopped",  # a person asked
     "finished",
-    "orphan",  # a machine that no job owned was ended, or something that one left was removed
+    "orphan",  # a machine without an owner was terminated, or one of its leftovers removed
 ]
-KINDS: tuple[EventKind, ...] = get_args(EventKind)
-# A value of a tag, as a rule names it: any, one of these, or whatever the pattern matches whole.
-Wanted = tuple[str, ...]
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+# Wanted values of a tag: `any`, one of several values, or a pattern that matches the whole value.
+TagValues = tuple[str, ...]
 ANY = "any"
 
 
 @dataclass(frozen=True)
-class Stall:
-    """A job that stands still: its accelerators idle, no step (or, where it reports none, no line of its log), and
-    nothing else at work."""
+class StallRule:
+    """A stalled job: idle accelerators, no new step (or, if it reports none, no new line of its log), and nothing else
+    at work."""
 
-    below: float = part("utilisation at or below this is idle", form="percent", default=0.01, least=0)
-    window_s: float = part("how long a window is", form="duration", default=300.0, above=0)
-    windows: int = part("how many idle windows in a row make a stall", default=3, least=1)
-    after_s: float = part("nothing is said of a training younger than this", form="duration", default=900.0, least=0)
-    working_s: float = part(
+    below: float = file_field("utilisation at or below this is idle", form="percent", default=0.01, least=0)
+    window_s: float = file_field("how long a window is", form="duration", default=300.0, above=0)
+    windows: int = file_field("how many idle windows in a row make a stall", default=3, least=1)
+    after_s: float = file_field(
+        "does not apply to a training younger than this", form="duration", default=900.0, least=0
+    )
+    working_s: float = file_field(
         "as long again for one whose processors, disks or network are at work: it may compile or download",
         form="duration",
         default=7200.0,
         least=0,
     )
-    working_above: float = part(
+    working_above: float = file_field(
         "processors, disks and network that are at work in no more of a window than this do not count as at work",
         form="percent",
         default=0.1,
         least=0,
     )
-    steps_s: float | None = part(
-        "a job that reports steps also stands still after so long without one, however busy its accelerators are",
+    steps_s: float | None = file_field(
+        "a job that reports steps is also stalled after this long without one, however busy its accelerators are",
         form="duration",
         default=None,
         above=0,
     )
-    warn_before_s: float = part(
-        "the warning comes so long before the training is asked to leave", form="duration", default=0.0, least=0
+    warn_before_s: float = file_field(
+        "time between the warning and the request to leave", form="duration", default=0.0, least=0
     )
 
     @property
@@ -76,46 +78,52 @@ class Stall:
 
 
 @dataclass(frozen=True)
-class Utilization:
-    """A demand on healthy jobs: mean utilisation of all accelerators of the job."""
+class UtilizationRule:
+    """The least mean utilisation of all accelerators of a job."""
 
-    value: float = part("least mean utilisation", form="percent", above=0)
-    over_s: float = part("over this long", form="duration", default=3600.0, above=0)
-    after_s: float = part("nothing is said of a training younger than this", form="duration", default=1800.0, least=0)
-    warn_before_s: float = part(
-        "the warning comes so long before the training is asked to leave", form="duration", default=0.0, least=0
+    value: float = file_field("least mean utilisation", form="percent", above=0)
+    over_s: float = file_field("over this long", form="duration", default=3600.0, above=0)
+    after_s: float = file_field(
+        "does not apply to a training younger than this", form="duration", default=1800.0, least=0
+    )
+    warn_before_s: float = file_field(
+        "time between the warning and the request to leave", form="duration", default=0.0, least=0
     )
 
 
 @dataclass(frozen=True)
-class Metric:
-    """Ends hopeless experiments early. One of `nan`, `above`, `below` and `no_improvement`."""
+class MetricRule:
+    """Ends hopeless experiments early. Exactly one of `nan`, `above`, `below` and `no_improvement` is set."""
 
-    name: str = part("name of the metric, as `report` or `metrics` has it")
-    nan: bool = part("it is no number, or infinite", default=False)
-    above: float | None = part("it is above this", default=None)
-    below: float | None = part("it is below this", default=None)
-    no_improvement_s: float | None = part("it has not improved for so long", form="duration", default=None, above=0)
-    goal: Literal["min", "max"] = part("whether less or more is better, for `no_improvement`", default="min")
-    after_s: float = part("nothing is said of a training younger than this", form="duration", default=0.0, least=0)
-
-
-@dataclass(frozen=True)
-class Resuming:
-    """A failure that nothing explains, of a job that had run for long, is resumed from its last checkpoint."""
-
-    min_runtime_s: float = part("only after at least so much training", form="duration", default=7200.0, least=0)
-    times: int = part("so often for one job", default=3, least=0)
+    name: str = file_field("name of the metric, as `report` or `metrics` has it")
+    nan: bool = file_field("it is no number, or infinite", default=False)
+    above: float | None = file_field("it is above this", default=None)
+    below: float | None = file_field("it is below this", default=None)
+    no_improvement_s: float | None = file_field(
+        "it has not improved for this long", form="duration", default=None, above=0
+    )
+    goal: Literal["min", "max"] = file_field("whether less or more is better, for `no_improvement`", default="min")
+    after_s: float = file_field("does not apply to a training younger than this", form="duration", default=0.0, least=0)
 
 
 @dataclass(frozen=True)
-class SpotUse:
-    """When spot machines are given up."""
+class ResumeRule:
+    """Resume a job after an unexplained failure, if it had trained for long."""
 
-    on_demand_after: int | None = part(
+    min_runtime_s: float = file_field(
+        "only after at least this much training", form="duration", default=7200.0, least=0
+    )
+    times: int = file_field("how often for one job", default=3, least=0)
+
+
+@dataclass(frozen=True)
+class SpotRule:
+    """When a job gives up spot machines."""
+
+    on_demand_after: int | None = file_field(
         "after more reclaims than this the next attempt is on-demand; null: never", default=3, least=0
     )
-    back_after_s: float | None = part(
+    back_after_s: float | None = file_field(
         "reclaims older than this are forgotten, so that the next attempt may be on spot again; null: never",
         form="duration",
         default=None,
@@ -124,47 +132,49 @@ class SpotUse:
 
 
 @dataclass(frozen=True)
-class Market:
-    """Spot machines that were taken back too often, from whichever job, are not asked for."""
+class MarketRule:
+    """Avoid spot machines that were reclaimed too often from any job."""
 
-    most_reclaims: int = part("most reclaims of a machine type in a zone", default=5, least=0)
-    over_s: float = part("over this long, at most a week", form="duration", default=86400.0, above=0)
+    most_reclaims: int = file_field("most reclaims of a machine type in a zone", default=5, least=0)
+    over_s: float = file_field("over this long, at most a week", form="duration", default=86400.0, above=0)
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """What a failure of the script's means, told from the end of its log, its exit status or the kernel's word."""
+class FailureRule:
+    """A kind of failure, recognised by the end of the log, the exit status or a report of the kernel."""
 
-    log: str | None = part("a regular expression that the last lines match", form="regex", default=None)
-    exit_code: int | None = part("the exit status of the command", default=None)
-    evidence: str | None = part("what the kernel or NVML said: `oom`, `disk-full`, `xid:79`", default=None)
+    log: str | None = file_field("a regular expression that the last lines match", form="regex", default=None)
+    exit_code: int | None = file_field("the exit status of the command", default=None)
+    evidence: str | None = file_field("what the kernel or NVML said: `oom`, `disk-full`, `xid:79`", default=None)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Dollars that jobs may cost together in a calendar period, in UTC. From there on nothing new is launched."""
+    """Dollars that jobs may cost together in a calendar period, in UTC. Beyond that nothing new is launched."""
 
-    dollars: float = part("so much in one period", above=0, most=MOST_DOLLARS)
-    period: Literal["day", "week", "month"] = part("which begins at midnight, on Monday, or on the first; in UTC")
-    by: str | None = part(
+    dollars: float = file_field("dollars in one period", above=0, most=MAX_DOLLARS)
+    period: Literal["day", "week", "month"] = file_field("which begins at midnight, on Monday, or on the first; in UTC")
+    by: str | None = file_field(
         "a budget for each value of this tag; jobs without it share one. Default: one for all jobs of the rule",
         form="label",
         default=None,
     )
-    warn_at: float = part("a word when so much of it is spent", form="percent", default=0.8, above=0)
+    warn_at: float = file_field("a warning when this share is spent", form="percent", default=0.8, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exemption:
-    """A job or a submitter that the rule says nothing to, until a date. One of `job` and `submitter`."""
+    """A job or submitter that the rule does not apply to, until a date. Exactly one of `job` and `submitter` is set."""
 
-    job: str | None = part("id of the job", default=None)
-    submitter: str | None = part("who submits: an identity of the cloud, `*` for any characters in it", default=None)
-    until: date = part("the last day, in UTC", form="date")
-    why: str = part("for later readers")
+    job: str | None = file_field("id of the job", default=None)
+    submitter: str | None = file_field(
+        "the submitter: an identity of the cloud, `*` for any characters in it", default=None
+    )
+    until: date = file_field("the last day, in UTC", form="date")
+    why: str = file_field("for later readers")
 
     @property
-    def whose(self) -> str:
+    def exempted(self) -> str:
         return self.job or self.submitter or ""
 
 
@@ -172,37 +182,41 @@ class Exemption:
 class Rule:
     """One rule. Exactly one of the subjects is set."""
 
-    name: str = part("what it is called in decisions; default: its subject", form="name", default="")
+    name: str = file_field("its name in decisions; default: its subject", form="name", default="")
     # The subjects.
-    tags: dict[str, Wanted] | None = part(
+    tags: dict[str, TagValues] | None = file_field(
         "tags that a job must have: `any`, a value or a list of them, or a pattern as `/[A-Z]+-[0-9]+/`",
         form="wanted",
         default=None,
     )
-    providers: tuple[str, ...] | None = part("the providers that may be used", form="words", default=None)
-    regions: tuple[str, ...] | None = part(
+    providers: tuple[str, ...] | None = file_field("the providers that may be used", form="words", default=None)
+    regions: tuple[str, ...] | None = file_field(
         "the regions that may be used; `us-*` is a pattern", form="words", default=None
     )
-    machines: tuple[str, ...] | None = part("the machine types that may be used", form="words", default=None)
-    images: tuple[str, ...] | None = part("the images of machines and containers", form="words", default=None)
-    max_nodes: int | None = part("most nodes of a job", default=None, least=1)
-    max_runtime_s: float | None = part("longest training time of a job", form="duration", default=None, above=0)
-    max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
-    max_cost: float | None = part("most dollars for a job", default=None, above=0, most=MOST_DOLLARS)
-    budget: Budget | None = part("what jobs may cost together in a day, a week or a month", default=None)
-    max_retries: int | None = part("how often a failing script may be started again", default=None, least=0)
-    stall: Stall | None = part("jobs that stand still", default=None)
-    min_gpu_utilization: Utilization | None = part("jobs that waste accelerators", default=None)
-    metric: Metric | None = part("experiments that lead nowhere", default=None)
-    resume: Resuming | None = part("failures that nothing explains", default=None)
-    spot: SpotUse | None = part("when spot machines are given up", default=None)
-    market: Market | None = part("spot machines that are taken back too often", default=None)
-    failure: Diagnosis | None = part("what a failure means", default=None)
-    # What happens, to whom.
-    then: Then | None = part("what happens to a job that breaks it; default: as the subject has it", default=None)
-    audit: bool = part("only tell what would have happened", default=False)
-    scope: dict[str, Wanted] = part("only jobs with these tags", form="wanted", factory=dict, key="for")
-    exempt: tuple[Exemption, ...] = part("jobs that it says nothing to", form="sections", default=(), key="except")
+    machines: tuple[str, ...] | None = file_field("the machine types that may be used", form="words", default=None)
+    images: tuple[str, ...] | None = file_field("the images of machines and containers", form="words", default=None)
+    max_nodes: int | None = file_field("most nodes of a job", default=None, least=1)
+    max_runtime_s: float | None = file_field("longest training time of a job", form="duration", default=None, above=0)
+    max_wait_s: float | None = file_field("longest time without a machine", form="duration", default=None, above=0)
+    max_cost: float | None = file_field("most dollars for a job", default=None, above=0, most=MAX_DOLLARS)
+    budget: Budget | None = file_field("what jobs may cost together in a day, a week or a month", default=None)
+    max_retries: int | None = file_field("how often a failing script may be started again", default=None, least=0)
+    stall: StallRule | None = file_field("stalled jobs", default=None)
+    min_gpu_utilization: UtilizationRule | None = file_field("jobs that waste accelerators", default=None)
+    metric: MetricRule | None = file_field("experiments that lead nowhere", default=None)
+    resume: ResumeRule | None = file_field("failures that nothing explains", default=None)
+    spot: SpotRule | None = file_field("when spot machines are given up", default=None)
+    market: MarketRule | None = file_field("spot machines that are taken back too often", default=None)
+    failure: FailureRule | None = file_field("what a failure means", default=None)
+    # The action, and the jobs that it applies to.
+    then: RuleAction | None = file_field(
+        "what happens to a job that breaks it; default: as the subject has it", default=None
+    )
+    audit: bool = file_field("only warn of what would have happened", default=False)
+    scope: dict[str, TagValues] = file_field("only jobs with these tags", form="wanted", factory=dict, key="for")
+    exempt: tuple[Exemption, ...] = file_field(
+        "jobs that it does not apply to", form="sections", default=(), key="except"
+    )
 
     @property
     def subject(self) -> str:
@@ -210,21 +224,21 @@ class Rule:
 
     @property
     def about_machines(self) -> bool:
-        """Whether it may be broken by the next attempt of a job that has had some."""
+        """True if the rule also applies to later attempts of a job, because it is about machines."""
         return self.subject in ("providers", "regions", "machines")
 
     @property
     def forbids_machines(self) -> bool:
-        """Whether anything comes of it when they are not those that it names."""
+        """True if the rule is enforced against machines that it does not name."""
         return self.about_machines and self.action == "refuse" and not self.audit
 
     @property
-    def action(self) -> Then:
+    def action(self) -> RuleAction:
         return self.then or SUBJECTS[self.subject][0]
 
 
-# What may happen when a rule about a subject is broken; the first where the rule does not say.
-SUBJECTS: dict[str, tuple[Then, ...]] = {
+# Allowed actions of a rule, by subject; the first is the default.
+SUBJECTS: dict[str, tuple[RuleAction, ...]] = {
     "tags": ("refuse", "warn"),
     "providers": ("refuse", "warn"),
     "regions": ("refuse", "warn"),
@@ -247,36 +261,38 @@ SUBJECTS: dict[str, tuple[Then, ...]] = {
 
 
 @dataclass(frozen=True)
-class SageMaker:
-    """SageMaker's training jobs that others started, as far as the house wants them to obey its rules, too."""
+class SageMakerPolicy:
+    """External jobs: training jobs of SageMaker that Stoker did not start, and that the policy covers too."""
 
-    regions: tuple[str, ...] = part("the regions whose training jobs obey the rules", form="words")
-    clone: bool = part(
-        "jobs that failed, stand still or lose their spot machines too often go on as clones", default=True
+    regions: tuple[str, ...] = file_field("the regions whose training jobs obey the rules", form="words")
+    clone: bool = file_field(
+        "jobs that failed, stall or lose their spot machines too often continue as clones", default=True
     )
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Where the house tells what happens to its jobs."""
+    """A channel for notifications about jobs."""
 
-    # An address alone is a channel, too.
+    # A plain address is a short form of a channel.
     SHORT: ClassVar[str] = "to"
-    to: str = part("an address, or a reference to one that is a secret", form="address")
-    name: str = part("what it is called; default: its kind", form="name", default="")
-    events: tuple[EventKind, ...] = part("only these", form="events", default=())
-    scope: dict[str, Wanted] = part("only about jobs with these tags", form="wanted", factory=dict, key="for")
-    at_most: int = part("most messages an hour; what is more waits, and comes together", default=20, least=1)
+    to: str = file_field("an address, or a reference to one that is a secret", form="address")
+    name: str = file_field("its name; default: its kind", form="name", default="")
+    events: tuple[EventKind, ...] = file_field("only these", form="events", default=())
+    scope: dict[str, TagValues] = file_field("only about jobs with these tags", form="wanted", factory=dict, key="for")
+    at_most: int = file_field("most messages an hour; more events wait, and come together", default=20, least=1)
 
 
 @dataclass(frozen=True)
-class House:
+class Policy:
     """The policy of a store."""
 
-    rules: tuple[Rule, ...] = part("what every job obeys, in this order", form="sections", default=())
-    notify: tuple[Channel, ...] = part("where the policy sends notifications", form="sections", default=())
-    sagemaker: SageMaker | None = part("training jobs of SageMaker that others started", default=None)
-    # Of the text that it was read from. Decisions record it.
+    rules: tuple[Rule, ...] = file_field("what every job obeys, in this order", form="sections", default=())
+    notify: tuple[Channel, ...] = file_field("where the policy sends notifications", form="sections", default=())
+    sagemaker: SageMakerPolicy | None = file_field(
+        "external jobs: training jobs of SageMaker that Stoker did not start", default=None
+    )
+    # Digest of the text that it was read from. Decisions record it.
     digest: str = ""
     version: int = 0
 
@@ -284,6 +300,6 @@ class House:
         return tuple(rule for rule in self.rules if rule.subject == subject)
 
 
-NO_RULES = House()
+NO_RULES = Policy()
 
 assert set(SUBJECTS) <= {field.name for field in dataclasses.fields(Rule)}

@@ -1,4 +1,4 @@
-"""Where a secret is kept, as people write it. The secret itself is never written anywhere.
+"""References to secrets, as people write them. The secret itself is never written anywhere.
 
     env, env:NAME[#KEY]                  a variable of the computer that submits; on `local` alone
     aws-sm:NAME[#KEY]                    Secrets Manager, by name or ARN
@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# By kind, what stands behind it.
+# Pattern of the text after each kind.
 _NAMES = {
     "env": r"(?::[A-Za-z_][A-Za-z0-9_]*(?:#[^\s]+)?)?",
     "aws-sm": r":[^\s#]+(?:#[^\s]+)?",
@@ -29,11 +29,11 @@ _NAMES = {
 KINDS = tuple(_NAMES)
 PATTERN = "|".join(kind + name for kind, name in _NAMES.items())
 _WHOLE = re.compile(PATTERN)
-# For a secret that has no name of its own, so that `env` alone would name nothing.
+# For a secret without a name of its own, for which `env` alone would name no variable.
 NAMELESS_PATTERN = PATTERN.replace(_NAMES["env"], _NAMES["env"].removesuffix("?"), 1)
 
-# For whoever has to write one.
-WRITTEN = {
+# Examples for messages.
+EXAMPLES = {
     "env": "env:NAME",
     "aws-sm": "aws-sm:NAME",
     "aws-ssm": "aws-ssm:NAME",
@@ -46,7 +46,7 @@ WRITTEN = {
 
 @dataclass(frozen=True)
 class Reference:
-    """One of them. `name` is empty where the kind says it all; `detail` is a version, an owner or a region."""
+    """A parsed reference. `name` is empty if the kind needs none; `detail` is a version, an owner or a region."""
 
     kind: str
     name: str = ""
@@ -69,6 +69,6 @@ def parse(text: str) -> Reference:
 
 
 def expected(kinds: tuple[str, ...] = KINDS) -> str:
-    """What to write, for messages."""
-    forms = [WRITTEN[kind] for kind in kinds]
+    """List the accepted forms, for messages."""
+    forms = [EXAMPLES[kind] for kind in kinds]
     return forms[0] if len(forms) == 1 else f"{', '.join(forms[:-1])} or {forms[-1]}"

@@ -1,6 +1,6 @@
-"""Series of utilisation: packed small enough for a heartbeat, and what they say about a span of time. Pure.
+"""Series of utilisation: packed small enough for a heartbeat, and evaluated over a span of time. Pure.
 
-Facts are untrusted: what does not make sense says nothing.
+Facts are untrusted: an invalid series counts as no data.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from collections.abc import Iterable, Sequence
 
 from stoker.model.node_facts import Series
 
-# What agents keep: a look a second at best, and a day at most. So many windows that a busy one shows in any period.
+# Agents sample once a second at best and retain a day at most. The number of windows is bounded so that a busy window
+# shows in any period.
 FINEST_S, LONGEST_S, MOST_WINDOWS = 1.0, 86400.0, 1000
 _UNKNOWN = 255
-# Of half percents.
+# Half percents in 100 %.
 _STEPS = 200
-# No heartbeat of ours has more.
+# Larger than any series that an agent writes.
 _MOST_BYTES = 64 * 1024
 
 
 def pack(period_s: float, devices: Sequence[Sequence[float | None]]) -> Series:
-    """`devices` are shares of one, by device, the newest last. All have the same length."""
+    """Pack shares between 0 and 1, by device, the newest last. All devices have the same length."""
     data = bytes(_byte(value) for device in devices for value in device)
     return Series(period_s, len(devices), base64.b64encode(data).decode())
 
 
 def unpack(series: Series) -> list[list[float | None]] | None:
-    """Shares of one, by device; None for what is no series."""
+    """Unpack shares between 0 and 1, by device; None for invalid data."""
     if not 0 < series.devices <= 1024 or not series.period_s > 0 or len(series.data) > _MOST_BYTES:
         return None
     try:
@@ -41,9 +42,9 @@ def unpack(series: Series) -> list[list[float | None]] | None:
     return [[_share(byte) for byte in data[n * length : (n + 1) * length]] for n in range(series.devices)]
 
 
-def means(found: Iterable[Series], over_s: float) -> list[float] | None:
-    """Of each device over the last `over_s`, from the finest series that reaches so far back. None where that is not
-    known: of any device, for any part of the time."""
+def device_means(found: Iterable[Series], over_s: float) -> list[float] | None:
+    """Mean of each device over the last `over_s`, from the finest series that reaches back so far. None if a value of
+    any device is unknown at any time."""
     for period_s, devices in _readable(found, over_s):
         if _reaches(period_s, devices, over_s):
             known = [_mean(device[-math.ceil(over_s / period_s) :]) for device in devices]
@@ -51,20 +52,21 @@ def means(found: Iterable[Series], over_s: float) -> list[float] | None:
     return None
 
 
-def quiet(
+def all_idle(
     found: Iterable[Series], window_s: float, count: int, below: float, devices: int, *, hidden: bool = True
 ) -> bool:
-    """Whether all of so many devices were at or below this in each of the last `count` windows, and that is known.
+    """Return whether at least `devices` devices are known to have been at or below `below` in each of the last `count`
+    windows.
 
-    What was long ago is kept in coarse periods only. Where those are longer than a window, they are the windows of the
-    same span, and the one window that they may hide must not have been above: so they get its share of `below`. A
-    coarse series is behind; so the finer ones have their say, too, as far as they reach. Not `hidden`: a window that a
-    coarse period hides may have been above.
+    Older values exist only in coarse periods. If a period is longer than a window, it replaces the windows of its span,
+    with a lower threshold: even if all its activity fell into one window, that window must not exceed `below`. A coarse
+    series lags behind, so finer ones are checked too, as far as they reach. Without `hidden` the threshold is not
+    lowered for coarse periods.
     """
     span_s = window_s * count
     for period_s, values in _readable(found, span_s):
         reaches = _reaches(period_s, values, span_s)
-        # Of periods that make a window.
+        # Number of periods in a window.
         size = max(1, round(min(window_s / period_s, len(values[0]) + 1)))
         most = below * min(1.0, window_s / (size * period_s)) if hidden else below
         wanted = math.ceil(min(span_s / period_s, len(values[0])))
@@ -77,9 +79,9 @@ def quiet(
 
 
 def _readable(found: Iterable[Series], span_s: float) -> list[tuple[float, list[list[float | None]]]]:
-    """What says something about such a span, by its period, the finest first."""
+    """The valid series that can describe such a span, with their periods, the finest first."""
     unpacked = [(series.period_s, devices) for series in found if (devices := unpack(series)) is not None]
-    # One period that is longer than all of it says nothing of it.
+    # A period longer than the whole span says nothing about it.
     sensible = [(period_s, devices) for period_s, devices in unpacked if devices[0] and period_s <= span_s]
     return sorted(sensible, key=lambda each: each[0])
 
@@ -89,7 +91,7 @@ def _reaches(period_s: float, devices: list[list[float | None]], span_s: float) 
 
 
 def _means(values: list[float | None], size: int, *, whole: bool) -> list[float | None]:
-    """Of so many at a time, from the newest. `whole`: the oldest that are too few are left out."""
+    """Means of `size` values at a time, from the newest. `whole`: an incomplete oldest group is left out."""
     ends = range(len(values), size - 1 if whole else 0, -size)
     return [_mean(values[max(0, end - size) : end]) for end in ends]
 

@@ -1,1 +1,1 @@
-"""Channels that people are told through: SNS, plain webhooks, and whatever Apprise knows."""
+"""Notify people of what happens to jobs: through SNS, plain webhooks, and every service that Apprise supports."""

@@ -1,4 +1,4 @@
-"""Whatever Apprise knows: chats, mail, phones. https://github.com/caronc/apprise"""
+"""Send through Apprise: chats, mail, phones. https://github.com/caronc/apprise"""
 
 from __future__ import annotations
 
@@ -7,87 +7,88 @@ import logging
 import threading
 
 from stoker.model import channel_address
-from stoker.notifications.events import Letter
-from stoker.notifications.senders import NotHere, NotSent, PartlySent, Send
+from stoker.notifications.events import Message
+from stoker.notifications.senders import NotSent, PartlySent, Send, SenderUnavailable
 
-# What a service does not take at once comes in parts, so many at most: some are paid for by the part.
-_MOST_PARTS = 4
+# A text that is too long for a service is sent in parts, at most so many: some services charge for each part.
+_MAX_PARTS = 4
 INSTALL = "pip install 'stoker[notify]'"
 
 
-def installed() -> bool:
-    """Whether Apprise is there."""
+def is_installed() -> bool:
+    """Return whether Apprise is installed."""
     return importlib.util.find_spec("apprise") is not None
 
 
-def known(url: str) -> bool:
-    """Whether Apprise makes anything of the address. Raises NotHere without it."""
-    if not installed():
-        raise NotHere(f"{channel_address.masked(url)} needs Apprise; {INSTALL}")
+def is_known(url: str) -> bool:
+    """Return whether Apprise recognises the address. Raises SenderUnavailable where Apprise is not installed."""
+    if not is_installed():
+        raise SenderUnavailable(f"{channel_address.masked(url)} needs Apprise; {INSTALL}")
     import apprise
 
     logging.getLogger("apprise").propagate = False
     return apprise.Apprise.instantiate(url, suppress_exceptions=True) is not None
 
 
-def open_chat(url: str) -> Send:
-    """What sends to one of Apprise's addresses. Raises NotHere where Apprise is not installed or does not know it."""
-    if not known(url):
-        raise NotHere(f"{channel_address.masked(url)} is no address that Apprise knows")
+def open_apprise(url: str) -> Send:
+    """Return a sender for an Apprise address. Raises SenderUnavailable where Apprise is not installed or does not
+    recognise the address."""
+    if not is_known(url):
+        raise SenderUnavailable(f"{channel_address.masked(url)} is no address that Apprise knows")
     import apprise
 
-    # One after another, in the thread that sends: nobody would wait for its own.
+    # Without async mode the calls are made one after another in the sending thread, whose log records are read below.
     asset = apprise.AppriseAsset(app_id="Stoker", app_desc="Stoker", async_mode=False)
 
-    def send(letter: Letter) -> None:
+    def send(message: Message) -> None:
         plugin = apprise.Apprise.instantiate(url, asset=asset)
         assert plugin is not None, "it was known a moment ago"
         plugin.overflow_mode = apprise.OverflowMode.SPLIT
         target = apprise.Apprise(asset=asset)
         target.add(plugin)
-        heard = _Heard()
+        records = _ThreadRecords()
         log = logging.getLogger("apprise")
-        # What was taken, it tells at this level.
+        # Apprise logs each accepted message at this level.
         log.setLevel(logging.INFO)
-        log.addHandler(heard)
+        log.addHandler(records)
         try:
-            # Reasons quote scripts: `<module>` is a word there, and no tag.
-            text = cut(letter.text, _MOST_PARTS * max(100, plugin.body_maxlen - len(letter.title) - 20))
-            sent = target.notify(title=letter.title, body=text, body_format=apprise.NotifyFormat.TEXT)
+            # As plain text, since reasons quote scripts: `<module>` in them is no tag.
+            text = truncate(message.text, _MAX_PARTS * max(100, plugin.body_maxlen - len(message.title) - 20))
+            sent = target.notify(title=message.title, body=text, body_format=apprise.NotifyFormat.TEXT)
         finally:
-            log.removeHandler(heard)
+            log.removeHandler(records)
         if not sent:
-            # It tells why in its log alone.
-            why = channel_address.scrubbed(heard.last or "Apprise could not deliver it", url)
-            raise PartlySent(f"not everybody there was reached: {why}") if heard.taken else NotSent(why)
+            # Apprise gives the reason in its log alone.
+            why = channel_address.without_keys(records.last_warning or "Apprise could not deliver it", url)
+            raise PartlySent(f"some receivers were not reached: {why}") if records.accepted else NotSent(why)
 
     return send
 
 
-def cut(text: str, most: int) -> str:
-    """Whole lines, as many as fit; the last says how many are missing."""
-    if len(text) <= most:
+def truncate(text: str, max_chars: int) -> str:
+    """As many whole lines as fit; the last line says how many are missing."""
+    if len(text) <= max_chars:
         return text
     lines = text.splitlines()
-    kept = len(lines) - 1
-    while kept > 1 and len("\n".join(lines[:kept])) > most - 30:
-        kept -= 1
-    return f"{chr(10).join(lines[:kept])[: most - 30]}\n… and {len(lines) - kept} more lines"
+    count = len(lines) - 1
+    while count > 1 and len("\n".join(lines[:count])) > max_chars - 30:
+        count -= 1
+    return f"{chr(10).join(lines[:count])[: max_chars - 30]}\n… and {len(lines) - count} more lines"
 
 
-class _Heard(logging.Handler):
-    """The last complaint of this thread's, and whether anybody took anything."""
+class _ThreadRecords(logging.Handler):
+    """This thread's last warning, and whether any service accepted the message."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.last = ""
-        self.taken = False
+        self.last_warning = ""
+        self.accepted = False
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread != self._thread:
             return
         if record.levelno >= logging.WARNING:
-            self.last = record.getMessage()
+            self.last_warning = record.getMessage()
         elif record.levelno == logging.INFO and record.getMessage().startswith("Sent "):
-            self.taken = True
+            self.accepted = True

@@ -1,4 +1,4 @@
-"""Work that may hang, done beside the governor: it is waited for as long as somebody likes, and then left."""
+"""Run a call that may hang beside the governor, which waits for it as long as it can afford, and then leaves it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Errand(Generic[T]):
-    """One call in a thread of its own. A daemon: a process need not wait for it to end. Where there can be no more
-    threads, it is over at once."""
+class BackgroundCall(Generic[T]):
+    """One call in a daemon thread of its own, so that a process can exit while the call hangs.
+
+    Where no more threads can be started, the call is over at once, with that error.
+    """
 
     def __init__(self, work: Callable[[], T]) -> None:
         self.began_s = time.monotonic()
         self._work = work
         self._done = threading.Event()
-        self._found: T | None = None
+        self._result: T | None = None
         self._error: Exception | None = None
         try:
-            threading.Thread(target=self._run, name="errand", daemon=True).start()
+            threading.Thread(target=self._run, name="background-call", daemon=True).start()
         except RuntimeError as error:
             self._error = error
             self._done.set()
@@ -31,20 +33,20 @@ class Errand(Generic[T]):
         return self._done.is_set()
 
     def wait(self, until_s: float) -> bool:
-        """Whether it is over by then, on the monotonic clock."""
+        """Wait until that time of the monotonic clock at most. Returns whether the call is over."""
         return self._done.wait(max(0.0, until_s - time.monotonic()))
 
     def result(self) -> T:
-        """What came of it, once it is over. Raises what it raised."""
+        """Return the result of a call that is over. Raises what the call raised."""
         assert self.over
         if self._error is not None:
             raise self._error
-        return self._found  # type: ignore[return-value]
+        return self._result  # type: ignore[return-value]
 
     def _run(self) -> None:
         try:
-            self._found = self._work()
-        except Exception as error:  # noqa: BLE001 - the edge of the thread: whoever asks for the result gets it
+            self._result = self._work()
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: `result` raises the error
             self._error = error
         finally:
             self._done.set()

@@ -1,4 +1,4 @@
-"""Who is to hear what: every address that the house or a job names."""
+"""All channels that the policy or a job names, and the events that each of them wants."""
 
 from __future__ import annotations
 
@@ -7,51 +7,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker.model import channel_address
-from stoker.model.policy import Channel, House
+from stoker.model.policy import Channel, Policy
 from stoker.model.spec import Spec
-from stoker.notifications.events import Told, in_scope, wants
+from stoker.notifications.events import Notification, channel_wants, in_scope
 
 _DEFAULT = Channel(to="")
-# Variables of functions: what listens beside one is the cloud's.
-_FUNCTIONS = ("AWS_LAMBDA_FUNCTION_NAME", "K_SERVICE")
+# Environment variables of a cloud function: loopback addresses belong to the cloud there.
+_FUNCTION_VARIABLES = ("AWS_LAMBDA_FUNCTION_NAME", "K_SERVICE")
 
 
 @dataclass
-class Named:
-    """An address that somebody names, and who hears what there."""
+class NamedChannel:
+    """An address, with the entries of the policy and the jobs that name it."""
 
     to: str
     name: str
-    house: list[Channel] = field(default_factory=list)
+    policy: list[Channel] = field(default_factory=list)
     jobs: set[str] = field(default_factory=set)
 
-    def cares(self, job: str, spec: Spec) -> bool:
-        return job in self.jobs or any(in_scope(channel, spec.tags) for channel in self.house)
+    def covers(self, job: str, spec: Spec) -> bool:
+        """Return whether any event of this job may be wanted."""
+        return job in self.jobs or any(in_scope(channel, spec.tags) for channel in self.policy)
 
-    def wants(self, told: Told) -> bool:
-        return (told.job in self.jobs and not told.thing) or any(wants(channel, told) for channel in self.house)
+    def wants(self, event: Notification) -> bool:
+        return (event.job in self.jobs and not event.thing) or any(
+            channel_wants(channel, event) for channel in self.policy
+        )
 
 
-def named_channels(house: House, jobs: Mapping[str, Spec]) -> dict[str, Named]:
-    """Every address that the house or one of these jobs names, by its digest."""
-    found: dict[str, Named] = {}
-    for channel in house.notify:
-        named = found.setdefault(channel_address.digest(channel.to), Named(channel.to, channel.name))
-        named.house.append(channel)
+def named_channels(policy: Policy, jobs: Mapping[str, Spec]) -> dict[str, NamedChannel]:
+    """Every address that the policy or one of these jobs names, by its digest."""
+    found: dict[str, NamedChannel] = {}
+    for channel in policy.notify:
+        named = found.setdefault(channel_address.digest(channel.to), NamedChannel(channel.to, channel.name))
+        named.policy.append(channel)
     for job, spec in jobs.items():
         for to in spec.notify:
-            found.setdefault(channel_address.digest(to), Named(to, channel_address.masked(to))).jobs.add(job)
+            found.setdefault(channel_address.digest(to), NamedChannel(to, channel_address.masked(to))).jobs.add(job)
     return found
 
 
-def at_most(named: Named | None) -> int:
-    """How many messages an hour it is sent."""
-    house = named.house if named is not None else ()
-    return min((channel.at_most for channel in house), default=_DEFAULT.at_most)
+def max_per_hour(named: NamedChannel | None) -> int:
+    """The most messages that the channel is sent in an hour."""
+    policy = named.policy if named is not None else ()
+    return min((channel.at_most for channel in policy), default=_DEFAULT.at_most)
 
 
-def is_out_of_bounds(named: Named | None, to: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a job, and not the house, would have this computer send something to where only it can reach."""
-    if named is not None and named.house:
+def is_out_of_bounds(named: NamedChannel | None, to: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a job, and not the policy, names an address that only the governor's own computer or cloud can
+    reach."""
+    if named is not None and named.policy:
         return False
-    return channel_address.inside(to, loopback=any(name in environ for name in _FUNCTIONS))
+    return channel_address.is_forbidden_target(to, loopback=any(name in environ for name in _FUNCTION_VARIABLES))

@@ -1,4 +1,4 @@
-"""What people are told of, from the log's entries. Pure: the same entries always tell the same."""
+"""Notifications from log entries, and messages from notifications. Pure: the same entries give the same text."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.budget_reservations import LEAVES
-from stoker.core.budgets import Unheralded
+from stoker.core.budgets import UnreportedWarning
 from stoker.core.costs import in_dollars, job_cost
-from stoker.core.health_rules import OWN
-from stoker.core.policy_rules import PREFIX, fits_tag
+from stoker.core.health_rules import OWN_STALL_RULE
+from stoker.core.policy_rules import PREFIX, matches_tag
 from stoker.core.snapshot import Action, Terminate
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Warned
 from stoker.model.offerings import Leftover, Offering
-from stoker.model.policy import Channel, EventKind, House
+from stoker.model.policy import Channel, EventKind, Policy
 from stoker.model.spec import Spec
 
-# Reasons may quote what a script said; the log has the whole of it.
-_MOST_REASON = 300
+# Reasons may quote a script's output; the log has the whole of it.
+_MAX_REASON = 300
 
-# Controls, formats (such as those that turn text around), halves of characters, and what nobody has defined.
-_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn")
-_BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
-# What chats make calls to everybody, people or links of.
-_CALLS = re.compile(r"<(?=[@#])|!(?=\w)|(?<![\w.])@(?=\w)|\](?=\()")
-_LABELLED = re.compile(r"(\w+://[^\s|]+)\|")
-_NOTHING_SEEN = "\u200b"
+# Unicode categories: controls, formats (such as those that reverse text), surrogates, private and undefined characters.
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn")
+_WHITESPACE = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
+# Text that chats turn into a mention of everybody, of a person, or into a link.
+_MENTIONS = re.compile(r"<(?=[@#])|!(?=\w)|(?<![\w.])@(?=\w)|\](?=\()")
+_LABELLED_LINK = re.compile(r"(\w+://[^\s|]+)\|")
+_ZERO_WIDTH_SPACE = "\u200b"
 
 _ENDS: Mapping[str, EventKind] = {"succeeded": "finished", "failed": "failed", "stopped": "stopped"}
-# Subjects of rules that have a kind of their own, and codes of warnings that are no rule's.
+# Subjects of rules, and codes of Stoker's own warnings, that have a kind of their own.
 _SUBJECTS: Mapping[str, EventKind] = {"stall": "stalled", "budget": "budget"}
 
 
 @dataclass(frozen=True)
-class Told:
-    """Something that people are told once. A job's entry, what became of something that no job owned, or how a budget
-    stands whose jobs are over. Then `job` is empty."""
+class Notification:
+    """An event that is sent once: an entry of a job's log, the removal of an orphan, or the state of a budget whose
+    jobs are over (then `job` is empty)."""
 
     kind: EventKind
     job: str
     at: datetime
     reason: str
-    # The entry of the job's log; of what is in no log, 0 or what comes later of the same thing.
+    # The number of the log entry. For an event outside a log 0, or a number that goes up for later events of the thing.
     seq: int = 0
     name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    # What decisions call the rule; `audit`: nothing is done about it.
+    # The rule as decisions name it. `audit`: the rule only reports.
     rule: str = ""
     audit: bool = False
     attempt: int | None = None
@@ -57,64 +57,64 @@ class Told:
     zone: str = ""
     # Dollars so far; None where a price is unknown.
     cost: float | None = None
-    # What was removed, or the budget.
+    # The removed thing, or the budget.
     thing: str = ""
 
     @property
     def stream(self) -> str:
-        """What it is one of a row of: a job's entries are told in order."""
+        """The sequence that the event is part of: the entries of one job, or the events of one thing."""
         return f"{self.kind}/{self.thing}" if self.thing else self.job
 
 
-def tell(entry: Entry, state: JobState, spec: Spec, house: House) -> Told | None:
-    """What an entry means for people; None: nothing. `state` is any that has the entry in it."""
+def notification_of(entry: Entry, state: JobState, spec: Spec, policy: Policy) -> Notification | None:
+    """The notification of a log entry, if it has one. `state` is any state of the job that includes the entry."""
     match entry.event:
         case Claimed(successor_of=int() as noticed):
             others = [claim.number for claim in state.claims if claim.successor_of == noticed]
             claim = state.claim(noticed)
-            # The next attempt may be claimed again and again; the notice was one.
+            # Successors may be claimed several times for one notice: only the first claim counts.
             if claim is None or min(others) != entry.seq:
                 return None
-            return _told("reclaimed", entry, state, spec, claim, f"attempt {claim.attempt} was given notice")
+            return _notification("reclaimed", entry, state, spec, claim, f"attempt {claim.attempt} was given notice")
         case Launched(claim=number):
             claim = state.claim(number)
             if claim is None or claim.attempt is None:
                 return None
             if claim.attempt == 1:
-                return _told("started", entry, state, spec, claim, "")
-            return _told("resumed", entry, state, spec, claim, claim.reason)
+                return _notification("started", entry, state, spec, claim, "")
+            return _notification("resumed", entry, state, spec, claim, claim.reason)
         case Closed(claim=number, outcome="reclaimed", rule=rule):
             if any(claim.successor_of == number for claim in state.claims):
-                return None  # It was told when the notice came.
-            return _told("reclaimed", entry, state, spec, state.claim(number), entry.reason, rule)
+                return None  # The notice was the event.
+            return _notification("reclaimed", entry, state, spec, state.claim(number), entry.reason, rule)
         case Warned(code=code) if code.startswith(LEAVES):
-            return None  # It waits for something else now, which it tells itself.
+            return None  # The job waits for something else now, which has an entry of its own.
         case Warned(code=code):
-            return _warned(code, entry, state, spec, house)
+            return _warning_notification(code, entry, state, spec, policy)
         case Ended(outcome=outcome, rule=rule, claim=last):
             claim = state.claim(last) if last is not None else None
-            return _told(_ENDS[outcome], entry, state, spec, claim, entry.reason, rule)
+            return _notification(_ENDS[outcome], entry, state, spec, claim, entry.reason, rule)
         case _:
             return None
 
 
-def orphan(job: str, thing: str, reason: str, at: datetime) -> Told:
-    """Something that no job owned was removed."""
-    return Told(kind="orphan", job=job, at=at, reason=shortened(reason), thing=thing)
+def orphan_notification(job: str, thing: str, reason: str, at: datetime) -> Notification:
+    """The notification that a thing without an owner was removed."""
+    return Notification(kind="orphan", job=job, at=at, reason=shortened(reason), thing=thing)
 
 
-def orphans(actions: Iterable[Action], at: datetime) -> list[Told]:
-    """The machines that no claim stood behind, of those that were ended."""
+def orphan_notifications(actions: Iterable[Action], at: datetime) -> list[Notification]:
+    """The notifications of terminated machines that had no claim."""
     return [
-        orphan(action.job, f"{action.provider} {action.instance}", action.reason, at)
+        orphan_notification(action.job, f"{action.provider} {action.instance}", action.reason, at)
         for action in actions
         if isinstance(action, Terminate) and action.orphan
     ]
 
 
-def budget(found: Unheralded, at: datetime) -> Told:
-    """How a budget stands that no job tells of."""
-    return Told(
+def budget_notification(found: UnreportedWarning, at: datetime) -> Notification:
+    """The notification of a budget's state that no job's log holds."""
+    return Notification(
         kind="budget",
         job="",
         at=at,
@@ -123,7 +123,7 @@ def budget(found: Unheralded, at: datetime) -> Told:
         tags=dict(found.tags),
         rule=f"{PREFIX}{found.mark.rule}",
         audit=found.audit,
-        # A whole sentence: there is no job that it is about.
+        # A whole sentence, since there is no job to name.
         thing=found.title,
     )
 
@@ -132,32 +132,32 @@ def leftover_name(thing: Leftover) -> str:
     return f"{thing.provider} {thing.kind} {thing.id}"
 
 
-def wants(channel: Channel, told: Told) -> bool:
-    """Whether a channel of the house is told of this. Whatever a rule of the house caused is about the rule, too."""
-    by_rule = told.rule.startswith(PREFIX) and "rule" in channel.events
-    if channel.events and told.kind not in channel.events and not by_rule:
+def channel_wants(channel: Channel, event: Notification) -> bool:
+    """Return whether a channel of the policy wants the event. An event that a rule caused is a `rule` event, too."""
+    by_rule = event.rule.startswith(PREFIX) and "rule" in channel.events
+    if channel.events and event.kind not in channel.events and not by_rule:
         return False
-    return in_scope(channel, told.tags)
+    return in_scope(channel, event.tags)
 
 
 def in_scope(channel: Channel, tags: Mapping[str, str]) -> bool:
-    return all(name in tags and fits_tag(name, wanted, tags[name]) for name, wanted in channel.scope.items())
+    return all(name in tags and matches_tag(name, wanted, tags[name]) for name, wanted in channel.scope.items())
 
 
-def _warned(code: str, entry: Entry, state: JobState, spec: Spec, house: House) -> Told:
+def _warning_notification(code: str, entry: Entry, state: JobState, spec: Spec, policy: Policy) -> Notification:
     claim = state.open_claims[-1] if state.open_claims else None
-    # `policy:NAME`, or `policy:NAME:CLAIM` for what a rule says of one attempt; else a word of Stoker's own.
+    # `policy:NAME`, or `policy:NAME:CLAIM` for a rule about one attempt; else a code of Stoker's own.
     name, _, _ = code.removeprefix(PREFIX).partition(":")
     if not code.startswith(PREFIX):
-        kind: EventKind = "stalled" if name == OWN else _SUBJECTS.get(name, "warning")
-        return _told(kind, entry, state, spec, claim, entry.reason, name)
-    rule = next((rule for rule in house.rules if rule.name == name), None)
+        kind: EventKind = "stalled" if name == OWN_STALL_RULE else _SUBJECTS.get(name, "warning")
+        return _notification(kind, entry, state, spec, claim, entry.reason, name)
+    rule = next((rule for rule in policy.rules if rule.name == name), None)
     kind = _SUBJECTS.get(rule.subject, "rule") if rule is not None else "rule"
     audit = rule is not None and rule.audit
-    return _told(kind, entry, state, spec, claim, entry.reason, f"{PREFIX}{name}", audit=audit)
+    return _notification(kind, entry, state, spec, claim, entry.reason, f"{PREFIX}{name}", audit=audit)
 
 
-def _told(
+def _notification(
     kind: EventKind,
     entry: Entry,
     state: JobState,
@@ -167,8 +167,8 @@ def _told(
     rule: str = "",
     *,
     audit: bool = False,
-) -> Told:
-    return Told(
+) -> Notification:
+    return Notification(
         kind=kind,
         job=state.job,
         at=entry.at,
@@ -190,20 +190,22 @@ def _where(offering: Offering, nodes: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """One line of a letter, without what steers terminals or turns text around."""
-    shown = (char if unicodedata.category(char) not in _UNSEEN else " " if char in _BLANKS else "" for char in text)
+    """The text as one line of limited length, without characters that control terminals or reverse text."""
+    shown = (
+        char if unicodedata.category(char) not in _INVISIBLE else " " if char in _WHITESPACE else "" for char in text
+    )
     flat = " ".join("".join(shown).split())
-    return flat if len(flat) <= _MOST_REASON else f"{flat[: _MOST_REASON - 1]}…"
+    return flat if len(flat) <= _MAX_REASON else f"{flat[: _MAX_REASON - 1]}…"
 
 
-def calling_nobody(text: str) -> str:
-    """What a script said, as chats are given it: `@everyone` in it is nobody's name."""
-    return _CALLS.sub(lambda found: f"{found[0]}{_NOTHING_SEEN}", _LABELLED.sub(r"\1¦", text))
+def without_mentions(text: str) -> str:
+    """A script's output as chats are given it: `@everyone` in it mentions no one."""
+    return _MENTIONS.sub(lambda found: f"{found[0]}{_ZERO_WIDTH_SPACE}", _LABELLED_LINK.sub(r"\1¦", text))
 
 
-# ── In words ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Messages ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Of one job, and of many.
+# For one job, and for many.
 _VERBS: Mapping[EventKind, tuple[str, str]] = {
     "started": ("started", "started"),
     "reclaimed": ("was reclaimed", "were reclaimed"),
@@ -217,104 +219,104 @@ _VERBS: Mapping[EventKind, tuple[str, str]] = {
     "finished": ("finished", "finished"),
     "orphan": ("belonged to no job, and was removed", "belonged to no job, and were removed"),
 }
-# Kinds after which somebody may want to look.
-_LOOK: Mapping[EventKind, str] = {
+# The command that shows more, for kinds after which a person may want to look.
+_COMMANDS: Mapping[EventKind, str] = {
     "failed": "stoker logs",
     "stalled": "stoker logs",
     "rule": "stoker explain",
     "budget": "stoker explain",
     "warning": "stoker explain",
 }
-# More lines than this nobody reads: then jobs to which the same happened share one.
-MOST_LINES = 20
-_MOST_NAMED = 3
+# Beyond this many lines, jobs to which the same happened share a line.
+MAX_LINES = 20
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Letter:
-    """What is sent: for people in words, for programs as they are. `more` are those that are only counted."""
+class Message:
+    """A message to send: `title` and `text` for people, `events` for programs. `more` counts further events by kind."""
 
     id: str
     store: str
     title: str
     text: str
-    events: tuple[Told, ...]
+    events: tuple[Notification, ...]
     more: dict[str, int] = field(default_factory=dict)
 
 
-def compose(id_: str, store: str, events: tuple[Told, ...], more: Mapping[str, int] | None = None) -> Letter:
-    """One message about all of them, in their order."""
+def compose(id_: str, store: str, events: tuple[Notification, ...], more: Mapping[str, int] | None = None) -> Message:
+    """Make one message of all these events, in their order."""
     counted = dict(more or {})
-    lines = [line(told) for told in events]
-    if len(lines) > MOST_LINES:
-        lines = _together(events)
+    lines = [event_line(event) for event in events]
+    if len(lines) > MAX_LINES:
+        lines = _grouped_lines(events)
     lines += [f"and {count} more: {kind}" for kind, count in sorted(counted.items())]
-    return Letter(id_, store, title(events, counted), "\n".join([*lines, f"({store})"]), events, counted)
+    return Message(id_, store, message_title(events, counted), "\n".join([*lines, f"({store})"]), events, counted)
 
 
-def title(events: tuple[Told, ...], more: Mapping[str, int]) -> str:
+def message_title(events: tuple[Notification, ...], more: Mapping[str, int]) -> str:
     """`gpt-small-7f3k was reclaimed`, or `12 jobs: 9 reclaimed, 3 resumed`."""
     if len(events) == 1 and not more:
-        (told,) = events
-        return f"{_what(told)}{' (audit)' if told.audit else ''}"
-    jobs = len({told.job for told in events})
+        (event,) = events
+        return f"{_subject_and_verb(event)}{' (audit)' if event.audit else ''}"
+    jobs = len({event.job for event in events})
     count: dict[str, int] = dict(more)
-    for told in events:
-        count[told.kind] = count.get(told.kind, 0) + 1
+    for event in events:
+        count[event.kind] = count.get(event.kind, 0) + 1
     first = events[0] if events else None
-    whom = first.job or first.thing if first and jobs == 1 and not more else f"{jobs}{'+' if more else ''} jobs"
-    return f"{whom}: {', '.join(f'{number} {kind}' for kind, number in count.items())}"
+    subject = first.job or first.thing if first and jobs == 1 and not more else f"{jobs}{'+' if more else ''} jobs"
+    return f"{subject}: {', '.join(f'{number} {kind}' for kind, number in count.items())}"
 
 
-def line(told: Told) -> str:
-    """One event: which job, what, why, where, what it has cost, and how to look."""
-    text = _what(told)
-    if told.audit:
-        # Some reasons say it themselves.
-        text += " (audit)" if "nothing is done" in told.reason else " (audit: nothing is done)"
-    if told.reason:
-        text += f": {calling_nobody(told.reason)}"
-    beside = [told.where] if told.where else []
-    if told.job and told.thing and told.thing != told.job:
-        beside.append(f"of {told.job}")
-    if told.cost:
-        beside.append(f"{in_dollars(told.cost)} so far")
-    if beside:
-        text += f" ({', '.join(beside)})"
-    if not told.job:
+def event_line(event: Notification) -> str:
+    """One event as a line: job, verb, reason, place, cost so far, and the command that shows more."""
+    text = _subject_and_verb(event)
+    if event.audit:
+        # Some reasons say so themselves.
+        text += " (audit)" if "nothing is done" in event.reason else " (audit: nothing is done)"
+    if event.reason:
+        text += f": {without_mentions(event.reason)}"
+    details = [event.where] if event.where else []
+    if event.job and event.thing and event.thing != event.job:
+        details.append(f"of {event.job}")
+    if event.cost:
+        details.append(f"{in_dollars(event.cost)} so far")
+    if details:
+        text += f" ({', '.join(details)})"
+    if not event.job:
         return f"{text}; `stoker costs`"
-    look = _LOOK.get(told.kind)
-    if look is None or f"`{look} {told.job}" in told.reason:
-        return text  # The reason says where to look.
-    return f"{text}; `{look} {told.job}`"
+    command = _COMMANDS.get(event.kind)
+    if command is None or f"`{command} {event.job}" in event.reason:
+        return text  # The reason names the command.
+    return f"{text}; `{command} {event.job}`"
 
 
-def _what(told: Told) -> str:
-    """`gpt-small-7f3k was reclaimed`; of a budget without jobs its own words."""
-    if told.kind == "budget" and not told.job:
-        return told.thing
-    return f"{told.thing or told.job} {_VERBS[told.kind][0]}"
+def _subject_and_verb(event: Notification) -> str:
+    """`gpt-small-7f3k was reclaimed`; for a budget without jobs the sentence that it brings."""
+    if event.kind == "budget" and not event.job:
+        return event.thing
+    return f"{event.thing or event.job} {_VERBS[event.kind][0]}"
 
 
-def _together(events: Iterable[Told]) -> list[str]:
-    """Jobs to which the same happened in the same place, in one line."""
-    alike: dict[tuple[EventKind, str, bool], list[Told]] = {}
-    for told in events:
-        alike.setdefault((told.kind, told.zone, bool(told.job)), []).append(told)
+def _grouped_lines(events: Iterable[Notification]) -> list[str]:
+    """One line for all jobs to which the same happened in the same zone."""
+    alike: dict[tuple[EventKind, str, bool], list[Notification]] = {}
+    for event in events:
+        alike.setdefault((event.kind, event.zone, bool(event.job)), []).append(event)
     rows = sorted(alike.values(), key=len, reverse=True)
     found = []
-    for row in rows[:MOST_LINES]:
+    for row in rows[:MAX_LINES]:
         first = row[0]
         if len(row) == 1:
-            found.append(line(first))
+            found.append(event_line(first))
             continue
-        names = ", ".join(told.thing or told.job for told in row[:_MOST_NAMED])
-        rest = f" and {len(row) - _MOST_NAMED} more" if len(row) > _MOST_NAMED else ""
+        names = ", ".join(event.thing or event.job for event in row[:_MAX_NAMED])
+        rest = f" and {len(row) - _MAX_NAMED} more" if len(row) > _MAX_NAMED else ""
         if first.kind == "budget" and not first.job:
             found.append(f"{len(row)} budgets: {names}{rest}")
             continue
         place = f" in {first.zone}" if first.zone else ""
         what = "things" if first.kind == "orphan" else "jobs"
         found.append(f"{len(row)} {what} {_VERBS[first.kind][1]}{place}: {names}{rest}")
-    left = sum(len(row) for row in rows[MOST_LINES:])
+    left = sum(len(row) for row in rows[MAX_LINES:])
     return [*found, f"and {left} more"] if left else found

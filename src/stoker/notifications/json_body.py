@@ -1,42 +1,42 @@
-"""A letter for programs: what webhooks, and queues behind topics, are sent. Its fields are in docs/notifications.md."""
+"""A message as JSON, for webhooks and for queues behind topics. Its fields are documented in docs/notifications.md."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from stoker.model import codec
-from stoker.notifications.events import Letter, Told
+from stoker.notifications.events import Message, Notification
 
-# Fields are added without a new version; one that changes its meaning, or goes, makes one.
+# Fields are added without a new version. A field that changes its meaning, or is removed, needs one.
 VERSION = 1
 
 
-def body(letter: Letter) -> dict[str, Any]:
-    """JSON-ready."""
+def body(message: Message) -> dict[str, Any]:
+    """The message, ready for `json.dumps`."""
     return {
         "version": VERSION,
-        "id": letter.id,
-        "store": letter.store,
-        "title": letter.title,
-        "text": letter.text,
-        "events": [_event(told) for told in letter.events],
-        "more": letter.more,
+        "id": message.id,
+        "store": message.store,
+        "title": message.title,
+        "text": message.text,
+        "events": [_event(event) for event in message.events],
+        "more": message.more,
     }
 
 
-def _event(told: Told) -> dict[str, Any]:
+def _event(event: Notification) -> dict[str, Any]:
     return {
-        "id": f"{told.stream}/{told.seq}",
-        "kind": told.kind,
-        "job": told.job,
-        "name": told.name,
-        "tags": told.tags,
-        "at": codec.dump(told.at),
-        "reason": told.reason,
-        "rule": told.rule or None,
-        "audit": told.audit,
-        "attempt": told.attempt,
-        "where": told.where or None,
-        "cost": told.cost,
-        "thing": told.thing or None,
+        "id": f"{event.stream}/{event.seq}",
+        "kind": event.kind,
+        "job": event.job,
+        "name": event.name,
+        "tags": event.tags,
+        "at": codec.dump(event.at),
+        "reason": event.reason,
+        "rule": event.rule or None,
+        "audit": event.audit,
+        "attempt": event.attempt,
+        "where": event.where or None,
+        "cost": event.cost,
+        "thing": event.thing or None,
     }

@@ -1,4 +1,4 @@
-"""The outboxes of all channels, as they are kept in the store: read once a pass, changed by whoever comes first."""
+"""The outboxes of all channels in the store: read once a pass, changed with create-if-absent."""
 
 from __future__ import annotations
 
@@ -9,90 +9,92 @@ from datetime import datetime, timedelta
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError, StoreUnavailable
-from stoker.notifications.outbox import HOUR, REMEMBERED, SENDING, Outbox
+from stoker.notifications.outbox import HOUR, REMEMBERED_FOR, SENDING_LEASE, Outbox
 from stoker.store.base import Meta, Store
 
 # Lost races before the rest is left to the next pass.
 _TRIES = 12
-# Older states are removed, though none so young that somebody may be about to write the one after it; where there are
-# many, sooner.
-_KEPT = timedelta(minutes=10)
-_KEPT_OF_MANY = timedelta(minutes=3)
+# Older states are removed after the first time, or after the second where there are more than `_MANY` of them. A
+# younger one stays: a governor that has read it may be about to write the next number, which must not be free again.
+_DELETE_AFTER = timedelta(minutes=10)
+_DELETE_MANY_AFTER = timedelta(minutes=3)
 _MANY = 50
-# A channel that nobody told anything for so long is forgotten; one that only jobs named, as soon as they are.
-_FORGOTTEN = timedelta(days=7)
-# What has waited for so long, waits for somebody.
+# An unused channel that no policy or job names is removed after this time; one that only jobs named, after
+# `REMEMBERED_FOR`.
+_FORGET_AFTER = timedelta(days=7)
+# An event that has waited for so long is a problem to report.
 _LATE = timedelta(minutes=10)
 
 
 @dataclass
-class _Shelf:
-    """One channel's states. `box` is None for one that only a newer Stoker can read."""
+class _ChannelStates:
+    """The states of one channel. `box`, the newest, is None where only a newer Stoker can read it."""
 
     number: int = 0
     box: Outbox | None = None
     older: list[Meta] = field(default_factory=list)
 
 
-class Mailbox:
-    """Every method may raise StoreError. `change` is thread-safe for channels that differ, and nothing else is."""
+class OutboxStore:
+    """Read and change outboxes. Every method may raise StoreError. `change` is thread-safe for channels that differ;
+    no other method is."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._shelves: dict[str, _Shelf] = {}
+        self._channels: dict[str, _ChannelStates] = {}
 
     def refresh(self) -> None:
-        """Look at what others wrote: one list, and a read for each channel that has changed."""
+        """Read the changes of other governors: one list, and a read for each channel that has changed."""
         found: dict[str, list[Meta]] = {}
-        for meta in self._store.list(keys.TOLD):
-            channel, _, name = meta.key.removeprefix(keys.TOLD).partition("/")
+        for meta in self._store.list(keys.OUTBOX):
+            channel, _, name = meta.key.removeprefix(keys.OUTBOX).partition("/")
             if _number(name):
                 found.setdefault(channel, []).append(meta)
-        for channel in [*self._shelves]:
+        for channel in [*self._channels]:
             if channel not in found:
-                del self._shelves[channel]
+                del self._channels[channel]
         for channel, metas in found.items():
             self._read(channel, metas)
 
     def get(self, channel: str) -> Outbox | None:
-        """As it was when somebody last looked. None: there is none, or it cannot be read."""
-        shelf = self._shelves.get(channel)
-        return shelf.box if shelf is not None else None
+        """The outbox as it was last read. None: there is none, or it cannot be read."""
+        states = self._channels.get(channel)
+        return states.box if states is not None else None
 
     def readable(self, channel: str) -> bool:
-        shelf = self._shelves.get(channel)
-        return shelf is None or shelf.box is not None
+        states = self._channels.get(channel)
+        return states is None or states.box is not None
 
     def all(self) -> dict[str, Outbox]:
-        return {channel: shelf.box for channel, shelf in self._shelves.items() if shelf.box is not None}
+        return {channel: states.box for channel, states in self._channels.items() if states.box is not None}
 
     def change(self, channel: str, change: Callable[[Outbox | None], Outbox | None], now: datetime) -> Outbox | None:
-        """Write what `change` makes of the newest state, asking it again after every lost race. None, or an equal
-        state, is nothing to write. Answers the state that stands then."""
+        """Write what `change` makes of the newest state, calling it again after every lost race. Nothing is written
+        where it returns None or an equal state. Returns the newest state."""
         for _ in range(_TRIES):
-            shelf = self._shelves.setdefault(channel, _Shelf())
-            if shelf.number and shelf.box is None:
+            states = self._channels.setdefault(channel, _ChannelStates())
+            if states.number and states.box is None:
                 return None
-            wanted = change(shelf.box)
-            if wanted is None or wanted == shelf.box:
-                return shelf.box
-            if self._create(keys.told(channel, shelf.number + 1), wanted):
-                shelf.number, shelf.box = shelf.number + 1, wanted
-                self._tidy(shelf, now)
+            wanted = change(states.box)
+            if wanted is None or wanted == states.box:
+                return states.box
+            if self._create(keys.outbox(channel, states.number + 1), wanted):
+                states.number, states.box = states.number + 1, wanted
+                self._delete_old(states, now)
                 return wanted
-            self._read(channel, list(self._store.list(f"{keys.TOLD}{channel}/")))
-        raise StoreUnavailable(f"{keys.TOLD}{channel}/: others write all the time")
+            self._read(channel, list(self._store.list(f"{keys.OUTBOX}{channel}/")))
+        raise StoreUnavailable(f"{keys.OUTBOX}{channel}/: others write all the time")
 
     def forget(self, named: set[str], now: datetime) -> None:
-        """Remove channels that nobody names, and that nothing was told through for long. Never raises: whoever may not
-        remove anything tells all the same."""
+        """Remove channels outside `named` that have not been used for long. Never raises: a governor that may not
+        delete anything can still send."""
         gone: list[str] = []
-        for channel, shelf in [*self._shelves.items()]:
-            newest = max((meta.modified for meta in shelf.older), default=now)
-            idle = shelf.box is not None and shelf.box.own and not shelf.box.pending
-            if channel not in named and now - newest > (REMEMBERED if idle else _FORGOTTEN):
-                gone += [meta.key for meta in shelf.older]
-                del self._shelves[channel]
+        for channel, states in [*self._channels.items()]:
+            newest = max((meta.modified for meta in states.older), default=now)
+            idle = states.box is not None and states.box.named_by_jobs and not states.box.pending
+            if channel not in named and now - newest > (REMEMBERED_FOR if idle else _FORGET_AFTER):
+                gone += [meta.key for meta in states.older]
+                del self._channels[channel]
         if gone:
             with suppress(StoreError):
                 self._store.delete(gone)
@@ -103,78 +105,78 @@ class Mailbox:
         except StoreUnavailable:
             if self._store.head(key) is None:
                 raise
-            # Mine or a rival's: what is read next tells, for a message that is mine to send has my id.
+            # Written by this governor or by another. The next read shows which: this governor's message has its token.
             return False
 
     def _read(self, channel: str, metas: list[Meta]) -> None:
-        shelf = self._shelves.setdefault(channel, _Shelf())
-        shelf.older = metas
+        states = self._channels.setdefault(channel, _ChannelStates())
+        states.older = metas
         number = max((_number(meta.key.rpartition("/")[2]) for meta in metas), default=0)
-        if number == shelf.number:
+        if number == states.number:
             return
-        found = self._store.get(keys.told(channel, number)) if number else None
-        shelf.number, shelf.box = number, None
+        found = self._store.get(keys.outbox(channel, number)) if number else None
+        states.number, states.box = number, None
         if found is not None:
             try:
-                shelf.box = codec.loads(Outbox, found.data, where=found.meta.key)
+                states.box = codec.loads(Outbox, found.data, where=found.meta.key)
             except CodecError:
-                pass  # A newer Stoker wrote it, and tells the rest.
+                pass  # A newer Stoker wrote it, and sends the rest.
 
-    def _tidy(self, shelf: _Shelf, now: datetime) -> None:
-        few = len(shelf.older) - _MANY
+    def _delete_old(self, states: _ChannelStates, now: datetime) -> None:
+        excess = len(states.older) - _MANY
         old = {
             meta.key
-            for place, meta in enumerate(sorted(shelf.older, key=lambda meta: meta.key))
-            if now - meta.modified > (_KEPT_OF_MANY if place < few else _KEPT)
+            for place, meta in enumerate(sorted(states.older, key=lambda meta: meta.key))
+            if now - meta.modified > (_DELETE_MANY_AFTER if place < excess else _DELETE_AFTER)
         }
         if old:
-            shelf.older = [meta for meta in shelf.older if meta.key not in old]
-            # Left behind, it is removed another time.
+            states.older = [meta for meta in states.older if meta.key not in old]
+            # A key that could not be deleted is deleted another time.
             with suppress(StoreError):
                 self._store.delete(sorted(old))
 
 
-def something_waits(store: Store) -> bool:
-    """Whether something is to be told yet. Raises StoreError."""
-    mailbox = Mailbox(store)
-    mailbox.refresh()
-    return any(box.pending for box in mailbox.all().values())
+def has_unsent_events(store: Store) -> bool:
+    """Return whether any outbox holds events that are not sent. Raises StoreError."""
+    outboxes = OutboxStore(store)
+    outboxes.refresh()
+    return any(box.pending for box in outboxes.all().values())
 
 
-def trouble(box: Outbox, now: datetime, *, governed: bool = True) -> str:
-    """What is wrong with a channel, in one line; empty when nothing is. Where nobody governs, nothing should wait."""
+def channel_problem(box: Outbox, now: datetime, *, governed: bool = True) -> str:
+    """The problem of a channel in one line; empty where there is none. Without a governor, any waiting event is one."""
     parts = []
-    left = box.sending if box.sending is not None and now - box.sending.at > SENDING else None
+    left = box.sending if box.sending is not None and now - box.sending.at > SENDING_LEASE else None
     waiting = (*left.events, *box.waiting) if left is not None else box.waiting
-    waits = len(waiting) + sum(box.more.values())
+    count = len(waiting) + sum(box.more.values())
     if box.failures and box.pending:
-        parts.append(f"{box.problem}; failed {box.failures}×, {_events(waits, 'waits', 'wait')}")
+        parts.append(f"{box.problem}; failed {box.failures}×, {_events(count, 'waits', 'wait')}")
     elif box.problem and not box.failures and not box.lost:
         parts.append(box.problem)
     if box.lost:
         parts.append(_events(box.lost, "was given up", "were given up"))
-    # What is limited may wait for an hour.
+    # With a limit of messages an hour, an event may wait for an hour.
     late = timedelta(0) if not governed else HOUR if any(now - at < HOUR for at in box.sent) else _LATE
-    if not parts and any(now - told.at > late for told in waiting):
-        parts.append(f"{_events(waits, 'waits', 'wait')} for a governor that can send {'it' if waits == 1 else 'them'}")
+    if not parts and any(now - event.at > late for event in waiting):
+        parts.append(f"{_events(count, 'waits', 'wait')} for a governor that can send {'it' if count == 1 else 'them'}")
     return "; ".join(parts)
 
 
-def troubles(store: Store, now: datetime, *, governed: bool = True) -> dict[str, str]:
-    """What is wrong with the channels of a store, by their names. Where nobody governs, nothing should wait at all.
+def channel_problems(store: Store, now: datetime, *, governed: bool = True) -> dict[str, str]:
+    """The problems of a store's channels, by their names. Without a governor, any waiting event is one.
 
     Raises StoreError.
     """
-    mailbox = Mailbox(store)
-    mailbox.refresh()
+    outboxes = OutboxStore(store)
+    outboxes.refresh()
     found = {}
-    for box in mailbox.all().values():
-        told = trouble(box, now, governed=governed)
-        if told:
-            waits = len(box.waiting) + sum(box.more.values())
-            cannot = bool(box.problem) and not box.failures
-            advice = f"; `stoker govern` sends {'it' if waits == 1 else 'them'}"
-            found[box.name] = f"{told}{advice}" if waits and not cannot else told
+    for box in outboxes.all().values():
+        problem = channel_problem(box, now, governed=governed)
+        if problem:
+            count = len(box.waiting) + sum(box.more.values())
+            is_unusable = bool(box.problem) and not box.failures
+            advice = f"; `stoker govern` sends {'it' if count == 1 else 'them'}"
+            found[box.name] = f"{problem}{advice}" if count and not is_unusable else problem
     return found
 
 

@@ -1,4 +1,4 @@
-"""Send a letter somewhere. Each kind of address is one small function; all of them may block, and are cut off."""
+"""Send a message to an address. Each kind of address has one small sender; all may block, and are cut off in time."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from collections.abc import Callable, Mapping
 
 from stoker.model import channel_address
 from stoker.model.errors import StokerError
-from stoker.notifications.events import Letter
+from stoker.notifications.events import Message
 
-Send = Callable[[Letter], None]
+Send = Callable[[Message], None]
 
-# For each step of one message: to be connected, and to be answered. And for all of it.
-TIMEOUT_S = 5.0
-ALL_S = 7.0
+# For each step of one message, connecting and reading the answer; and for the whole message.
+STEP_TIMEOUT_S = 5.0
+MESSAGE_TIMEOUT_S = 7.0
 
 
 class NotSent(StokerError):
-    """It was refused, or nobody answered. Says why, without any part of the address that may be a key."""
+    """The message was refused, or not answered. The text says why, without any part of the address that may be a
+    key."""
 
 
 class PartlySent(NotSent):
-    """Some of those behind the address have it, so it is not sent again. Says who has not."""
+    """Some of the receivers behind the address have the message, so it is not sent again. The text names the others."""
 
 
-class NotHere(StokerError):
-    """This computer cannot use the channel: something is not installed, set or allowed, or it has no way there. Another
-    one may."""
+class SenderUnavailable(StokerError):
+    """This computer cannot use the channel: a package, a setting, a permission or a network route is missing. Another
+    computer may be able to."""
 
 
 def open_sender(to: str) -> Send:
-    """What sends to an address that is no reference. Libraries are imported. Raises NotHere."""
-    # Imported here: each of them needs something that most computers do not have.
-    match channel_address.kind_of(to):
+    """Return a sender for an address that is no reference. Raises SenderUnavailable."""
+    # Imported where used: each sender needs a package that most computers do not have.
+    match channel_address.address_kind(to):
         case "sns":
             from stoker.notifications.sns_sender import open_topic
 
@@ -42,17 +43,17 @@ def open_sender(to: str) -> Send:
 
             return open_webhook(to)
         case _:
-            from stoker.notifications.apprise_sender import open_chat
+            from stoker.notifications.apprise_sender import open_apprise
 
-            return open_chat(to)
-
-
-def address_of(to: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Where it leads: references are followed. Raises NotHere."""
-    return _follow(to, environ) if channel_address.kind_of(to) == "reference" else to
+            return open_apprise(to)
 
 
-def _follow(reference: str, environ: Mapping[str, str]) -> str:
+def resolve_address(to: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The address itself, or the one that a reference leads to. Raises SenderUnavailable."""
+    return _resolve(to, environ) if channel_address.address_kind(to) == "reference" else to
+
+
+def _resolve(reference: str, environ: Mapping[str, str]) -> str:
     from stoker.model.errors import SetupFailed
     from stoker.secrets.fetch_secrets import fetch
 
@@ -61,11 +62,11 @@ def _follow(reference: str, environ: Mapping[str, str]) -> str:
     except SetupFailed as error:
         where = "where the governor runs"
         text = str(error).replace("in the environment that launched this node", where)
-        raise NotHere(text.replace("; set it where you run stoker", "")) from None
+        raise SenderUnavailable(text.replace("; set it where you run stoker", "")) from None
     try:
-        kind = channel_address.kind_of(found)
+        kind = channel_address.address_kind(found)
     except ValueError:
         kind = "reference"
     if kind == "reference":
-        raise NotHere(f"{reference}: what is kept there is no address")
+        raise SenderUnavailable(f"{reference}: its value is no address")
     return found

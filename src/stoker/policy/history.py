@@ -1,4 +1,4 @@
-"""Since when the house has wanted something: found in the versions of its policy, from the newest back."""
+"""Find since when the policy has had a property, from its newest version back."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ from collections.abc import Callable
 from datetime import datetime
 
 from stoker.model.errors import SpecError
-from stoker.model.policy import House
+from stoker.model.policy import Policy
 from stoker.policy import versions
 from stoker.store.base import Store
 
-# Older ones count as this old: nobody waits for hundreds of objects.
-_MOST_VERSIONS = 100
+# Older versions are not read, since each is one object: the property counts as no older than this.
+_MAX_VERSIONS = 100
 
 
-class Past:
-    """Reads versions when they are first needed. They never change."""
+class PolicyHistory:
+    """Versions of the policy, each read once when first needed: they never change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._read: dict[int, tuple[datetime, House] | None] = {}
+        self._read: dict[int, tuple[datetime, Policy] | None] = {}
 
-    def since(self, house: House, wanted: Callable[[House], bool]) -> datetime | None:
-        """When the first of the versions was set that, without a break until this house, want it; None: not even this.
-
-        Raises StoreError when the store does not answer.
+    def since(self, policy: Policy, wanted: Callable[[Policy], bool]) -> datetime | None:
+        """When the first version of the unbroken run up to `policy` was set for which `wanted` holds; None where it
+        does not hold for `policy` itself. Raises StoreError.
         """
         found = None
-        for version in range(house.version, max(0, house.version - _MOST_VERSIONS), -1):
+        for version in range(policy.version, max(0, policy.version - _MAX_VERSIONS), -1):
             if version not in self._read:
                 self._read[version] = self._version(version)
             each = self._read[version]
@@ -36,9 +35,9 @@ class Past:
             found = each[0]
         return found
 
-    def _version(self, version: int) -> tuple[datetime, House] | None:
-        kept = versions.read(self._store, version)
+    def _version(self, version: int) -> tuple[datetime, Policy] | None:
+        stored = versions.read(self._store, version)
         try:
-            return None if kept is None else (kept.at, versions.house(kept))
+            return None if stored is None else (stored.at, versions.parsed_policy(stored))
         except SpecError:
             return None

@@ -1,4 +1,4 @@
-"""The file that holds the rules of the house: read as strictly as a job file, each mistake in one line."""
+"""Parse the policy file, as strictly as a job file: each mistake is one line with its place."""
 
 from __future__ import annotations
 
@@ -12,49 +12,52 @@ from stoker.jobfile.fields import LONGEST_S, public_name
 from stoker.jobfile.parse import SectionReader
 from stoker.model import channel_address, codec, usage_series
 from stoker.model.errors import SpecError
-from stoker.model.policy import SUBJECTS, Channel, House, Rule, SageMaker
+from stoker.model.policy import SUBJECTS, Channel, Policy, Rule, SageMakerPolicy
 from stoker.store.find_job import looks_like_id
 
-# Far more than any house has. A governor reads it in every pass.
-MOST_BYTES = 256 * 1024
-# Of the market. Each day is another list to read before a job gets a machine.
-LONGEST_LOOK_BACK_S = 7 * 86400.0
-# What agents report of a machine (`stoker.agent.health.exit_evidence`).
+# Far more than any policy needs. A governor reads the file in every pass.
+MAX_BYTES = 256 * 1024
+# The longest span of a market rule. Each day of it is another list to read before a job gets a machine.
+MAX_MARKET_SPAN_S = 7 * 86400.0
+# The evidence that agents report (`stoker.agent.health.exit_evidence`).
 EVIDENCE = re.compile(r"oom|disk-full|xid:[0-9]+")
 REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
-def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
-    """The rules that a text comes to. Raises SpecError for the first mistake, with where it was made."""
-    if len(data) > MOST_BYTES:
-        raise SpecError(f"{source}: has {len(data)} bytes; a policy has at most {MOST_BYTES}")
+def parse_policy(data: bytes, source: str, *, version: int = 0) -> Policy:
+    """Parse the text of a policy. Raises SpecError for the first mistake, with its place.
+
+    `version` is 0 for a text that is being written, which is checked more strictly.
+    """
+    if len(data) > MAX_BYTES:
+        raise SpecError(f"{source}: has {len(data)} bytes; a policy has at most {MAX_BYTES}")
     layer = read_layer(data, source, such_as="rules: [{max_nodes: 8}]")
-    # What is in the store already is read as it always was: a policy that nobody can read stops the house.
+    # A stored version is read as leniently as when it was written: an unreadable policy would stop all governors.
     written_now = version == 0
     if written_now and not layer.root.value:
         raise SpecError(f'{source}: is empty; to have no rules write "rules: []"')
     if written_now:
-        _check_rules_there(layer)
+        _check_rules_not_blank(layer)
     _check_then(layer)
-    reader = SectionReader(House, alone=True, units=written_now)
-    house: House = reader.section(House, layer.root, "")
-    rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
+    reader = SectionReader(Policy, alone=True, units=written_now)
+    policy: Policy = reader.section(Policy, layer.root, "")
+    rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(policy.rules))
     if written_now:
         for number, rule in enumerate(rules):
-            if house.sagemaker is None:
+            if policy.sagemaker is None:
                 _check_ids(rule, f"rules[{number}]", reader, layer)
-            _check_sense(rule, f"rules[{number}]", reader, layer)
+            _check_possible(rule, f"rules[{number}]", reader, layer)
             _check_spans(rule, f"rules[{number}]", reader, layer)
-    notify = _named_channels(house.notify, reader, layer)
-    if house.sagemaker is not None:
-        _check_regions(house.sagemaker, reader, layer)
+    notify = _named_channels(policy.notify, reader, layer)
+    if policy.sagemaker is not None:
+        _check_regions(policy.sagemaker, reader, layer)
     seen: dict[str, int] = {}
     for number, rule in enumerate(rules):
         if rule.name in seen:
             problem = f"is called {rule.name}, as rules[{seen[rule.name]}] is; give it a name of its own"
-            raise _where(reader, layer, f"rules[{number}]", "name", problem)
+            raise _error_at(reader, layer, f"rules[{number}]", "name", problem)
         seen[rule.name] = number
-    return replace(house, rules=rules, notify=notify, digest=codec.digest(data), version=version)
+    return replace(policy, rules=rules, notify=notify, digest=codec.digest(data), version=version)
 
 
 def places_of_channels(text: str, source: str) -> tuple[str, ...]:
@@ -71,8 +74,8 @@ def places_of_channels(text: str, source: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_rules_there(layer: Layer) -> None:
-    """Comments alone are no rules: whoever wrote them may believe that there are some."""
+def _check_rules_not_blank(layer: Layer) -> None:
+    """Refuse `rules:` with comments only: its author may believe that there are rules."""
     top = layer.root.value
     rules = top.get("rules") if isinstance(top, dict) else None
     if rules is not None and rules.value is None:
@@ -80,7 +83,7 @@ def _check_rules_there(layer: Layer) -> None:
 
 
 def _check_then(layer: Layer) -> None:
-    """What happens is one of the subject's own: told before a reader that knows no subjects names all there is."""
+    """Check that `then` fits the rule's subject, before the generic reader lists the values of all subjects."""
     top = layer.root.value
     rules = top.get("rules") if isinstance(top, dict) else None
     for number, rule in enumerate(rules.value if rules is not None and isinstance(rules.value, tuple) else ()):
@@ -99,128 +102,135 @@ def _one_of(subject: str) -> str:
 
 
 def _named_channels(channels: tuple[Channel, ...], reader: SectionReader, layer: Layer) -> tuple[Channel, ...]:
-    """Each with a name of its own. Several may have one address. Raises SpecError for two of one name."""
+    """The channels, each with a unique name. Several may share an address. Raises SpecError for a repeated name."""
     taken = {channel.name for channel in channels if channel.name}
     found: list[Channel] = []
     for number, channel in enumerate(channels):
         path = f"notify[{number}]"
         if channel.name and any(channel.name == other.name for other in found):
-            raise _where(reader, layer, path, "name", f"{channel.name} is another's name already")
-        name = channel.name or _free(channel_address.short(channel.to), taken)
+            raise _error_at(reader, layer, path, "name", f"{channel.name} is another's name already")
+        name = channel.name or _unused_name(channel_address.default_name(channel.to), taken)
         taken.add(name)
         found.append(replace(channel, name=name))
     return tuple(found)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _unused_name(name: str, taken: set[str]) -> str:
     numbers = itertools.chain(("",), (f"-{number}" for number in itertools.count(2)))
     return next(f"{name}{number}" for number in numbers if f"{name}{number}" not in taken)
 
 
 def subject_key(subject: str) -> str:
-    """As people write it: `max_runtime`."""
+    """The subject as written in the file, such as `max_runtime`."""
     form = next(each.metadata["form"] for each in dataclasses.fields(Rule) if each.name == subject)
     return public_name(subject, form)
 
 
 def _checked(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> Rule:
-    """The rule with its name. Raises SpecError for what no single field tells."""
+    """The rule with its name. Raises SpecError for mistakes that no single field shows."""
     found = [subject for subject in SUBJECTS if getattr(rule, subject) is not None]
     if not found:
         names = ", ".join(map(subject_key, SUBJECTS))
-        raise _where(reader, layer, path, "", f"says nothing; it is about one of {names}")
+        raise _error_at(reader, layer, path, "", f"says nothing; it is about one of {names}")
     if len(found) > 1:
         names = " and ".join(map(subject_key, found))
-        raise _where(reader, layer, path, subject_key(found[1]), f"is about {names}; make them two rules")
+        raise _error_at(reader, layer, path, subject_key(found[1]), f"is about {names}; make them two rules")
     (subject,) = found
     _check_parts(rule, path, reader, layer)
     for number, each in enumerate(rule.exempt):
         if (each.job is None) == (each.submitter is None):
-            raise _where(reader, layer, f"{path}.except[{number}]", "job", "has one of job and submitter")
+            raise _error_at(reader, layer, f"{path}.except[{number}]", "job", "has one of job and submitter")
     return rule if rule.name else replace(rule, name=subject_key(subject).replace("_", "-"))
 
 
 def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
-    """What one subject asks of its own fields together."""
+    """Check conditions between the fields of one subject."""
     if rule.metric is not None:
         metric = rule.metric
         ways = [metric.nan, metric.above is not None, metric.below is not None, metric.no_improvement_s is not None]
         if sum(ways) != 1:
-            raise _where(reader, layer, path, "metric", "has one of nan, above, below and no_improvement")
+            raise _error_at(reader, layer, path, "metric", "has one of nan, above, below and no_improvement")
     if rule.failure is not None:
-        told = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
-        if all(each is None for each in told):
-            raise _where(reader, layer, path, "failure", "has at least one of log, exit_code and evidence")
+        conditions = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
+        if all(each is None for each in conditions):
+            raise _error_at(reader, layer, path, "failure", "has at least one of log, exit_code and evidence")
     if rule.stall is not None and rule.stall.span_s > LONGEST_S:
-        raise _where(reader, layer, f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
-    if rule.market is not None and rule.market.over_s > LONGEST_LOOK_BACK_S:
-        raise _where(
+        raise _error_at(reader, layer, f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
+    if rule.market is not None and rule.market.over_s > MAX_MARKET_SPAN_S:
+        raise _error_at(
             reader, layer, f"{path}.market", "over", "is more than a week, the longest span that is looked back on"
         )
     for subject in ("providers", "regions", "machines", "images", "tags"):
         if getattr(rule, subject) is not None and not getattr(rule, subject):
-            raise _where(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
+            raise _error_at(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
 
 
 def _check_ids(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
-    """A name is no id. Where SageMaker's training jobs are governed, their names are ids, and cannot be told apart."""
+    """Refuse job names in `except`, which must be ids. Not called where SageMaker's training jobs are governed: their
+    names are their ids, and look the same."""
     for number, each in enumerate(rule.exempt):
         if each.job is not None and not looks_like_id(each.job):
             problem = (
                 f"{short(each.job)} is a name, which any submitter can give to a job; write the id, such as "
                 f"{short(each.job)}-7f3k, or name the submitter"
             )
-            raise _where(reader, layer, f"{path}.except[{number}]", "job", problem)
+            raise _error_at(reader, layer, f"{path}.except[{number}]", "job", problem)
 
 
-def _check_sense(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
-    """What can be read and never comes true."""
+def _check_possible(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+    """Refuse conditions that are valid and can never be true."""
     failure = rule.failure
     if failure is not None and failure.exit_code is not None and not 1 <= failure.exit_code <= 255:
         problem = f"{failure.exit_code} is no exit code of a failure; write one from 1 to 255"
-        raise _where(reader, layer, f"{path}.failure", "exit_code", problem)
+        raise _error_at(reader, layer, f"{path}.failure", "exit_code", problem)
     if failure is not None and failure.evidence is not None and EVIDENCE.fullmatch(failure.evidence) is None:
         problem = f"{short(failure.evidence)} is nothing that machines report; write oom, disk-full, or xid:79"
-        raise _where(reader, layer, f"{path}.failure", "evidence", problem)
+        raise _error_at(reader, layer, f"{path}.failure", "evidence", problem)
     if rule.metric is not None and rule.metric.no_improvement_s is None and f"{path}.metric.goal" in reader.origins:
-        raise _where(reader, layer, f"{path}.metric", "goal", "is for no_improvement alone; leave it out")
+        raise _error_at(reader, layer, f"{path}.metric", "goal", "is for no_improvement alone; leave it out")
 
 
 def _check_spans(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
-    """What no machine remembers would never be found: the rule would be there, and never hold."""
+    """Refuse spans that machines do not record: such a rule could never take effect."""
     if rule.stall is not None:
         stall, path = rule.stall, f"{path}.stall"
         if stall.window_s < usage_series.FINEST_S:
-            raise _where(reader, layer, path, "window", "is less than a second, and governors do not look so often")
+            raise _error_at(reader, layer, path, "window", "is less than a second, and governors do not look so often")
         if stall.windows > usage_series.MOST_WINDOWS:
-            raise _where(reader, layer, path, "windows", f"are more than {usage_series.MOST_WINDOWS}; make them longer")
+            raise _error_at(
+                reader, layer, path, "windows", f"are more than {usage_series.MOST_WINDOWS}; make them longer"
+            )
         if stall.span_s > usage_series.LONGEST_S:
-            raise _where(reader, layer, path, "windows", "together are more than 24 h, which no machine remembers")
+            raise _error_at(reader, layer, path, "windows", "together are more than 24 h, which no machine remembers")
         _check_warning(stall.warn_before_s, path, reader, layer)
     if rule.min_gpu_utilization is not None:
         over_s, path = rule.min_gpu_utilization.over_s, f"{path}.min_gpu_utilization"
         if over_s < usage_series.FINEST_S:
-            raise _where(reader, layer, path, "over", "is less than a second, and governors do not look so often")
+            raise _error_at(reader, layer, path, "over", "is less than a second, and governors do not look so often")
         if over_s > usage_series.LONGEST_S:
-            raise _where(reader, layer, path, "over", "is more than 24 h, which no machine remembers")
+            raise _error_at(reader, layer, path, "over", "is more than 24 h, which no machine remembers")
         _check_warning(rule.min_gpu_utilization.warn_before_s, path, reader, layer)
 
 
 def _check_warning(warn_before_s: float, path: str, reader: SectionReader, layer: Layer) -> None:
     if warn_before_s > usage_series.LONGEST_S:
-        raise _where(reader, layer, path, "warn_before", "is more than 24 h; with `then: warn` nothing is ever ended")
+        raise _error_at(
+            reader, layer, path, "warn_before", "is more than 24 h; with `then: warn` nothing is ever ended"
+        )
 
 
-def _check_regions(wanted: SageMaker, reader: SectionReader, layer: Layer) -> None:
-    """They are asked one by one, so that none can be a pattern."""
+def _check_regions(wanted: SageMakerPolicy, reader: SectionReader, layer: Layer) -> None:
+    """Check that the regions are names, not patterns: each is queried by name."""
     if not wanted.regions:
-        raise _where(reader, layer, "sagemaker", "regions", "names none; leave `sagemaker` out, or name some")
+        raise _error_at(reader, layer, "sagemaker", "regions", "names none; leave `sagemaker` out, or name some")
     for region in wanted.regions:
         if REGION.fullmatch(region) is None:
-            raise _where(reader, layer, "sagemaker", "regions", f"{region} is no region; write one such as us-east-1")
+            raise _error_at(
+                reader, layer, "sagemaker", "regions", f"{region} is no region; write one such as us-east-1"
+            )
 
 
-def _where(reader: SectionReader, layer: Layer, path: str, key: str, problem: str) -> SpecError:
+def _error_at(reader: SectionReader, layer: Layer, path: str, key: str, problem: str) -> SpecError:
     dotted = f"{path}.{key}" if key else path
     near = [origin for name, origin in reader.origins.items() if name == dotted or name.startswith(f"{path}.")]
     exact = reader.origins.get(dotted)

@@ -1,44 +1,43 @@
-"""The rules of the house, as a governor needs them: the newest version, read again only when there is another."""
+"""The policy as a governor needs it: the newest version, read again only when there is a newer one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.core.governor_settings import Policy
+from stoker.core.governor_settings import GovernorSettings
 from stoker.model.errors import SpecError, StoreError, StoreUnavailable
 from stoker.policy import versions
 from stoker.store.base import Store
 
 
-class HouseReader:
-    """Keeps the rules between passes."""
+class PolicyReader:
+    """Caches the policy between passes."""
 
-    def __init__(self, store: Store, policy: Policy) -> None:
+    def __init__(self, store: Store, settings: GovernorSettings) -> None:
         self._store = store
-        self._policy = policy
+        self._settings = settings
         self._version: int | None = None
 
-    def read(self) -> Policy:
-        """The policy with the newest rules. What cannot be read as rules is told in it.
-
-        Raises StoreUnavailable when the store does not answer.
+    def read(self) -> GovernorSettings:
+        """The governor's settings with the newest policy. Where that cannot be read, `policy_error` says why, and the
+        last readable policy stays. Raises StoreUnavailable.
         """
         version = versions.newest(self._store)
         if version != self._version:
-            self._take(version)
-        return self._policy
+            self._load(version)
+        return self._settings
 
-    def _take(self, version: int) -> None:
+    def _load(self, version: int) -> None:
         try:
-            kept = versions.read(self._store, version) if version else None
-            self._policy = replace(self._policy, house=versions.house(kept), unread="")
+            stored = versions.read(self._store, version) if version else None
+            self._settings = replace(self._settings, policy=versions.parsed_policy(stored), policy_error="")
         except StoreUnavailable:
             raise
         except SpecError as error:
-            # It stays as it is written.
-            self._policy = replace(self._policy, unread=str(error))
+            # The text of a version never changes, so it is not read again.
+            self._settings = replace(self._settings, policy_error=str(error))
         except StoreError as error:
-            # What was refused, or garbled on its way, may be read the next time.
-            self._policy = replace(self._policy, unread=str(error))
+            # A refused or corrupt read may succeed the next time.
+            self._settings = replace(self._settings, policy_error=str(error))
             return
         self._version = version

@@ -1,4 +1,4 @@
-"""The policy of a store: every version of its rules, who made it and when. A version is written once, and stays."""
+"""The versions of a store's policy, each with its author and time. A version is written once and never changed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from datetime import datetime
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
-from stoker.model.policy import NO_RULES, House
-from stoker.policy.policy_file import MOST_BYTES, parse_policy
+from stoker.model.policy import NO_RULES, Policy
+from stoker.policy.policy_file import MAX_BYTES, parse_policy
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
 
-# The text, twice for what JSON makes of it, and who wrote it.
-_MOST_BYTES = 3 * MOST_BYTES
+# The text, with room for JSON escapes, the author and the note.
+_MOST_BYTES = 3 * MAX_BYTES
 _TRIES = 20
 
 
@@ -23,28 +23,28 @@ class Unchanged(UserError):
 
 
 @dataclass(frozen=True)
-class Written:
-    """One version, as it is kept."""
+class PolicyText:
+    """One version, as it is stored."""
 
     text: str
     author: str
-    # For whoever reads the history.
+    # The author's comment, for readers of the history.
     note: str = ""
-    # Tells my write from a rival's when a reply is lost.
+    # Distinguishes this writer's object from another's when a reply is lost.
     token: str = ""
 
 
 @dataclass(frozen=True)
-class Kept:
+class PolicyVersion:
     """One version, with its number and the store's time of writing."""
 
     version: int
     at: datetime
-    written: Written
+    written: PolicyText
 
     @property
     def source(self) -> str:
-        """For messages about its text."""
+        """The name of this version in messages about its text."""
         return f"policy version {self.version}"
 
 
@@ -53,55 +53,58 @@ def newest(store: Store) -> int:
     return max((_number(meta.key) for meta in store.list(keys.RULES)), default=0)
 
 
-def read(store: Store, version: int) -> Kept | None:
+def read(store: Store, version: int) -> PolicyVersion | None:
     """One version. Raises StoreError where it cannot be read."""
     key = keys.rules(version)
     found = store.get(key, limit=_MOST_BYTES)
     if found is None:
         return None
     try:
-        return Kept(version, found.meta.modified, codec.loads(Written, found.data))
+        return PolicyVersion(version, found.meta.modified, codec.loads(PolicyText, found.data))
     except CodecError as error:
         raise StoreError(f"{key}: {error}") from error
 
 
-def current(store: Store) -> Kept | None:
-    """The version that counts; None where the house has no rules."""
+def current(store: Store) -> PolicyVersion | None:
+    """The version in force; None where there is no policy."""
     version = newest(store)
     return read(store, version) if version else None
 
 
-def history(store: Store) -> list[Kept]:
-    """All of them, oldest first."""
+def history(store: Store) -> list[PolicyVersion]:
+    """All versions, oldest first."""
     numbers = sorted(_number(meta.key) for meta in store.list(keys.RULES))
-    return [kept for version in numbers if (kept := read(store, version)) is not None]
+    return [stored for version in numbers if (stored := read(store, version)) is not None]
 
 
-def digest(kept: Kept) -> str:
-    """What decisions record of it."""
-    return codec.digest(kept.written.text.encode())
+def policy_digest(stored: PolicyVersion) -> str:
+    """The digest that decisions record."""
+    return codec.digest(stored.written.text.encode())
 
 
-def house(kept: Kept | None) -> House:
-    """The rules of a version. Raises SpecError where this Stoker cannot read them: a newer one wrote them."""
-    if kept is None:
+def parsed_policy(stored: PolicyVersion | None) -> Policy:
+    """The policy of a version. Raises SpecError where this Stoker cannot read it: a newer one may have written it."""
+    if stored is None:
         return NO_RULES
     try:
-        return parse_policy(kept.written.text.encode(), kept.source, version=kept.version)
+        return parse_policy(stored.written.text.encode(), stored.source, version=stored.version)
     except SpecError as error:
         raise SpecError(f"{error}; a newer Stoker may have written it: update this one") from error
 
 
-def write(store: Store, text: str, author: str, note: str = "", *, token: Callable[[], str] = new_token) -> Kept:
+def write(
+    store: Store, text: str, author: str, note: str = "", *, token: Callable[[], str] = new_token
+) -> PolicyVersion:
     """Make this text the policy. Raises SpecError for a mistake in it, and Unchanged when it is the policy already."""
     parse_policy(text.encode(), "policy")
-    mine = Written(text, author, note, token())
+    mine = PolicyText(text, author, note, token())
     tried: list[int] = []
     for _ in range(_TRIES):
-        # A reply may be lost, and another version may follow at once: only the very ones that were tried can tell.
-        for kept in (_readable(store, number) for number in tried):
-            if kept is not None and kept.written.token == mine.token:
-                return kept
+        # A reply may be lost, and another version may follow at once: only the versions that were tried can show
+        # whether one of them was written here.
+        for stored in (_readable(store, number) for number in tried):
+            if stored is not None and stored.written.token == mine.token:
+                return stored
         version = newest(store)
         before = _readable(store, version) if version else None
         if before is not None and before.written.text == text:
@@ -110,12 +113,12 @@ def write(store: Store, text: str, author: str, note: str = "", *, token: Callab
         try:
             store.create(keys.rules(version + 1), codec.dumps(mine))
         except StoreUnavailable:
-            continue  # It may have been written all the same.
+            continue  # The version may have been written all the same.
     raise StoreUnavailable("the policy could not be written: the store does not answer, or others write all the time")
 
 
-def _readable(store: Store, version: int) -> Kept | None:
-    """One version; None for what nobody can read, which must not be for good."""
+def _readable(store: Store, version: int) -> PolicyVersion | None:
+    """One version; None where it cannot be read. An unreadable version must not block later writes."""
     try:
         return read(store, version)
     except StoreUnavailable:

@@ -1,10 +1,10 @@
-"""Owning processes: knowing them, grouping them, ending them, whatever they fork.
+"""Own processes: identify, group and end them, whatever they fork.
 
-    Process          who a pid is: cannot be fooled by a pid that was given to somebody else
-    Group            every process of one owner, by cgroup where that can be had, else by marks and ancestry
-    make_group       a new group of this process's own; `find_group` looks at somebody else's
-    open_for_writing which files a set of processes may still change
-    expecting        which of a set of processes live on after a signal
+    Process          identity of a process, safe against reuse of its pid
+    Group            every process of one owner, by cgroup if possible, else by marks and ancestry
+    make_group       a new group owned by this process; `find_group` opens the group of another process
+    open_for_writing the files that a set of processes may still change
+    expecting        the processes of a set that survive a signal
 
 Linux only. Light on purpose: the supervisor of a local node imports this and little more.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from stoker.processes.group import NODE, TRAINING, Group, find_group, make_group
 from stoker.processes.identity import Process, Stat, boot_id, process_table, stat_of
 from stoker.processes.kernel import become_subreaper, set_parent_death_signal
-from stoker.processes.open_files import OpenFile, Writing, open_for_writing
+from stoker.processes.open_files import OpenFile, WritableFiles, open_for_writing
 from stoker.processes.signals import expecting, has_survivor
 from stoker.processes.spawn import NotMounted
 
@@ -26,7 +26,7 @@ __all__ = [
     "OpenFile",
     "Process",
     "Stat",
-    "Writing",
+    "WritableFiles",
     "become_subreaper",
     "boot_id",
     "expecting",

@@ -1,4 +1,4 @@
-"""Groups by cgroup v2: the kernel keeps the list, and no descendant can leave it by forking."""
+"""Groups by cgroup v2: the kernel keeps the list of members, and no descendant can leave it by forking."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from stoker.processes.identity import Process
-from stoker.processes.spawn import Launch, Stream, start
+from stoker.processes.spawn import LaunchSpec, Stream, start
 from stoker.processes.tree import marked_environment
 
 
-class Mount(NamedTuple):
-    """Where cgroup v2 is mounted, and which part of the hierarchy is seen there."""
+class CgroupMount(NamedTuple):
+    """The mount point of cgroup v2, and the part of the hierarchy that is visible there."""
 
     point: str
     root: str
 
     def folder(self, path: str) -> str | None:
-        """The folder of a cgroup as /proc/<pid>/cgroup names it; None when it cannot be seen from here."""
+        """Return the folder of a cgroup as /proc/<pid>/cgroup names it; None if it is not visible from here."""
         if self.root != "/" and path != self.root and not path.startswith(self.root + "/"):
             return None
         below = path if self.root == "/" else path[len(self.root) :]
         return (self.point + below).rstrip("/")
 
     def path(self, folder: str) -> str:
-        """The name in /proc/<pid>/cgroup of the cgroup that has this folder."""
+        """Return the name in /proc/<pid>/cgroup of the cgroup that has this folder."""
         return self.root.rstrip("/") + folder[len(self.point.rstrip("/")) :]
 
 
-def find_mount(mountinfo: str) -> Mount | None:
-    """The cgroup v2 mount in the text of /proc/self/mountinfo."""
+def find_mount(mountinfo: str) -> CgroupMount | None:
+    """Return the cgroup v2 mount in the text of /proc/self/mountinfo."""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         if after.split(" ", 1)[0] == "cgroup2":
             fields = before.split(" ")
-            return Mount(point=_unescape(fields[4]), root=_unescape(fields[3]))
+            return CgroupMount(point=_unescape(fields[4]), root=_unescape(fields[3]))
     return None
 
 
 def find_path(membership: str) -> str | None:
-    """The cgroup v2 in the text of /proc/<pid>/cgroup."""
+    """Return the cgroup v2 in the text of /proc/<pid>/cgroup."""
     for line in membership.splitlines():
         if line.startswith("0::"):
             return line[3:]
@@ -51,12 +51,15 @@ def find_path(membership: str) -> str | None:
 
 
 def make(name: str) -> str | None:
-    """Make a cgroup below the caller's own, or find it there. None: there is no cgroup v2, or it is not ours to use."""
+    """Create a cgroup below the caller's own, or find it there.
+
+    None: there is no cgroup v2, or this user may not use it.
+    """
     try:
         mount = _mount()
         own = find_path(_read("/proc/self/cgroup"))
         parent = mount.folder(own) if mount is not None and own is not None else None
-        # To move a process the kernel asks for write access to the new cgroup and to the nearest one above both.
+        # To move a process, the kernel requires write access to the new cgroup and to the nearest common parent.
         if parent is None or not os.access(f"{parent}/cgroup.procs", os.W_OK):
             return None
         folder = f"{parent}/{name}"
@@ -98,7 +101,7 @@ class CgroupGroup:
         mounts: Sequence[tuple[str, ...]] = (),
     ) -> subprocess.Popen[bytes]:
         marked = marked_environment(env, self._mark, self._owner)
-        launch = Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts)
+        launch = LaunchSpec(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts)
         return start(launch, cgroup=self._folder)
 
     def members(self) -> set[int]:
@@ -108,7 +111,7 @@ class CgroupGroup:
                 found.update(int(line) for line in _read(f"{folder}/cgroup.procs").split())
             except OSError:
                 continue  # Removed meanwhile, so it was empty.
-        return found - {0, os.getpid()}  # 0 is a process that another pid namespace hides from us.
+        return found - {0, os.getpid()}  # 0 stands for a process outside this pid namespace.
 
     def signal(self, number: int) -> int:
         return sum(self._signal_one(pid, number) for pid in self.members())
@@ -123,21 +126,21 @@ class CgroupGroup:
 
     def kill(self, timeout_s: float = 10.0) -> bool:
         deadline = time.monotonic() + timeout_s
-        # Before Linux 5.14 there is no cgroup.kill; frozen, nobody can fork away from the signals.
+        # Linux before 5.14 has no cgroup.kill; frozen processes cannot fork away from the signals.
         if not self._write("cgroup.kill", "1") and self.members():
             self.freeze(timeout_s / 2)
             self.signal(signal.SIGKILL)
         return self._wait_for("populated", "0", deadline - time.monotonic())
 
     def reap(self) -> None:
-        """Orphans go to whoever is the subreaper above; a cgroup needs none."""
+        """Do nothing: a cgroup needs no subreaper, and orphans go to the one above."""
 
     def close(self) -> None:
         for folder in sorted(self._folders(), key=len, reverse=True):
             try:
                 os.rmdir(folder)  # noqa: PTH106
             except OSError:
-                continue  # Somebody is left in it, or it is gone already.
+                continue  # The cgroup is not empty, or is gone already.
 
     def _folders(self) -> Iterator[str]:
         for folder, _, _ in os.walk(self._folder):
@@ -147,7 +150,7 @@ class CgroupGroup:
         process = Process.of(pid)
         if process is None or not self._holds(pid):
             return False
-        # `process` was read before the membership was, so a pid that changed hands in between is not the same process.
+        # `process` was read before the membership was checked: a pid that was reused in between is another process.
         try:
             return process.signal(number)
         except PermissionError:
@@ -171,7 +174,7 @@ class CgroupGroup:
             try:
                 events = dict(line.split() for line in _read(f"{self._folder}/cgroup.events").splitlines())
             except OSError:
-                return True  # A cgroup that is not there has nobody in it.
+                return True  # A cgroup that does not exist has no members.
             if events.get(key) == value:
                 return True
             if time.monotonic() >= deadline:
@@ -193,7 +196,7 @@ class CgroupGroup:
         return True
 
 
-def _mount() -> Mount | None:
+def _mount() -> CgroupMount | None:
     return find_mount(_read("/proc/self/mountinfo"))
 
 

@@ -17,14 +17,14 @@ __all__ = ["MARKS", "NODE", "TRAINING", "Group", "find_group", "make_group"]
 
 
 class Group(Protocol):
-    """Every process that was spawned into it, with all that they forked. Zombies do not count.
+    """Every process that was spawned into the group, and all that they forked. Zombies do not count.
 
-    The calling process is never a member. Nothing here is undone by a second call.
+    The calling process is never a member. All methods may be repeated.
     """
 
     @property
     def folder(self) -> str | None:
-        """Its cgroup; None where it is held together by marks and ancestry."""
+        """The group's cgroup; None if the group is held together by marks and ancestry."""
 
     def spawn(
         self,
@@ -39,44 +39,44 @@ class Group(Protocol):
         dies_with_parent: bool = False,
         mounts: Sequence[tuple[str, ...]] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start a program as a member, leader of a session of its own, marked in its environment.
+        """Start a program as a member and leader of a new session, marked in its environment.
 
-        `env` is the whole environment, by default the caller's. `dies_with_parent` kills it when the *thread* that
-        calls this ends. It and all that it forks see each source of `mounts` at its target, and nobody else does.
-        Raises OSError when the program or `cwd` is not there, NotMounted where such a view is not allowed.
+        `env` is the whole environment, by default the caller's. `dies_with_parent` kills the program when the *thread*
+        that calls this ends. The program and all that it forks see each source of `mounts` at its target, and no other
+        process does. Raises OSError if the program or `cwd` does not exist, NotMounted if such a view is not allowed.
         """
 
     def members(self) -> set[int]:
-        """The pids of the live members, now."""
+        """Return the pids of the live members, now."""
 
     def signal(self, number: int) -> int:
-        """Send a signal to every member; answers how many got it."""
+        """Send a signal to every member, and return how many got it."""
 
     def freeze(self, timeout_s: float = 5.0) -> bool:
-        """Stop every member where it is. False: some still ran when the time was over."""
+        """Stop every member where it is. False: some still ran at the timeout."""
 
     def thaw(self) -> None:
-        """Let frozen members go on."""
+        """Let frozen members continue."""
 
     def kill(self, timeout_s: float = 10.0) -> bool:
-        """Kill members, frozen ones too, until nobody is left. False: somebody still was when the time was over."""
+        """Kill all members, frozen ones too, until none is left. False: some still lived at the timeout."""
 
     def reap(self) -> None:
-        """Forget the zombies of orphans that this process inherited. Call it now and then where there is time."""
+        """Reap the zombies of orphans that this process inherited. Call it occasionally."""
 
     def close(self) -> None:
-        """Give back what holds the group together, once nobody is left."""
+        """Release what holds the group together, once it has no members."""
 
 
 def make_group(
     mark: str, owner: str, *, sessions: str | os.PathLike[str] | None = None, cgroup: bool | None = None
 ) -> Group:
-    """A group of this process's own: `NODE` for a whole machine, `TRAINING` for what an agent runs on it.
+    """Create a group owned by this process: `NODE` for a whole machine, `TRAINING` for what an agent runs on it.
 
-    By cgroup below this process's own where that is allowed; a group made by a member is then part of its maker's.
-    Else by an environment variable, recorded sessions, and ancestry: this process becomes a subreaper, and every
-    descendant of it counts. `sessions` is a file in which those are recorded for `find_group`. `cgroup` forces one
-    or the other; by default STOKER_NO_CGROUP=1 forbids cgroups.
+    It is a cgroup below this process's own if that is allowed; a group that a member creates is then part of the outer
+    group. Otherwise it is held together by an environment variable, recorded sessions, and ancestry: this process
+    becomes a subreaper, and all its descendants count. `sessions` is a file in which the sessions are recorded for
+    `find_group`. `cgroup` forces one or the other; by default STOKER_NO_CGROUP=1 forbids cgroups.
     """
     wanted = cgroup if cgroup is not None else os.environ.get("STOKER_NO_CGROUP", "") in ("", "0")
     if wanted:
@@ -84,7 +84,7 @@ def make_group(
         if folder is not None:
             return CgroupGroup(folder, mark, owner)
         if cgroup:
-            raise OSError("no cgroup can be made here")
+            raise OSError("no cgroup can be created here")
     return MarkedGroup(mark, owner, since=Process.me().started, owned=True, sessions=sessions)
 
 
@@ -96,11 +96,11 @@ def find_group(
     folder: str | None,
     sessions: str | os.PathLike[str] | None = None,
 ) -> Group | None:
-    """What `maker` left of its group. None: nothing can be left of it, since the computer was started anew."""
+    """Open what `maker` left of its group. None: nothing can be left, because the computer was restarted."""
     if maker.boot != boot_id():
         return None
     if folder is not None:
-        # Never more than was meant, should the record be wrong.
+        # A wrong record must not lead to another cgroup.
         if os.path.basename(folder) != f"{mark.lower().replace('_', '-')}-{owner}":  # noqa: PTH119
             return None
         return CgroupGroup(folder, mark, owner)

@@ -1,4 +1,4 @@
-"""Who a process is. A pid alone is a number the kernel will use again; with its start time and boot it is a name."""
+"""Identity of processes. The kernel reuses a pid; together with start time and boot it is unique."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from functools import lru_cache
 # NamedTuple, not dataclass: importing `dataclasses` would be a third of the node supervisor's start-up.
 from typing import NamedTuple
 
-# On a machine where processes never stop coming, a table must end all the same.
+# Limit of repeated listings on a machine where new processes never stop.
 _MOST_LISTINGS = 20
 
 
 class Stat(NamedTuple):
-    """What /proc/<pid>/stat says, as far as it matters here. `started` is in clock ticks since boot."""
+    """The relevant part of /proc/<pid>/stat. `started` is in clock ticks since boot."""
 
     pid: int
     state: str
@@ -31,18 +31,18 @@ class Stat(NamedTuple):
 
     @property
     def halted(self) -> bool:
-        """Stopped by a signal, or by a debugger: it runs nothing and forks nothing."""
+        """Stopped by a signal or by a debugger: it runs nothing and forks nothing."""
         return self.state in "Tt"
 
 
 def stat_of(pid: int) -> Stat | None:
-    """The process with this pid now, zombie or not; None when there is none."""
+    """Return the process with this pid, zombie or not; None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - hot path
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name stands in parentheses and may hold anything, parentheses included.
+    # The command's name is in parentheses and may contain anything, parentheses included.
     fields = text[text.rindex(b")") + 2 :].split()
     return Stat(
         pid=pid,
@@ -55,9 +55,10 @@ def stat_of(pid: int) -> Stat | None:
 
 
 def process_table() -> dict[int, Stat]:
-    """Every process there is. Not a snapshot: processes come and go while it is read.
+    """Return all processes. Not a snapshot: processes come and go while it is read.
 
-    Listed again until nobody new is there: else the child of one that ended after the listing would be missed.
+    The listing is repeated until it has no new process: otherwise the child of a process that ended after the listing
+    would be missed.
     """
     table: dict[int, Stat] = {}
     seen: set[str] = set()
@@ -75,13 +76,13 @@ def process_table() -> dict[int, Stat]:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """This boot of this kernel: start times of different boots cannot be compared."""
+    """Return the id of this boot of the kernel: start times of different boots cannot be compared."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 - no pathlib at start-up
         return file.read().strip()
 
 
 class Process(NamedTuple):
-    """One process, for good: no other will ever have the same pid, start and boot."""
+    """One process, uniquely: no other will ever have the same pid, start and boot."""
 
     pid: int
     started: int
@@ -89,26 +90,26 @@ class Process(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process that has this pid now; None when there is none, or only its zombie."""
+        """Return the process that has this pid now; None if there is none, or only a zombie."""
         stat = stat_of(pid)
         return cls(pid, stat.started, boot_id()) if stat is not None and stat.alive else None
 
     @classmethod
     def me(cls) -> Process:
-        """The calling process."""
+        """Return the calling process."""
         stat = stat_of(os.getpid())
         assert stat is not None
         return cls(stat.pid, stat.started, boot_id())
 
     @property
     def alive(self) -> bool:
-        """Whether this very process runs. A zombie does not."""
+        """True while exactly this process runs. A zombie does not."""
         return self.boot == boot_id() and Process.of(self.pid) == self
 
     def signal(self, number: int) -> bool:
         """Send a signal to this process and no other. False: it is gone.
 
-        Raises PermissionError when it belongs to somebody else.
+        Raises PermissionError if it belongs to another user.
         """
         if self.boot != boot_id():
             return False
@@ -121,7 +122,7 @@ class Process(NamedTuple):
                 raise
             return self._signal_by_number(number)
         try:
-            # Verified after the handle was taken: from here on the handle cannot mean anybody else.
+            # Verified after the handle was opened: from here on the handle cannot refer to another process.
             if not self.alive:
                 return False
             signal.pidfd_send_signal(handle, number)
@@ -132,7 +133,7 @@ class Process(NamedTuple):
         return True
 
     def _signal_by_number(self, number: int) -> bool:
-        """For kernels and sandboxes without pidfd: a moment remains in which the pid may change hands."""
+        """Signal by pid, for kernels and sandboxes without pidfd: the pid may be reused in the moment in between."""
         if not self.alive:
             return False
         try:

@@ -1,4 +1,4 @@
-"""What only prctl(2) can ask of the kernel."""
+"""Settings of this process that only prctl(2) can change."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """From now on every orphan among this process's descendants becomes its child, however it was daemonised."""
+    """Make every future orphan among this process's descendants its child, however it was daemonised."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_parent_death_signal(number: int = signal.SIGKILL, *, parent: int | None = None) -> None:
-    """Have the kernel send `number` to this process when its parent ends.
+    """Make the kernel send `number` to this process when its parent ends.
 
-    With `parent`, the pid that should be the parent, a parent that ended before this call counts too: the signal is
-    then sent at once. The kernel means the parent's *thread* that forked: fork from one that lives as long.
+    With `parent`, the expected parent's pid, a parent that ended before this call counts too: the signal is then sent
+    at once. The kernel watches the parent's *thread* that forked: fork from one that lives long enough.
     """
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if parent is not None and os.getppid() != parent:

@@ -1,12 +1,12 @@
-"""Enter a private view of the file system: folders and files of this machine at other paths, seen by nobody else.
+"""Enter a private view of the file system: folders and files of this machine at other paths, for one process tree.
 
-A bare Python reads this file and calls `enter` between fork and the program (see `spawn`): the standard library alone,
-and nothing of this package. What is mounted goes when the last process that sees it ends, and nothing of it is on any
-disk: where a path is not there, the nearest folder above it is replaced, in this view, by one in memory that has the
-same entries and one more.
+A bare Python reads this file and calls `enter` between fork and the program (see `spawn`), so it uses the standard
+library alone, and nothing of this package. The mounts disappear with the last process that sees them, and nothing is
+written to a disk: if a target path does not exist, its nearest existing parent is replaced, in this view, by a folder
+in memory with the same entries plus the new one.
 """
 
-# Paths are text here: pathlib takes longer to import than all of this takes to run.
+# Paths are strings: importing pathlib takes longer than all of this takes to run.
 # ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH120, PTH208, PTH211
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import stat
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _NOSUID, _NODEV, _BIND, _RECURSIVE, _SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
 _READ, _REMOUNT = 0x1, 0x20
-# nosuid, nodev, noexec, noatime and nodiratime, which statvfs and mount spell alike.
-_KEPT = 0x2 | 0x4 | 0x8 | 0x400 | 0x800
+# nosuid, nodev, noexec, noatime and nodiratime, which have the same values in statvfs and mount.
+_PRESERVED_FLAGS = 0x2 | 0x4 | 0x8 | 0x400 | 0x800
 _DETACH = 0x2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(mounts: list[tuple[str, ...]], cwd: str) -> None:
-    """Have this process, and whatever it starts, see each source at its target, and go to `cwd` as it is then.
+    """Make this process and its children see each source at its target, and change to `cwd` in this view.
 
-    What has `ro` as its third part is seen and not written to there. Later mounts may lie in earlier ones. Raises
-    OSError with a text that says what was refused.
+    A mount whose third part is `ro` is read-only. Later mounts may be inside earlier ones. Raises OSError with a text
+    that says what was refused.
     """
     _unshare()
-    # What is mounted outside meanwhile may come in. Nothing goes out.
+    # Mounts that are made outside later become visible inside. None of ours becomes visible outside.
     _call("private mounts", "mount", None, b"/", None, _RECURSIVE | _SLAVE, None)
     for source, target, *how in mounts:
         if not os.path.exists(target):
@@ -51,8 +51,8 @@ def _unshare() -> None:
     try:
         _call("a mount namespace", "unshare", _NEW_MOUNTS)
     except PermissionError:
-        # Who may not mount may still do so in a user namespace of their own. They stay who they are in it, and once
-        # the program runs they have no more rights than before.
+        # A user without permission to mount may do so in a new user namespace. The user id stays the same there, and
+        # the program has no more rights than before.
         user, group = os.geteuid(), os.getegid()
         _call("a user namespace", "unshare", _NEW_USER | _NEW_MOUNTS)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -68,9 +68,17 @@ def _bind(source: str, target: str) -> None:
 
 
 def _forbid_writing(target: str) -> None:
-    # What was forbidden there before stays so: whoever is in a user namespace may not lift it.
-    kept = os.statvfs(target).f_flag & _KEPT
-    _call(f"{target} without writing", "mount", None, os.fsencode(target), None, _BIND | _REMOUNT | _READ | kept, None)
+    # Existing restrictions are preserved: a user namespace may not lift them.
+    preserved = os.statvfs(target).f_flag & _PRESERVED_FLAGS
+    _call(
+        f"{target} without writing",
+        "mount",
+        None,
+        os.fsencode(target),
+        None,
+        _BIND | _REMOUNT | _READ | preserved,
+        None,
+    )
 
 
 def _make_room(target: str, *, folder: bool) -> None:
@@ -86,11 +94,12 @@ def _make_room(target: str, *, folder: bool) -> None:
 
 
 def _shadow(folder: str, *, without: str) -> None:
-    """Put a folder in memory in its place, with what is in it. `without` is a link to nowhere, if it is there."""
+    """Cover a folder with one in memory that has the same entries, except the broken link `without`."""
     mode = stat.S_IMODE(os.stat(folder).st_mode)  # noqa: PTH116
-    # Opened before anything lies above them: later their paths would lead elsewhere.
+    # Opened before they are covered: later their paths would lead elsewhere.
     entries = {name: os.open(f"{folder}/{name}", os.O_PATH | os.O_NOFOLLOW) for name in os.listdir(folder)}
-    # A root cannot be covered, only be exchanged: it is made above another folder. Not /proc, which is needed here.
+    # The root cannot be covered, only exchanged: the new one is built on another folder. Not on /proc, which is needed
+    # here.
     stage = folder if folder != "/" else next(f"/{name}" for name in entries if name != "proc" and _is_folder(name))
     options = f"mode={mode:o}".encode()
     _call(f"covering {folder}", "mount", b"tmpfs", os.fsencode(stage), b"tmpfs", _NOSUID | _NODEV, options)
@@ -107,7 +116,7 @@ def _shadow(folder: str, *, without: str) -> None:
                 os.close(os.open(here, os.O_CREAT | os.O_WRONLY))
             _bind(f"/proc/self/fd/{handle}", here)
             if f"{folder}{name}" == stage:
-                # What lies above it came with it.
+                # Parent mounts were bound recursively.
                 _call(f"uncovering {here}", "umount2", os.fsencode(here), _DETACH)
         os.close(handle)
     if folder == "/":
@@ -124,6 +133,6 @@ def _is_folder(name: str) -> bool:
 def _call(what: str, name: str, *arguments: bytes | int | None) -> None:
     if getattr(_libc, name)(*(ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments)) != 0:
         problem = ctypes.get_errno()
-        # So many are too many where there may be none at all (user.max_user_namespaces).
+        # ENOSPC means that the limit user.max_user_namespaces is 0.
         refused = problem in (errno.EPERM, errno.ENOSPC)
         raise OSError(problem, f"{what}: {'not allowed' if refused else os.strerror(problem)}")

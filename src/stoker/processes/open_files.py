@@ -1,4 +1,4 @@
-"""Which files may still change under the hands of a set of processes."""
+"""Find the files that a set of processes may still change."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import NamedTuple
 
 
 class OpenFile(NamedTuple):
-    """A file that is open for writing. `appending`: every handle of it only ever adds to its end, as logs do."""
+    """A file that is open for writing. `appending`: all its handles only append, as for logs."""
 
     writers: frozenset[int]
     appending: bool
 
 
-class Writing(NamedTuple):
-    """What a set of processes had open for writing at one moment."""
+class WritableFiles(NamedTuple):
+    """The files that a set of processes had open for writing at one moment."""
 
     files: Mapping[Path, OpenFile]
     members: frozenset[int]
 
 
-def open_for_writing(members: Iterable[int], folder: Path, seen_at: Iterable[str] = ()) -> Writing:
-    """Files under `folder` that any of these processes has open for writing, or mapped shared and writable.
+def open_for_writing(members: Iterable[int], folder: Path, seen_at: Iterable[str] = ()) -> WritableFiles:
+    """Return the files under `folder` that any of these processes has open for writing, or mapped shared and writable.
 
-    `seen_at` is where else they have the folder, in a view of the file system of their own: the kernel names files
-    as whoever opened them does. Processes that end meanwhile, or that may not be looked into, are passed over.
+    `seen_at` are other paths of the folder in the processes' own view of the file system: the kernel names files by the
+    path with which they were opened. Processes that end meanwhile, or that may not be inspected, are skipped.
     """
     prefixes = tuple(top.rstrip("/") + "/" for top in (os.path.realpath(folder), *seen_at))
     found: dict[Path, OpenFile] = {}
@@ -34,11 +34,11 @@ def open_for_writing(members: Iterable[int], folder: Path, seen_at: Iterable[str
     for pid in members:
         for name, appending in (*_open_files(pid, prefixes), *_mapped_files(pid, prefixes)):
             prefix = next(each for each in prefixes if name.startswith(each))
-            # As the caller names the folder, which may be through a link.
+            # By the caller's name of the folder, which may be a link.
             path = folder / name[len(prefix) :]
             known = found.get(path, OpenFile(frozenset(), True))
             found[path] = OpenFile(known.writers | {pid}, known.appending and appending)
-    return Writing(found, members)
+    return WritableFiles(found, members)
 
 
 def _open_files(pid: int, prefixes: tuple[str, ...]) -> Iterator[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-"""What processes do about a signal, as the kernel tells it."""
+"""Reactions of processes to a signal, as reported by the kernel."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from stoker.processes.identity import stat_of
 
 
 def expecting(members: Iterable[int], number: int) -> frozenset[int]:
-    """Those of these processes that catch or ignore the signal: they live on after it."""
+    """Return the processes that catch or ignore the signal: they survive it."""
     return frozenset(pid for pid in members if _expects(pid, number))
 
 
 def has_survivor(members: Iterable[int], expect: Collection[int]) -> bool:
-    """Whether any of these processes lives on after a signal that `expect` catch or ignore.
+    """Tell if any of these processes survives a signal that those in `expect` catch or ignore.
 
-    One above a process that dies of it does not count: launchers (torchrun) catch a signal for themselves and pass it
-    on to their workers.
+    An ancestor of a process that dies of it does not count: launchers (torchrun) catch a signal for themselves and pass
+    it on to their workers.
     """
     parents = {pid: stat.parent for pid in members if (stat := stat_of(pid)) is not None}
     survivors = parents.keys() & set(expect)

@@ -1,4 +1,4 @@
-"""Start a program in a session of its own, inside a cgroup before its first instruction."""
+"""Start a program in a new session, inside a cgroup before its first instruction."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import IO, NamedTuple
 # A file object, a descriptor, or one of subprocess's PIPE, STDOUT and DEVNULL.
 Stream = IO[bytes] | int | None
 
-# Runs between fork and the program, as a program: code run inside a fork of a process with threads can deadlock, and
-# a shell would drop environment variables whose names it does not like (exported bash functions, for one).
-#   - joins the cgroup by writing 0, "the writer", so no pid can be mistaken;
-#   - enters its own view of the file system, where it has one (`mounting`);
-#   - asks to die with its parent, which survives exec;
-#   - gives back the signals that Python ignores, and the locale variable that Python may have set;
-#   - gives back the agent's protection from the kernel's out-of-memory killer, which is to take the training instead.
-# The pipe closes when the program is running, or carries the error.
+# A program that runs between fork and the real one: code in a fork of a threaded process can deadlock, and a shell
+# would drop environment variables with unusual names, such as exported bash functions. It
+#   - joins the cgroup by writing 0, which means the writer, so that no pid can be mistaken;
+#   - enters a private view of the file system if there is one (`mounting`);
+#   - asks the kernel to kill it with its parent, a setting that survives exec;
+#   - restores the signals that Python ignores, and the locale variable that Python may have set;
+#   - drops the agent's protection from the kernel's out-of-memory killer, which should choose the training instead.
+# The pipe closes when the program runs, or carries the error.
 _STEP = """
 import os, sys
 import _signal
@@ -65,12 +65,11 @@ except OSError as error:
 
 
 class NotMounted(OSError):
-    """This machine does not let its user have a private view of the file system. Its text says what was refused."""
+    """This machine does not allow its user a private view of the file system. The text says what was refused."""
 
 
-class Launch(NamedTuple):
-    """A program to start, and how. `mounts` are sources and the targets at which it sees them, too, and `ro`
-    where it must not write there."""
+class LaunchSpec(NamedTuple):
+    """A program to start. `mounts` are pairs of source and target, with a third part `ro` for read-only ones."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -83,15 +82,16 @@ class Launch(NamedTuple):
     mounts: Sequence[tuple[str, ...]] = ()
 
 
-def start(launch: Launch, *, cgroup: str | None = None) -> subprocess.Popen[bytes]:
-    """Start it, as the leader of a new session. Raises OSError when the program or `cwd` is not there, NotMounted.
+def start(launch: LaunchSpec, *, cgroup: str | None = None) -> subprocess.Popen[bytes]:
+    """Start a program as the leader of a new session.
 
-    On return the program itself runs, and is where it belongs: whoever kills the group now does not miss it.
+    On return the program itself runs and is in its group: killing the group from now on includes it. Raises NotMounted,
+    and OSError if the program or `cwd` is missing.
     """
     if cgroup is None and not launch.dies_with_parent and not launch.mounts:
         return _open(launch, launch.argv, launch.pass_fds)
     parent = str(os.getpid()) if launch.dies_with_parent else ""
-    locale = "kept" if "LC_CTYPE" in launch.env else ""
+    locale = "keep" if "LC_CTYPE" in launch.env else ""
     reader, writer = os.pipe()
     try:
         step = [sys.executable, "-I", "-S", "-c", _STEP, str(writer), cgroup or "", parent, locale, _view(launch)]
@@ -110,7 +110,7 @@ def start(launch: Launch, *, cgroup: str | None = None) -> subprocess.Popen[byte
     return child
 
 
-def _view(launch: Launch) -> str:
+def _view(launch: LaunchSpec) -> str:
     if not launch.mounts:
         return ""
     code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mounting.py")  # noqa: PTH100, PTH118, PTH120
@@ -118,11 +118,11 @@ def _view(launch: Launch) -> str:
     return json.dumps({"code": code, "mounts": list(launch.mounts), "cwd": cwd})
 
 
-def _open(launch: Launch, argv: Sequence[str], pass_fds: Collection[int]) -> subprocess.Popen[bytes]:
+def _open(launch: LaunchSpec, argv: Sequence[str], pass_fds: Collection[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         argv,
         env=dict(launch.env),
-        # In a view of its own the folder may not be there yet.
+        # With mounts the folder may not exist yet.
         cwd=None if launch.mounts else launch.cwd,
         stdin=launch.stdin,
         stdout=launch.stdout,

@@ -1,4 +1,4 @@
-"""Remove a folder that a program of others filled, however deep it is."""
+"""Remove a folder that an untrusted program filled, however deep it is."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with everything in it; what cannot be removed stays. Follows no link. Never raises OSError."""
+    """Remove a folder with all contents; files that cannot be removed stay. Follows no link. Never raises OSError."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:
-        # `rmtree` calls itself for each level before Python 3.13.
+        # `rmtree` is recursive before Python 3.13.
         _flatten(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flatten(folder: Path) -> None:
-    """Bring all folders below up to the first level, so that no path is long and nothing lies deep."""
+    """Move all nested folders up to the first level, so that no path is long or deep."""
     waiting = [entry.path for entry in _folders(folder)]
     while waiting:
         place = waiting.pop()

@@ -1,4 +1,4 @@
-"""Take away what is mounted below a folder, also where whoever served it is dead."""
+"""Unmount everything below a folder, even if the server of a mount is dead."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
 def mounted_below(folder: Path) -> list[str]:
-    """The mount points at and below a folder, innermost first. Asks the kernel's table and touches none of them:
-    looking into one whose server is dead, or does not answer, would fail or wait for ever.
+    """Return the mount points at and below a folder, innermost first.
+
+    Reads the kernel's table and touches no mount: access to one whose server is dead, or does not answer, would fail or
+    hang.
     """
     return sorted({point for point, _ in _below(folder)}, key=len, reverse=True)
 
 
 def abort_below(folder: Path) -> None:
-    """End what FUSE serves at and below a folder, for whoever waits for an answer: no signal wakes them. Never raises.
+    """Abort the FUSE connections at and below a folder. Never raises.
 
-    What is mounted stays, and fails. Where this user may not, or the kernel's files for it are not there, the end of
-    whoever serves it does the same.
+    Processes that wait for an answer cannot be killed otherwise. The mounts stay, and fail. If this user may not abort
+    them, or the kernel lacks the files for it, the end of the server process has the same effect.
     """
     for device in {device for _, device in _below(folder) if device is not None}:
         with suppress(OSError):
@@ -35,8 +37,8 @@ def abort_below(folder: Path) -> None:
 
 
 def _below(folder: Path) -> list[tuple[str, str | None]]:
-    """The mount points, and the number of the connection for those that FUSE serves."""
-    # Links above it are followed. To follow the folder itself would be to ask who serves it.
+    """Return the mount points, and the connection number of those served by FUSE."""
+    # Links in the parents are resolved. Resolving the folder itself would send a request to its server.
     root = os.path.join(os.path.realpath(folder.parent), folder.name)  # noqa: PTH118
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -54,9 +56,9 @@ def _below(folder: Path) -> list[tuple[str, str | None]]:
 
 
 def unmount_below(folder: Path) -> list[str]:
-    """Unmount them, at once for everybody who looks, whoever has files open there. Never raises.
+    """Unmount everything below the folder at once, even with open files. Never raises.
 
-    Answers those that are still there: this user may not.
+    Returns the mount points that remain because this user may not unmount them.
     """
     for point in mounted_below(folder):
         if os.geteuid() == 0:

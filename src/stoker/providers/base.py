@@ -1,8 +1,10 @@
-"""What a provider is: the contract between Stoker and a cloud.
+"""The provider contract: everything Stoker may ask of a cloud.
 
-A provider holds no state of its own and decides nothing. Errors of the cloud are mapped to `stoker.errors` once, by
-code, inside the provider. Anybody may ship one: a module with `connect`, named in the entry-point group
-`stoker.providers`, and the contract suite in `stoker.testing` to prove it.
+A provider holds no state of its own and decides nothing. It maps the errors of its cloud to `stoker.model.errors` once,
+by code. To ship a provider, write a module with `connect`, `machine` and `CAPABILITIES`, name it in the entry-point
+group `stoker.providers`, and prove it with the contract suite in `stoker.testing`.
+
+`Provider` is required. The protocols after it are optional: the caller tests for each with `isinstance`.
 """
 
 from __future__ import annotations
@@ -15,43 +17,41 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from stoker.model.node_facts import NoticeFact
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
-from stoker.model.spec import Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 
 __all__ = [
     "Capabilities",
-    "Checkup",
-    "Contained",
-    "Finding",
-    "Gone",
-    "Grant",
-    "Granting",
-    "Grants",
+    "CheckResult",
+    "EndReason",
+    "HasPlace",
     "HttpRequest",
-    "Interrupts",
     "LaunchOrder",
-    "Leaves",
     "Machine",
-    "Placed",
     "Provider",
-    "Reachable",
-    "Recognises",
-    "Rehearses",
-    "Remade",
     "Request",
-    "Speaks",
-    "TellsWhyGone",
-    "Terminated",
-    "Visit",
-    "Wakes",
-    "Way",
+    "RunsInContainer",
+    "ShellCommand",
+    "ShellRequest",
+    "SupportsAccountCheck",
+    "SupportsConsole",
+    "SupportsEndReason",
+    "SupportsHostReplacement",
+    "SupportsInterrupt",
+    "SupportsJobLookup",
+    "SupportsLeftovers",
+    "SupportsPreflight",
+    "SupportsShell",
+    "SupportsWakeup",
+    "TerminateResult",
 ]
 
-Terminated = Literal["requested", "gone"]
+TerminateResult = Literal["requested", "gone"]
 
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """Everything a request is built from. Rebuilt from spec and log each time, never read from the store."""
+    """Everything that a launch request is built from. Rebuilt from the spec and the log each time, never stored."""
 
     job: str
     name: str
@@ -62,26 +62,26 @@ class LaunchOrder:
     spec: Spec
     submitter: str
     offering: Offering
-    # The machine's longest life, where something bounds it.
+    # The machine switches itself off after this long; None: no limit.
     max_life_s: float | None = None
-    # As in the submission: what the agent needs to find the store, and the agents to install.
+    # Taken from the submission: the variables with which the agent finds the store, and the agent bundles by tag.
     environ: Mapping[str, str] = field(default_factory=dict)
     bundles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def token(self) -> str:
-        """The launch token: the same for everybody who finishes this claim."""
+        """The launch token: the same for every governor that repeats this claim's launch."""
         return launch_token(self.job, self.claim)
 
 
 def launch_token(job: str, claim: int) -> str:
-    """What makes the launch of a claim one launch, however often it is asked for."""
+    """Return the token that keeps repeated launches of one claim from making a second set of machines."""
     return f"{job}-{claim}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a cloud, as data: what `--dry-run` prints and `launch` sends."""
+    """A request to a cloud, as data: `--dry-run` prints it and `launch` sends it."""
 
     service: str
     operation: str
@@ -91,7 +91,7 @@ class Request:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request to a cloud whose interface is plain HTTP, as data. `path` has its query with it."""
+    """A request to a cloud with a plain HTTP interface, as data. `path` includes the query."""
 
     service: str
     method: str
@@ -101,7 +101,7 @@ class HttpRequest:
 
 
 class Provider(Protocol):
-    """An adapter to a cloud. Every method may raise the errors of `ProviderError`; none retries by itself."""
+    """An adapter to one cloud. Every method may raise the subclasses of `ProviderError`; none retries by itself."""
 
     @property
     def name(self) -> str: ...
@@ -110,77 +110,96 @@ class Provider(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
-        """What could serve these resources, spot and on-demand, cheapest acceptable first. Empty: nothing ever can."""
+        """Offerings that could serve these resources, spot and on-demand, cheapest acceptable first.
+
+        Empty means that this cloud can never serve them.
+        """
 
     def build(self, order: LaunchOrder) -> tuple[Request | HttpRequest, ...]:
-        """The requests that would launch this order. PURE: no cloud, no store, no clock, no credentials."""
+        """Build the requests that would launch this order. PURE: no cloud, no store, no clock, no credentials."""
 
     def launch(self, requests: tuple[Any, ...]) -> tuple[Instance, ...]:
-        """Make the machines, with what `build` gave.
+        """Make the machines that the requests of `build` describe.
 
-        Idempotent by the order's token while it lives: repeating answers the same instances. Returns what there is,
-        also when that is fewer than asked for. NoCapacity: none was made, none will be.
+        Idempotent by the order's token while the token lives: a repeated launch returns the same instances. Returns the
+        instances that exist, also when they are fewer than requested. NoCapacity: no machine was made, and none will
+        be.
         """
 
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
-        """Everything that carries this store's tag, whoever launched it. May lag behind; absence proves nothing."""
+        """Every machine that carries this store's tag, no matter which governor launched it.
+
+        The list may lag behind launches: absence from it proves nothing.
+        """
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
-        """The state of each id, asked now. `gone` is positive: it ended. An id that the cloud does not know is
-        `unheard-of`: long gone, or so new that the cloud's left hand does not know of its right."""
+        """The current state of each id.
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
-        """Ask for the end of a machine. `requested` until it is gone: repeat until then. Repeating is harmless."""
+        `gone` is positive evidence that the machine ended. `unheard-of` means that the cloud does not know the id: the
+        machine ended long ago, or is so new that this part of the cloud has not learnt of it.
+        """
+
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
+        """Request the end of a machine.
+
+        Returns `requested` until the machine is gone; the caller repeats the call until then. Repeating is harmless.
+        """
 
 
 @runtime_checkable
-class Checks(Protocol):
-    """A provider that can tell, without asking its cloud, what it would refuse."""
+class SupportsSpecCheck(Protocol):
+    """A provider that can tell what its cloud would refuse without asking the cloud."""
 
     def check(self, spec: Spec) -> None:
-        """Raise UserError for it, and for what would take a machine out of Stoker's hands. Pure.
+        """Raise UserError for a spec that the cloud would refuse, or that would put a machine out of Stoker's control.
+        Pure.
 
-        Asked when a job is submitted, and again before each launch.
+        Called when a job is submitted, and again before each launch.
         """
 
 
 @runtime_checkable
-class Interrupts(Protocol):
-    """A provider that can rehearse a reclaim."""
+class SupportsInterrupt(Protocol):
+    """A provider that can simulate a spot reclaim."""
 
     def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> str | None:
-        """Give a running machine a hard notice; it is taken away when the grace is over.
+        """Give a running machine a hard notice; the machine is taken away when the grace is over.
 
-        Answers in a few words what was done where that is not exactly this; None where it is.
+        Returns None if exactly that was done, otherwise a short description of what was done instead.
         """
 
 
 @runtime_checkable
-class Rehearses(Protocol):
+class SupportsPreflight(Protocol):
     """A provider whose cloud can say beforehand what it would refuse."""
 
-    def rehearse(self, *launches: tuple[Any, ...]) -> None:
-        """Ask, with what `build` gave for each kind of offering that the job may be launched on. Makes nothing.
+    def preflight(self, *launches: tuple[Any, ...]) -> None:
+        """Ask the cloud whether it would accept these launches. Makes nothing.
 
-        Raises InvalidRequest where the request is at fault, and any other ProviderError where nothing is known so.
+        `launches` holds the requests of `build`, one tuple for each kind of offering that the job may be launched on.
+        Raises InvalidRequest if the request is at fault, and any other ProviderError if the question could not be
+        answered.
         """
 
 
 @runtime_checkable
-class Leaves(Protocol):
-    """A provider whose machines need things beside them, which may be left behind."""
+class SupportsLeftovers(Protocol):
+    """A provider whose machines need other resources, such as disks, which may outlive them."""
 
     def list_leftovers(self, region: str | None = None) -> tuple[Leftover, ...]:
-        """Everything that carries this store's tag, is no machine, and is used by none."""
+        """Every resource that carries this store's tag, is not a machine, and is used by none."""
 
     def remove(self, leftover: Leftover) -> None:
-        """Remove it. Repeating is harmless. Raises Transient while the cloud still holds it to be in use."""
+        """Remove the resource. Repeating is harmless. Raises Transient while the cloud still considers it in use."""
 
 
 @dataclass(frozen=True)
-class Gone:
-    """Why a machine ended, as its cloud tells it. `reclaimed`: the cloud took it back. `by_itself`: it switched itself
-    off, which is how every machine should end that had an agent. `dry`: it never was, for the cloud had none left."""
+class EndReason:
+    """Why a machine ended, according to its cloud.
+
+    `reclaimed`: the cloud took it back. `by_itself`: it switched itself off, which is how every machine with an agent
+    should end. `dry`: it never existed, because the cloud had no capacity left.
+    """
 
     reclaimed: bool
     reason: str
@@ -189,34 +208,34 @@ class Gone:
 
 
 @runtime_checkable
-class TellsWhyGone(Protocol):
-    """A provider that remembers for a while why a machine ended."""
+class SupportsEndReason(Protocol):
+    """A provider whose cloud remembers for a while why a machine ended."""
 
-    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
-        """None where the cloud does not tell, or somebody asked for its end."""
+    def end_reason(self, instance: str, region: str | None = None) -> EndReason | None:
+        """Return None if the cloud gives no reason, or if a user or governor requested the end."""
 
 
 @runtime_checkable
-class Recognises(Protocol):
-    """A provider that can tell whose a machine is."""
+class SupportsJobLookup(Protocol):
+    """A provider that can name the job of a machine."""
 
     def job_of(self, instance: str, region: str | None = None) -> str | None:
-        """The job whose machine this is, while its cloud still knows; None for what is not this store's."""
+        """The job of this machine, while the cloud still knows it; None for a machine of another store."""
 
 
 @runtime_checkable
-class Speaks(Protocol):
-    """A provider that keeps what a machine's console showed, for a while even after its end."""
+class SupportsConsole(Protocol):
+    """A provider that keeps the console output of a machine, for a while even after the machine's end."""
 
     def console(self, instance: str, region: str | None = None) -> str | None:
-        """The end of the console's output; None where there is none (yet)."""
+        """The last part of the console output; None if there is none (yet)."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. `fix` says what to do where it is not as it should be.
+class CheckResult:
+    """The result of one check. `fix` says how to correct a problem.
 
-    `ok` is None where it could not be told, or where it works but could work better.
+    `ok` is None if the check could not be made, or if everything works but could work better.
     """
 
     name: str
@@ -226,94 +245,56 @@ class Finding:
 
 
 @runtime_checkable
-class Checkup(Protocol):
-    """A provider that can look for itself whether a job would find what it needs."""
+class SupportsAccountCheck(Protocol):
+    """A provider that can check whether the account has and allows what a job needs."""
 
-    def checkup(self, spec: Spec) -> Iterator[Finding]:
-        """What a job such as this needs, one by one. Makes nothing, ends nothing; raises no ProviderError."""
+    def check_account(self, spec: Spec) -> Iterator[CheckResult]:
+        """Check the needs of such a job one by one. Changes nothing in the cloud and raises no ProviderError."""
 
 
 @dataclass(frozen=True)
-class Visit:
-    """What somebody wants on a machine: a command, or a shell where there is none."""
+class ShellRequest:
+    """A request for access to a machine: run `command`, or open a shell if it is empty."""
 
     command: tuple[str, ...] = ()
-    # For ssh itself, such as `-L 6006:localhost:6006`.
+    # Options for ssh itself, such as `-L 6006:localhost:6006`.
     options: tuple[str, ...] = ()
     user: str | None = None
     identity: str | None = None
-    # The way that the person insists on.
+    # The access method that the user requires; None: any.
     via: str | None = None
-    # There is a terminal at this end.
+    # The user's side has a terminal.
     terminal: bool = False
 
 
 @dataclass(frozen=True)
-class Way:
-    """A program of this computer that leads onto a machine: run it, and its exit status is the command's."""
+class ShellCommand:
+    """A local program that runs the requested command on a machine. Its exit status is the command's."""
 
     name: str
     argv: tuple[str, ...]
-    # Where to start it; None: where the person is.
+    # Working directory; None: the user's current directory.
     cwd: str | None = None
-    # What to say when it ends with 255, which is the program's own failure more often than the command's.
+    # Hint to print if the program exits with 255, which is more often its own failure than the command's.
     hint: str = ""
 
 
 @runtime_checkable
-class Reachable(Protocol):
-    """A provider whose machines a person can go to."""
+class SupportsShell(Protocol):
+    """A provider whose machines a user can log in to."""
 
-    def way(self, instance: str, visit: Visit, spec: Spec, region: str | None = None) -> AbstractContextManager[Way]:
-        """The best way there is. It may be used until the context ends: keys made for it are gone then.
+    def shell_command(
+        self, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None = None
+    ) -> AbstractContextManager[ShellCommand]:
+        """Find the best open way to the machine.
 
-        Raises UserError, in one line, where there is none.
-        """
-
-
-@dataclass(frozen=True)
-class Grant:
-    """What one part of Stoker may do in a cloud, and how to give it that."""
-
-    name: str
-    about: str
-    policy: dict[str, Any]
-    # Who may take on the role, where it is one.
-    trust: dict[str, Any] | None = None
-    commands: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Grants:
-    """All that Stoker needs to be allowed in a cloud. `notes` say what these cannot do."""
-
-    grants: tuple[Grant, ...]
-    notes: tuple[str, ...] = ()
-
-
-class Granting(Protocol):
-    """A provider's module `iam`. Asks nobody."""
-
-    def grants(
-        self,
-        store: str,
-        *,
-        job: str | None = None,
-        inputs: tuple[str, ...] = (),
-        logs: str | None = None,
-        secrets: tuple[str, ...] = (),
-        notify: tuple[str, ...] = (),
-    ) -> Grants:
-        """For this store. `job`: machines that may write for jobs of that name alone. `inputs`: what they may read.
-        `logs`: the group of the cloud's own log service that they may write to. `secrets`: references that they follow.
-        `notify`: addresses through which governors tell, as far as this cloud has to allow that.
-
-        Raises UserError for a store, or a secret, that the provider's machines cannot reach.
+        The command may be used until the context ends; keys made for it are deleted then. Raises UserError, in one
+        line, if there is no way.
         """
 
 
 @runtime_checkable
-class Placed(Protocol):
+class HasPlace(Protocol):
     """A provider whose machines exist at one place only, and can be seen and started from there alone."""
 
     @property
@@ -322,63 +303,64 @@ class Placed(Protocol):
 
 
 @runtime_checkable
-class Wakes(Protocol):
-    """A provider that can tell at once that something happened."""
+class SupportsWakeup(Protocol):
+    """A provider that can report at once that something happened on a machine."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until a notice, an exit or a death on any of its machines, or the timeout. True: it was woken."""
+        """Sleep until a notice, an exit or a death on any of its machines, or until the timeout. True: an event
+        came."""
 
 
 class Machine(Protocol):
-    """The node as its agent sees it: what differs from cloud to cloud on the machine itself."""
+    """The node as its agent sees it: the part of the machine that differs from cloud to cloud."""
 
     def notice(self) -> NoticeFact | None:
-        """The notice in force, or None. Cheap: asked several times a second."""
+        """The notice in force, or None. Must be cheap: the agent asks several times a second."""
 
     def address(self) -> str:
-        """Where the other nodes reach this one."""
+        """The address at which the other nodes reach this one."""
 
     def master_port(self, preferred: int) -> int:
-        """The port rank 0 offers for the rendezvous of the training."""
+        """The port that rank 0 offers for the rendezvous of the training."""
 
     def wake_governors(self) -> None:
-        """Let a governor nearby know at once that something happened. Best effort, never raises."""
+        """Wake a governor on the same machine, if there is one. Best effort, never raises."""
 
     def power_off(self) -> None:
         """Give the machine back. On `local` this ends the process and does not return."""
 
 
 @runtime_checkable
-class Contained(Protocol):
-    """A machine that is a container already, made from the image that the job names: its agent starts none."""
+class RunsInContainer(Protocol):
+    """A machine that is itself a container made from the job's image, so that its agent starts none."""
 
     @property
     def contained(self) -> bool: ...
 
 
 @runtime_checkable
-class Remade(Protocol):
-    """A machine that its cloud may make anew under the same name, with nothing on its disk.
+class SupportsHostReplacement(Protocol):
+    """A machine that its cloud may replace under the same name, with an empty disk.
 
-    Whether an agent was here before, only the store can tell: see `stoker.agent.main`.
+    Only the store can tell whether an agent ran under that name before: see `stoker.agent.main`.
     """
 
     @property
-    def remade(self) -> bool: ...
+    def replaced(self) -> bool: ...
 
 
 @runtime_checkable
-class KeepsEnvironments(Protocol):
-    """A machine that outlives its nodes: what one of them installed, the next one finds."""
+class HasEnvironmentCache(Protocol):
+    """A machine that outlives its nodes: an environment installed by one node serves the next."""
 
     @property
     def environments(self) -> Path:
-        """The folder for it. All nodes of the machine see the same."""
+        """The folder of the installed environments, shared by all nodes of the machine."""
 
 
 @runtime_checkable
-class KnowsLimits(Protocol):
-    """A provider whose cloud tells how much of its machines an account may have."""
+class SupportsQuotaCheck(Protocol):
+    """A provider whose cloud reports how many of its machines an account may have."""
 
-    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
-        """Raise UserError where the account may have none of these, ever. What is not told forbids nothing."""
+    def check_quota(self, offerings: Sequence[Offering], nodes: int) -> None:
+        """Raise UserError if the account's quotas rule out all of these. An unknown quota rules out nothing."""

@@ -1,4 +1,4 @@
-"""What a provider that has a console for people knows about it: its module `links`. Pure, needs nothing installed."""
+"""The contract of a provider's module `links`: addresses in its cloud's web console. Pure, needs nothing installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from stoker.model.spec import Logs
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A node's place in a job of a store: what its machine was named after."""
+class NodeIdentity:
+    """A node's position in a job of a store, from which its machine's name is derived."""
 
     store: str
     job: str
@@ -20,21 +20,21 @@ class Seat:
     rank: int
 
 
-class Links(Protocol):
+class LinksModule(Protocol):
     """Addresses in the provider's console."""
 
-    def name(self, seat: Seat) -> str | None:
-        """What the console calls the machine that was launched for this; None where it has no name."""
+    def name(self, node: NodeIdentity) -> str | None:
+        """The name under which the console lists the node's machine; None if it has no name."""
 
     def machine(self, instance: str, region: str | None) -> str | None:
-        """Where one machine is shown; None where the region is not known."""
+        """The page of one machine; None if the region is not known."""
 
     def log(self, logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
-        """Where the copy of one node's log is shown; None where the job asks for none, or the region is not known."""
+        """The page with the copy of one node's log; None if the job requests no copy, or the region is not known."""
 
     def own_logs(self, instance: str, region: str | None) -> str | None:
-        """The query that finds what the cloud itself logged about a machine, also when that is gone; None where there
-        is no such thing."""
+        """The query that finds the cloud's own log entries about a machine, even after its end; None if there are
+        none."""
 
     def own_logs_link(self, instance: str, region: str | None) -> str | None:
-        """Where a browser shows what that query finds; None where there is no such place, or it is not known."""
+        """The page that shows the result of that query; None if there is none, or it is not known."""

@@ -1,4 +1,4 @@
-"""What is known of a provider's images before a machine has booted one."""
+"""Facts about a provider's images that are known before a machine boots one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 # A version, such as (3, 12).
 Python = tuple[int, int]
 
-# The tags of agents, by the Pythons they serve: each serves this one, and the last of them all that are newer.
+# The Python that each agent tag serves. The last tag also serves all newer versions.
 SERVED: dict[str, Python] = {"cp310": (3, 10), "cp311": (3, 11)}
 
 
-# Which field names the image that an agent finds its Python in: most machines are booted from one of their own.
+# The field that names the image in which an agent finds its Python: most machines boot from an image of their own.
 IMAGE = "resources.image"
 CONTAINER_IMAGE = "environment.container.image"
 
@@ -22,18 +22,21 @@ def version_text(python: Python) -> str:
 
 
 def newer_image(tags: Iterable[str]) -> str:
-    """What to do where no Python fits the agents that were packed, such as `cp311-x86_64`: enough on any machine."""
+    """The advice if no Python of the image fits the packed agents, whose tags look like `cp311-x86_64`.
+
+    The version that it names is sufficient on every architecture.
+    """
     oldest: dict[str, Python] = {}
     for tag in tags:
         python, _, arch = tag.partition("-")
         served = SERVED.get(python, max(SERVED.values()))
         oldest[arch] = min(served, oldest.get(arch, served))
-    enough = max(oldest.values(), default=min(SERVED.values()))
-    return f"choose a {IMAGE} with Python {version_text(enough)} or newer"
+    version = max(oldest.values(), default=min(SERVED.values()))
+    return f"choose a {IMAGE} with Python {version_text(version)} or newer"
 
 
-class Images(Protocol):
+class ImagesModule(Protocol):
     """The module `images` of a provider that knows some images by name."""
 
     def python_of(self, wanted: str | None, gpus: int) -> Python | None:
-        """A Python that is sure to be in the image which a job names, or gets without a name; None: nobody knows."""
+        """A Python that the job's image, or the default image, certainly has; None if that is not known."""

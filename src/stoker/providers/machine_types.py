@@ -1,8 +1,8 @@
-"""Machine types of any cloud, and which of them serve a job.
+"""Machine types of any cloud, and the choice of those that serve a job.
 
-A cloud keeps a table of its types, says what is known of one that the table does not have, and what a name must look
-like; the rest is the same everywhere. Clouds bring out new types all the time: one that a job names and the table does
-not know is taken as it is.
+A cloud supplies a table of its types, the facts that can be derived from a name missing in the table, and the pattern
+of valid names; the rest is shared. Clouds add types all the time, so a type that a job names is accepted even if the
+table does not have it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from difflib import get_close_matches
 from typing import Generic, Literal, TypeVar
 
 from stoker.model.errors import UserError
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers import did_you_mean
 
 Arch = Literal["x86_64", "arm64"]
 
-# What a machine must have when the job does not say: less does not even hold a framework.
+# The minimum memory if the job names none: less does not even hold a framework.
 _LEAST_MEMORY_BYTES = 4 * 1024**3
 _GB = 1000**3
 _GIB = 1024**3
@@ -27,20 +27,20 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class MachineType:
-    """What a cloud says of a machine type. `cpus` and `memory_bytes` are None for one whose facts are not known yet."""
+    """The facts about a machine type. `cpus` and `memory_bytes` are None until they are known."""
 
     name: str
     cpus: int | None
     memory_bytes: int | None
-    # Accelerators: the name of each, how many, and the memory of one. A type with a slice of a GPU has a name and none.
+    # Accelerators: the name, the count, and the memory of each. A type with a part of a GPU has a name and count 0.
     gpu: str | None = None
     gpus: int = 0
     gpu_memory_bytes: int = 0
     arch: Arch = "x86_64"
     spot: bool = True
-    # Who makes the accelerators: what is written for CUDA runs on nvidia's alone.
+    # The maker of the accelerators: CUDA programs run on nvidia's alone.
     maker: str = "nvidia"
-    # Shares its processor with others, or lives on credits, and is slow without them.
+    # Shares its processor, or has CPU credits and is slow without them.
     burstable: bool = False
 
     @property
@@ -52,29 +52,33 @@ T = TypeVar("T", bound=MachineType)
 
 
 def size(machine: MachineType) -> tuple[int, int, int, str]:
-    """Orders machine types from small to large: accelerators first, since they are what is paid for."""
+    """Sort key of machine types from small to large: accelerators first, since they dominate the price."""
     return (machine.gpus, machine.cpus or 0, machine.memory_bytes or 0, machine.name)
 
 
 def same_gpu(wanted: str, machine: MachineType) -> bool:
-    """`A100` is any A100, `A100-80GB` one with 80 GB; `L4` is no `L40S`; an empty name is any GPU that runs CUDA."""
+    """Return True if the machine has the wanted GPU.
+
+    `A100` is any A100, `A100-80GB` one with 80 GB; `L4` does not match `L40S`; an empty name matches any GPU that runs
+    CUDA.
+    """
     if machine.gpu is None:
         return False
     if not wanted:
         return machine.maker == "nvidia"
-    # Makers count in either unit: 22888 MiB are sold as 24 GB, 81920 MiB as 80 GB.
+    # Makers use either unit: 22888 MiB are sold as 24 GB, 81920 MiB as 80 GB.
     sizes = {f"{round(machine.gpu_memory_bytes / unit)}gb" for unit in (1000**3, 1024**3)}
     words = {*_words(machine.gpu), *sizes, machine.maker}
     return words.issuperset(_words(wanted))
 
 
 def disk_size(size_bytes: int) -> int:
-    """The size of a disk as clouds count it, in GiB that they call GB: `200GB` is 200, and nothing becomes less."""
+    """The size of a disk in the GiB that clouds call GB: `200GB` is 200; other sizes are rounded up."""
     return size_bytes // _GB if size_bytes % _GB == 0 else -(-size_bytes // _GIB)
 
 
 def featured(machines: Iterable[MachineType], family: Callable[[str], str]) -> list[str]:
-    """The machines that people ask for first: of each family with accelerators, the smallest."""
+    """The machines that users request most often: the smallest of each family with accelerators."""
     smallest: dict[str, MachineType] = {}
     for machine in machines:
         name = family(machine.name)
@@ -83,65 +87,50 @@ def featured(machines: Iterable[MachineType], family: Callable[[str], str]) -> l
     return [machine.name for _, machine in sorted(smallest.items())]
 
 
-def _no_wishes(_: Resources) -> Mapping[str, str]:
-    return {}
-
-
-def _no_misfit(_machine: MachineType, _resources: Resources) -> str:
-    return ""
-
-
-def _well_spelt(_: str) -> bool:
-    return False
-
-
-def _possible(_: str) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Catalog(Generic[T]):
     """The machine types of one cloud."""
 
-    # What people call it.
+    # The cloud's name in messages.
     cloud: str
-    # Every machine type that is known, by name.
+    # Returns all known machine types, by name.
     table: Callable[[], Mapping[str, T]]
-    # The machine type of the table, else what its name tells.
+    # Returns the machine type of the table, otherwise the facts that its name tells.
     facts: Callable[[str], T]
-    # What the name of a machine type looks like, and some of them.
+    # The pattern of valid type names, and some examples.
     name: re.Pattern[str]
     examples: tuple[str, ...]
-    # Whether a name that the table does not have surely is a slip of the pen, though it looks like one.
-    misspelt: Callable[[str], bool] = _well_spelt
-    # Why the cloud has no such machine, and what to do, though its name is made as names are; empty where it may have.
-    impossible: Callable[[str], str] = _possible
-    # What a job may ask of this cloud alone: in words, by the field below `resources`; and why a machine cannot do it.
-    wishes: Callable[[Resources], Mapping[str, str]] = _no_wishes
-    misfit: Callable[[T, Resources], str] = _no_misfit
+    # Returns True for a name that matches the pattern but surely is a typing error.
+    is_misspelt: Callable[[str], bool] = lambda _name: False
+    # Returns why the cloud cannot have a type of this well-formed name, and what to do; empty if it may have it.
+    impossible_reason: Callable[[str], str] = lambda _name: ""
+    # Needs of a job that only this cloud knows: a description of each by its field below `resources`, and the reason
+    # why a machine cannot meet them.
+    extra_needs: Callable[[Resources], Mapping[str, str]] = lambda _resources: {}
+    mismatch: Callable[[T, Resources], str] = lambda _machine, _resources: ""
 
     def fitting(self, resources: Resources) -> list[T]:
-        """The machine types that serve these resources: those named, as they are named, else all, the smallest first.
+        """The machine types that serve these resources: those named, in the job's order, else all, the smallest first.
 
-        Where no machine is named, what needs software of its own (arm64, accelerators without CUDA) is left out unless
-        its GPU is asked for by name, and so is what is burstable, or has next to no memory while the job does not say
-        how much it needs. Raises UserError for a name that no machine type can have.
+        If no machine is named, types that need special software (arm64, accelerators without CUDA) are left out unless
+        their GPU is requested by name. Burstable types are left out too, and types with very little memory if the job
+        does not say how much it needs. Raises UserError for a name that no machine type can have.
         """
         if resources.machine:
             return [machine for machine in self._named(resources.machine) if self.serves(machine, resources)]
         return sorted((machine for machine in self._unnamed(resources) if self.serves(machine, resources)), key=size)
 
     def serves(self, machine: T, resources: Resources) -> bool:
-        """Whether it has what is asked for, as far as its facts are known."""
-        return not self._misfit(machine, resources)
+        """Return True if the machine meets the requirements, as far as its facts are known."""
+        return not self._mismatch(machine, resources)
 
     def why_none(self, resources: Resources) -> str:
-        """Why no machine type serves these resources, in one line; empty when one does."""
+        """The reason why no machine type serves these resources, in one line; empty if one does."""
         try:
             if self.fitting(resources):
                 return ""
             if resources.machine:
-                return self._misfit(next(iter(self._named(resources.machine))), resources)
+                return self._mismatch(next(iter(self._named(resources.machine))), resources)
         except UserError as error:
             return str(error)
         if resources.gpus is not None and resources.gpus.count > 0:
@@ -157,19 +146,18 @@ class Catalog(Generic[T]):
         return self._too_much(resources)
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
-        """The machines that a job names and the table does not have, a line each, for a plan that asks nobody."""
+        """The remarks of an offline plan about the named machines that the table does not have, one line each."""
         new = [name for name in dict.fromkeys(resources.machine) if name not in self.table()]
         return tuple(did_you_mean.unchecked("resources.machine", name, self.table()) for name in new)
 
     def _named(self, names: Iterable[str]) -> list[T]:
         for name in names:
-            if name not in self.table() and (not self.name.fullmatch(name) or self.misspelt(name)):
+            if name not in self.table() and (not self.name.fullmatch(name) or self.is_misspelt(name)):
                 close = get_close_matches(name.lower(), self.table(), n=3, cutoff=0.5) or self.examples
                 raise UserError(f"resources.machine: {self.cloud} has no machine type {name!r}; {_choices(close)}")
-            why = self.impossible(name)
-            if why:
-                raise UserError(f"resources.machine: {name}: {why}")
-        # Twice the same name would be twice the same offering.
+            if reason := self.impossible_reason(name):
+                raise UserError(f"resources.machine: {name}: {reason}")
+        # A repeated name would give the same offering twice.
         return [self.facts(name) for name in dict.fromkeys(names)]
 
     def _unnamed(self, resources: Resources) -> list[T]:
@@ -182,8 +170,9 @@ class Catalog(Generic[T]):
             and (by_name or not (machine.burstable or machine.arch == "arm64" or machine.maker != "nvidia"))
         ]
 
-    def _misfit(self, machine: T, resources: Resources) -> str:
-        """Why this one cannot serve, naming the field; empty when it can, or when nobody knows yet."""
+    def _mismatch(self, machine: T, resources: Resources) -> str:
+        """The reason, with the field's name, why this machine cannot serve; empty if it can, or if its facts are
+        unknown."""
         if not machine.known:
             return ""
         gpus = resources.gpus
@@ -193,9 +182,8 @@ class Catalog(Generic[T]):
                 return f"resources.gpus: {machine.name} has {has}, {gpus.name or 'GPU'}:{gpus.count} was asked for"
         elif machine.gpu is not None and not resources.machine:
             return f"resources.gpus: {machine.name} has GPUs that were not asked for"
-        own = self.misfit(machine, resources)
-        if own:
-            return own
+        if reason := self.mismatch(machine, resources):
+            return reason
         if resources.cpus is not None and (machine.cpus or 0) < resources.cpus:
             return f"resources.cpus: {machine.name} has {machine.cpus}, {resources.cpus} were asked for"
         if resources.memory_bytes is not None and (machine.memory_bytes or 0) < resources.memory_bytes:
@@ -204,18 +192,18 @@ class Catalog(Generic[T]):
         return ""
 
     def _too_much(self, resources: Resources) -> str:
-        """The kind of machine is there; the rest is more than any of them has."""
+        """The reason if such machines exist, but none is large enough."""
         asked = {}
         if resources.cpus is not None:
             asked["cpus"] = f"{resources.cpus} CPUs"
         if resources.memory_bytes is not None:
             asked["memory"] = f"{resources.memory_bytes / 1e9:.0f} GB of memory"
-        asked |= self.wishes(resources)
+        asked |= self.extra_needs(resources)
         field = next(iter(asked), "gpus")
         if resources.gpus is not None and resources.gpus.count > 0:
             asked = {"gpus": f"{resources.gpus.name or 'GPU'}:{resources.gpus.count}", **asked}
-        words = " and ".join(asked.values())
-        return f"resources.{field}: {self.cloud} has no machine with {words}; name one with resources.machine"
+        needs = " and ".join(asked.values())
+        return f"resources.{field}: {self.cloud} has no machine with {needs}; name one with resources.machine"
 
 
 def _choices(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Offerings from machine types and prices: which types are looked for, and in which order they are tried."""
+"""Build offerings from machine types and prices: select the types to look for, and order the result."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers.machine_types import MachineType, size
 from stoker.providers.price_table import Price
 
-# So many machine types are asked about when none is named: enough places to look when the first are dry, and few enough
-# for one call.
+# The most machine types to ask about if the job names none: enough alternatives if the first have no capacity, and few
+# enough for one call.
 _MOST_TYPES = 24
 
 T = TypeVar("T", bound=MachineType)
 
 
 def candidates(resources: Resources, fitting: list[T], on_demand: Callable[[str], Price | None]) -> list[T]:
-    """The machine types to look for: all that are named, else the cheapest few of those with the fewest GPUs."""
+    """The machine types to look for: all that the job names, else the cheapest few of those with the fewest GPUs."""
     if resources.machine:
         return fitting
 
@@ -59,10 +59,10 @@ def offering(
 
 
 def fewest_gpus(resources: Resources, found: Iterable[Offering]) -> list[Offering]:
-    """Those with as many GPUs as were asked for; where no machine has exactly so many, those with the fewest more.
+    """The offerings with as many GPUs as requested; if no machine has exactly that many, those with the fewest more.
 
-    Nobody who asks for one GPU wants to pay for sixteen because the others were dry, nor because they are no longer
-    listed. Of what `resources.spot` leaves out nothing is seen. Who names machines gets those.
+    A job that requests one GPU must not pay for sixteen because smaller machines have no capacity, or are no longer
+    listed. Offerings that `resources.spot` excludes do not count. Machines that the job names are never filtered.
     """
     offered = list(found)
     if resources.machine or resources.gpus is None or not resources.gpus.count:
@@ -73,17 +73,20 @@ def fewest_gpus(resources: Resources, found: Iterable[Offering]) -> list[Offerin
 
 
 def is_wanted(resources: Resources, *, spot: bool) -> bool:
-    """Whether the job takes spot machines, or on-demand ones."""
+    """Return True if the job accepts spot machines (`spot`), or on-demand ones (not `spot`)."""
     return spot in {"never": (False,), "only": (True,), "prefer": (True, False)}[resources.spot]
 
 
 def table_source(price: Price | None) -> str:
-    """Where a price of a table is from, for people."""
+    """The source of a table's price, for display."""
     return "" if price is None else f"table of {price.date.isoformat()} ({price.source})"
 
 
 def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterable[Offering]) -> tuple[Offering, ...]:
-    """By preference where machines are named; then the cheapest, unknown prices last and the smallest of them first."""
+    """Sort the offerings: by the job's preference if it names machines, then by price.
+
+    Unknown prices come last, the smallest machine first.
+    """
     preference = {name: place for place, name in enumerate(dict.fromkeys(resources.machine))}
     sizes = {machine.name: size(machine) for machine in machines}
 
@@ -91,11 +94,11 @@ def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterab
         return (
             preference.get(offered.machine, len(preference)),
             math.inf if offered.price is None else offered.price,
-            # Spot follows on-demand prices roughly: better than nothing where it is not known.
+            # Spot prices roughly follow on-demand prices: a usable order if the spot price is unknown.
             math.inf if offered.on_demand_price is None else offered.on_demand_price,
             sizes[offered.machine],
             offered.zone,
-            # At the same price, the one that is not taken away comes first.
+            # At the same price, on-demand comes first: it is not reclaimed.
             offered.spot,
         )
 
@@ -103,7 +106,7 @@ def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterab
 
 
 def why_none(cloud: str, resources: Resources, region: str | None) -> str:
-    """Why machines that there are cannot be had where the job looks for them, naming the field."""
+    """The reason, with the field's name, why existing machines are not available where the job looks for them."""
     field = "machine" if resources.machine else "gpus" if resources.gpus else "region"
     what = ", ".join(resources.machine) or "such a machine"
     if resources.zones:

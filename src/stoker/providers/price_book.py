@@ -1,7 +1,7 @@
-"""Tables of prices as files: the project's own, and a newer one of the person's.
+"""Price tables as files: the packaged table, and a newer one that the user refreshed.
 
-The project's table has its source and date with each region. What a refresh brought is kept under the home, where it
-wins for every region in which it is the newer one. What is in neither is unknown, and stays so.
+The packaged table has its source and date with each region. A refresh is saved under Stoker's home and is used for
+every region in which it is the newer one. A price in neither table is unknown, and stays so.
 """
 
 from __future__ import annotations
@@ -20,78 +20,79 @@ from pathlib import Path
 from typing import Any
 
 from stoker.model.errors import UserError
-from stoker.providers.price_table import Price, Refreshed, RegionPrices
+from stoker.providers.price_table import Price, PriceRefresh, RegionPrices
 from stoker.store.home import home, make_home
 
 
 @dataclass(frozen=True)
 class PriceBook:
-    """The tables of one provider, whose package has its own under `data/PROVIDER_prices.json`."""
+    """The price tables of one provider. The packaged one is `data/PROVIDER_prices.json` in the provider's package."""
 
     provider: str
-    # What the figures mean, for whoever opens the file.
+    # The meaning of the figures, for readers of the file.
     unit: str
-    # Machines of one family stand in one line of the file, so that a change can be read.
+    # Machines of one family share a line of the file, so that changes are readable.
     family: Callable[[str], str]
 
     def on_demand(self, region: str, machine: str) -> Price | None:
-        """What the machine costs in the region; None when nobody here knows."""
+        """The machine's on-demand price in the region; None if unknown."""
         found = self.tables().get(region)
         amount = found.prices.get(machine) if found is not None else None
         return Price(amount, found.source, found.date) if found is not None and amount is not None else None
 
     def spot(self, region: str, machine: str) -> Price | None:
-        """What it costs as a spot machine; None when nobody here knows."""
+        """The machine's spot price in the region; None if unknown."""
         found = self.tables().get(region)
         amount = found.spot.get(machine) if found is not None else None
         return Price(amount, found.source, found.date) if found is not None and amount is not None else None
 
     def tables(self) -> dict[str, RegionPrices]:
-        """The prices of each region, from whichever table is newer."""
-        ours = self.packaged()
+        """The prices of each region, from the newer of the two tables."""
+        packaged = self.packaged()
         newer = {
             region: found
-            for region, found in self.kept().items()
-            if region not in ours or found.date >= ours[region].date
+            for region, found in self.refreshed_tables().items()
+            if region not in packaged or found.date >= packaged[region].date
         }
-        return {**ours, **newer}
+        return {**packaged, **newer}
 
     def packaged(self) -> dict[str, RegionPrices]:
-        """The project's own table."""
+        """The packaged table."""
         return dict(_packaged(self.provider))
 
-    def kept(self) -> dict[str, RegionPrices]:
-        """What refreshing brought so far; empty without one, or when the file is not what it should be."""
-        path = self.kept_path()
+    def refreshed_tables(self) -> dict[str, RegionPrices]:
+        """The tables of earlier refreshes; empty if there are none or the file cannot be parsed."""
+        path = self.refreshed_path()
         try:
             status = path.stat()
         except OSError:
             return {}
-        return dict(_kept(path, status.st_mtime_ns, status.st_size))
+        return dict(_read_refreshed(path, status.st_mtime_ns, status.st_size))
 
-    def kept_path(self) -> Path:
-        """Where refreshed prices are kept."""
+    def refreshed_path(self) -> Path:
+        """The file of the refreshed prices."""
         return home() / "prices" / f"{self.provider}.json"
 
-    def keep(self, brought: Mapping[str, RegionPrices]) -> Refreshed:
-        """Keep these beside what is kept of other regions. Raises UserError for a home that cannot be written."""
-        path = self.kept_path()
-        _replace(path, self.render({**self.kept(), **brought}))
-        return Refreshed(path, {region: len(found.prices) for region, found in brought.items()})
+    def save_refreshed(self, refreshed: Mapping[str, RegionPrices]) -> PriceRefresh:
+        """Save these regions and keep the saved prices of others. Raises UserError if the home folder is not
+        writable."""
+        path = self.refreshed_path()
+        _replace(path, self.render({**self.refreshed_tables(), **refreshed}))
+        return PriceRefresh(path, {region: len(found.prices) for region, found in refreshed.items()})
 
     def render(self, tables: Mapping[str, RegionPrices]) -> str:
-        """The file's text: regions and machines in order, a line for each family."""
+        """The text of the file: regions and machines sorted, one line for each family."""
         regions = []
         for region, found in sorted(tables.items()):
             parts = [f'"source": {json.dumps(found.source)}', f'"date": "{found.date.isoformat()}"']
-            parts.append(f'"prices": {self._listed(found.prices)}')
+            parts.append(f'"prices": {self._render_prices(found.prices)}')
             if found.spot:
-                parts.append(f'"spot": {self._listed(found.spot)}')
+                parts.append(f'"spot": {self._render_prices(found.spot)}')
             text = ",\n      ".join(parts)
             regions.append(f'    "{region}": {{\n      {text}\n    }}')
         return f'{{\n  "unit": {json.dumps(self.unit)},\n  "regions": {{\n' + ",\n".join(regions) + "\n  }\n}\n"
 
-    def _listed(self, prices: Mapping[str, float]) -> str:
+    def _render_prices(self, prices: Mapping[str, float]) -> str:
         families: dict[str, list[str]] = {}
         for name, amount in sorted(prices.items()):
             families.setdefault(self.family(name), []).append(f'"{name}": {amount!r}')
@@ -100,7 +101,7 @@ class PriceBook:
 
 
 def parse(text: str) -> dict[str, RegionPrices]:
-    """Raises ValueError for what is not a table of prices."""
+    """Parse a price table. Raises ValueError if the text is not one."""
     try:
         return {
             str(region): RegionPrices(
@@ -116,7 +117,7 @@ def parse(text: str) -> dict[str, RegionPrices]:
 
 
 def price(value: Any) -> float:
-    """A price as it is told. Raises ValueError or TypeError for what is none: a machine is never free."""
+    """Parse a price. Raises ValueError or TypeError for anything but a positive number: no machine is free."""
     amount = float(value)
     if not (math.isfinite(amount) and amount > 0):
         raise ValueError(f"{value!r} is no price")
@@ -131,8 +132,8 @@ def _packaged(provider: str) -> Mapping[str, RegionPrices]:
 
 
 @lru_cache(maxsize=4)
-def _kept(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, RegionPrices]:
-    """Read once for as long as it stays the same: it is asked for each machine."""
+def _read_refreshed(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, RegionPrices]:
+    """Read the file once for as long as it does not change: prices are looked up for each machine."""
     try:
         return parse(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -140,7 +141,7 @@ def _kept(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, RegionPrices]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """All of it or nothing: somebody else may be reading."""
+    """Replace the file atomically: another process may be reading it."""
     make_home()
     try:
         path.parent.mkdir(exist_ok=True)

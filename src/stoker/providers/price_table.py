@@ -1,4 +1,4 @@
-"""What a table of on-demand prices is, for a provider whose cloud does not tell them with every offering."""
+"""The contract of a provider's price table, for clouds that do not return a price with each offering."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from datetime import date
 from pathlib import Path
 from typing import Protocol
 
-# Older than this, a table is worth a word.
+# A table older than this gets a warning.
 OLD_DAYS = 90
 
 
 @dataclass(frozen=True)
 class Price:
-    """$/h of one machine, on demand, with where the figure is from."""
+    """The on-demand price of one machine in $/h, with its source."""
 
     amount: float
     source: str
@@ -23,34 +23,34 @@ class Price:
 
 @dataclass(frozen=True)
 class RegionPrices:
-    """What one region's machines cost, all from one source at one time."""
+    """The prices of one region's machines, all from one source and one date."""
 
     source: str
     date: date
     prices: Mapping[str, float] = field(default_factory=dict)
-    # Where spot prices change so seldom that a table can hold them.
+    # For clouds whose spot prices change so seldom that a table can hold them.
     spot: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Refreshed:
-    """What a refresh brought: how many prices for each region, and where they are kept."""
+class PriceRefresh:
+    """The result of a refresh: the number of prices for each region, and the file that holds them."""
 
     path: Path
     counts: Mapping[str, int]
 
 
-class PriceTable(Protocol):
-    """The module `prices` of a provider that keeps a table."""
+class PricesModule(Protocol):
+    """The module `prices` of a provider that has a price table."""
 
     def tables(self) -> dict[str, RegionPrices]:
-        """The prices of each region, from whichever table is newer."""
+        """The prices of each region, from the newer of the two tables."""
 
     def featured(self, names: Iterable[str]) -> list[str]:
-        """Those of the machines that people ask for first."""
+        """The machines among these that users request most often."""
 
-    def refresh_now(self, regions: Iterable[str] = ()) -> Refreshed:
-        """Ask the cloud's price list, and keep the answer; without regions, for all that a table has.
+    def refresh_now(self, regions: Iterable[str] = ()) -> PriceRefresh:
+        """Ask the cloud's price list and save the answer; without regions, for all regions of the tables.
 
-        Raises UserError when what it needs is not installed, else the errors of `ProviderError`.
+        Raises UserError if a required package is not installed, otherwise the subclasses of `ProviderError`.
         """

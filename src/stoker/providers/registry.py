@@ -1,4 +1,4 @@
-"""Find a provider by name, lazily: nothing of a cloud is imported until it is asked for."""
+"""Find a provider by name. Lazy: no module of a cloud is imported before that cloud is used."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from stoker.model.errors import UserError
 from stoker.store.home import is_unnamed_store
 
 if TYPE_CHECKING:
-    from stoker.providers.base import Capabilities, Granting, Machine, Provider
-    from stoker.providers.console_links import Links
-    from stoker.providers.image_info import Images
-    from stoker.providers.price_table import PriceTable
+    from stoker.providers.base import Capabilities, Machine, Provider
+    from stoker.providers.console_links import LinksModule
+    from stoker.providers.grants import IamModule
+    from stoker.providers.image_info import ImagesModule
+    from stoker.providers.price_table import PricesModule
 
 GROUP = "stoker.providers"
 
-# Ours, so that the common case needs no look-up of entry points (which reads every installed package).
+# Built-in providers need no look-up of entry points, which reads the metadata of every installed package.
 _BUILT_IN = {name: f"stoker.providers.{name}" for name in ("local", "ec2", "gce", "sagemaker")}
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a provider is connected with. `store` is the tag that tells this store's machines from others'.
+    """The settings that a provider is connected with. `store` is the tag that marks this store's machines.
 
-    `offline`: no cloud may be asked, and there are no credentials. What the provider knows by itself has to do.
+    `offline`: no cloud may be asked and there are no credentials; the provider answers from its own tables.
     """
 
     store: str
@@ -35,59 +36,60 @@ class Context:
 
 
 def names() -> list[str]:
-    """Every provider that could be connected."""
+    """The names of all providers that could be connected."""
     return sorted({*_BUILT_IN, *_entry_points()})
 
 
 def connect(name: str, context: Context) -> Provider:
-    """The provider called `name`. Raises UserError when there is none."""
+    """Connect the provider called `name`. Raises UserError if there is none."""
     return cast("Provider", _module(name).connect(context))
 
 
 def capabilities(name: str) -> Capabilities:
-    """What the provider can do, without connecting to it."""
+    """The provider's capabilities, without connecting to it."""
     return cast("Capabilities", _module(name).CAPABILITIES)
 
 
 def check_store(name: str, url: str, option: str = "--store") -> None:
-    """Raise UserError for a store that the provider's machines cannot reach. `option` is where it was named."""
+    """Raise UserError for a store that the provider's machines cannot reach. `option` names the setting of the
+    store."""
     schemes = capabilities(name).stores
     if schemes and url.partition("://")[0] not in schemes:
         forms = " or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in schemes)
         if is_unnamed_store(url):
-            # A folder of this computer, which nobody has named: it is no mistake in it.
+            # The default folder on this computer: the user named no store, so the message must not blame one.
             raise UserError(f"no store is named; set STOKER_STORE, or give {option}, as {forms}")
         how = f"set STOKER_STORE or --store to {forms}" if option == "--store" else f"give it as {forms}"
         raise UserError(f"{option}: machines on {name} cannot reach {url}; {how}")
 
 
 def machine(name: str, node_dir: Path) -> Machine:
-    """The node's own side of the provider, for the agent that runs on it."""
+    """The node's side of the provider, for the agent that runs on it."""
     return cast("Machine", _module(name).machine(node_dir))
 
 
-def prices(name: str) -> PriceTable:
-    """The provider's own table of prices. Raises UserError when it keeps none."""
-    return cast("PriceTable", _part(name, "prices", f"--provider: {name} keeps no table of prices"))
+def prices(name: str) -> PricesModule:
+    """The provider's price table. Raises UserError if it has none."""
+    return cast("PricesModule", _part(name, "prices", f"--provider: {name} keeps no table of prices"))
 
 
-def iam(name: str) -> Granting:
-    """What the provider's cloud has to allow. Raises UserError where there is nothing to allow."""
-    return cast("Granting", _part(name, "iam", f"{name} needs no permissions of a cloud"))
+def iam(name: str) -> IamModule:
+    """The permissions that the provider's cloud has to grant. Raises UserError if it needs none."""
+    return cast("IamModule", _part(name, "iam", f"{name} needs no permissions of a cloud"))
 
 
-def images(name: str) -> Images | None:
-    """What the provider knows of its images; None where it knows nothing."""
+def images(name: str) -> ImagesModule | None:
+    """The provider's knowledge about its images; None if it has none."""
     try:
-        return cast("Images", _part(name, "images", f"{name} knows no images"))
+        return cast("ImagesModule", _part(name, "images", f"{name} knows no images"))
     except UserError:
         return None
 
 
-def links(name: str) -> Links | None:
-    """Where people find the provider's things in a browser; None where it has no such place, or is not installed."""
+def links(name: str) -> LinksModule | None:
+    """Addresses in the provider's web console; None if it has no console or is not installed."""
     try:
-        return cast("Links", _part(name, "links", f"{name} has no console"))
+        return cast("LinksModule", _part(name, "links", f"{name} has no console"))
     except UserError:
         return None
 
@@ -113,8 +115,8 @@ def _module(name: str) -> ModuleType:
 
 
 def _entry_points() -> dict[str, str]:
-    """The providers that are installed, with their modules."""
-    # Imported here: it takes longer than anything else that an agent or a command imports, and is seldom needed.
+    """The modules of the installed providers, by name."""
+    # Imported here: slower than any other import of an agent or a command, and seldom needed.
     from importlib import metadata
 
     return {point.name: point.value for point in metadata.entry_points(group=GROUP)}

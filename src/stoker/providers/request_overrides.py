@@ -1,4 +1,4 @@
-"""What a job merges into a cloud's request, part by part, and what it may not reach."""
+"""Merge a job's overrides into a request to a cloud, and detect overrides of protected fields."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def merged(params: Mapping[str, Any], overrides: Mapping[str, Any], identities: Mapping[str, str]) -> dict[str, Any]:
-    """Overrides win, part by part. A list replaces a list, save those whose members have a name of their own: by the
-    list's name, `identities` says which field that is. A member that has none is added."""
+def merge_overrides(
+    params: Mapping[str, Any], overrides: Mapping[str, Any], identities: Mapping[str, str]
+) -> dict[str, Any]:
+    """Merge overrides into params, field by field; overrides win.
+
+    A list replaces a list, except for lists in `identities`: it maps the name of a list to the field that identifies
+    its members. Members with the same identity are merged; a member with a new identity, or with none, is appended.
+    """
     result = dict(params)
     for key, value in overrides.items():
         before = result.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            result[key] = merged(before, value, identities)
+            result[key] = merge_overrides(before, value, identities)
         elif key in identities and isinstance(before, list) and isinstance(value, list):
             result[key] = _merged_list(before, value, identities[key], identities)
         else:
@@ -22,7 +27,7 @@ def merged(params: Mapping[str, Any], overrides: Mapping[str, Any], identities: 
 
 
 def reaches(overrides: Mapping[str, Any], path: str) -> bool:
-    """Whether an override changes what this dotted path names, or takes away what is around it."""
+    """Return True if an override changes the field at this dotted path, or removes an object around it."""
     name, _, below = path.partition(".")
     if name not in overrides:
         return False
@@ -36,7 +41,7 @@ def _merged_list(before: list[Any], after: list[Any], identity: str, identities:
         name = each.get(identity)
         same = [n for n, one in enumerate(result) if name is not None and one.get(identity) == name]
         if same:
-            result[same[0]] = merged(result[same[0]], each, identities)
+            result[same[0]] = merge_overrides(result[same[0]], each, identities)
         else:
             result.append(each)
     return result

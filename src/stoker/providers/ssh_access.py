@@ -1,4 +1,5 @@
-"""What all ways onto a machine share: the real `ssh`, a key for one visit, and the agent's door behind it."""
+"""The parts shared by all ways to log in to a machine: the real `ssh`, temporary keys, and the agent's command
+entry."""
 
 from __future__ import annotations
 
@@ -10,27 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.model.errors import UserError
-from stoker.providers.base import Visit
+from stoker.providers.base import ShellRequest
 from stoker.store.home import home, make_home
 
 PORT = 22
-# A fresh private key, in the folder of one visit.
-LENT = "key"
-# Where the boot put the agent and its node: see `stoker.providers.boot.install`.
+# Name of the private key that is made for one shell request, in the request's temporary folder.
+TEMPORARY_KEY = "key"
+# Install paths of the agent and its node folder: see `stoker.providers.boot.install`.
 _PYTHON, _AGENT, _NODE = "/opt/stoker/bin/python", "/opt/stoker/agent", "/var/lib/stoker/node"
-# Long enough for another continent; a port that is closed to us never answers.
+# Long enough for another continent. A port closed by a firewall never answers.
 _PROBE_S = 4.0
 
 
-class NoWay(Exception):
-    """This way is closed; the message says why."""
+class AccessUnavailable(Exception):
+    """This way to the machine is not available; the message says why."""
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where ssh goes, and as whom. `name` is the machine's own: addresses and names come and go, host keys stay by it.
+class SshTarget:
+    """The destination and user of an ssh connection.
 
-    `known` is the file of host keys, below Stoker's home.
+    `name` is the machine's own name, under which its host key is stored: addresses are reused, names of machines are
+    not. `known` is the file of host keys, below Stoker's home.
     """
 
     name: str
@@ -40,7 +42,7 @@ class Door:
 
 
 def port_answers(address: str) -> bool:
-    """Whether somebody listens for ssh there, as seen from here."""
+    """Return True if the ssh port of this address accepts connections from this computer."""
     try:
         with socket.create_connection((address, PORT), timeout=_PROBE_S):
             return True
@@ -49,49 +51,49 @@ def port_answers(address: str) -> bool:
 
 
 def make_key(folder: Path) -> Path:
-    """A fresh key for one visit; its public half lies beside it. Raises UserError without OpenSSH."""
+    """Make a key for one shell request; its public half lies beside it. Raises UserError without OpenSSH."""
     program = find_program("ssh-keygen", "OpenSSH's client has it")
-    key = folder / LENT
+    key = folder / TEMPORARY_KEY
     key.unlink(missing_ok=True)
     subprocess.run([program, "-q", "-t", "ed25519", "-N", "", "-C", "stoker", "-f", str(key)], check=True)
     return key
 
 
-def ssh_argv(door: Door, visit: Visit, options: list[str]) -> tuple[str, ...]:
-    """The real ssh, with the command as the training sees it."""
+def ssh_argv(target: SshTarget, shell_request: ShellRequest, options: list[str]) -> tuple[str, ...]:
+    """The ssh command line, with the command in the training's environment."""
     program = find_program("ssh", "install OpenSSH's client (Debian: openssh-client)")
     make_home()
     trusted = [
         *("-o", "StrictHostKeyChecking=accept-new"),
-        *("-o", f"UserKnownHostsFile={home() / door.known}"),
-        *("-o", f"HostKeyAlias={door.name}"),
+        *("-o", f"UserKnownHostsFile={home() / target.known}"),
+        *("-o", f"HostKeyAlias={target.name}"),
         *("-o", "ServerAliveInterval=30"),
-        # Images have no passwords; asking for one would only hide that the key is not known there.
+        # Images have no passwords; a password prompt would only hide that the key is not accepted.
         *("-o", "PreferredAuthentications=publickey"),
         *("-o", "LogLevel=ERROR"),
     ]
-    terminal = ["-t"] if visit.command and visit.terminal else []
-    own = [program, *trusted, *options, *terminal, *visit.options, f"{door.user}@{door.where}"]
-    return (*own, *([remote_command(door.user, visit.command)] if visit.command else []))
+    terminal = ["-t"] if shell_request.command and shell_request.terminal else []
+    own = [program, *trusted, *options, *terminal, *shell_request.options, f"{target.user}@{target.where}"]
+    return (*own, *([remote_command(target.user, shell_request.command)] if shell_request.command else []))
 
 
 def remote_command(user: str, command: tuple[str, ...]) -> str:
-    """The command as the training sees it, which belongs to root. One word for each, whatever shell reads it."""
+    """The command that runs in the training's environment, which belongs to root. Quoted for any shell."""
     become = [] if user == "root" else ["sudo", "-n", "--"]
     return shlex.join([*become, _PYTHON, _AGENT, _NODE, "--", *command])
 
 
-def own_identity(visit: Visit) -> list[str]:
-    """ssh's options for the key that the person names. Raises UserError where it is not there."""
-    path = Path(visit.identity or "").expanduser()
+def own_identity(shell_request: ShellRequest) -> list[str]:
+    """ssh's options for the user's own key. Raises UserError if the file does not exist."""
+    path = Path(shell_request.identity or "").expanduser()
     if not path.is_file():
-        raise UserError(f"--identity {visit.identity}: there is no such file")
+        raise UserError(f"--identity {shell_request.identity}: there is no such file")
     return ["-i", str(path), "-o", "IdentitiesOnly=yes"]
 
 
 def find_program(name: str, hint: str, *, closed: bool = False) -> str:
-    """Where a program is. Raises UserError, or NoWay where another way may be open."""
+    """The path of a program. Raises UserError, or AccessUnavailable (`closed`) if another way may be open."""
     found = shutil.which(name)
     if found is None:
-        raise (NoWay if closed else UserError)(f"there is no {name} on this computer: {hint}")
+        raise (AccessUnavailable if closed else UserError)(f"there is no {name} on this computer: {hint}")
     return found

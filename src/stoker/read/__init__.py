@@ -1,1 +1,1 @@
-"""Read what agents pushed: logs, metrics, and comparisons of them."""
+"""Read jobs: lists, logs, metrics, costs, outputs and comparisons; and follow them."""

@@ -1,4 +1,4 @@
-"""Jobs, logs, metrics, checkpoints and comparisons from Python; `stoker.client` and `stoker` offer them.
+"""Read jobs from Python: lists, logs, metrics, checkpoints and comparisons. `stoker` and `stoker.client` export it.
 
 for summary in stoker.jobs(tags=["team=nlp"]):
     print(summary.id, summary.phase, stoker.metrics(summary.id).series["loss"].last)
@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords
 from stoker.read.curves import ComparedJob, Comparison
 from stoker.read.job_list import Filter, list_jobs
 from stoker.read.job_status import summary
-from stoker.read.logs import Line, NodeLog, Watch, follow, read_lines, read_tail
+from stoker.read.logs import LogLine, NodeLog, Watch, follow, read_lines, read_tail
 from stoker.read.metrics import Metrics, read_metrics
 from stoker.read.node_chunks import node_logs
 from stoker.read.pull_folder import pull_folder
@@ -26,6 +25,7 @@ from stoker.store.base import Store, open_any
 from stoker.store.checkpoint_refs import reference
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.store.find_job import find_job, find_jobs
+from stoker.submit.submitted_state import require_state
 
 if TYPE_CHECKING:
     from stoker.core.summary import Summary
@@ -40,10 +40,10 @@ def jobs(
     recent: int | None = None,
     store: str | Store | None = None,
 ) -> list[Summary]:
-    """The jobs of a store, newest first, as governors last saw them.
+    """The jobs of a store, newest first, as governors last recorded them.
 
-    All filters are as those of `stoker ps`: `names` and values of `tags` may be patterns. `recent`: only so many that
-    have ended. Raises UserError for a phase that there is not.
+    The filters are those of `stoker ps`: `names` and values of `tags` may be patterns. `recent` limits the number of
+    ended jobs. Raises UserError for an unknown phase.
     """
     wanted = Filter(_words(phases), _words(names), _words(tags))
     wanted.check()
@@ -59,10 +59,10 @@ def logs(
     tail: int | None = None,
     following: bool = False,
     store: str | Store | None = None,
-) -> Iterator[Line]:
+) -> Iterator[LogLine]:
     """The lines that a job printed, in order: all of them, or those of one attempt or node, or the last `tail`.
 
-    `following` goes on until the job has ended. It does not govern: something else has to make the job go on.
+    `following` continues until the job has ended. It does not govern: a governor has to drive the job.
     """
     opened = open_any(store)
     found = find_job(opened, job)
@@ -74,7 +74,7 @@ def logs(
 
 @checks_keywords
 def metrics(job: str, store: str | Store | None = None) -> Metrics:
-    """Everything that a job's nodes measured: `.series` by metric, each with its points, and `.usage`."""
+    """All measurements of a job's nodes: `.series` by metric, each with its points, and `.usage`."""
     opened = open_any(store)
     found = find_job(opened, job)
     return read_metrics(opened, found, node_logs(_state(opened, found)))
@@ -82,9 +82,9 @@ def metrics(job: str, store: str | Store | None = None) -> Metrics:
 
 @checks_keywords
 def checkpoints(job: str, store: str | Store | None = None) -> list[Checkpoint]:
-    """A job's checkpoints, newest first. One that not all ranks have committed is not `complete`.
+    """A job's checkpoints, newest first. A checkpoint that not all ranks have committed is not `complete`.
 
-    `ref` (`2.3`) names one of them where names repeat: `pull` and `resume` take it.
+    `ref` (`2.3`) identifies a checkpoint even where names repeat: `pull` and `resume` take it.
     """
     opened = open_any(store)
     found = find_job(opened, job)
@@ -94,7 +94,7 @@ def checkpoints(job: str, store: str | Store | None = None) -> list[Checkpoint]:
 
 @checks_keywords
 def compare(jobs: Sequence[str] | str, store: str | Store | None = None) -> Comparison:
-    """Jobs side by side with all that they measured. A name, or a pattern, means all jobs that have or fit it."""
+    """Jobs side by side with all their measurements. A name or a pattern stands for all jobs that match."""
     opened = open_any(store)
     found = dict.fromkeys(job for text in _words(jobs) for job in find_jobs(opened, text))
     return Comparison(
@@ -109,14 +109,13 @@ def compare(jobs: Sequence[str] | str, store: str | Store | None = None) -> Comp
 def pull(
     job: str, folder: str | Path | None = None, *, checkpoint: str | None = None, store: str | Store | None = None
 ) -> Path:
-    """Fetch a checkpoint as plain files: the newest that is complete, or the one that `checkpoint` names. Answers the
-    folder.
+    """Fetch a checkpoint as plain files: the newest complete one, or the one that `checkpoint` names.
 
-    `checkpoint` is a reference or a name as `stoker checkpoints` lists them. Without `folder` it is one called as the
-    job, in the current folder. Raises UserError when there is no such checkpoint.
+    `checkpoint` is a reference or a name as `stoker checkpoints` lists them. Returns the folder; without `folder` it is
+    one with the name of the job, in the current folder. Raises UserError when there is no such checkpoint.
     """
     from stoker.store.checkpoint_refs import resolve
-    from stoker.store.checkpoints import pull as pull_checkpoint
+    from stoker.store.checkpoints import fetch_checkpoint as pull_checkpoint
 
     opened = open_any(store)
     found = find_job(opened, job)
@@ -130,10 +129,10 @@ def pull(
 def pull_outputs(
     job: str, folder: str | Path | None = None, *, attempt: int | None = None, store: str | Store | None = None
 ) -> Path:
-    """Fetch a job's outputs as plain files. Answers the folder; without one it is called as the job.
+    """Fetch a job's outputs as plain files. Returns the folder; without `folder` it has the name of the job.
 
-    Those of all attempts are merged as the script would have found them on one disk: of a path that several wrote, the
-    last one counts. `attempt` gives those of one attempt. Raises UserError where there are none.
+    The outputs of all attempts are merged as the script would have found them on one disk: of a path that several
+    attempts wrote, the last version counts. `attempt` selects one attempt. Raises UserError where there are none.
     """
     from stoker.read import outputs
 
@@ -146,25 +145,22 @@ def pull_outputs(
 
 
 def _words(texts: Sequence[str] | str) -> tuple[str, ...]:
-    """A single text is one, not its letters."""
+    """The texts as a tuple; a single text is one element, not its letters."""
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def _state(store: Store, job: str) -> JobState:
-    state = job_log.read(store, job)
-    if state is None:
-        raise UserError(f"{job} was not submitted, or is half removed; `stoker rm {job}` clears it away")
-    return state
+    return require_state(job, job_log.read(store, job))
 
 
 def _watching(store: Store, job: str, node: int | None, attempt: int | None) -> Watch:
-    """The nodes of a job as its log grows, and whether it has ended."""
+    """A function that returns the nodes of a job as its log grows, and whether the job has ended."""
     newest: list[JobState | None] = [None]
 
     def watch() -> tuple[Sequence[NodeLog], bool]:
         state = newest[0] = job_log.read(store, job, newest[0])
         if state is None:
-            return [], True  # Removed meanwhile.
+            return [], True  # The job was removed meanwhile.
         return node_logs(state, node, attempt), state.ended is not None
 
     return watch

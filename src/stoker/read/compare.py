@@ -1,4 +1,4 @@
-"""Put jobs side by side: what differs first, then what came of it; and draw their curves."""
+"""Compare jobs: differing parameters first, then results; and draw their curves."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stoker.read.metrics import Series
+from stoker.read.format import dollars, duration
+from stoker.read.metrics import MetricSeries
 
-# Lower is better for a metric whose name has one of these in it …
+# Lower is better for a metric whose name contains one of these …
 _LOWER_PARTS = ("loss", "error", "perplexity")
-# … or one of these as a word. They are too short to be looked for inside words: "answer" has "wer" in it.
+# … or has one of these as a whole word. They are too short to be searched inside words: "answer" contains "wer".
 _LOWER_WORDS = frozenset(("wer", "cer", "ppl", "err", "mse", "mae", "rmse", "bpb", "nll"))
 _WORD = re.compile(r"[A-Za-z]+")
 
-# Told apart without colours; the first is finer than a character and stands alone.
+# Distinguishable without colours; the first is finer than a character and is used for a single curve.
 _FINE = "braille"
 _MARKERS = "•x+o*#@%"
 _MISSING = "–"
@@ -24,7 +25,7 @@ _MISSING = "–"
 
 @dataclass(frozen=True)
 class JobRow:
-    """What a comparison needs to know of a job. None is unknown."""
+    """The properties of a job that a comparison shows. None means unknown."""
 
     name: str
     params: Mapping[str, object] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class JobRow:
     duration_s: float | None = None
     attempts: int = 0
     cost: float | None = None
-    # Dollars that spot saved against on-demand.
+    # The dollars that spot saved against on-demand.
     savings: float | None = None
 
 
@@ -49,8 +50,8 @@ class TableLine:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Jobs are columns (`jobs` their names), properties are lines."""
+class ComparisonTable:
+    """A table of jobs: `jobs` are the names of the columns, properties are lines."""
 
     jobs: tuple[str, ...]
     lines: tuple[TableLine, ...]
@@ -58,13 +59,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn as one line. Points that are not finite are left out."""
+    """One line of a drawing. Points that are not finite are left out."""
 
     label: str
     points: Sequence[tuple[float, float]]
 
 
 def lower_is_better(metric: str) -> bool:
+    """True if a lower value of this metric is better, judged by its name."""
     name = metric.lower()
     return any(part in name for part in _LOWER_PARTS) or not _LOWER_WORDS.isdisjoint(_WORD.findall(name))
 
@@ -77,8 +79,8 @@ def best_value(metric: str, values: Iterable[float]) -> float | None:
     return min(numbers) if lower_is_better(metric) else max(numbers)
 
 
-def final_and_best(series: Mapping[str, Series]) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each metric the newest value and the best one."""
+def final_and_best(series: Mapping[str, MetricSeries]) -> tuple[dict[str, float], dict[str, float]]:
+    """The newest and the best value of each metric."""
     final: dict[str, float] = {}
     best: dict[str, float] = {}
     for name, one in series.items():
@@ -91,8 +93,8 @@ def final_and_best(series: Mapping[str, Series]) -> tuple[dict[str, float], dict
     return final, best
 
 
-def comparison(rows: Sequence[JobRow]) -> Table:
-    """Parameters that differ, then metrics, then the runs themselves, then the parameters that are all the same."""
+def comparison(rows: Sequence[JobRow]) -> ComparisonTable:
+    """The table: differing parameters, metrics, the runs themselves, then parameters that are equal in all jobs."""
     params = [_param_line(name, rows) for name in _names(row.params for row in rows)]
     metrics = []
     for name in _names(row.final for row in rows):
@@ -100,11 +102,11 @@ def comparison(rows: Sequence[JobRow]) -> Table:
         metrics.append(_metric_line(f"{name} (best)", name, [row.best.get(name) for row in rows]))
     lines = [line for line in params if line.differs] + metrics + _run_lines(rows)
     lines += [line for line in params if not line.differs]
-    return Table(tuple(row.name for row in rows), tuple(lines))
+    return ComparisonTable(tuple(row.name for row in rows), tuple(lines))
 
 
 def _names(mappings: Iterable[Mapping[str, object]]) -> list[str]:
-    """Every name, in the order of first appearance."""
+    """All names, in the order of first appearance."""
     return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 
@@ -123,10 +125,10 @@ def _metric_line(label: str, metric: str, values: Sequence[float | None]) -> Tab
 
 def _run_lines(rows: Sequence[JobRow]) -> list[TableLine]:
     columns = (
-        ("duration", [None if row.duration_s is None else _duration(row.duration_s) for row in rows]),
+        ("duration", [None if row.duration_s is None else duration(row.duration_s) for row in rows]),
         ("attempts", [str(row.attempts) for row in rows]),
-        ("cost", [None if row.cost is None else _dollars(row.cost) for row in rows]),
-        ("saved by spot", [None if row.savings is None else _dollars(row.savings) for row in rows]),
+        ("cost", [None if row.cost is None else dollars(row.cost) for row in rows]),
+        ("saved by spot", [None if row.savings is None else dollars(row.savings) for row in rows]),
     )
     lines = []
     for label, values in columns:
@@ -147,18 +149,6 @@ def _number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _dollars(value: float) -> str:
-    return f"${value:.4f}" if 0 < abs(value) < 0.1 else f"${value:.2f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest_s = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest_s:02d}s"
-
-
 def curve(
     series: Sequence[Curve],
     marks: Sequence[float] = (),
@@ -169,7 +159,7 @@ def curve(
     x_label: str = "step",
     mark_label: str = "reclaimed",
 ) -> str:
-    """A picture of the curves in characters, `marks` as vertical lines, and a legend below. Empty without points."""
+    """The curves drawn in characters, `marks` as vertical lines, and a legend below. Empty without points."""
     drawn = [(one.label, _finite(one.points)) for one in series]
     drawn = [(label, points) for label, points in drawn if points]
     if not drawn:
@@ -206,7 +196,7 @@ def curve(
 
 
 def _round_ticks(lowest: float, highest: float) -> list[float]:
-    """Some five round numbers: nobody trains 39.7 steps."""
+    """About five round numbers: 40 steps, not 39.7."""
     span = highest - lowest
     if not span > 0:
         return [lowest]

@@ -1,4 +1,4 @@
-"""Read what `stoker costs` needs: one list, a record for each job, and what was kept of jobs that were removed."""
+"""Read the records behind `stoker costs`: those of all jobs, and the costs of removed jobs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from stoker.core.summary import summarize
-from stoker.governor.cost_ledger import Spent, read_spent
+from stoker.governor.cost_ledger import DailyCost, read_daily_costs
 from stoker.governor.observe import active_jobs
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import job_index, job_log
 from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord
-from stoker.store.parallel import for_each
+from stoker.store.parallel import read_each
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """Jobs that are there, and what those spent that are not. `unread` are jobs that make no sense."""
+    """The records of existing jobs, and the costs of removed ones. `unread` are jobs whose log is corrupt."""
 
     records: tuple[IndexRecord, ...]
-    removed: tuple[Spent, ...]
+    removed: tuple[DailyCost, ...]
     unread: tuple[str, ...] = ()
 
 
 def read_accounts(store: Store, now: datetime, since: datetime | None = None) -> Accounts:
-    """All that may have cost something since then. Raises StoreUnavailable when the store does not answer."""
-    # Before what is left of the forgotten: one that is forgotten meanwhile is counted by its record.
+    """All jobs that may have cost money since then. Raises StoreUnavailable when the store does not answer."""
+    # Jobs are listed before the costs of removed jobs: one that is removed meanwhile is counted by its record.
     active = set(active_jobs(store))
     listed = {job_index.job_of(meta): meta for meta in job_index.list_index(store)}
-    # The record of an ended job was last written at its end.
+    # The record of an ended job was last written when it ended.
     wanted = [job for job, meta in listed.items() if since is None or job in active or meta.modified >= since]
     wanted += [job for job in active if job not in listed]
     unread: list[str] = []
@@ -44,14 +44,14 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
             unread.append(job)
             return None
 
-    records = tuple(found for found in for_each(read, sorted(wanted), near=store.near) if found is not None)
+    records = tuple(found for found in read_each(read, sorted(wanted), is_local=store.is_local) if found is not None)
     known = {*listed, *(record.state.job for record in records)}
-    spent = read_spent(store, _months(since.date(), now.date()) if since is not None else [keys.SPENT])
+    spent = read_daily_costs(store, _months(since.date(), now.date()) if since is not None else [keys.SPENT])
     return Accounts(records, tuple(each for each in spent if each.job not in known), tuple(sorted(unread)))
 
 
 def _from_log(store: Store, job: str, now: datetime) -> IndexRecord | None:
-    """Not indexed yet, or by a Stoker of another time."""
+    """The record of a job that is not indexed yet, or only by another version of Stoker."""
     state = job_log.read(store, job)
     if state is None:
         return None

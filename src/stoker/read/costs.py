@@ -1,4 +1,4 @@
-"""What jobs cost, what they saved, and what of it led nowhere: `stoker costs`. Pure, from folds and summaries."""
+"""Costs, savings and waste of jobs, for `stoker costs`. Pure: computed from job states and summaries."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from stoker.core.costs import Cost, span_s
-from stoker.core.daily_costs import Spell, Sums, midnight, spells
+from stoker.core.costs import Cost, valid_span_s
+from stoker.core.daily_costs import DaySums, PaidSpan, midnight, paid_spans
 from stoker.core.summary import AttemptSummary
-from stoker.governor.cost_ledger import Spent
+from stoker.governor.cost_ledger import DailyCost
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Waste
 from stoker.store.job_index import IndexRecord
 
-# What stands for a tag that a job does not have, and for what is not kept of jobs that were removed.
+# The value of a missing tag, and of properties that are not recorded for removed jobs.
 NONE = "(none)"
 REMOVED = "(removed)"
-# What there is a row for each of, beside values of tags.
+# The kinds of rows, beside values of tags.
 KINDS = ("day", "job", "provider", "machine")
-# The columns of money, in their order.
+# The columns of dollars, in their order.
 AMOUNTS = ("spent", "on_demand", "saved", "idle", "lost", "startup", "waiting")
 
 
 @dataclass
 class Amount:
-    """A sum of dollars as far as it is known. `known` is None where nothing is."""
+    """A sum of dollars as far as it is known. `known` is None where no part is known."""
 
     known: float | None = None
     complete: bool = True
@@ -38,8 +38,8 @@ class Amount:
 
 
 @dataclass
-class Row:
-    """What belongs together. Parts of the waste never overlap: what was idle is not lost as well."""
+class CostRow:
+    """The costs of one row. Parts of the waste never overlap: idle time is not counted as lost too."""
 
     name: str
     jobs: set[str] = field(default_factory=set)
@@ -50,17 +50,17 @@ class Row:
     lost: Amount = field(default_factory=Amount)
     startup: Amount = field(default_factory=Amount)
     waiting: Amount = field(default_factory=Amount)
-    # On-demand dollars of what is in `saved`.
+    # The on-demand cost that `saved` refers to.
     _basis: float = 0.0
 
     @property
     def saved_share(self) -> float | None:
-        """Of what on-demand would have cost, where both are known."""
+        """The saved share of the on-demand cost, where both are known."""
         return self.saved.known / self._basis if self.saved.known is not None and self._basis > 0 else None
 
     @property
     def wasted(self) -> float:
-        """As far as it is known."""
+        """The known part of the waste, in dollars."""
         return sum(each.known or 0.0 for each in (self.idle, self.lost, self.startup, self.waiting))
 
     def add(self, job: str, cost: Cost) -> None:
@@ -71,8 +71,8 @@ class Row:
         self.saved.add(cost.on_demand - cost.spent if known else None)  # type: ignore[operator]
         self._basis += (cost.on_demand or 0.0) if known else 0.0
 
-    def add_sums(self, job: str, sums: Sums) -> None:
-        """What is only known by the day."""
+    def add_sums(self, job: str, sums: DaySums) -> None:
+        """Add costs that are known only by the day."""
         self.jobs.add(job)
         for amount, each in ((self.spent, sums.spent), (self.on_demand, sums.on_demand)):
             if each.whole or each.known > 0:
@@ -83,15 +83,15 @@ class Row:
         self.saved.add(sums.on_demand.known - sums.spent.known if known else None)
         self._basis += sums.on_demand.known if known else 0.0
 
-    def waste(self, shares: Shares, spent: float | None) -> None:
+    def waste(self, shares: WasteShares, spent: float | None) -> None:
         for name in ("idle", "lost", "startup", "waiting"):
             share = getattr(shares, name)
             getattr(self, name).add(None if share is None or (spent is None and share > 0) else share * (spent or 0.0))
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Which shares of an attempt's hours led nowhere. None is what nobody knows."""
+class WasteShares:
+    """The wasted shares of an attempt's hours. None means unknown."""
 
     idle: float | None = 0.0
     lost: float | None = 0.0
@@ -99,28 +99,28 @@ class Shares:
     waiting: float | None = 0.0
 
 
-_UNKNOWN = Shares(None, None, None, None)
+_UNKNOWN = WasteShares(None, None, None, None)
 
 
 @dataclass(frozen=True)
-class Report:
-    """Rows by name, and all of them together."""
+class CostReport:
+    """The rows, and their total."""
 
-    rows: tuple[Row, ...]
-    total: Row
+    rows: tuple[CostRow, ...]
+    total: CostRow
 
 
 def report(
-    records: Iterable[IndexRecord], removed: Iterable[Spent], by: str, now: datetime, since: datetime | None = None
-) -> Report:
-    """The rows by `day`, `job`, `provider`, `machine`, or a tag's name, with `tags.` before it where it is one of
-    these. `removed` is of jobs that are in no record."""
-    rows: dict[str, Row] = {}
-    total = Row("total")
+    records: Iterable[IndexRecord], removed: Iterable[DailyCost], by: str, now: datetime, since: datetime | None = None
+) -> CostReport:
+    """Compute the rows by `day`, `job`, `provider`, `machine` or the name of a tag; a tag with one of these names is
+    written with `tags.` before it. `removed` has the costs of removed jobs."""
+    rows: dict[str, CostRow] = {}
+    total = CostRow("total")
     for record in records:
         naming = _naming(record, by)
         for spell, shares in _spells(record, now, since):
-            row = rows.setdefault(naming(spell), Row(naming(spell)))
+            row = rows.setdefault(naming(spell), CostRow(naming(spell)))
             cost = spell.cost
             for each in (row, total):
                 each.add(record.state.job, cost)
@@ -129,64 +129,64 @@ def report(
         if since is not None and each_spent.day < since.date():
             continue
         name = _name_of_removed(each_spent, by)
-        for each in (rows.setdefault(name, Row(name)), total):
+        for each in (rows.setdefault(name, CostRow(name)), total):
             each.add_sums(each_spent.job, each_spent.sums)
             each.waste(_UNKNOWN, None)
     ordered = sorted(rows.values(), key=lambda row: row.name if by == "day" else (-(row.spent.known or 0.0), row.name))
-    return Report(tuple(ordered), total)
+    return CostReport(tuple(ordered), total)
 
 
-def whole_days(removed: Iterable[Spent], since: datetime | None) -> list[str]:
-    """The removed jobs of which more is counted than there was since then: what they spent is only kept by the day."""
+def whole_days(removed: Iterable[DailyCost], since: datetime | None) -> list[str]:
+    """The removed jobs for which the whole first day is counted, because their costs are recorded by day."""
     if since is None or since == midnight(since.date()):
         return []
     return sorted({each.job for each in removed if each.day == since.date()})
 
 
-def _spells(record: IndexRecord, now: datetime, since: datetime | None) -> Iterator[tuple[Spell, Shares]]:
+def _spells(record: IndexRecord, now: datetime, since: datetime | None) -> Iterator[tuple[PaidSpan, WasteShares]]:
     attempts = {attempt.claim: attempt for attempt in record.summary.attempts}
     held = {claim: attempt.held_until for claim, attempt in attempts.items()}
     shares = {
         claim.number: shares_of(claim, attempts.get(claim.number), now, record.summary.heard_at)
         for claim in record.state.attempts
     }
-    for spell in spells(record.state, now, held, since):
+    for spell in paid_spans(record.state, now, held, since):
         closed_at = spell.claim.closed_at
-        # Whoever keeps a machine for a look has a use for it.
+        # A held machine is in use by a person, not wasted.
         is_held = closed_at is not None and spell.start >= closed_at
-        yield spell, Shares() if is_held else shares[spell.claim.number]
+        yield spell, WasteShares() if is_held else shares[spell.claim.number]
 
 
-def shares_of(claim: Claim, attempt: AttemptSummary | None, now: datetime, heard_at: datetime | None) -> Shares:
-    """Of the hours between `launched` and `closed`, or now. Facts are untrusted: together they are never more."""
+def shares_of(claim: Claim, attempt: AttemptSummary | None, now: datetime, heard_at: datetime | None) -> WasteShares:
+    """The shares of the time between `launched` and `closed` (or now). Facts are untrusted, so the sum is capped."""
     assert claim.launched_at is not None
     total_s = ((claim.closed_at or now) - claim.launched_at).total_seconds()
     if total_s <= 0:
-        return Shares()
-    # What was since an attempt was last heard of, nobody knows.
+        return WasteShares()
+    # The time since the last heartbeat is unknown.
     seen_s = total_s
     if claim.closed_at is None:
         seen_s = min(total_s, max(0.0, ((heard_at or now) - claim.launched_at).total_seconds()))
-    told = claim.closed.waste if claim.closed else attempt.waste if attempt else None
+    reported = claim.closed.waste if claim.closed else attempt.waste if attempt else None
     trained = claim.closed.trained_s if claim.closed else attempt.trained_s if attempt else 0.0
-    waste = told or Waste()
-    waited_s = min(span_s(waste.waited_s), seen_s)
-    trained_s = min(span_s(trained), seen_s - waited_s)
-    idle_s = None if waste.idle_s is None else min(span_s(waste.idle_s), trained_s)
-    lost_s = None if waste.lost_s is None else min(span_s(waste.lost_s), trained_s - (idle_s or 0.0))
+    waste = reported or Waste()
+    waited_s = min(valid_span_s(waste.waited_s), seen_s)
+    trained_s = min(valid_span_s(trained), seen_s - waited_s)
+    idle_s = None if waste.idle_s is None else min(valid_span_s(waste.idle_s), trained_s)
+    lost_s = None if waste.lost_s is None else min(valid_span_s(waste.lost_s), trained_s - (idle_s or 0.0))
     if claim.closed is None:
-        lost_s = 0.0  # It may still be saved.
+        lost_s = 0.0  # A save may still come.
     if trained_s == 0:
         idle_s = lost_s = 0.0
-    return Shares(
+    return WasteShares(
         idle=None if idle_s is None else idle_s / total_s,
         lost=None if lost_s is None else lost_s / total_s,
         startup=(seen_s - waited_s - trained_s) / total_s,
-        waiting=None if told is None else waited_s / total_s,
+        waiting=None if reported is None else waited_s / total_s,
     )
 
 
-def _naming(record: IndexRecord, by: str) -> Callable[[Spell], str]:
+def _naming(record: IndexRecord, by: str) -> Callable[[PaidSpan], str]:
     if by == "day":
         return lambda spell: spell.day.isoformat()
     if by == "provider":
@@ -197,7 +197,7 @@ def _naming(record: IndexRecord, by: str) -> Callable[[Spell], str]:
     return lambda _spell: name
 
 
-def _name_of_removed(spent: Spent, by: str) -> str:
+def _name_of_removed(spent: DailyCost, by: str) -> str:
     if by == "day":
         return spent.day.isoformat()
     if by in ("provider", "machine"):
@@ -206,5 +206,5 @@ def _name_of_removed(spent: Spent, by: str) -> str:
 
 
 def _tag(by: str) -> str:
-    """As in `--set`."""
+    """The name of the tag, written as in `--set`."""
     return by.removeprefix("tags.")

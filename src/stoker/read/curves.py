@@ -14,19 +14,19 @@ from typing import Literal, TextIO, get_args
 from stoker.core.summary import Summary
 from stoker.model.errors import UserError
 from stoker.read.compare import Curve
-from stoker.read.metrics import Metrics, Point, Series
+from stoker.read.metrics import Metrics, MetricSeries, Point
 
 Axis = Literal["step", "epoch", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 _EPOCH = "epoch"
-# Of a span, the unit it is shown in: the first that keeps it below so many.
+# Units of the time axis: the first one whose value stays below its limit is shown.
 _UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 180.0), ("hours", 3600.0, 72.0), ("days", 86400.0, math.inf))
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One value of one metric of one job. None where the training did not say.
+    """One value of one metric of one job. None where the training did not report it.
 
     `seconds` count from the first value of that metric in that job.
     """
@@ -44,7 +44,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class ComparedJob:
-    """One job with all that it measured."""
+    """One job with all its metrics."""
 
     summary: Summary
     metrics: Metrics
@@ -58,7 +58,7 @@ class ComparedJob:
         return self.summary.name
 
     def points(self, metric: str) -> list[CurvePoint]:
-        """The values of a metric; none where the job does not have it."""
+        """The values of a metric; empty where the job does not have it."""
         series = self.metrics.series.get(metric)
         if series is None or not series.points:
             return []
@@ -79,7 +79,7 @@ class ComparedJob:
         ]
 
     def has(self, axis: Axis, metric: str) -> bool:
-        """Whether the metric can be drawn over this axis."""
+        """True if the metric can be drawn over this axis."""
         found = self.points(metric)
         return bool(found) and (axis == "time" or any(_x(point, axis) is not None for point in found))
 
@@ -102,7 +102,7 @@ class Comparison:
                 yield from job.points(name)
 
     def to_csv(self, path: str | Path, metric: str | None = None) -> int:
-        """Write the values as a table; answers how many. Raises UserError where the file cannot be written."""
+        """Write the values as a table, and return their number. Raises UserError where the file cannot be written."""
         try:
             with Path(path).open("w", encoding="utf-8", newline="") as file:
                 return write_csv(file, self.points(metric))
@@ -111,7 +111,7 @@ class Comparison:
 
 
 def write_csv(file: TextIO, points: Iterable[CurvePoint]) -> int:
-    """A row for each value, under the names of `CurvePoint`'s fields. What is not known is empty."""
+    """A row for each value, under the names of `CurvePoint`'s fields. Unknown values are empty."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("job", "name", "metric", "attempt", "step", "epoch", "seconds", "at", "value"))
     count = 0
@@ -125,9 +125,9 @@ def write_csv(file: TextIO, points: Iterable[CurvePoint]) -> int:
 
 
 def choose_axis(jobs: Sequence[ComparedJob], metric: str, asked: Axis | None = None) -> Axis:
-    """Steps where every job that has the metric tells them, else epochs where all do, else time.
+    """Choose steps if every job with the metric reports them, else epochs if all do, else time.
 
-    Raises UserError where the one that was asked for is not told by some job.
+    Raises UserError if some job does not report the requested axis.
     """
     those = [job for job in jobs if metric in job.metrics.series]
     if asked is None:
@@ -135,13 +135,13 @@ def choose_axis(jobs: Sequence[ComparedJob], metric: str, asked: Axis | None = N
     for job in those:
         if not job.has(asked, metric):
             has = " and ".join(axis for axis in AXES if job.has(axis, metric))
-            raise UserError(f"--over {asked}: {job.id} does not tell it for {metric}; it has {has}")
+            raise UserError(f"--over {asked}: {job.id} does not report it for {metric}; it has {has}")
     return asked
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Curves over one axis, what the axis is called, and where machines were reclaimed."""
+    """Curves over one axis, the label of the axis, and the places of reclaims."""
 
     curves: tuple[Curve, ...]
     label: str
@@ -149,7 +149,7 @@ class Drawing:
 
 
 def drawing(jobs: Sequence[ComparedJob], metric: str, axis: Axis) -> Drawing:
-    """What to draw of a metric."""
+    """Build the drawing of a metric."""
     found = [(job, job.points(metric)) for job in jobs]
     unit, unit_s = _unit(max((point.seconds for _, points in found for point in points), default=0.0))
     scale = unit_s if axis == "time" else 1.0
@@ -186,16 +186,16 @@ def _unit(span_s: float) -> tuple[str, float]:
 
 
 class _Epochs:
-    """The epoch of any value: the one that was told with it, or last before it in the same attempt."""
+    """The epoch of each value: the last one reported with it or before it in the same attempt."""
 
-    def __init__(self, series: Mapping[str, Series]) -> None:
+    def __init__(self, series: Mapping[str, MetricSeries]) -> None:
         named = next((one for name, one in series.items() if name.lower().rpartition("/")[2] == _EPOCH), None)
-        told: dict[int, list[tuple[float, float]]] = {}
+        reported: dict[int, list[tuple[float, float]]] = {}
         for point in named.points if named is not None else ():
-            told.setdefault(point.attempt, []).append((point.at, point.value))
-        self._told = {attempt: sorted(pairs) for attempt, pairs in told.items()}
+            reported.setdefault(point.attempt, []).append((point.at, point.value))
+        self._reported = {attempt: sorted(pairs) for attempt, pairs in reported.items()}
 
     def of(self, point: Point) -> float | None:
-        pairs = self._told.get(point.attempt, [])
+        pairs = self._reported.get(point.attempt, [])
         place = bisect_right(pairs, (point.at, math.inf))
         return pairs[place - 1][1] if place else None

@@ -1,4 +1,4 @@
-"""Lists of jobs: the active ones and those that ended last, and filters by phase, tag and name."""
+"""List jobs: the active ones and those that ended last, with filters by phase, tag and name."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from stoker.store.base import Meta, Store
 from stoker.store.find_job import name_of
 from stoker.store.parallel import run_all
 
-# Reads under way at once, where each takes a while.
+# Parallel reads of a remote store.
 _READERS = 32
-# Records of running jobs that are older, of so many jobs at most, are made new from the nodes' own heartbeats.
+# Older records of running jobs are refreshed from the nodes' heartbeats, for at most so many jobs.
 _OLD = timedelta(seconds=60)
 _MOST_HEARD = 20
-# Ended jobs that are read at once while some are looked for.
+# Number of ended jobs that are read at once by a search.
 _PORTION = 256
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The jobs of a store, newest first. `unread`: why a job is missing, by its id."""
+class JobList:
+    """The jobs of a store, newest first. `unread` are the reasons why jobs are missing, by id."""
 
     active: frozenset[str]
     summaries: tuple[Summary, ...]
@@ -39,7 +39,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which jobs are meant: those that fit every part. A part without a value fits all.
+    """A selection of jobs: those that fit every part. A part without a value fits all.
 
     `names` are names or ids, and patterns of them (`gpt*`). `tags` are `team=nlp`, with patterns for the value
     (`team=n*`), or `team` for any value; a job has to have all of them.
@@ -50,7 +50,7 @@ class Filter:
     tags: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise UserError for a part that no job can ever fit."""
+        """Raise UserError for a part that no job can ever match."""
         known = get_args(Phase)
         for phase in self.phases:
             if phase not in known:
@@ -62,7 +62,7 @@ class Filter:
                 raise UserError(f"--tag {tag}: write it as name=value, such as team=nlp, or the name alone")
 
     def may_fit(self, job: str) -> bool:
-        """Whether a job of this id may fit, as far as the id tells."""
+        """False if the id alone shows that the job does not fit."""
         return not self.names or any(fnmatchcase(name_of(job), one) or fnmatchcase(job, one) for one in self.names)
 
     def fits(self, summary: Summary) -> bool:
@@ -76,11 +76,11 @@ class Filter:
 ALL = Filter()
 
 
-def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> Listed:
-    """The active jobs and the `recent` that ended last, of those that are `wanted`. None: all. Raises StoreError."""
+def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> JobList:
+    """The active jobs, and the `recent` ones that ended last (None: all), that match `wanted`. Raises StoreError."""
     active = {meta.key.split("/")[1] for meta in store.list(keys.ACTIVE)}
     listed = {job_index.job_of(meta): meta for meta in job_index.list_index(store)}
-    # The record of an ended job was last written at its end.
+    # The record of an ended job was last written when it ended.
     ended = sorted(((meta.modified, job) for job, meta in listed.items() if job not in active), reverse=True)
     over = [job for _, job in ended if wanted.may_fit(job)]
     unread: dict[str, str] = {}
@@ -91,7 +91,7 @@ def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> 
         return [each for each in found if isinstance(each, Summary) and wanted.fits(each)]
 
     summaries, fitting = _with_heartbeats(store, read(sorted(filter(wanted.may_fit, active)))), 0
-    # In portions: how many of them are wanted shows only when they are read.
+    # In portions: only reading them shows how many are wanted.
     portion = len(over) if recent is None else recent if wanted == ALL else max(recent, _PORTION)
     while over and (recent is None or fitting < recent):
         some = read(over[:portion])
@@ -99,52 +99,55 @@ def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> 
         fitting += len(some)
         over = over[portion:] if wanted != ALL else []
     newest_first = sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
-    return Listed(frozenset(active), tuple(newest_first), unread)
+    return JobList(frozenset(active), tuple(newest_first), unread)
 
 
 def _with_heartbeats(store: Store, summaries: list[Summary]) -> list[Summary]:
-    """The same, with what the nodes of running jobs said since their record was written. On a bucket records are
-    refreshed rarely; of few jobs the heartbeats are read instead, of many each tells how old it is."""
+    """Refresh summaries of running jobs from their nodes' heartbeats.
+
+    On a bucket, records are refreshed rarely. For few jobs the heartbeats are read instead; for many, each row shows
+    its age.
+    """
     now = datetime.now(timezone.utc)
     old = [each for each in summaries if each.heard_at is not None and now - each.heard_at > _OLD]
     running = [each for each in old if each.ended_at is None and each.attempts and each.attempts[-1].outcome is None]
-    if store.near or not running or len(running) > _MOST_HEARD:
+    if store.is_local or not running or len(running) > _MOST_HEARD:
         return summaries
-    fresh = run_all([lambda each=each: _heard(store, each) for each in running], _READERS)  # type: ignore[misc]
+    fresh = run_all([lambda each=each: _with_heartbeat(store, each) for each in running], _READERS)  # type: ignore[misc]
     by_id = {each.id: each for each in fresh}
     return [by_id.get(each.id, each) for each in summaries]
 
 
-def _heard(store: Store, summary: Summary) -> Summary:
+def _with_heartbeat(store: Store, summary: Summary) -> Summary:
     attempt = summary.attempts[-1]
-    told = [node_facts.read_node(store, summary.id, attempt.claim, node.rank, node.instance) for node in attempt.nodes]
-    beats = [fact.heartbeat.value for fact in told if isinstance(fact.heartbeat, Known) and fact.heartbeat.value]
-    heard_at = max((beat.modified for beat in beats), default=None)
+    facts = [node_facts.read_node(store, summary.id, attempt.claim, node.rank, node.instance) for node in attempt.nodes]
+    heartbeats = [fact.heartbeat.value for fact in facts if isinstance(fact.heartbeat, Known) and fact.heartbeat.value]
+    heard_at = max((each.modified for each in heartbeats), default=None)
     if heard_at is None or (summary.heard_at is not None and heard_at <= summary.heard_at):
         return summary
-    trained_s = max(beat.value.trained_s for beat in beats)
-    steps = [beat.value.step for beat in beats if beat.value.step is not None]
+    trained_s = max(each.value.trained_s for each in heartbeats)
+    steps = [each.value.step for each in heartbeats if each.value.step is not None]
     return replace(
         summary,
         heard_at=heard_at,
         step=max([*steps, *([summary.step] if summary.step is not None else [])], default=None),
         trained_s=summary.trained_s + max(0.0, trained_s - attempt.trained_s),
-        metrics={**summary.metrics, **beats[0].value.metrics},
+        metrics={**summary.metrics, **heartbeats[0].value.metrics},
     )
 
 
 def _read_all(store: Store, jobs: Sequence[tuple[str, Meta | None]]) -> list[Summary | str | None]:
-    if store.near or len(jobs) < 2:
+    if store.is_local or len(jobs) < 2:
         return [_read(store, job, meta) for job, meta in jobs]
     return run_all([lambda job=job, meta=meta: _read(store, job, meta) for job, meta in jobs], _READERS)  # type: ignore[misc]
 
 
 def _read(store: Store, job: str, listed: Meta | None) -> Summary | str | None:
-    """The summary, why there is none, or None for a job that is not there."""
+    """The summary, the reason that there is none, or None for a job that does not exist."""
     found = job_index.read_summary(store, job, listed)
     if found is not None:
         return found
-    # Not indexed yet: submitted moments ago.
+    # A job without an index record was submitted moments ago.
     try:
         state = job_log.read(store, job)
         if state is None:
@@ -157,7 +160,7 @@ def _read(store: Store, job: str, listed: Meta | None) -> Summary | str | None:
 
 
 def tags_of(summaries: Iterable[Summary]) -> list[str]:
-    """Every tag that some job has, as `name=value`."""
+    """The tags of these jobs, as `name=value`."""
     return sorted({f"{name}={value}" for summary in summaries for name, value in summary.tags.items()})
 
 

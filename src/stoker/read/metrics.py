@@ -1,4 +1,4 @@
-"""A job's metrics as series, and what its machines were doing."""
+"""A job's metrics as series, and the utilisation of its machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.store.log_chunks import MetricLine, Sample, UsageSample, decode_line
 
 
 class Point(NamedTuple):
-    """One value. `step` is None when the training did not say; `at` is unix seconds by the node's clock."""
+    """One value. `step` is None if the training did not report it; `at` is unix seconds by the node's clock."""
 
     step: int | None
     at: float
@@ -22,8 +22,8 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Series:
-    """One metric over the whole job, in the order of steps (then times). What was trained twice is there once."""
+class MetricSeries:
+    """One metric over the whole job, in the order of steps (then times). Retrained steps appear once."""
 
     name: str
     points: tuple[Point, ...]
@@ -32,12 +32,12 @@ class Series:
 
     @property
     def last(self) -> Point | None:
-        """The newest value: the one reported last, by the latest attempt."""
+        """The value that the latest attempt reported last."""
         return max(self.points, key=lambda point: (point.attempt, point.at), default=None)
 
 
 class UsagePoint(NamedTuple):
-    """A sample of one machine."""
+    """A sample of the usage of one machine."""
 
     attempt: int
     rank: int
@@ -47,9 +47,9 @@ class UsagePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Metrics:
-    """Everything a job's nodes have measured."""
+    """All measurements of a job's nodes."""
 
-    series: Mapping[str, Series] = field(default_factory=dict)
+    series: Mapping[str, MetricSeries] = field(default_factory=dict)
     usage: tuple[UsagePoint, ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class Metrics:
 
 
 def read_metrics(store: Store, job: str, nodes: Sequence[NodeLog]) -> Metrics:
-    """Read all of it. Where several ranks of an attempt report a metric, the lowest counts. Raises StoreError."""
+    """Read all measurements. Where several ranks report a metric, the lowest rank counts. Raises StoreError."""
     found: dict[str, dict[int, list[Point]]] = {}
     usage: list[UsagePoint] = []
     for node in sorted(nodes):
@@ -70,16 +70,16 @@ def read_metrics(store: Store, job: str, nodes: Sequence[NodeLog]) -> Metrics:
             elif isinstance(line, Sample):
                 for name, value in line.values.items():
                     if not name.isprintable():
-                        continue  # No agent takes such a name, and it would end up in a terminal.
+                        continue  # No agent accepts such a name, and it would be printed to a terminal.
                     own.setdefault(name, []).append(Point(line.step, line.at, value, node.attempt))
         for name, points in own.items():
-            # Nodes come sorted, so the lowest rank that has it comes first.
+            # The nodes are sorted, so the lowest rank with the metric comes first.
             found.setdefault(name, {}).setdefault(node.attempt, points)
     series = {name: series_of(name, found[name]) for name in sorted(found)}
     return Metrics(series, tuple(sorted(usage, key=lambda point: point.at)))
 
 
-def series_of(name: str, by_attempt: Mapping[int, Sequence[Point]]) -> Series:
+def series_of(name: str, by_attempt: Mapping[int, Sequence[Point]]) -> MetricSeries:
     """Join attempts: a step that a later attempt reported again has the later value. Pure."""
     attempts_of: dict[int, int] = {}
     latest: dict[int, Point] = {}
@@ -96,7 +96,7 @@ def series_of(name: str, by_attempt: Mapping[int, Sequence[Point]]) -> Series:
             attempts_of[step] = attempts_of.get(step, 0) + 1
     points = [latest[step] for step in sorted(latest)]
     points += sorted(stepless, key=lambda point: (point.attempt, point.at))
-    return Series(name, tuple(points), sum(1 for count in attempts_of.values() if count > 1))
+    return MetricSeries(name, tuple(points), sum(1 for count in attempts_of.values() if count > 1))
 
 
 def _lines(store: Store, job: str, node: NodeLog) -> Iterator[MetricLine]:

@@ -1,4 +1,4 @@
-"""Where a node's chunks lie, and how to fetch many of them."""
+"""Locate the chunks of a node's log, and fetch many of them at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stoker.model.job_state import JobState
 from stoker.store.base import Meta, Store
 from stoker.store.log_chunks import MAX_READ_BYTES, find_chunk
 
-# A bucket answers in tens of milliseconds, many at a time; this many chunks of 4 MB are held at most.
+# A bucket answers many requests at a time, each in tens of milliseconds. So many chunks of 4 MB are held at most.
 _AHEAD = 8
-# How a line begins that a machine said before it had an agent.
+# Prefix of lines that a machine printed before it had an agent.
 BOOT = "[boot] "
 _MOST_BOOT_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, order=True)
 class NodeLog:
-    """Names one node of one attempt: the `attempt` for people, the `claim` it came from, and who wrote."""
+    """Names one node of one attempt: the `attempt` for people, its `claim`, and the instance that wrote."""
 
     attempt: int
     claim: int
@@ -31,14 +31,14 @@ class NodeLog:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One object of a row. `data` is None when it is larger than any agent writes them."""
+    """One chunk. `data` is None when it is larger than any that an agent writes."""
 
     n: int
     data: bytes | None
 
 
 def node_logs(state: JobState, rank: int | None = None, attempt: int | None = None) -> list[NodeLog]:
-    """The nodes whose logs make up the job's, narrowed where asked."""
+    """The nodes whose logs make up the job's log; only those of a rank or an attempt, where named."""
     return [
         NodeLog(attempt=claim.attempt, claim=claim.number, rank=node.rank, instance=node.instance)
         for claim in state.attempts
@@ -48,7 +48,7 @@ def node_logs(state: JobState, rank: int | None = None, attempt: int | None = No
 
 
 def boots(store: Store, job: str, node: NodeLog) -> list[str]:
-    """The folders that the agent's starts on this instance wrote to, oldest first."""
+    """The folders of the agent's starts on this instance, oldest first."""
     above = keys.node(job, node.claim, node.rank, "")
     found = []
     for name in store.folders(above):
@@ -59,24 +59,24 @@ def boots(store: Store, job: str, node: NodeLog) -> list[str]:
 
 
 def boot_lines(store: Store, folder: str) -> tuple[float, list[str]] | None:
-    """What a machine said that could not start an agent, and when it was written (unix seconds); None: nothing."""
+    """The output of a machine that could not start an agent, and its time (unix seconds); None if there is none."""
     key = keys.boot_output(folder)
     meta = store.head(key)
     if meta is None:
         return None
-    # Far more than any boot says. The end of it counts.
+    # Far more than any boot prints. The end of it counts.
     data = store.get_from(key, max(0, meta.size - _MOST_BOOT_BYTES)) or b""
     return meta.modified.timestamp(), output_lines(data.decode("utf-8", "replace"))
 
 
 def output_lines(output: str) -> list[str]:
-    """The lines of a boot's output or a console, which are no log of the training, and marked so."""
+    """The lines of a boot's output or a console, marked as not being output of the training."""
     return [f"{BOOT}{line.rstrip()}" for line in output.splitlines() if line.strip()]
 
 
 def fetch_chunks(store: Store, rows: Sequence[tuple[int, Meta]]) -> Iterator[Chunk]:
-    """Get listed objects in order, several at a time from a far store. Those that are gone by now are left out."""
-    if store.near or len(rows) < 3:
+    """Get listed objects in order, several at a time from a far store. Deleted ones are left out."""
+    if store.is_local or len(rows) < 3:
         for n, meta in rows:
             chunk = _fetch(store, n, meta)
             if chunk is not None:
@@ -104,7 +104,7 @@ def _fetch(store: Store, n: int, meta: Meta) -> Chunk | None:
         return Chunk(n, None)
     data = store.get_from(meta.key, 0)
     if data is None:
-        # It has grown since it was listed: the version that was listed is deleted then.
+        # The chunk has grown since it was listed, and the listed version is deleted.
         prefix = meta.key.rpartition("/")[0].rpartition("/")[0]
         newer = find_chunk(store, f"{prefix}/", n)
         data = store.get_from(newer.key, 0) if newer is not None and newer.size <= MAX_READ_BYTES else None

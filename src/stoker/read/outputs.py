@@ -1,7 +1,7 @@
-"""Read a job's outputs: of all its attempts as one tree, or of one attempt.
+"""Read a job's outputs: those of all attempts merged into one tree, or those of one attempt.
 
-Merged, the tree is what the script would have found on one disk: of a path that several attempts wrote, the last one
-counts; files that only an earlier attempt wrote are there as well.
+The merged tree is what the script would have found on one disk: of a path that several attempts wrote, the last version
+counts; files that only an earlier attempt wrote are included.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.store import job_log
 from stoker.store.base import Meta, Store
-from stoker.store.checkpoint_manifests import FAR_WORKERS, NEAR_WORKERS
+from stoker.store.checkpoint_manifests import LOCAL_WORKERS, REMOTE_WORKERS
 from stoker.store.parallel import run_all
 from stoker.store.safe_extraction import Extraction, Staging
 
-# A file is rewritten while it trains: more often than this between a list and a read, it counts as absent.
+# The training may rewrite a file between listing and reading. After so many times it counts as absent.
 _TRIES = 5
 
 Progress = Callable[[int, int], None]
@@ -28,22 +28,22 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file of the outputs: its path in the tree, its key in the store, and the attempt that wrote it."""
+    """A file of the outputs, with its path in the tree, its key in the store, and the attempt that wrote it."""
 
     path: str
     key: str
     size: int
     attempt: int
-    # Below which later versions of it appear.
+    # The prefix under which later versions of the file appear.
     versions: str = ""
-    # Earlier attempts whose file of this path is not taken.
+    # Earlier attempts whose files of this path it replaces.
     replaces: tuple[int, ...] = ()
 
 
 def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[OutputFile, ...]:
-    """The outputs of all attempts merged, or those of one, in the order of their paths.
+    """The outputs of all attempts merged, or those of one, sorted by path.
 
-    Only attempts that the log knows count. Raises UserError where there is no such attempt, or no outputs.
+    Only attempts in the job's log count. Raises UserError where there is no such attempt, or there are no outputs.
     """
     state = job_log.read(store, job)
     if state is None or not state.attempts:
@@ -63,9 +63,9 @@ def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[Ou
 def pull_outputs(
     store: Store, files: tuple[OutputFile, ...], target: Path, progress: Progress | None = None
 ) -> tuple[int, int]:
-    """Fetch these files into `target`; other files there are left alone. Answers how many, and how many bytes.
+    """Fetch these files into `target`, and return their number and bytes. Other files there are left alone.
 
-    Their names come from machines that run other people's code: no link is followed, and nothing is written elsewhere.
+    The names come from machines that run untrusted code: no link is followed, and nothing is written outside `target`.
     Raises UserError where something in the folder is in the way.
     """
     total, done = sum(file.size for file in files), 0
@@ -82,19 +82,19 @@ def pull_outputs(
         return 1 if found is not None else 0
 
     with Extraction(target) as extraction:
-        workers = NEAR_WORKERS if store.near else FAR_WORKERS
+        workers = LOCAL_WORKERS if store.is_local else REMOTE_WORKERS
         fetched = run_all([partial(fetch, file) for file in files], workers)
     return sum(fetched), total
 
 
 def _fetch(store: Store, file: OutputFile, staging: Staging) -> str | None:
-    """Fetch a file, and answer its name in `staging`. A version that was replaced since is looked for again."""
+    """Fetch a file, and return its name in `staging`. A version that was replaced meanwhile is looked up again."""
     key = file.key
     for name in map(str, range(_TRIES)):
         with staging.new_file(name) as draft:
             if store.get_file(key, draft) is not None:
                 return name
-        newer = highest(store, file.versions).get(file.path) if file.versions else None
+        newer = highest_versions(store, file.versions).get(file.path) if file.versions else None
         if newer is None:
             return None
         key = newer.key
@@ -102,19 +102,19 @@ def _fetch(store: Store, file: OutputFile, staging: Staging) -> str | None:
 
 
 def _newest_versions(store: Store, job: str, claim: int, attempt: int) -> dict[str, OutputFile]:
-    """The files of one attempt by path. Of a file that was rewritten, the highest version counts.
+    """The files of one attempt by path. Of a rewritten file, the highest version counts.
 
-    Plain names are listed first: a file that is rewritten meanwhile is found under one of its names.
+    Plain names are listed first: a file that is rewritten meanwhile is then found under one of its names.
     """
     prefix = keys.outputs(job, claim)
     plain = {meta.key[len(prefix) :]: meta for meta in store.list(prefix)}
     versions = keys.output_versions(job, claim)
-    newest = plain | highest(store, versions)
+    newest = plain | highest_versions(store, versions)
     return {path: OutputFile(path, meta.key, meta.size, attempt, versions) for path, meta in newest.items()}
 
 
-def highest(store: Store, prefix: str) -> dict[str, Meta]:
-    """The highest version below `prefix` of every file that was rewritten."""
+def highest_versions(store: Store, prefix: str) -> dict[str, Meta]:
+    """The highest version of every rewritten file below `prefix`."""
     versions: dict[str, tuple[tuple[int, int], Meta]] = {}
     for meta in store.list(prefix):
         version = keys.read_output_version(meta.key[len(prefix) :])
@@ -129,20 +129,20 @@ def _replaced(older: OutputFile | None) -> tuple[int, ...]:
 
 
 def _claims(state: JobState, attempt: int | None, job: str) -> list[tuple[int, int]]:
-    """Numbers of attempts with their claims, in the order in which they trained."""
+    """The numbers of attempts with their claims, in the order in which they trained."""
     claims = [(claim.attempt, claim.number) for claim in state.attempts if claim.attempt is not None]
     if attempt is not None:
         chosen = [found for found in claims if found[0] == attempt]
         if not chosen:
             raise UserError(f"{job} has no attempt {attempt}; it has had {len(claims)}")
         return chosen
-    # The claim that the end names is the one whose files count.
+    # The claim that the job's end names comes last: its files win.
     last = state.ended.claim if state.ended is not None else None
     return sorted(claims, key=lambda found: (found[1] == last, found[1]))
 
 
 def _without_clashes(older: dict[str, OutputFile], newer: dict[str, OutputFile]) -> dict[str, OutputFile]:
-    """Without files that a later attempt has a folder for, and those in a folder that it has a file for."""
+    """The older files, without those that clash: a later attempt has a folder of that name, or a file for a folder."""
     folders = {str(parent) for path in newer for parent in PurePosixPath(path).parents}
     return {
         path: file

@@ -1,4 +1,4 @@
-"""The folder that checkpoints and outputs are pulled into: the one that was named, or one called as the job."""
+"""The folder that checkpoints and outputs are pulled into: a named one, or one with the name of the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.store.safe_extraction import Extraction
 
 @contextmanager
 def pull_folder(job: str, named: str | Path | None) -> Iterator[Path]:
-    """Yield the folder to pull into. A folder that was not named is afterwards left out of what jobs pack.
+    """Yield the folder to pull into. A folder that was not named gets an ignore file, so that jobs do not pack it.
 
     Raises UserError for a file, and for a link that was not named: an earlier pull may have left it.
     """
@@ -23,6 +23,6 @@ def pull_folder(job: str, named: str | Path | None) -> Iterator[Path]:
         raise UserError(f"{target}: is a link; name the folder to pull into")
     yield target
     if named is None:
-        # It lies where jobs are submitted from.
+        # The folder lies in one that jobs are submitted from.
         with Extraction(target, follow=False) as extraction:
             extraction.write(".stokerignore", b"*\n")

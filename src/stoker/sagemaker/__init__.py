@@ -1,4 +1,4 @@
-"""Calls that were written for SageMaker's Python SDK, on plain machines.
+"""Run code that was written for SageMaker's Python SDK on plain machines.
 
     from stoker.sagemaker import PyTorch             # was: from sagemaker.pytorch import PyTorch
 
@@ -6,8 +6,8 @@
                         instance_count=1, framework_version="2.5", py_version="py311", use_spot_instances=True)
     estimator.fit({"train": "s3://bucket/train"})
 
-The modules have the names that they have there (`stoker.sagemaker.pytorch`, `.estimator`, `.inputs`). Neither the SDK
-nor boto3 is needed. `docs/sagemaker-scripts.md` tells what is the same, what differs, and what cannot be honoured.
+The modules have the SDK's names (`stoker.sagemaker.pytorch`, `.estimator`, `.inputs`). Neither the SDK nor boto3 is
+needed. `docs/sagemaker-scripts.md` lists what is the same, what differs, and what cannot be honoured.
 """
 
 from stoker.sagemaker.estimator import Estimator

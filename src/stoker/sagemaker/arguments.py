@@ -1,4 +1,4 @@
-"""Every argument of SageMaker's estimators, by the names of its SDK's version 2 and 1, and what becomes of it here.
+"""Every argument of SageMaker's estimators, in versions 2 and 1 of its SDK, and its meaning in Stoker.
 
 `docs/sagemaker-scripts.md` has this table.
 """
@@ -14,21 +14,22 @@ from stoker.model.errors import UserError
 
 
 class BadArgument(UserError, ValueError):
-    """What is asked for cannot be had, and another job would be run without it."""
+    """An argument that cannot be honoured, and without which the job would be another one."""
 
 
-# It becomes part of the job; it cannot, and one line says so; the job would not be what was asked for.
+# Honoured: it becomes part of the job. Named: it has no effect, and a line says so. Refused: it is an error, because
+# the job would not be the requested one.
 Fate = Literal["honoured", "named", "refused"]
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument. `means` is what it becomes, or why it cannot be anything, in words that follow its name."""
+    """One argument. `means` says what it becomes, or why it has no effect, as the rest of a sentence."""
 
     name: str
     fate: Fate
     means: str
-    # Its name in version 1 of the SDK.
+    # The argument's name in version 1 of the SDK.
     old: str | None = None
 
 
@@ -49,7 +50,7 @@ _PROFILER = "there is no SageMaker Profiler; utilisation is in `stoker show`"
 _REPOSITORY = "a private registry is `stoker={'environment': {'container': {'secret': …}}}`"
 
 ARGUMENTS = (
-    # What runs
+    # The script
     _honoured("entry_point", "the script: `run: python ENTRY_POINT`"),
     _honoured("source_dir", "`code`; without it only the script is packed, as on SageMaker"),
     _honoured("dependencies", "folders and files that are packed beside the script"),
@@ -61,7 +62,7 @@ ARGUMENTS = (
     _honoured("requirements_file", "`environment.requirements`"),
     _refused("git_config", "the code is packed from this computer; clone the repository, and give its folder"),
     _named("code_location", "the code goes to the store"),
-    # Where it runs
+    # The machines
     _honoured("instance_type", "`resources.machine` without `ml.`; `local` is this computer", "train_instance_type"),
     _honoured("instance_count", "`nodes`", "train_instance_count"),
     _honoured("volume_size", "`resources.disk`, in GB", "train_volume_size"),
@@ -77,7 +78,7 @@ ARGUMENTS = (
     _named("role", "machines have the instance profile `resources.ec2.profile`, or what the cloud gives them"),
     _named("volume_kms_key", "disks are encrypted as the account says by default", "train_volume_kms_key"),
     _named("enable_network_isolation", "a subnet without a way out does that"),
-    _named("encrypt_inter_container_traffic", "nodes talk as the script has them talk"),
+    _named("encrypt_inter_container_traffic", "the script decides how nodes communicate"),
     _named(
         "keep_alive_period_in_seconds", "a machine goes when the job ends; `retry.hold_on_failure` keeps a failed one"
     ),
@@ -91,21 +92,21 @@ ARGUMENTS = (
     _named("transformers_version", "the image is PyTorch's or TensorFlow's; put transformers into requirements.txt"),
     _honoured("pytorch_version", "as `framework_version`"),
     _honoured("tensorflow_version", "as `framework_version`"),
-    # What it reads, and what it leaves
+    # Inputs and outputs
     _honoured("input_mode", "`mode` of each input: File is copy, FastFile is mount, Pipe is stream"),
     _honoured("model_uri", "an input"),
     _honoured("model_channel_name", "its name"),
     _honoured("output_path", "the store, where neither `stoker={'store': …}` nor STOKER_STORE names one"),
     _honoured("disable_output_compression", "outputs are plain files in any case"),
     _named("output_kms_key", "the bucket's own encryption is used"),
-    # How long, and how often
+    # Limits and retries
     _honoured("max_run", "`limits.max_runtime`", "train_max_run"),
     _honoured("use_spot_instances", "`resources.spot: true`", "train_use_spot_instances"),
     _honoured("max_wait", "`limits.max_wait`, less max_run", "train_max_wait"),
-    _honoured("checkpoint_s3_uri", "`resume_from`, if there is something there; new checkpoints are kept in the store"),
+    _honoured("checkpoint_s3_uri", "`resume_from`, if it holds any object; new checkpoints go to the store"),
     _honoured("checkpoint_local_path", "`checkpoints.dir`; `/opt/ml/checkpoints` where none is given"),
-    _named("max_retry_attempts", "what is not the script's fault is always tried again; `retry` has the rest"),
-    # What is seen of it
+    _named("max_retry_attempts", "failures that are not the script's are always retried; `retry` has the rest"),
+    # Names, tags and metrics
     _honoured("base_job_name", "the beginning of the job's name"),
     _honoured("metric_definitions", "`metrics`"),
     _honoured("tags", "`tags`"),
@@ -116,11 +117,11 @@ ARGUMENTS = (
     _named("tensorboard_output_config", "write to `SM_OUTPUT_DATA_DIR`, which is kept while the training runs"),
     _named("profiler_config", _PROFILER),
     _honoured("disable_profiler", "there is none"),
-    # What only some versions had
-    _honoured("script_mode", "there is no other"),
-    _refused("training_steps", "there is no other way than to run the script; say it in hyperparameters"),
-    _refused("evaluation_steps", "there is no other way than to run the script; say it in hyperparameters"),
-    _named("checkpoint_path", "TensorFlow's `/opt/ml/checkpoints` is kept in the store"),
+    # Arguments of some versions only
+    _honoured("script_mode", "it is the only mode"),
+    _refused("training_steps", "Stoker only runs the script; pass it as a hyperparameter"),
+    _refused("evaluation_steps", "Stoker only runs the script; pass it as a hyperparameter"),
+    _named("checkpoint_path", "TensorFlow's `/opt/ml/checkpoints` goes to the store"),
     _refused("compiler_config", "there is no SageMaker Training Compiler; use the framework's own"),
     _refused("training_recipe", "recipes are SageMaker HyperPod's; give an entry_point"),
     _refused("recipe_overrides", "recipes are SageMaker HyperPod's; give an entry_point"),
@@ -132,31 +133,31 @@ _NEW_NAMES = {argument.old: argument.name for argument in ARGUMENTS if argument.
 
 
 def accept(given: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What was said, by the newer names. None is as if not said, and so is False for what cannot be honoured anyway.
+    """The given arguments by their newer names. None counts as not given; so does False where it has no effect.
 
-    Raises TypeError for an argument that no version had, BadArgument for what would be another job without it.
+    Raises TypeError for an argument that no version had, BadArgument for one that is refused.
     """
-    said: dict[str, Any] = {}
+    accepted: dict[str, Any] = {}
     for name, value in given.items():
         newer = _NEW_NAMES.get(name, name)
         argument = _BY_NAME.get(newer)
         if argument is None:
             near = get_close_matches(name, [*_BY_NAME, *_NEW_NAMES], n=1)
             raise TypeError(f"{kind}: there is no argument {name!r}{f'; did you mean {near[0]}?' if near else ''}")
-        if newer in said and value is not None and said[newer] is not None and said[newer] != value:
-            raise TypeError(f"{kind}: {name} and {newer} say different things; keep one of them")
+        if newer in accepted and value is not None and accepted[newer] is not None and accepted[newer] != value:
+            raise TypeError(f"{kind}: {name} and {newer} have different values; keep one of them")
         if value is None or (value is False and argument.fate != "honoured"):
             continue
         if argument.fate == "refused":
             raise BadArgument(f"{name}: {argument.means}")
-        said[newer] = value
-    return said
+        accepted[newer] = value
+    return accepted
 
 
-def unhonoured(said: Mapping[str, Any]) -> list[str]:
+def unhonoured(accepted: Mapping[str, Any]) -> list[str]:
     """A line for each argument that cannot be honoured."""
     return [
         f"{argument.name}: not honoured: {argument.means}"
         for argument in ARGUMENTS
-        if argument.fate == "named" and argument.name in said
+        if argument.fate == "named" and argument.name in accepted
     ]

@@ -1,4 +1,4 @@
-"""Estimators with the arguments of SageMaker's, whose `fit` runs on plain machines."""
+"""Estimators with the arguments of SageMaker's estimators, whose `fit` runs on plain machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.submit.system_folders import check_code_folder
 if TYPE_CHECKING:
     from stoker.jobfile import Layer
     from stoker.store.base import Store
-    from stoker.submit.prepare import Prepared
+    from stoker.submit.prepared_job import PreparedJob
 
 _SOURCE = "the estimator"
 _OVERRIDES = "stoker={…}"
@@ -27,24 +27,24 @@ _REMOTE = ("s3://", "gs://")
 
 
 class EstimatorBase:
-    """What all have. Every argument of SageMaker's is taken; `stoker.sagemaker.arguments` says what becomes of each.
+    """The common part of all estimators. `stoker.sagemaker.arguments` lists the arguments, which are SageMaker's.
 
-    `stoker` has the last word, in the job file's own words: `stoker={"store": "s3://…", "resources": {"provider":
-    "ec2", "region": "us-east-1"}}`. What neither says comes from the usual layers: the user's file and the store's
-    defaults; then `ml.` machines are EC2's.
+    `stoker` overrides all of them, with fields of the job file: `stoker={"store": "s3://…", "resources": {"provider":
+    "ec2", "region": "us-east-1"}}`. A setting that neither names comes from the usual layers, the user's file and the
+    store's defaults; after these, `ml.` machines are EC2's.
     """
 
     framework: ClassVar[str | None] = None
 
     def __init__(self, *, stoker: Mapping[str, Any] | None = None, **arguments: Any) -> None:
-        self._said = accept(arguments, type(self).__name__)
+        self._given = accept(arguments, type(self).__name__)
         self._overrides = dict(stoker or {})
         self._store: str | None = self._overrides.pop("store", None)
-        self._hyperparameters: dict[str, Any] = dict(self._said.get("hyperparameters") or {})
+        self._hyperparameters: dict[str, Any] = dict(self._given.get("hyperparameters") or {})
         self.latest_training_job: TrainingJob | None = None
         self.jobs: list[TrainingJob] = []
-        # What could not be honoured in the last `fit`, a line each.
-        self.told: tuple[str, ...] = ()
+        # A line for each argument that the last `fit` could not honour.
+        self.warnings: tuple[str, ...] = ()
 
     # ── As SageMaker's ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -53,7 +53,7 @@ class EstimatorBase:
         self._hyperparameters.update(hyperparameters)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Those of the next `fit`."""
+        """The hyperparameters of the next `fit`."""
         return dict(self._hyperparameters)
 
     def fit(
@@ -65,15 +65,16 @@ class EstimatorBase:
         experiment_config: object = None,
         run_tensorboard_locally: bool = False,
     ) -> None:
-        """Submit a job; with `wait`, follow it to its end. What cannot be honoured is told in a line each.
+        """Submit a job; with `wait`, follow it to its end. Prints a line for each argument that cannot be honoured.
 
-        Raises UserError before anything is written when something is wrong with it, UnexpectedStatusException when
-        the job has failed.
+        Raises UserError for the first mistake, before anything is written; UnexpectedStatusException when the job has
+        failed.
         """
         more = {"experiment_config": experiment_config, "run_tensorboard_locally": run_tensorboard_locally}
-        with self._prepared(inputs, job_name) as (prepared, store, told):
-            self.told = (*told, *(f"{name}: not honoured: there is no such thing here" for name in more if more[name]))
-            for line in (*self.told, *prepared.noted, *prepared.told):
+        with self._prepared(inputs, job_name) as (prepared, store, warnings):
+            ignored = (f"{name}: not honoured: Stoker has no such thing" for name in more if more[name])
+            self.warnings = (*warnings, *ignored)
+            for line in (*self.warnings, *prepared.notes, *prepared.warnings):
                 print(f"[stoker] {line}", file=sys.stderr)
             from stoker.submit.send import send
 
@@ -83,31 +84,33 @@ class EstimatorBase:
         if wait:
             job.wait(logs=logs)
         else:
-            job.carry_on()
+            job.ensure_governed()
 
     def logs(self) -> None:
-        """Print what the last job has printed so far."""
+        """Print the log of the last job so far."""
         self._latest().logs()
 
     @property
     def model_data(self) -> str | None:
-        """Where the last job's model lies in the store, as plain files; None until it has ended."""
+        """The URL of the last job's model in the store, as plain files; None until the job has ended."""
         return self._latest().model_data
 
     def deploy(self, *_: object, **__: object) -> None:
-        """Stoker trains. Raises NotImplementedError that says where the model is."""
+        """Raise NotImplementedError with the URL of the model: Stoker trains and does not serve."""
         raise NotImplementedError(f"Stoker trains and does not serve; the model is at {self.model_data}")
 
-    # ── How ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Preparation ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def job(self, inputs: object = None, job_name: str | None = None) -> dict[str, Any]:
-        """The call as a job file, as a dictionary. Raises UserError; writes nothing.
+        """The call as the fields of a job file. Raises UserError; writes nothing.
 
-        What only `fit` finds out is not in it: the folder of code, and whether there is something to resume from. Nor
-        is what `stoker` and the other layers say.
+        Without what only `fit` finds out (the folder of code, and the checkpoints to resume from), and without the
+        settings of `stoker` and the other layers.
         """
         with self._open_store() as store:
-            return self._translate(inputs, job_name, self._provider(store)).fields
+            from stoker.jobfile import shared_layers
+
+            return self._translate(inputs, job_name, self._provider(shared_layers(store))).fields
 
     def _latest(self) -> TrainingJob:
         if self.latest_training_job is None:
@@ -116,7 +119,7 @@ class EstimatorBase:
 
     def _translate(self, inputs: object, job_name: str | None, provider: str) -> Translated:
         fit = Fit(
-            said=self._said,
+            given=self._given,
             provider=provider,
             framework=self.framework,
             inputs=inputs,
@@ -127,47 +130,40 @@ class EstimatorBase:
         return translate(fit)
 
     @contextmanager
-    def _prepared(self, inputs: object, job_name: str | None) -> Iterator[tuple[Prepared, Store, tuple[str, ...]]]:
-        from stoker.jobfile import layer_of, resolve
+    def _prepared(self, inputs: object, job_name: str | None) -> Iterator[tuple[PreparedJob, Store, tuple[str, ...]]]:
+        from stoker.jobfile import layer_of, shared_layers
         from stoker.providers import registry
-        from stoker.submit.prepare import prepare
+        from stoker.submit.prepare import prepare_job
 
         with self._open_store() as store, self._code() as code:
-            provider = self._provider(store)
+            shared = shared_layers(store)
+            provider = self._provider(shared)
             translated = self._translate(inputs, job_name, provider)
             fields = translated.fields | {"code": str(code), **self._resume()}
             registry.check_store(provider, store.url, "stoker={'store': …}")
-            layers = [*self._below(store), layer_of(fields, _SOURCE), *self._own_layers()]
-            resolved = resolve(layers, registry.capabilities)
-            with prepare(resolved.spec, store, folder=Path.cwd(), told=resolved.told) as prepared:
-                yield prepared, store, (*translated.told, *self._told_of_places(store))
+            own = (layer_of(fields, _SOURCE), *self._own_layers())
+            with prepare_job(own, store, shared=(self._fallback_layer(), *shared)) as prepared:
+                yield prepared, store, (*translated.warnings, *self._place_warnings(store))
 
-    def _provider(self, store: Store) -> str:
-        """The provider that everything together names. Raises BadArgument where nothing does."""
+    def _provider(self, shared: Sequence[Layer]) -> str:
+        """The provider that all layers together name. Raises BadArgument where none of them names one."""
         from stoker.jobfile import layer_of, named_provider
+        from stoker.providers import registry
 
-        machine = self._said.get("instance_type")
+        machine = self._given.get("instance_type")
         wanted = wanted_provider(machine)
-        own = [layer_of({"resources": {"provider": wanted}}, _SOURCE)] if wanted == "local" else []
-        found = named_provider([*self._shared(store), *own, *self._own_layers()], shared=True)
+        is_local = registry.capabilities(wanted).runs_locally
+        own = [layer_of({"resources": {"provider": wanted}}, _SOURCE)] if is_local else []
+        found = named_provider([*shared, *own, *self._own_layers()], shared=True)
         if found is None and machine is None:
             raise BadArgument("instance_type: is missing; name a machine such as 'ml.g5.xlarge', or 'local'")
         return found or wanted
 
-    def _below(self, store: Store) -> tuple[Layer, ...]:
-        """What counts only where nobody says anything else: SageMaker's machines are EC2's."""
+    def _fallback_layer(self) -> Layer:
+        """The provider of a job for which no other layer names one: SageMaker's machines are EC2's."""
         from stoker.jobfile import layer_of
 
-        guess = {"resources": {"provider": wanted_provider(self._said.get("instance_type"))}}
-        return (layer_of(guess, _SOURCE), *self._shared(store))
-
-    @staticmethod
-    def _shared(store: Store) -> tuple[Layer, ...]:
-        from stoker.jobfile import gather
-        from stoker.model import keys
-
-        house = store.get(keys.DEFAULTS)
-        return gather(house=house.data if house is not None else None)
+        return layer_of({"resources": {"provider": wanted_provider(self._given.get("instance_type"))}}, _SOURCE)
 
     def _own_layers(self) -> tuple[Layer, ...]:
         from stoker.jobfile import layer_of
@@ -183,24 +179,24 @@ class EstimatorBase:
     def _store_url(self) -> str | None:
         if self._store is not None or os.environ.get("STOKER_STORE"):
             return self._store
-        path = str(self._said.get("output_path", ""))
+        path = str(self._given.get("output_path", ""))
         return path if path.startswith(_REMOTE) else None
 
-    def _told_of_places(self, store: Store) -> Iterator[str]:
-        path = self._said.get("output_path")
+    def _place_warnings(self, store: Store) -> Iterator[str]:
+        path = self._given.get("output_path")
         if path is not None and str(path).rstrip("/") != store.url.rstrip("/"):
             how = "`stoker pull JOB --outputs` copies them"
             yield f"output_path: not honoured: outputs are in the store, {store.url}; {how}"
-        saved = self._said.get("checkpoint_s3_uri")
+        saved = self._given.get("checkpoint_s3_uri")
         if saved is not None:
             yield f"checkpoint_s3_uri: new checkpoints are in the store, {store.url}, and not at {saved}"
 
     def _resume(self) -> dict[str, str]:
-        """SageMaker fetches what lies at `checkpoint_s3_uri` before the script starts. Nothing there is nothing to do.
+        """Resume from `checkpoint_s3_uri` if objects are there, as SageMaker fetches them before the script starts.
 
-        Raises UserError where it cannot be looked at: a job that began anew would not be what was asked for.
+        Raises UserError where they cannot be listed: a job that starts anew would not be the requested one.
         """
-        url = self._said.get("checkpoint_s3_uri")
+        url = self._given.get("checkpoint_s3_uri")
         if url is None:
             return {}
         from stoker.store.base import open_store
@@ -211,16 +207,16 @@ class EstimatorBase:
     # ── The code ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _script(self) -> str | None:
-        entry = self._said.get("entry_point")
+        entry = self._given.get("entry_point")
         if entry is None:
             return None
-        return str(entry) if self._said.get("source_dir") is not None else Path(str(entry)).name
+        return str(entry) if self._given.get("source_dir") is not None else Path(str(entry)).name
 
     @contextmanager
     def _code(self) -> Iterator[Path]:
-        """The folder to pack: the source folder itself where nothing is added, else a copy of what belongs together."""
-        entry, source = self._said.get("entry_point"), self._said.get("source_dir")
-        added = [Path(str(one)).expanduser() for one in self._said.get("dependencies") or ()]
+        """The folder to pack: the source folder itself, or a temporary copy of it with the dependencies beside it."""
+        entry, source = self._given.get("entry_point"), self._given.get("source_dir")
+        added = [Path(str(one)).expanduser() for one in self._given.get("dependencies") or ()]
         folder = self._source_folder(source, entry) if source is not None else None
         if folder is None and entry is not None and not Path(str(entry)).expanduser().is_file():
             raise BadArgument(f"entry_point: there is no file {entry}")
@@ -258,7 +254,7 @@ class EstimatorBase:
 
 
 class Estimator(EstimatorBase):
-    """Any image. Without an entry point its own program is run, as SageMaker does: `train`."""
+    """An estimator for any image. Without an entry point it runs the image's program `train`, as SageMaker does."""
 
     def __init__(
         self,
@@ -271,14 +267,14 @@ class Estimator(EstimatorBase):
         first = {"image_uri": image_uri, "role": role, "instance_count": instance_count, "instance_type": instance_type}
         given: dict[str, Any] = {name: value for name, value in first.items() if value is not None}
         super().__init__(**given, **arguments)
-        if "image_uri" not in self._said:
+        if "image_uri" not in self._given:
             raise BadArgument("image_uri: an Estimator needs an image; PyTorch and TensorFlow find one")
 
 
 class Framework(EstimatorBase):
-    """A script, and an image that has what it needs."""
+    """An estimator for a script, on the image of a framework."""
 
     def __init__(self, entry_point: str | os.PathLike[str] | None = None, **arguments: Any) -> None:
         super().__init__(entry_point=entry_point, **arguments)
-        if "entry_point" not in self._said:
+        if "entry_point" not in self._given:
             raise BadArgument("entry_point: name the script that is to be run")

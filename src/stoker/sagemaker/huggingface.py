@@ -1,4 +1,4 @@
-"""Stands in for `sagemaker.huggingface`."""
+"""The stand-in for `sagemaker.huggingface`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker.sagemaker.estimator import Framework
 
 
 class HuggingFace(Framework):
-    """A script for Transformers, on PyTorch."""
+    """An estimator for a script that uses Transformers, on PyTorch or TensorFlow."""
 
     framework = "pytorch"
 

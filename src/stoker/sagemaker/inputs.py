@@ -1,4 +1,4 @@
-"""What a training reads, as SageMaker's SDK says it."""
+"""The inputs of a training, in the forms of SageMaker's SDK."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from stoker.sagemaker.arguments import BadArgument
 
-# Where a single input goes that has no name.
+# The name of a single input without a name.
 _DEFAULT_CHANNEL = "training"
 _MODES = {"File": "copy", "FastFile": "mount", "Pipe": "stream"}
-# Of an S3 source, what says nothing that a job could not be without.
+# Types of an S3 source that need no special treatment.
 _PLAIN = {None, "S3Prefix"}
 
 
 class TrainingInput:
-    """A channel from S3. Stands in for `sagemaker.inputs.TrainingInput`, and for `s3_input` of version 1."""
+    """A channel from S3: the stand-in for `sagemaker.inputs.TrainingInput`, and for `s3_input` of version 1."""
 
     def __init__(
         self,
@@ -46,24 +46,24 @@ class TrainingInput:
             "HubAccessConfig": hub_access_config,
             "ModelAccessConfig": model_access_config,
         }
-        said = {name: value for name, value in more.items() if value is not None}
-        self.config: dict[str, Any] = {"DataSource": {"S3DataSource": source}, **said}
+        given = {name: value for name, value in more.items() if value is not None}
+        self.config: dict[str, Any] = {"DataSource": {"S3DataSource": source}, **given}
 
 
 s3_input = TrainingInput
 
 
 def channels(inputs: object, default_mode: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The job's `inputs`, and a line for what cannot be honoured. Raises BadArgument for what is none at all."""
+    """The job's `inputs`, and a line for each setting that cannot be honoured. Raises BadArgument for other values."""
     if inputs is None:
         return {}, []
     named = inputs if isinstance(inputs, Mapping) else {_DEFAULT_CHANNEL: inputs}
     found: dict[str, dict[str, Any]] = {}
-    told: list[str] = []
+    warnings: list[str] = []
     for name, source in named.items():
         found[name], lines = _channel(name, source, default_mode)
-        told += lines
-    return found, told
+        warnings += lines
+    return found, warnings
 
 
 def _channel(name: str, source: object, default_mode: str) -> tuple[dict[str, Any], list[str]]:
@@ -82,18 +82,18 @@ def _channel(name: str, source: object, default_mode: str) -> tuple[dict[str, An
         raise BadArgument(f"inputs.{name}: input_mode is File, FastFile or Pipe; found {mode!r}")
     url = s3["S3Uri"]
     made: dict[str, Any] = {"from": url.removeprefix("file://"), "mode": _MODES[mode]}
-    told = []
+    warnings = []
     if s3.get("S3DataDistributionType") == "ShardedByS3Key":
         if mode == "File":
             made["shard"] = True
         else:
-            told.append(f"inputs.{name}: not honoured: ShardedByS3Key is for File; every node sees all of it")
+            warnings.append(f"inputs.{name}: not honoured: ShardedByS3Key is for File; every node sees all of it")
     if mode == "Pipe":
-        told.append(f"inputs.{name}: not honoured: Pipe makes no pipes; SM_CHANNEL_{name.upper()} is the URL")
+        warnings.append(f"inputs.{name}: not honoured: Pipe makes no pipes; SM_CHANNEL_{name.upper()} is the URL")
     known = {"DataSource", "InputMode", "ContentType"}
-    told += [
+    warnings += [
         f"inputs.{name}: not honoured: {key} {value!r}"
         for key, value in config.items()
         if key not in known and value is not None
     ]
-    return made, told
+    return made, warnings

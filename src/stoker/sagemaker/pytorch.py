@@ -1,4 +1,4 @@
-"""Stands in for `sagemaker.pytorch`."""
+"""The stand-in for `sagemaker.pytorch`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from stoker.sagemaker.estimator import Framework
 
 
 class PyTorch(Framework):
-    """A script for PyTorch."""
+    """An estimator for a PyTorch script."""
 
     framework = "pytorch"

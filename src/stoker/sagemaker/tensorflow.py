@@ -1,4 +1,4 @@
-"""Stands in for `sagemaker.tensorflow`."""
+"""The stand-in for `sagemaker.tensorflow`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from stoker.sagemaker.estimator import Framework
 
 
 class TensorFlow(Framework):
-    """A script for TensorFlow. As on SageMaker it gets `--model_dir`, unless that is False."""
+    """An estimator for a TensorFlow script. As on SageMaker the script gets `--model_dir`, unless that is False."""
 
     framework = "tensorflow"

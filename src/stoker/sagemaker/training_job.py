@@ -14,7 +14,7 @@ _STATUS = {"succeeded": "Completed", "failed": "Failed", "stopped": "Stopped"}
 
 
 class UnexpectedStatusException(ValueError, StokerError):
-    """The job has failed. `actual_status` is SageMaker's word for it."""
+    """The job has failed. `actual_status` is SageMaker's name of the status."""
 
     def __init__(self, message: str, actual_status: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class UnexpectedStatusException(ValueError, StokerError):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """`name` is the job's id, for `stoker` too. `store` is where it is."""
+    """A job in a store. `name` is the job's id, which `stoker` commands take as well; `store` is a URL."""
 
     name: str
     store: str
@@ -34,16 +34,14 @@ class TrainingJob:
         return self.name
 
     def wait(self, logs: bool | str | Sequence[str] = "All") -> None:
-        """Govern and follow it to its end. Raises UnexpectedStatusException when it has failed.
+        """Govern and follow the job to its end. Raises UnexpectedStatusException when it has failed.
 
-        Ctrl-C leaves it running, with a governor in the background, and returns.
+        Ctrl-C returns and leaves the job running, with a governor in the background.
         """
         from stoker import client
 
         if _wants(logs) and threading.current_thread() is threading.main_thread():
-            from stoker.cli.follow_and_govern import follow_governing
-
-            follow_governing(client.open_any(self.store), self.name, paid=self._is_paid())
+            self._follow()
         else:
             client.wait(self.name, self.store)
         summary = client.summary(self.name, self.store)
@@ -52,21 +50,21 @@ class TrainingJob:
         if summary.outcome == "stopped":
             print(f"[stoker] {self.name} was stopped: {summary.reason}", file=sys.stderr)
 
-    def carry_on(self) -> None:
-        """Have a governor in the background see to it."""
+    def ensure_governed(self) -> None:
+        """Make sure that a governor drives the job in the background."""
         from stoker.client import open_any
-        from stoker.governor.background import carry_on
+        from stoker.governor.background import ensure_governed
 
-        carry_on(open_any(self.store), [self.name])
+        ensure_governed(open_any(self.store), [self.name])
 
     def stop(self) -> None:
-        """Ask it to save and end."""
+        """Ask the job to save and end."""
         from stoker import client
 
         client.stop(self.name, self.store)
 
     def logs(self) -> None:
-        """Print what all its nodes have printed so far."""
+        """Print the log of all nodes so far."""
         from stoker.client import open_any
         from stoker.read.logs import read_lines
         from stoker.read.node_chunks import node_logs
@@ -78,24 +76,24 @@ class TrainingJob:
             print(line.text)
 
     def describe(self) -> dict[str, Any]:
-        """The little of DescribeTrainingJob that scripts look at."""
+        """The fields of DescribeTrainingJob that scripts read."""
         from stoker import client
 
         summary = client.summary(self.name, self.store)
-        told: dict[str, Any] = {
+        description: dict[str, Any] = {
             "TrainingJobName": self.name,
             "TrainingJobStatus": _STATUS.get(summary.outcome or "", "InProgress"),
             "SecondaryStatus": summary.phase,
         }
         if summary.outcome == "failed":
-            told["FailureReason"] = summary.reason
+            description["FailureReason"] = summary.reason
         if self.model_data is not None:
-            told["ModelArtifacts"] = {"S3ModelArtifacts": self.model_data}
-        return told
+            description["ModelArtifacts"] = {"S3ModelArtifacts": self.model_data}
+        return description
 
     @property
     def model_data(self) -> str | None:
-        """Where its model lies, as plain files; None until it has ended."""
+        """The URL of the job's model, as plain files; None until the job has ended."""
         from stoker.client import open_any
         from stoker.model import keys
         from stoker.store import job_log
@@ -105,15 +103,20 @@ class TrainingJob:
             return None
         return f"{self.store.rstrip('/')}/{keys.outputs(self.name, state.ended.claim)}model/"
 
-    def _is_paid(self) -> bool:
+    def _follow(self) -> None:
         from stoker.client import open_any
-        from stoker.providers import registry
+        from stoker.read.follow import PlainScreen
+        from stoker.read.govern_while_following import follow_and_govern
         from stoker.store import job_index, job_log
 
         store = open_any(self.store)
         state = job_log.read(store, self.name)
         assert state is not None
-        return registry.capabilities(job_index.read_submission(store, state).spec.resources.provider).paid
+        screen = PlainScreen(sys.stdout, prefix=job_index.read_submission(store, state).spec.nodes > 1)
+        result = follow_and_govern(store, self.name, screen)
+        if result.reason == "interrupted" and result.governor is not None:
+            governor = result.governor.by or "a governor in the background"
+            print(f"[stoker] {self.name} goes on, driven by {governor}", file=sys.stderr)
 
 
 def _wants(logs: bool | str | Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""From an estimator's arguments to the fields of a job file."""
+"""Translate an estimator's arguments into the fields of a job file."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any
 
 from stoker.jobfile.default_name import slug
 from stoker.model.hyperparameters import CHECKPOINTS, MODEL, scalar, script_of
+from stoker.model.offerings import Capabilities
 from stoker.model.spec import Scalar
+from stoker.providers import registry
 from stoker.sagemaker.arguments import BadArgument, unhonoured
 from stoker.sagemaker.inputs import channels
 
 _LOCAL = ("local", "local_gpu")
 _WITH_GPUS = re.compile(r"(?:p|g|gr)\d")
 _PYTHON = re.compile(r"py3\d{1,2}")
-# What starts the script once for each GPU of each node.
+# Distributions that start the script once for each GPU of each node.
 _TORCHRUN = ("torch_distributed", "pytorchddp")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One call of `fit`: what was said by whom, and where it will run."""
+    """One call of `fit`: the arguments of estimator and call, and the provider of the job."""
 
-    said: Mapping[str, Any]
+    given: Mapping[str, Any]
     provider: str
     # `pytorch` or `tensorflow`; None for any image.
     framework: str | None = None
@@ -34,70 +36,74 @@ class Fit:
     # The script's name in the packed code.
     script: str | None = None
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return registry.capabilities(self.provider)
+
 
 @dataclass(frozen=True)
 class Translated:
-    """A job in the job file's words, and the lines that tell what is not in it."""
+    """A job as fields of a job file, and a warning for each argument that it does not honour."""
 
     fields: dict[str, Any]
-    told: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def wanted_provider(instance_type: object) -> str:
-    """Where a job runs about which nobody else says anything: SageMaker's machines are EC2's."""
+    """The provider of a job for which no other setting names one: SageMaker's machines are EC2's."""
     return "local" if instance_type in _LOCAL else "ec2"
 
 
 def translate(fit: Fit) -> Translated:
-    """Raises BadArgument for what would be another job."""
-    said = fit.said
-    told = unhonoured(said)
-    inputs, lines = channels(fit.inputs, said.get("input_mode", "File"))
-    told += lines
-    if said.get("model_uri"):
-        name = said.get("model_channel_name", "model")
-        inputs[name] = {"from": said["model_uri"], "mode": "copy"}
+    """Translate one call of `fit`. Raises BadArgument for an argument without which the job would be another one."""
+    given = fit.given
+    warnings = unhonoured(given)
+    inputs, lines = channels(fit.inputs, given.get("input_mode", "File"))
+    warnings += lines
+    if given.get("model_uri"):
+        name = given.get("model_channel_name", "model")
+        inputs[name] = {"from": given["model_uri"], "mode": "copy"}
     run = _run(fit)
     fields = {
-        "name": _name(fit, told),
+        "name": _name(fit, warnings),
         "run": run,
-        "nodes": said.get("instance_count", 1),
+        "nodes": given.get("instance_count", 1),
         "params": _params(fit, run),
-        "env": {name: str(value) for name, value in said.get("environment", {}).items()} or None,
+        "env": {name: str(value) for name, value in given.get("environment", {}).items()} or None,
         "inputs": inputs or None,
-        "resources": _resources(fit, told),
-        "environment": _environment(fit, told),
-        "checkpoints": {"dir": said.get("checkpoint_local_path", CHECKPOINTS).rstrip("/")},
-        "limits": _limits(said, told),
-        "metrics": {one["Name"]: one["Regex"] for one in said.get("metric_definitions", ())} or None,
-        "tags": _tags(said.get("tags")),
+        "resources": _resources(fit, warnings),
+        "environment": _environment(fit, warnings),
+        "checkpoints": {"dir": given.get("checkpoint_local_path", CHECKPOINTS).rstrip("/")},
+        "limits": _limits(given, warnings),
+        "metrics": {one["Name"]: one["Regex"] for one in given.get("metric_definitions", ())} or None,
+        "tags": _tags(given.get("tags")),
     }
-    return Translated({name: value for name, value in fields.items() if value is not None}, tuple(told))
+    return Translated({name: value for name, value in fields.items() if value is not None}, tuple(warnings))
 
 
-def _name(fit: Fit, told: list[str]) -> str | None:
-    wanted = fit.job_name or fit.said.get("base_job_name")
+def _name(fit: Fit, warnings: list[str]) -> str | None:
+    wanted = fit.job_name or fit.given.get("base_job_name")
     if wanted is None:
         return None
     name = slug(wanted)
     if not name:
         raise BadArgument(f"job_name: {wanted!r} has no letter or digit in it")
     if fit.job_name:
-        told.append(f"job_name: the job is called {name}, and a few letters that no other job has")
+        warnings.append(f"job_name: the job is called {name}, and a few letters that no other job has")
     return name
 
 
-# ── What runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The script ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _run(fit: Fit) -> list[str]:
-    said = fit.said
-    if "container_entry_point" in said or "container_arguments" in said:
-        return [*said.get("container_entry_point", ()), *said.get("container_arguments", ())]
+    given = fit.given
+    if "container_entry_point" in given or "container_arguments" in given:
+        return [*given.get("container_entry_point", ()), *given.get("container_arguments", ())]
     if fit.script is None:
-        # As SageMaker runs an image.
+        # SageMaker runs this program of an image.
         return ["train"]
-    launcher = _launcher(said.get("distribution") or {})
+    launcher = _launcher(given.get("distribution") or {})
     if fit.script.endswith(".py"):
         return [launcher, fit.script]
     if launcher != "python":
@@ -123,111 +129,114 @@ def _is_enabled(how: Mapping[str, Any]) -> bool:
 def _params(fit: Fit, run: list[str]) -> dict[str, Scalar] | None:
     params = {str(name): scalar(value) for name, value in fit.hyperparameters.items()}
     if fit.framework == "tensorflow":
-        model_dir = fit.said.get("model_dir", MODEL)
+        model_dir = fit.given.get("model_dir", MODEL)
         if model_dir is not False:
             params.setdefault("model_dir", model_dir)
     if fit.script is not None and script_of(tuple(run)) != fit.script:
         params["sagemaker_program"] = fit.script
-    if "container_log_level" in fit.said:
-        params["sagemaker_container_log_level"] = fit.said["container_log_level"]
+    if "container_log_level" in fit.given:
+        params["sagemaker_container_log_level"] = fit.given["container_log_level"]
     return params or None
 
 
-# ── Where it runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The machines ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _resources(fit: Fit, told: list[str]) -> dict[str, Any] | None:
-    said = fit.said
+def _resources(fit: Fit, warnings: list[str]) -> dict[str, Any] | None:
+    given = fit.given
     found: dict[str, Any] = {}
-    machine = said.get("instance_type")
+    machine = given.get("instance_type")
     if machine in _LOCAL:
         found["provider"] = "local"
     elif machine is not None:
-        found |= _machine(str(machine).removeprefix("ml."), fit.provider, told)
-    if said.get("use_spot_instances"):
+        found |= _machine(str(machine).removeprefix("ml."), fit, warnings)
+    if given.get("use_spot_instances"):
         found["spot"] = True
-    if fit.provider == "local":
+    if fit.capabilities.runs_locally:
         names = ("volume_size", "subnets", "security_group_ids")
-        told += [f"{name}: not honoured: this computer has its own" for name in names if name in said]
+        warnings += [f"{name}: not honoured: this computer has its own" for name in names if name in given]
         return found or None
-    if "volume_size" in said:
-        found["disk"] = f"{said['volume_size']}GB"
-    region = getattr(said.get("sagemaker_session"), "boto_region_name", None)
-    if fit.provider == "ec2":
+    if "volume_size" in given:
+        found["disk"] = f"{given['volume_size']}GB"
+    region = getattr(given.get("sagemaker_session"), "boto_region_name", None)
+    if fit.capabilities.ec2_machines:
         if isinstance(region, str):
             found["region"] = region
-        found |= _network(said, told)
+        found |= _network(given, warnings)
     else:
-        told += [f"{name}: not honoured: it is EC2's" for name in ("subnets", "security_group_ids") if name in said]
+        ignored = [name for name in ("subnets", "security_group_ids") if name in given]
+        warnings += [f"{name}: not honoured: it is EC2's" for name in ignored]
     return found or None
 
 
-def _machine(name: str, provider: str, told: list[str]) -> dict[str, Any]:
-    if provider == "ec2":
+def _machine(name: str, fit: Fit, warnings: list[str]) -> dict[str, Any]:
+    if fit.capabilities.ec2_machines:
         return {"machine": name}
-    what = "this computer is used as it is" if provider == "local" else f"say what {provider} has for it in `stoker`"
-    told.append(f"instance_type: not honoured: {name} is EC2's; {what}")
+    what = f"say what {fit.provider} has for it in `stoker`"
+    if fit.capabilities.runs_locally:
+        what = "this computer is used as it is"
+    warnings.append(f"instance_type: not honoured: {name} is EC2's; {what}")
     return {}
 
 
-def _network(said: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
+def _network(given: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
     own: dict[str, Any] = {}
-    subnets = said.get("subnets") or []
+    subnets = given.get("subnets") or []
     if subnets:
         own["subnet"] = subnets[0]
     if len(subnets) > 1:
-        told.append(f"subnets: not honoured: {', '.join(subnets[1:])}; machines are in one subnet, {subnets[0]}")
-    if said.get("security_group_ids"):
-        own["security_groups"] = list(said["security_group_ids"])
+        warnings.append(f"subnets: not honoured: {', '.join(subnets[1:])}; machines are in one subnet, {subnets[0]}")
+    if given.get("security_group_ids"):
+        own["security_groups"] = list(given["security_group_ids"])
     return {"ec2": own} if own else {}
 
 
-def _environment(fit: Fit, told: list[str]) -> dict[str, Any]:
+def _environment(fit: Fit, warnings: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"contract": "sagemaker"}
-    if "requirements_file" in fit.said:
-        found["requirements"] = fit.said["requirements_file"]
-    image = fit.said.get("image_uri")
+    if "requirements_file" in fit.given:
+        found["requirements"] = fit.given["requirements_file"]
+    image = fit.given.get("image_uri")
     if image is not None:
-        # An image's own program is what SageMaker would run; a script is run by the image's Python.
+        # Without a script SageMaker runs the image's own program; a script is run by the image's Python.
         found["container"] = {"image": image} if fit.script is not None else {"image": image, "entrypoint": True}
     elif fit.framework is not None:
-        found |= _framework_image(fit, told)
+        found |= _framework_image(fit, warnings)
     return found
 
 
-def _framework_image(fit: Fit, told: list[str]) -> dict[str, Any]:
-    said = fit.said
-    version, python = said.get("framework_version"), said.get("py_version")
-    if fit.provider != "ec2":
+def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
+    given = fit.given
+    version, python = given.get("framework_version"), given.get("py_version")
+    if not fit.capabilities.ec2_machines:
         if version is not None:
-            where = "this computer's" if fit.provider == "local" else "the machine image's"
-            told.append(f"framework_version: not honoured: {where} own Python is used; image_uri names a container")
+            where = "this computer's" if fit.capabilities.runs_locally else "the machine image's"
+            warnings.append(f"framework_version: not honoured: {where} own Python is used; image_uri names a container")
         return {}
     if version is None or not _PYTHON.fullmatch(str(python)):
         asked = f"framework_version={version!r} and py_version={python!r}"
         raise BadArgument(
             f"framework_version: {asked} name no image; say both, such as '2.5' and 'py311', or image_uri"
         )
-    machine = str(said.get("instance_type", "")).removeprefix("ml.")
+    machine = str(given.get("instance_type", "")).removeprefix("ml.")
     device = "" if _WITH_GPUS.match(machine) or not machine else "-cpu"
     return {"container": {"image": f"dlc/{fit.framework}:{version}-{python}{device}"}}
 
 
-# ── How long, and what for ────────────────────────────────────────────────────────────────────────────────────────────
+# ── Limits and tags ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _limits(said: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
-    max_run = said.get("max_run", 24 * 3600)
+def _limits(given: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
+    max_run = given.get("max_run", 24 * 3600)
     found = {"max_runtime": max_run}
-    max_wait = said.get("max_wait")
+    max_wait = given.get("max_wait")
     if max_wait is None:
         return found
-    if not said.get("use_spot_instances"):
-        told.append("max_wait: not honoured: it is for spot, and use_spot_instances is not set")
+    if not given.get("use_spot_instances"):
+        warnings.append("max_wait: not honoured: it is for spot, and use_spot_instances is not set")
         return found
     if max_wait < max_run:
         raise BadArgument(f"max_wait: {max_wait} s is less than max_run ({max_run} s), which it includes")
-    # What may be waited for machines is what is left of it. Nothing left is no reason not to start.
+    # max_wait includes max_run: the rest is the time to wait for machines. No rest must not keep the job from starting.
     return {**found, "max_wait": max_wait - max_run or max_wait}
 
 

@@ -1,6 +1,6 @@
-"""Secrets by reference: read where they are used, anew for each attempt, and kept in memory alone.
+"""Fetch secrets by reference: where they are used, again for each attempt, and stored in memory only.
 
-See `stoker.model.secret_refs` for how they are written. What is read goes into the environment of what the job runs
+`stoker.model.secret_refs` describes the references. The values go into the environment of the job's commands
 (`Command.secrets`), and nowhere else.
 """
 
@@ -20,16 +20,16 @@ from stoker.model.secret_refs import Reference
 
 _log = logging.getLogger(__name__)
 
-# How long a service that does not answer, or refuses a machine's new credentials, is asked again.
+# How long requests are repeated while a service does not answer, or refuses a machine's new credentials.
 PATIENCE_S = 120.0
-# A metadata service is near, and where there is none it does not answer, either.
+# A metadata service is local and answers quickly; on a machine without one, requests get no answer either.
 _METADATA_PATIENCE_S = 6.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 
 
 class _Later(Exception):
-    """Not now. `patience_s` is for how long it is worth asking again, `hint` what else it may be."""
+    """A temporary failure. `patience_s` is how long retries are useful, `hint` another possible cause."""
 
     def __init__(self, why: str, patience_s: float | None = None, hint: str = "") -> None:
         super().__init__(why)
@@ -38,11 +38,11 @@ class _Later(Exception):
 
 
 class _Never(Exception):
-    """Refused for good: what is wrong, and what to do."""
+    """A permanent refusal: the message says what is wrong, and what to do."""
 
 
 def fetch_all(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of the job's `secrets`, by variable. Raises SetupFailed."""
+    """Return the values of the job's `secrets`, by variable. Raises SetupFailed."""
     named = {name: f"env:{name}" if reference == "env" else reference for name, reference in secrets.items()}
     return {name: fetch(f"secrets.{name}", reference, environ) for name, reference in named.items()}
 
@@ -55,10 +55,10 @@ def fetch(
     sleep: Callable[[float], None] = time.sleep,
     patience_s: float = PATIENCE_S,
 ) -> str:
-    """The secret that `reference` names, for `field`. Not empty.
+    """Return the secret that `reference` names, for `field`. Not empty.
 
-    Asks again for a while, `patience_s` at most, where a service does not answer. Raises SetupFailed, naming the
-    field: `user` where it was refused, or is not there; not `user` where there was no answer.
+    Repeats the request for `patience_s` at most while a service does not answer. Raises SetupFailed, naming the field:
+    with `user` if the secret is refused or missing, without if there was no answer.
     """
     try:
         wanted = secret_refs.parse(reference)
@@ -92,13 +92,13 @@ def _from_variable(name: str, environ: Mapping[str, str]) -> bytes:
 
 
 def _text(wanted: Reference, value: bytes) -> str:
-    """As a variable holds it."""
+    """Decode the value as the text of a variable."""
     if wanted.key is not None:
         value = _member(wanted.key, value)
     if not value:
         raise _Never("is empty; put the secret there")
     if b"\0" in value:
-        raise _Never("holds a NUL byte, which no variable can; keep it as base64")
+        raise _Never("contains a NUL byte, which a variable cannot; store it as base64")
     return os.fsdecode(value)
 
 
@@ -108,7 +108,7 @@ def _member(key: str, value: bytes) -> bytes:
     except ValueError:
         tree = None
     if not isinstance(tree, dict):
-        raise _Never(f"is no JSON object, so that there is no {key!r} in it; leave `#{key}` away")
+        raise _Never(f"is not a JSON object, so it has no {key!r}; remove `#{key}`")
     if key not in tree:
         raise _Never(f"has no {key!r}; it has {', '.join(sorted(tree)) or 'nothing'}")
     found = tree[key]
@@ -123,13 +123,13 @@ def _from_aws(wanted: Reference, environ: Mapping[str, str]) -> bytes:
     from stoker.cloudapi.aws.secrets import Aws, AwsError
 
     try:
-        who = identity.find(environ)
+        caller = identity.find(environ)
     except identity.NoIdentity as error:
         raise _Never(str(error)) from None
     except ImdsError as error:
         hint = "there are no AWS credentials; set AWS_ACCESS_KEY_ID, or give the machine a profile"
         raise _Later(str(error), _METADATA_PATIENCE_S, hint) from None
-    aws = Aws(who, environ)
+    aws = Aws(caller, environ)
     try:
         match wanted.kind:
             case "aws-sm":
@@ -144,22 +144,22 @@ def _from_aws(wanted: Reference, environ: Mapping[str, str]) -> bytes:
         if error.later:
             raise _Later(str(error)) from None
         if error.stale:
-            if who.machine:
+            if caller.machine:
                 raise _Later(str(error)) from None
-            raise _Never(f"AWS does not take your credentials: {error}") from None
+            raise _Never(f"AWS does not accept your credentials: {error}") from None
         if error.absent:
             place = aws.region_of(wanted.name)
             raise _Never(f"there is no {wanted.name} in {place}; correct the name, or give the ARN") from None
         if error.denied:
-            raise _Never(_aws_denied(wanted, who.machine, error)) from None
+            raise _Never(_aws_denied(wanted, caller.machine, error)) from None
         raise _Never(str(error)) from None
 
 
 def _aws_denied(wanted: Reference, machine: bool, error: Exception) -> str:
-    whose = "the machine's role" if machine else "your AWS credentials"
+    owner = "the machine's role" if machine else "your AWS credentials"
     written = f"{wanted.kind}:{wanted.name}" if wanted.name else wanted.kind
-    advice = f"; `stoker iam ec2 --secret {written}` says what allows it" if machine else ""
-    return f"{whose} may not read {written}: {error}{advice}"
+    advice = f"; `stoker iam ec2 --secret {written}` prints the policy that allows it" if machine else ""
+    return f"{owner} may not read {written}: {error}{advice}"
 
 
 # ── Google ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,7 +169,7 @@ def _from_google(wanted: Reference, environ: Mapping[str, str]) -> bytes:
     from stoker.cloudapi.google import secrets as google
 
     try:
-        who = google.find(environ)
+        caller = google.find(environ)
     except UserError as error:
         raise _Never(str(error)) from None
     except MetadataError as error:
@@ -180,18 +180,22 @@ def _from_google(wanted: Reference, environ: Mapping[str, str]) -> bytes:
     except google.GoogleError as error:
         raise _Later(str(error)) from None
     if wanted.kind == "gcp-token":
-        return who.token.encode()
+        return caller.token.encode()
     try:
-        return google.SecretManager(who, environ).access(wanted.name, wanted.detail)
+        return google.SecretManager(caller, environ).access(wanted.name, wanted.detail)
     except google.GoogleError as error:
-        if error.later or (error.stale and who.machine):
+        if error.later or (error.stale and caller.machine):
             raise _Later(str(error)) from None
         if error.absent:
             version = f", version {wanted.detail}," if wanted.detail else ""
-            place = "" if "/" in wanted.name else f" in {who.project}"
+            place = "" if "/" in wanted.name else f" in {caller.project}"
             raise _Never(f"there is no {wanted.name}{version}{place}; correct the name, or add a version") from None
         if error.denied:
-            whose = "the machine's account" if who.machine else "your Google credentials"
-            advice = f"; `stoker iam gce --secret gcp-sm:{wanted.name}` says what allows it" if who.machine else ""
-            raise _Never(f"{whose} may not read gcp-sm:{wanted.name}: {error}{advice}") from None
+            owner = "the machine's account" if caller.machine else "your Google credentials"
+            advice = (
+                f"; `stoker iam gce --secret gcp-sm:{wanted.name}` prints the policy that allows it"
+                if caller.machine
+                else ""
+            )
+            raise _Never(f"{owner} may not read gcp-sm:{wanted.name}: {error}{advice}") from None
         raise _Never(str(error)) from None

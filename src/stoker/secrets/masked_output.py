@@ -1,8 +1,8 @@
-"""Where a command's output goes: into the log, and past a masker where the command knows secrets.
+"""Write a command's output to the log, through a masker if the command knows secrets.
 
-Without secrets the command writes the file itself: nothing is lost, or slowed down, by the agent. With secrets a
-process stands between them (`stoker.secrets.masker`). It is the agent's, beside everything that the command is and
-forks, and lives until the output ends, whatever becomes of the agent.
+Without secrets the command writes the file itself: the agent neither loses nor delays output. With secrets a process
+runs in between (`stoker.secrets.masker`). It belongs to the agent, not to the command's processes, and lives until the
+output ends, whatever happens to the agent.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Protocol
 from stoker.processes import NODE
 from stoker.secrets import masker
 
-# What a burst may fill before the command waits for the masker; the most that a plain user may ask for.
+# Capacity for bursts before the command waits for the masker; the maximum for an unprivileged user.
 _PIPE_BYTES = 1 << 20
-# How long the masker has for what is left in the pipe when the command, and all that it forked, is dead.
+# Time for the masker to drain the pipe when the command and all that it forked are dead.
 _DRAIN_S = 5.0
 
 
 class Run(Protocol):
-    """A command that was started. `pid` is its first process, as this machine numbers it."""
+    """A started command. `pid` is its first process, as numbered on this machine."""
 
     @property
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """As of subprocess: the exit status, negative for a signal; None while it runs."""
+        """Return the exit status as in subprocess, negative for a signal; None while it runs."""
 
     def wait(self) -> int:
-        """Until it has ended, and its output is in the log. Kill first what it may have left running."""
+        """Wait until the command has ended and its output is in the log. Kill first what it may have left running."""
 
 
-class Output:
+class CommandOutput:
     """Standard output and error of one command."""
 
     def __init__(self, stream: int, masking: _Masking | None = None) -> None:
@@ -52,28 +52,29 @@ class Output:
         return self._masking is not None
 
     def of(self, run: Run) -> Run:
-        """The command that was started with this output, which ends when its output is in the log."""
+        """Wrap the command that was started with this output: it ends when its output is in the log."""
         return run if self._masking is None else _MaskedRun(run, self._masking)
 
 
 def can_mask(value: str) -> bool:
-    """Whether a secret is long enough to be looked for."""
+    """Tell if a secret is long enough to be masked."""
     return len(os.fsencode(value)) >= masker.SHORTEST_BYTES
 
 
 @contextmanager
 def open_output(
     log: Path, secrets: Mapping[str, str], pipe: Path | None = None, *, piped: bool = False
-) -> Iterator[Output]:
-    """The output of a command that is started within the block: at the end of `log`, without these secrets' values.
+) -> Iterator[CommandOutput]:
+    """Open the output of a command that is started within the block.
 
-    `pipe` is a named one, for a command that inherits nothing and opens its output itself. `piped`: the command may not
-    write to `log`, with or without secrets. Raises OSError.
+    The output is appended to `log` without these secrets' values. `pipe` is a named pipe, for a command that inherits
+    nothing and opens its output itself. `piped`: the command may not write to `log`, with or without secrets. Raises
+    OSError.
     """
     values = [os.fsencode(value) for value in secrets.values() if can_mask(value)]
     if not values and not piped:
         with log.open("ab", buffering=0) as file:
-            yield Output(file.fileno())
+            yield CommandOutput(file.fileno())
         return
     reader, writer = os.pipe() if pipe is None else _open_ends(pipe)
     masking = None
@@ -81,7 +82,7 @@ def open_output(
         with suppress(OSError):
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         masking = _Masking(reader, log, values)
-        yield Output(writer, masking)
+        yield CommandOutput(writer, masking)
     except BaseException:
         os.close(writer)
         if masking is not None:
@@ -93,16 +94,16 @@ def open_output(
 
 
 def _open_ends(pipe: Path) -> tuple[int, int]:
-    # Reading first, and not waiting: nobody has opened it for writing yet.
+    # Reading end first and non-blocking, because there is no writer yet.
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
     return reader, os.open(pipe, os.O_WRONLY)
 
 
 def way_out() -> tuple[str, ...]:
-    """What lets a program out of the service that this agent is; nothing where it is none.
+    """Return the command prefix that starts a program outside the agent's service; empty if the agent is not a service.
 
-    systemd ends a service with everybody in it, so that nothing of the training is left. That must not end the masker.
+    systemd ends all processes of a service, so that nothing of the training is left. It must not end the masker.
     """
     try:
         inside = "/stoker-agent.service" in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
@@ -113,7 +114,7 @@ def way_out() -> tuple[str, ...]:
 
 
 class _Masking:
-    """The process between the pipe and the log, started again should somebody kill it."""
+    """The process between the pipe and the log, restarted if it is killed."""
 
     def __init__(self, reader: int, log: Path, values: list[bytes]) -> None:
         self._reader = reader
@@ -122,8 +123,8 @@ class _Masking:
         self._way_out = way_out()
         self._process = self._start()
 
-    def tend(self) -> None:
-        """Have it running. Without it the command would soon wait for ever."""
+    def ensure_running(self) -> None:
+        """Restart the masker if it ended. Without it the command would soon hang."""
         if self._process.poll() is not None:
             self._start_again()
 
@@ -131,13 +132,13 @@ class _Masking:
         """Wait until everything is in the log. Repeating is harmless."""
         if self._reader < 0:
             return
-        # 0: it has seen the end.
+        # Exit code 0 means that it has read to the end.
         if self._process.poll():
             self._start_again()
         try:
             self._process.wait(_DRAIN_S)
         except subprocess.TimeoutExpired:
-            # Somebody who is not of the command holds its output open.
+            # A process outside the command holds its output open.
             self._process.kill()
             self._process.wait()
         os.close(self._reader)
@@ -145,7 +146,7 @@ class _Masking:
 
     def _start_again(self) -> None:
         if self._process.returncode > 0:
-            # Nobody killed it: systemd would not have it. Better inside than not at all.
+            # A positive exit code means that systemd-run refused. A masker inside the service is better than none.
             self._way_out = ()
         self._process = self._start()
 
@@ -155,7 +156,7 @@ class _Masking:
             with self._log.open("ab", buffering=0) as file:
                 process = subprocess.Popen(
                     [*self._way_out, sys.executable, "-I", "-S", masker.__file__, str(reader)],
-                    # It belongs to the node and not to the training, and has no use for anything else.
+                    # It belongs to the node and not to the training, and needs no other variable.
                     env={name: os.environ[name] for name in (NODE,) if name in os.environ},
                     stdin=self._reader,
                     stdout=file,
@@ -167,8 +168,8 @@ class _Masking:
             raise
         finally:
             os.close(reader)
-        with suppress(BrokenPipeError), os.fdopen(writer, "wb") as told:
-            told.write(b"".join(base64.b64encode(value) + b"\n" for value in self._values))
+        with suppress(BrokenPipeError), os.fdopen(writer, "wb") as secrets:
+            secrets.write(b"".join(base64.b64encode(value) + b"\n" for value in self._values))
         return process
 
 
@@ -184,7 +185,7 @@ class _MaskedRun:
     def poll(self) -> int | None:
         code = self._run.poll()
         if code is None:
-            self._masking.tend()
+            self._masking.ensure_running()
         return code
 
     def wait(self) -> int:

@@ -1,9 +1,10 @@
-"""Keep secrets out of a log: a small program between a command's output and the file that it goes to.
+"""Keep secrets out of a log: a small program between a command's output and the log file.
 
     python -I -S masker.py FD < output >> train.log
 
-FD gives the secrets, so that they stand neither in the arguments nor in the environment. It lives until the output
-ends, and so outlives the agent that started it. It imports nothing of Stoker's: it is started by its path, at once.
+FD is a pipe with the secrets, so that they are neither in the arguments nor in the environment. The program runs until
+the output ends, and so outlives the agent that started it. It imports nothing of Stoker, because it is started by its
+path and must start quickly.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
 MASK = b"***"
-# Shorter ones would be found everywhere, and each `***` would tell where.
+# Shorter secrets would match everywhere, and each `***` would reveal where.
 SHORTEST_BYTES = 4
-# Parts of a secret are looked for from this length on: a line of a key, a piece of base64 around it.
+# Minimum length of the parts of a secret that are masked: a line of a key, a piece of base64 around it.
 _SHORTEST_PART_BYTES = 8
-# After this much silence the beginning of what may become a secret is shown: a progress bar must not hang.
+# After this pause the possible beginning of a secret is shown: a progress bar must not hang.
 _IDLE_S = 0.05
 _READ_BYTES = 1 << 20
-# What `base64` and the mail of old put into one line.
+# Bytes per line of `base64` and of MIME.
 _WRAPPED_BYTES = 57
 
 
 class Masker:
-    """Replaces secrets in a stream that may be cut anywhere. Holds back only what may be the beginning of one."""
+    """Replaces secrets in a stream that may be cut anywhere. Holds back only possible beginnings of a secret."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         found = {pattern for value in values for pattern in patterns(value)}
         self._patterns = sorted(found, key=len, reverse=True)
-        # To see that there is nothing is what has to be quick; whoever holds another one is found by that one.
-        self._telling = [one for one in self._patterns if not any(other in one for other in found if other != one)]
+        # The check for no match must be quick: a pattern that contains another one is found through that one.
+        self._minimal = [one for one in self._patterns if not any(other in one for other in found if other != one)]
         self._starts = {
             size: {one[:size] for one in found if len(one) > size} for size in range(1, _SHORTEST_PART_BYTES)
         }
@@ -48,24 +49,24 @@ class Masker:
             if len(one) > _SHORTEST_PART_BYTES:
                 self._anchors.setdefault(one[:_SHORTEST_PART_BYTES], []).append(one)
         shortest = min(map(len, found), default=0)
-        # A beginning that is shorter tells little, and ends many an innocent line.
+        # A shorter beginning reveals little, and many harmless lines end with one.
         self._short = min(_SHORTEST_PART_BYTES, (shortest + 1) // 2)
         self._held = b""
-        # How much of what is held was shown already, as itself or as a mask. It is kept to know the rest by.
+        # How much of the held bytes was shown already, as itself or as a mask. They are held to recognise the rest.
         self._shown = 0
 
     @property
     def waiting(self) -> bool:
-        """Whether `idle` would show something."""
+        """Tell if `idle` would show something."""
         return self._shown < len(self._held) < self._short
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown, now that this came."""
+        """Add data, and return the output that can be shown now."""
         data = self._held + data
         shown, parts = self._shown, []
         held_from = self._undecided(data)
         for start, end in self._spans(data):
-            # One inside of what may become a longer one waits with it: what stands between would be shown.
+            # A match inside a possible longer match waits for it: the bytes in between would be shown.
             if end > shown and start <= held_from:
                 parts += [data[shown:start], MASK]
                 shown = end
@@ -76,14 +77,14 @@ class Masker:
         return b"".join(parts)
 
     def idle(self) -> bytes:
-        """What is shown because nothing more came for a while. Half a secret is not."""
+        """Return the output that is shown after a pause. Half a secret is not."""
         if not self.waiting:
             return b""
         rest, self._shown = self._held[self._shown :], len(self._held)
         return rest
 
     def end(self) -> bytes:
-        """The last of it."""
+        """Return the last output."""
         rest = self.idle()
         if self._shown < len(self._held):
             rest = MASK
@@ -91,8 +92,8 @@ class Masker:
         return rest
 
     def _spans(self, data: bytes) -> list[tuple[int, int]]:
-        """Where secrets are, in order and apart from each other."""
-        if not any(one in data for one in self._telling):
+        """Return the ranges of secrets, in order and without overlaps."""
+        if not any(one in data for one in self._minimal):
             return []
         found = []
         for one in self._patterns:
@@ -109,10 +110,11 @@ class Masker:
         return merged
 
     def _undecided(self, data: bytes) -> int:
-        """Where the longest end begins that may go on to be a secret; the length where there is none."""
+        """Return the start of the longest ending that may become a secret; the length if there is none."""
         found = len(data)
         for anchor, group in self._anchors.items():
-            # The longest one is the first. Only what begins before the best so far counts; it may reach beyond that.
+            # The longest pattern is first. Only a match that begins before the best so far counts; it may extend beyond
+            # it.
             at = data.find(anchor, max(0, len(data) - len(group[0]) + 1), found + len(anchor) - 1)
             while at >= 0:
                 rest = data[at:]
@@ -129,7 +131,7 @@ class Masker:
 
 
 def patterns(value: bytes) -> set[bytes]:
-    """Everything that shows this secret: as it is, and as programs write it. Empty for one that is too short."""
+    """Return all forms of this secret: as it is, and as programs write it. Empty if it is too short."""
     texts = {value, value.strip()}
     lines = [line.strip() for line in value.splitlines()]
     if len(lines) > 1:
@@ -142,7 +144,7 @@ def patterns(value: bytes) -> set[bytes]:
     return {one for one in found if len(one) >= SHORTEST_BYTES}
 
 
-# As different libraries write them; an error of a cloud's is often XML.
+# As different libraries write them; cloud errors are often XML.
 _QUOTES_IN_HTML = (('"', "'"), ("&quot;", "'"), ("&quot;", "&#x27;"), ("&quot;", "&apos;"), ("&#34;", "&#39;"))
 
 
@@ -154,7 +156,7 @@ def _written(value: bytes) -> set[bytes]:
         json.dumps(text)[1:-1],
         json.dumps(text, ensure_ascii=False)[1:-1],
         json.dumps(text)[1:-1].replace("/", "\\/"),
-        # JSON as text inside JSON: a log line that holds a request.
+        # JSON as text inside JSON, as in a log line that contains a request.
         json.dumps(json.dumps(text)[1:-1])[1:-1],
         shlex.quote(text).removeprefix("'").removesuffix("'"),
         text.replace("'", "'\\''"),
@@ -170,7 +172,8 @@ def _written(value: bytes) -> set[bytes]:
 def _base64(value: bytes) -> set[bytes]:
     whole = base64.b64encode(value)
     found = {whole, whole.rstrip(b"=")}
-    # Inside of something longer (`user:token`) it stands at one of three offsets; what its neighbours change is left.
+    # Inside a longer text (`user:token`) the secret is at one of three offsets; bits shared with its neighbours are
+    # left out.
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + value)
         part = encoded[-(-before * 8 // 6) : (before + len(value)) * 8 // 6]
@@ -183,7 +186,7 @@ def _base64(value: bytes) -> set[bytes]:
 
 
 class _Sink:
-    """The file. A full disk loses words, as it does without a masker; it does not stop the training."""
+    """The log file. A full disk loses output, as it does without a masker, but does not stop the training."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -205,7 +208,7 @@ class _Sink:
 
 
 def main(argv: list[str]) -> int:
-    # It ends when the output does, whatever its agent is told.
+    # The masker ends with the output, whatever signals its agent gets.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with os.fdopen(int(argv[0]), "rb") as source:

@@ -1,1 +1,1 @@
-"""Where objects are kept: a folder, or a bucket. Opened by `stoker.store.base.open_store`."""
+"""Stores: a folder or a bucket, opened by `stoker.store.base.open_store`, and readers of what they hold."""

@@ -1,7 +1,7 @@
 """Open a bucket, or a folder standing in for one, by URL.
 
-`Store` is all that the rest of Stoker knows of buckets. Each call is atomic, safe to repeat, and may raise
-StoreUnavailable (nobody answered: conclude nothing) or StoreDenied (answered: not allowed).
+`Store` is the only interface to buckets in Stoker. Each call is atomic, safe to repeat, and may raise StoreUnavailable
+(no answer: conclude nothing) or StoreDenied (answered: not allowed).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from stoker.model.errors import StoreError, StoreUnavailable, UserError
 from stoker.model.keywords import checks_keywords
 from stoker.store.home import default_store_url
 
-# A segment that is empty, `.` or `..` would leave its place in a folder; control characters and halves of surrogate
-# pairs do not survive every bucket. Refused everywhere alike, so that a job does not depend on where it is kept.
+# A segment that is empty, `.` or `..` would lead elsewhere in a folder; control characters and halves of surrogate
+# pairs do not survive every bucket. All stores refuse them, so that a job does not depend on its store.
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\ud800-\udfff]+"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _PREFIX = re.compile(rf"(?:{_SEGMENT}/)*")
-# Of each cloud: names of buckets, and where credentials come from instead of the URL.
+# For each cloud: the pattern of bucket names, and the source of credentials, which the URL must not contain.
 # https://cloud.google.com/storage/docs/buckets#naming
 _BUCKETS = {
     "s3": (
@@ -37,27 +37,27 @@ _BUCKETS = {
         "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
     ),
 }
-# Without its slashes a URL would be a path like any other, and jobs would wait in a folder for ever.
+# A URL without its slashes would be read as a path, and jobs would wait in a folder forever.
 _SCHEME = re.compile(r"(s3|gs|file):", re.IGNORECASE)
 
 _FORMS = "a folder (/data/stoker, file:///data/stoker) or a bucket (s3://bucket/prefix, gs://bucket/prefix)"
 
 
 class FileChanged(StoreError):
-    """The file changed while it was being sent; nothing was stored under its digest. Send it again later."""
+    """The file changed during its upload; nothing was stored under its digest. Upload it again later."""
 
 
 class ObjectChanged(StoreUnavailable):
-    """The object is not there any more as the version that was asked for."""
+    """The requested version of the object does not exist any more."""
 
 
 class ObjectNamesUnusable(StoreError):
-    """Some object has a name that cannot be one here: `..` in it, a control character."""
+    """An object of the bucket has a name that no key can have, such as one with `..` or a control character."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What the store says about an object. `modified` is the store's clock, the only one ages are taken from."""
+    """Metadata of an object. `modified` is by the store's clock, the only clock that ages are computed from."""
 
     key: str
     size: int
@@ -67,15 +67,15 @@ class Meta:
 
 @dataclass(frozen=True)
 class Object:
-    """An object and what the store said about that very version of it."""
+    """An object and the metadata of exactly this version."""
 
     data: bytes
     meta: Meta
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A file that is now in the store. `moved` is how many bytes had to travel: 0 when it was there already."""
+class StoredFile:
+    """A file in the store. `moved` is the number of uploaded bytes: 0 if the store had the file already."""
 
     digest: str
     size: int
@@ -87,77 +87,75 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, without credentials; the same for everybody who uses it."""
+        """Its URL, without credentials; the same for all its users."""
 
     @property
-    def near(self) -> bool:
+    def is_local(self) -> bool:
         """True for a folder: a call costs microseconds and no money, so readers may poll often."""
 
     def get(self, key: str, *, limit: int | None = None) -> Object | None:
-        """The object, or None when it is positively absent. More than `limit` bytes raises StoreError."""
+        """Return the object, or None if it is positively absent. Raises StoreError for more than `limit` bytes."""
 
     def get_from(self, key: str, start: int) -> bytes | None:
-        """The object's bytes from `start` on; empty when there are no more, None when it is absent."""
+        """Return the object's bytes from `start` on; empty if there are no more, None if it is absent."""
 
     def head(self, key: str) -> Meta | None:
-        """What the store says about the object, or None when it is positively absent."""
+        """Return the object's metadata, or None if it is positively absent."""
 
     def put(self, key: str, data: bytes) -> None:
         """Write or overwrite. Readers see the old bytes or the new, never a mixture."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write only if absent. False: somebody's object is there (perhaps mine, if an earlier reply was lost)."""
+        """Write only if absent. False: an object exists (perhaps the caller's own, if an earlier reply was lost)."""
 
     def list(self, prefix: str) -> Iterator[Meta]:
-        """Every object whose key begins with `prefix` (which ends with `/`, or is empty), sorted by key."""
+        """List the objects whose keys begin with `prefix` (which ends with `/`, or is empty), sorted by key."""
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """The names one level below `prefix` (which ends with `/`) that have something below them, sorted."""
+        """List the names one level below `prefix` (which ends with `/`) that have objects below them, sorted."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove; absent keys are fine."""
+        """Delete objects; absent keys are ignored."""
 
-    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
-        """Store a file under `key(sha256 of the bytes sent)`, durable on return: create-only, or over what is there.
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> StoredFile:
+        """Store a file under `key(sha256 of its bytes)`, durable on return: create-only, or with `replace` overwriting.
 
-        To `replace` is one write, and no delete before it: one that landed late would remove what was written since.
-        What is there already under that key is not sent again. Raises OSError if the file cannot be read, and what
-        `key` raises: then nothing was sent.
+        `replace` is one write without a delete before it: a delete that landed late would remove the new object.
+        Without `replace`, an existing object under that key is not uploaded again. Raises OSError if the file cannot be
+        read, and whatever `key` raises: then nothing was uploaded.
         """
 
     def get_file(self, key: str, target: Path) -> str | None:
-        """Fetch an object into a new file, with the bytes' sha256 as the answer; None when it is absent.
+        """Fetch an object into a new file and return the sha256 of its bytes; None if it is absent.
 
-        `target` holds garbage if this raises; callers fetch into a temporary name.
+        If this raises, `target` holds garbage; callers fetch into a temporary name.
         """
 
 
-def can_be_key(key: str) -> bool:
-    """Whether every store can keep an object under this key."""
+def is_valid_key(key: str) -> bool:
+    """Return whether every store accepts this key."""
     return _KEY.fullmatch(key) is not None
 
 
 def check_key(key: str) -> str:
-    """`key` itself. Raises StoreError for one that not every store can keep."""
-    if not can_be_key(key):
+    """Return `key`. Raises StoreError if not every store accepts it."""
+    if not is_valid_key(key):
         raise StoreError(f"{key!r} cannot be a key: empty, `.` or `..` segments and control characters cannot be kept")
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """`prefix` itself. Raises StoreError for one that neither is empty nor ends with a slash."""
+    """Return `prefix`. Raises StoreError unless it is empty or ends with a slash."""
     if _PREFIX.fullmatch(prefix) is None:
         raise StoreError(f"{prefix!r} cannot be a prefix: it is empty, or whole segments with a slash at the end")
     return prefix
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`: `file:///…`, a plain path, `s3://bucket[/prefix]` or `gs://bucket[/prefix]`.
+    """Open the store at `url`: `file:///…`, a plain path, `s3://bucket[/prefix]` or `gs://bucket[/prefix]`.
 
-    Nothing is created or asked yet.
-
-    Raises UserError for a URL that cannot be one. What is wrong with the place itself shows when it is used, but for
-    a path that plainly is no folder.
+    Nothing is created, and no request is made yet. Raises UserError for an invalid URL, and for a path that is a file.
+    Other problems of the place show at its first use.
     """
     if not url.strip():
         raise UserError(f"the store is not named; give {_FORMS}")
@@ -180,14 +178,14 @@ def _file_path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise UserError(f"{url} is not a folder on this machine; write file:///absolute/path, with three slashes")
-    # `urlsplit` would cut a path at `?` or `#`, which are ordinary characters in a file's name.
+    # `urlsplit` would cut the path at `?` or `#`, which are ordinary characters in file names.
     return Path(unquote(url[len("file://") + len(parts.netloc) :]))
 
 
 def _open_folder(path: Path) -> Store:
     from stoker.store.folder import FolderStore
 
-    # Links are followed, so that everybody who reaches this folder gives it the same name.
+    # Links are resolved, so that all users of this folder get the same URL.
     root = Path(os.path.realpath(path))
     if root == root.parent:
         raise UserError("the root of the filesystem cannot be a store; name a folder below it")
@@ -197,25 +195,26 @@ def _open_folder(path: Path) -> Store:
     return FolderStore(root)
 
 
-def read_bucket(url: str) -> tuple[str, str, str]:
-    """The cloud's scheme, the bucket and the prefix of `s3://bucket[/prefix]` or `gs://…`. Raises UserError."""
+def parse_bucket_url(url: str) -> tuple[str, str, str]:
+    """Parse `s3://bucket[/prefix]` or `gs://…` into scheme, bucket and prefix. Raises UserError."""
     scheme, _, place = url.partition("://")
     scheme = scheme.lower()
     bucket, _, prefix = place.partition("/")
     prefix = prefix.strip("/")
     names, credentials = _BUCKETS[scheme]
-    # The URL is shown to people and tags machines: what was written into it must not be repeated here either.
+    # URLs are shown to people and tag machines, so they must hold no credentials. The error must not repeat them
+    # either.
     if "@" in bucket:
         raise UserError(f"the URL of a bucket carries no credentials; {credentials}")
     if names.fullmatch(bucket) is None:
         raise UserError(f"{bucket!r} is not the name of a bucket; write {scheme}://bucket or {scheme}://bucket/prefix")
-    if prefix and ("?" in prefix or "#" in prefix or not can_be_key(prefix)):
+    if prefix and ("?" in prefix or "#" in prefix or not is_valid_key(prefix)):
         raise UserError(f"{prefix!r} cannot be a prefix in a bucket; write {scheme}://bucket/prefix")
     return scheme, bucket, prefix
 
 
 def _open_bucket(url: str) -> Store:
-    scheme, bucket, prefix = read_bucket(url)
+    scheme, bucket, prefix = parse_bucket_url(url)
     if scheme == "gs":
         from stoker.store.gcs import open_gcs
 
@@ -227,7 +226,8 @@ def _open_bucket(url: str) -> Store:
 
 @checks_keywords
 def open_any(store: str | Store | None = None) -> Store:
-    """The store that is meant. Raises UserError for a URL that cannot be one."""
+    """Open a store by URL, or the default store; an open store is returned as it is. Raises UserError for an invalid
+    URL."""
     if store is None or isinstance(store, str):
         return open_store(store or default_store_url())
     return store

@@ -1,4 +1,4 @@
-"""What stores in buckets do alike, through obstore. What differs from cloud to cloud is beside: s3, gcs."""
+"""The common part of stores in buckets, through obstore. The modules s3 and gcs have the parts of each cloud."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from stoker.model.errors import StoreError, StoreUnavailable, UserError
-from stoker.store.base import FileChanged, Meta, Object, ObjectChanged, Sent, check_key, check_prefix
+from stoker.store.base import FileChanged, Meta, Object, ObjectChanged, StoredFile, check_key, check_prefix
 from stoker.store.obstore_errors import first_line, status
+from stoker.store.upload_source import VerifiedParts, hash_rest, read_parts
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
 
-# Up to here an object travels in one request that must be over in seconds; beyond, in parts that may take longer.
+# Up to this size an object is sent in one request with a short timeout; beyond, in parts that may take longer.
 _SMALL = 1 << 20
-# So little comes in time even where many come at once.
+# Parts of this size arrive within the short timeout even if many are requested at once.
 _TINY = 64 << 10
 _PART = 8 << 20
 _PARTS_AT_ONCE = 4
 _QUICK_TIMEOUT_S = 8.0
-# A part in this time is 70 kB/s, which is no way to train.
+# A part in this time is 70 kB/s, which is too slow to train with.
 _BULK_TIMEOUT_S = 120.0
 _RETRIES = 4
-# S3 and GCS take at most 10,000 parts.
+# S3 and GCS accept at most 10,000 parts.
 _MOST_PARTS = 9_000
 _LIST_PAGE = 1_000
 _DELETE_PAGE = 1_000
-# How often a create is tried again after a conflict. Each one means that somebody else's write was under way.
+# Retries of a create after a conflict. Each conflict means that another write was in progress.
 _CONFLICTS = 6
 
 Client = TypeVar("Client")
@@ -48,9 +49,9 @@ T = TypeVar("T")
 
 
 def open_pair(url: str, make: Callable[[dict[str, Any]], Client], *, allow_http: bool) -> tuple[Client, Client]:
-    """A client for calls that must fail fast, and one for parts of large objects. Asks nobody yet.
+    """Create a client for calls that must fail fast, and one for parts of large objects. Makes no request.
 
-    `make` is given the options that say so. Raises UserError where it cannot make one.
+    `make` gets the options of each. Raises UserError if it cannot create a client.
     """
 
     def options(timeout_s: float, retry_s: float) -> dict[str, Any]:
@@ -60,8 +61,8 @@ def open_pair(url: str, make: Callable[[dict[str, Any]], Client], *, allow_http:
                 "connect_timeout": timedelta(seconds=3),
                 "timeout": timedelta(seconds=timeout_s),
             },
-            # No retry begins after `retry_s`, so that a bucket that does not answer is known to be away after about
-            # `timeout_s`, whether it refuses connections, ignores them, or takes them and says nothing.
+            # No retry begins after `retry_s`, so that an unreachable bucket is recognised after about `timeout_s`,
+            # whether it refuses connections, ignores them, or accepts them and never answers.
             "retry_config": {
                 "max_retries": _RETRIES,
                 "retry_timeout": timedelta(seconds=retry_s),
@@ -79,7 +80,7 @@ def open_pair(url: str, make: Callable[[dict[str, Any]], Client], *, allow_http:
 class BucketStore(ABC):
     """A `Store` in a bucket. `quick` is for calls that must fail fast, `bulk` for parts of large objects."""
 
-    # What the cloud answers to a write while it is busy with others of the same name.
+    # HTTP statuses by which the cloud refuses a write while other writes of the same name are in progress.
     _busy_statuses: frozenset[int] = frozenset()
 
     def __init__(self, url: str, quick: ObjectStore, bulk: ObjectStore) -> None:
@@ -93,7 +94,7 @@ class BucketStore(ABC):
         return self._url
 
     @property
-    def near(self) -> bool:
+    def is_local(self) -> bool:
         return False
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -104,7 +105,7 @@ class BucketStore(ABC):
             result = obstore.get(self._quick, key)
             meta = _meta(result.meta, key)
             if limit is not None and meta.size > limit:
-                # The length came before the bytes, which are left where they are.
+                # The length is known before the bytes, which are not fetched.
                 raise StoreError(f"{key} has {meta.size} bytes, more than the {limit} it may have")
             if meta.size <= _SMALL:
                 return Object(bytes(result.bytes()), meta)
@@ -130,7 +131,7 @@ class BucketStore(ABC):
             return None
         except (BaseError, OSError) as error:
             if status(error) == 416:
-                # Nothing from there on: an answer about an object that exists.
+                # No bytes from there on: the object exists.
                 return b""
             raise self._translated(error) from error
 
@@ -166,7 +167,7 @@ class BucketStore(ABC):
         if meta is None:
             return None
         digest = hashlib.sha256()
-        # What `target` cannot take is the caller's disk, not the store: that stays an OSError.
+        # A failure to write `target` concerns the caller's disk and not the store: it stays an OSError.
         with target.open("wb") as out:
             for part in self._checked_parts(meta):
                 if part is None:
@@ -176,9 +177,9 @@ class BucketStore(ABC):
         return digest.hexdigest()
 
     def get_part(self, meta: Meta, begin: int, end: int) -> memoryview:
-        """The bytes from `begin` to `end` of that very version of the object.
+        """Return the bytes from `begin` to `end` of exactly this version of the object.
 
-        Raises ObjectChanged where the object is not there any more as it was then.
+        Raises ObjectChanged if that version does not exist any more.
         """
         client = self._quick if end - begin <= _TINY else self._bulk
         try:
@@ -195,15 +196,15 @@ class BucketStore(ABC):
         return data
 
     def _get_part(self, client: ObjectStore, meta: Meta, begin: int, end: int) -> memoryview:
-        # Without the condition, an object overwritten meanwhile would be pieced together from two.
+        # Without the condition, an object overwritten meanwhile would be assembled from two versions.
         options: GetOptions = {"if_match": meta.etag} if meta.etag else {}
         if (begin, end) != (0, meta.size):
             options["range"] = (begin, end)
         result = obstore.get(client, meta.key, options=options)
-        # Some that speak like S3 do not know the condition.
+        # Some services compatible with S3 ignore the condition.
         if (result.meta["size"], result.meta["e_tag"] or "") != (meta.size, meta.etag):
             raise ObjectChanged(f"{self._url}: {meta.key} is not any more what it was")
-        # Not copied to `bytes`: it is only hashed, written and joined.
+        # Not copied to `bytes`, because it is only hashed, written and joined.
         return memoryview(result.bytes())
 
     def _checked_parts(self, meta: Meta) -> Iterator[memoryview | None]:
@@ -222,7 +223,7 @@ class BucketStore(ABC):
             yield part
 
     def _parts(self, meta: Meta, start: int = 0) -> Iterator[memoryview]:
-        """The object's bytes in order, all of one version, some parts fetched ahead."""
+        """Fetch the object's bytes in order, all of one version, with a few parts ahead."""
 
         def fetch(begin: int) -> memoryview:
             return self._get_part(self._bulk, meta, begin, min(begin + _PART, meta.size))
@@ -245,7 +246,7 @@ class BucketStore(ABC):
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
         try:
-            self._patiently(lambda: self._write(key, data, "overwrite"))
+            self._retry_while_busy(lambda: self._write(key, data, "overwrite"))
         except (BaseError, OSError) as error:
             raise self._translated(error) from error
 
@@ -256,14 +257,14 @@ class BucketStore(ABC):
                 self._write(key, data, "create")
                 return True
             except AlreadyExistsError as error:
-                # obstore says the same for 412, the object is there, and for 409, another write was under way and may
+                # obstore raises the same for 412, the object exists, and for 409, another write is in progress and may
                 # yet fail. https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
                 if status(error) == 412 or self.head(key) is not None:
                     return False
             except (BaseError, OSError) as error:
                 if not self._busy(error):
                     raise self._translated(error) from error
-                # Whoever is faster has perhaps made it: no need to wait for the word.
+                # The other writer may have created it already: then there is no need to wait.
                 if self.head(key) is not None:
                     return False
             _pause(conflict)
@@ -279,13 +280,14 @@ class BucketStore(ABC):
             except (BaseError, OSError) as error:
                 raise self._translated(error) from error
 
-    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
-        return self.put_file_telling(source, key, lambda _: None, replace=replace)
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> StoredFile:
+        return self.put_file_with_progress(source, key, lambda _: None, replace=replace)
 
-    def put_file_telling(
-        self, source: Path, key: Callable[[str], str], told: Callable[[int], None], *, replace: bool = False
-    ) -> Sent:
-        """As `put_file`. `told` hears of bytes as they go, or at once of all that need not."""
+    def put_file_with_progress(
+        self, source: Path, key: Callable[[str], str], progress: Callable[[int], None], *, replace: bool = False
+    ) -> StoredFile:
+        """As `put_file`. `progress` gets the number of bytes of each part as it is sent, or of the whole file if
+        nothing is sent."""
         with source.open("rb") as file:
             head = file.read(_PART)
             if len(head) < _PART:
@@ -294,21 +296,21 @@ class BucketStore(ABC):
                 if replace:
                     self.put(name, head)
                 sent = replace or self.create(name, head)
-                told(len(head))
-                return Sent(digest, len(head), moved=len(head) if sent else 0)
-            digest, size = _hash_on(file, head)
+                progress(len(head))
+                return StoredFile(digest, len(head), moved=len(head) if sent else 0)
+            digest, size = hash_rest(file, head)
             name = check_key(key(digest))
             if not replace and self.head(name) is not None:
-                told(size)
-                return Sent(digest, size, moved=0)
+                progress(size)
+                return StoredFile(digest, size, moved=0)
             file.seek(0)
-            self._upload(name, _Reread(_read_parts(file), digest, source, told), size)
-            return Sent(digest, size, moved=size)
+            self._upload(name, VerifiedParts(read_parts(file), digest, source, progress), size)
+            return StoredFile(digest, size, moved=size)
 
-    def _upload(self, key: str, parts: _Reread, size: int) -> None:
+    def _upload(self, key: str, parts: VerifiedParts, size: int) -> None:
         try:
-            # An exception out of `parts` ends the upload before it is completed, and obstore withdraws its parts: an
-            # object under a digest that is not its own never appears, not even for a moment.
+            # An exception from `parts` aborts the upload, and obstore deletes its parts: an object under a digest that
+            # is not its own never appears, not even for a moment.
             obstore.put(
                 self._bulk,
                 key,
@@ -324,16 +326,16 @@ class BucketStore(ABC):
             raise self._translated(error) from error
 
     def _write(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
-        """An object in one request. obstore's errors pass through."""
+        """Write an object in one request. Errors of obstore pass through."""
         client = self._quick if len(data) <= _SMALL else self._bulk
         obstore.put(client, key, data, mode=mode, use_multipart=False)
 
     def _remove(self, keys: builtins.list[str]) -> None:
-        """Up to a page of objects, absent ones among them. obstore's errors pass through."""
+        """Delete up to a page of objects, including absent ones. Errors of obstore pass through."""
         obstore.delete(self._quick, keys)
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """The call, again after a while where the bucket is busy with that name."""
+    def _retry_while_busy(self, call: Callable[[], T]) -> T:
+        """Make the call, and retry it while the bucket is busy with other writes of that name."""
         for conflict in range(_CONFLICTS - 1):
             try:
                 return call()
@@ -347,79 +349,35 @@ class BucketStore(ABC):
 
     @abstractmethod
     def _translated(self, error: Exception) -> StoreError:
-        """The store's error for one of obstore's, other than an absent object."""
+        """Map an error of obstore, other than an absent object, to an error of the store."""
 
     def _busy(self, error: Exception) -> bool:
-        """Whether the bucket refused a write only because others of that name were a moment ago."""
+        """Return whether the bucket refused a write only because of other recent writes of that name."""
         return status(error) in self._busy_statuses
 
     def _check_absent(self, error: FileNotFoundError) -> None:
-        """Called when an object is absent: it is so positively only in a bucket that is there."""
+        """Check the bucket when an object is absent: the absence is positive only if the bucket exists."""
         text = str(error)
         if "NoSuchBucket" in text:
             raise self._translated(error) from error
         if "NoSuchKey" not in text and not self._bucket_seen:
-            # A HEAD has no body to tell the two apart. Once is enough.
+            # The answer to a HEAD has no body to distinguish bucket and object. One check is enough.
             for _ in self.list(""):
                 break
         self._bucket_seen = True
 
 
-class _Reread:
-    """A file's parts a second time, while they are sent. Ends with FileChanged if they are not what was hashed."""
-
-    def __init__(self, parts: Iterator[bytes], digest: str, source: Path, told: Callable[[int], None]) -> None:
-        self._parts = parts
-        self._told = told
-        self._expected = digest
-        self._source = source
-        self._hash = hashlib.sha256()
-        # The source's own error, kept here since obstore may wrap what passes through it.
-        self.failure: OSError | FileChanged | None = None
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            part = next(self._parts, b"")
-        except OSError as error:
-            self.failure = error
-            raise
-        if part:
-            self._hash.update(part)
-            self._told(len(part))
-            return part
-        if self._hash.hexdigest() != self._expected:
-            self.failure = FileChanged(f"{self._source} changed while it was being sent")
-            raise self.failure
-        raise StopIteration
-
-
 def _pause(conflict: int) -> None:
-    # Those who met here once should not do so again.
+    # Randomised, so that two writers that collided once do not collide again.
     time.sleep(0.05 * 2**conflict * random.uniform(0.8, 1.2))
 
 
-def _read_parts(file: Any) -> Iterator[bytes]:
-    while part := file.read(_SMALL):
-        yield part
-
-
-def _hash_on(file: Any, head: bytes) -> tuple[str, int]:
-    digest, size = hashlib.sha256(head), len(head)
-    for part in _read_parts(file):
-        digest.update(part)
-        size += len(part)
-    return digest.hexdigest(), size
-
-
 def _meta(found: ObjectMeta, key: str) -> Meta:
-    # obstore 0.11 forgets in the answer about one object that the store has a prefix; in listings it does not.
+    # obstore 0.11 omits the prefix of the store in the metadata of one object, but not in listings.
     return Meta(
         key=key,
         size=found["size"],
-        # A listing may tell fractions of a second that the object's own headers cannot: the same time everywhere.
+        # A listing may have fractions of a second, which the object's headers lack: use the same time everywhere.
         modified=found["last_modified"].replace(microsecond=0),
         etag=found["e_tag"] or "",
     )

@@ -1,11 +1,11 @@
-"""The manifests of checkpoints: how they are written, which are believed, and how much of them is read.
+"""The manifests of checkpoints: their format, which are trusted, and how much of them is read.
 
-A manifest is lines of JSON: a head that says what the save is and how many files it has, then a row for each file. So a
-reader never holds more than one row as parsed JSON, and refuses a row, or a manifest, that is too large.
+A manifest is lines of JSON: a head that describes the save and the number of its files, then a row for each file. A
+reader never holds more than one row as parsed JSON, and refuses a row or a manifest that is too large.
 
-Manifests are facts from machines that run other people's code. One counts only if the log knows its claim, the claim is
-not newer than the reader's own, the claim has that rank, and the manifest says what its key says. Others are left out,
-with a warning in the log.
+Manifests are facts from machines that run other people's code. A manifest counts only if its claim is in the log, the
+claim is not newer than the reader's own, the claim has that rank, and the manifest agrees with its key. Others are left
+out, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from stoker.store.parallel import run_all
 log = logging.getLogger(__name__)
 
 MANIFEST_VERSION = 2
-# A file of a manifest takes about 400 bytes of memory, and an agent holds the manifests of all checkpoints that are
-# kept: 100,000 files are 40 MB each. Scripts with more files than that pack them.
+# A file of a manifest takes about 400 bytes of memory, and an agent holds the manifests of all retained checkpoints:
+# 100,000 files take 40 MB for each. Scripts with more files pack them.
 MAX_FILES = 100_000
-# Rows of 160 bytes, which is usual, for so many files.
+# Enough for MAX_FILES rows of the usual 160 bytes.
 MANIFEST_BYTES = 16 * 1024 * 1024
-# Of one job, all manifests together; the newest come first. Of checkpoints with so many files, few are kept.
+# All manifests of one job together; the newest are read first.
 TOTAL_BYTES = 6 * MANIFEST_BYTES
-# And no more of them than this: a gang of 64 that keeps 50 checkpoints.
+# Most manifests of one job: a gang of 64 that retains 50 checkpoints has fewer.
 TOTAL_MANIFESTS = 4000
 # A commit a second for three years.
 MAX_ORDINAL = 99_999_999
-NEAR_WORKERS = 2
-FAR_WORKERS = 8
+LOCAL_WORKERS = 2
+REMOTE_WORKERS = 8
 
 _KEY = re.compile(r"(\d{8})/(\d{6,9})-([^/@]+)(?:@([1-9]\d{0,5}))?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPLOAD = re.compile(r"(?:[0-9a-f]{16})?")
 _PATH_BYTES, _NAME_BYTES, _PATH_DEPTH = 4000, 255, 100
-# A head names every rank; a row is a path, of which each character may be escaped, and numbers.
+# A head names every rank; a row is a path, each character of which may be escaped, and numbers.
 _HEAD_BYTES = 1024 * 1024
 _ROW_BYTES = 8 * _PATH_BYTES
 
-# Manifests by key and ETag. They are never overwritten, so what was read once need not be read again.
+# Manifests by key and ETag. They are never overwritten, so each is read once.
 Cache = dict[tuple[str, str], Manifest | None]
 
 
 class CheckpointTooLarge(StoreError):
-    """A save with more files, or longer names, than any reader takes. Nothing of it is sent."""
+    """A save with more files, or longer names, than readers accept. Nothing of it is uploaded."""
 
 
 @dataclass(frozen=True, order=True)
-class Place:
-    """What a manifest's key says. In order of age, for one rank."""
+class ManifestKey:
+    """The parsed key of a manifest. Keys of one rank sort by age."""
 
     claim: int
     ordinal: int
@@ -75,67 +75,67 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A manifest's object: its place, what the store says, and its content; None where that makes no sense."""
+class StoredManifest:
+    """A manifest in the store: its key, metadata and content; None for invalid content."""
 
-    place: Place
+    place: ManifestKey
     meta: Meta
     manifest: Manifest | None
 
 
 @dataclass(frozen=True)
-class Trust:
-    """Which manifests of a job are believed: by the claims of its log, with the number of nodes of each.
+class TrustedClaims:
+    """The claims whose manifests are trusted, with the number of nodes of each.
 
-    `claims` is None where there is no log to go by: then every claim counts. `imported` says whether the job was asked
-    to resume from elsewhere; such a checkpoint lies under claim 0.
+    `claims` is None without a log: then every claim counts. `imported`: the job has `resume_from`, whose checkpoint
+    lies under claim 0.
     """
 
     claims: Mapping[int, int] | None = None
     imported: bool = True
 
     def nodes(self, claim: int) -> int | None:
-        """How many ranks of that claim count; None: any number."""
+        """Number of trusted ranks of a claim; None: any number."""
         if claim == IMPORTED:
             return None if self.imported else 0
         return None if self.claims is None else self.claims.get(claim, 0)
 
-    def believes(self, place: Place) -> bool:
+    def trusts(self, place: ManifestKey) -> bool:
         nodes = self.nodes(place.claim)
         return place.ordinal <= MAX_ORDINAL and (nodes is None or place.rank < nodes)
 
 
-# The claim under which a checkpoint from elsewhere is kept.
+# The claim of a checkpoint that `resume_from` imported.
 IMPORTED = 0
-EVERYTHING = Trust()
-NOTHING = Trust({}, imported=False)
+TRUST_ALL = TrustedClaims()
+TRUST_NONE = TrustedClaims({}, imported=False)
 
 
-def trust_of(state: JobState, *, own: int | None = None, imported: bool = True) -> Trust:
-    """Believe the claims of this state. `own`: an agent's claim; newer ones are none of its business."""
+def trusted_claims(state: JobState, *, own: int | None = None, imported: bool = True) -> TrustedClaims:
+    """Trust the claims of this state. `own`: an agent's claim; newer ones do not count for it."""
     claims = {claim.number: claim.nodes for claim in state.claims if own is None or claim.number <= own}
-    return Trust(claims, imported)
+    return TrustedClaims(claims, imported)
 
 
-def read_trust(store: Store, job: str) -> Trust:
-    """What a job's log says about its manifests. Raises StoreError."""
+def read_trusted_claims(store: Store, job: str) -> TrustedClaims:
+    """Read the trusted claims from a job's log. Raises StoreError."""
     state = read_log(store, job)
     if state is None:
-        return NOTHING if is_removed(store, job) else EVERYTHING
+        return TRUST_NONE if is_removed(store, job) else TRUST_ALL
     found = store.get(keys.spec(job))
     try:
         imported = bool(json.loads(found.data)["spec"].get("resume_from")) if found is not None else False
     except (ValueError, KeyError, TypeError, AttributeError):
         imported = False
-    return trust_of(state, imported=imported)
+    return trusted_claims(state, imported=imported)
 
 
-def parse_key(key: str) -> Place | None:
-    """Read `00000007/000002-step-900@1`; None for what is no such key."""
+def parse_key(key: str) -> ManifestKey | None:
+    """Parse `00000007/000002-step-900@1`; None for any other text."""
     match = _KEY.fullmatch(key)
-    if match is None or not keys.safe_name(match[3]):
+    if match is None or not keys.is_safe_name(match[3]):
         return None
-    return Place(int(match[1]), int(match[2]), match[3], int(match[4] or 0))
+    return ManifestKey(int(match[1]), int(match[2]), match[3], int(match[4] or 0))
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,14 +143,14 @@ def parse_key(key: str) -> Place | None:
 
 @dataclass(frozen=True)
 class _Head:
-    """A manifest without its files, and how many there are."""
+    """A manifest without its files, and their number."""
 
     save: Manifest
     count: int
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as it is kept. Raises CheckpointTooLarge for one that no reader would take."""
+    """Encode a manifest for the store. Raises CheckpointTooLarge if readers would refuse it."""
     head = _Head(replace(manifest, files=()), len(manifest.files))
     rows = (_row(blob) for blob in manifest.files)
     data = b"\n".join((codec.dumps(head), *rows)) + b"\n"
@@ -160,7 +160,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def check_files(paths: list[str]) -> None:
-    """Raise CheckpointTooLarge, before any is sent, for files that no reader would take as one checkpoint."""
+    """Raise CheckpointTooLarge, before any upload, for files that readers would refuse as one checkpoint."""
     # A row is the path, 80 characters that name the blob, and numbers.
     if len(paths) > MAX_FILES or sum(len(path.encode(errors="replace")) + 130 for path in paths) > MANIFEST_BYTES:
         raise _too_large(len(paths))
@@ -182,7 +182,7 @@ def _row(blob: BlobRef) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """A manifest from its bytes. Raises CodecError for anything else; holds one row at a time as parsed JSON."""
+    """Decode a manifest. Raises CodecError for invalid data; holds one row at a time as parsed JSON."""
     rows = _rows(data)
     head = codec.loads(_Head, next(rows, b""))
     if not 0 <= head.count <= MAX_FILES or head.save.files:
@@ -194,7 +194,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def _rows(data: bytes) -> Iterator[bytes]:
-    """The lines, one at a time: a list of all could be many times as large as the data."""
+    """Yield the lines one at a time: a list of all could be many times as large as the data."""
     start, limit = 0, _HEAD_BYTES
     for _ in range(MAX_FILES + 1):
         if start >= len(data):
@@ -222,40 +222,42 @@ def _blob(row: bytes, number: int) -> BlobRef:
 
 
 def read_manifests(
-    store: Store, job: str, prefix: str, *, trust: Trust | None = None, cache: Cache | None = None
-) -> list[Stored]:
-    """Every manifest under `prefix` that is believed, read and validated. Without `trust`, the log is asked for it."""
-    trust = read_trust(store, job) if trust is None else trust
+    store: Store, job: str, prefix: str, *, trust: TrustedClaims | None = None, cache: Cache | None = None
+) -> list[StoredManifest]:
+    """Read and validate every trusted manifest under `prefix`. Without `trust`, the log is read for it."""
+    trust = read_trusted_claims(store, job) if trust is None else trust
     root = keys.checkpoints(job)
-    listed: list[tuple[Place, Meta]] = []
-    doubted = 0
+    listed: list[tuple[ManifestKey, Meta]] = []
+    untrusted = 0
     for meta in store.list(prefix):
         place = parse_key(meta.key[len(root) :].removesuffix(".json"))
-        if place is None or not meta.key.endswith(".json") or not trust.believes(place):
-            doubted += 1
+        if place is None or not meta.key.endswith(".json") or not trust.trusts(place):
+            untrusted += 1
             continue
         listed.append((place, meta))
-    if doubted:
-        log.warning("%d objects in %s are no manifests of this job's attempts: left out", doubted, prefix)
+    if untrusted:
+        log.warning("%d objects in %s are no manifests of this job's attempts: left out", untrusted, prefix)
     known = cache if cache is not None else {}
     read = _affordable(listed)
     missing = [(place, meta) for place, meta in read if (meta.key, meta.etag) not in known]
     reads = [partial(_read, store, job, place, meta, trust.nodes(place.claim)) for place, meta in missing]
-    answers = run_all(reads, NEAR_WORKERS if store.near else FAR_WORKERS)
+    answers = run_all(reads, LOCAL_WORKERS if store.is_local else REMOTE_WORKERS)
     gone = set()
     for (_, meta), answer in zip(missing, answers, strict=True):
         if answer is None:
             gone.add(meta.key)
         else:
             known[meta.key, meta.etag] = answer.manifest
-    return [Stored(place, meta, known.get((meta.key, meta.etag))) for place, meta in listed if meta.key not in gone]
+    return [
+        StoredManifest(place, meta, known.get((meta.key, meta.etag))) for place, meta in listed if meta.key not in gone
+    ]
 
 
-def _affordable(listed: list[tuple[Place, Meta]]) -> list[tuple[Place, Meta]]:
-    """The newest, as many as may be held in memory. The others count as unreadable."""
+def _affordable(listed: list[tuple[ManifestKey, Meta]]) -> list[tuple[ManifestKey, Meta]]:
+    """The newest manifests, as many as memory allows. The others count as unreadable."""
     left, chosen = TOTAL_BYTES, []
     for place, meta in sorted(listed, key=lambda one: one[0], reverse=True)[:TOTAL_MANIFESTS]:
-        # One that is too large by itself is not read, and costs nothing.
+        # A manifest that is too large is not read, and needs no memory.
         left -= meta.size if meta.size <= MANIFEST_BYTES else 0
         if left < 0:
             break
@@ -265,11 +267,11 @@ def _affordable(listed: list[tuple[Place, Meta]]) -> list[tuple[Place, Meta]]:
     return chosen
 
 
-def _read(store: Store, job: str, place: Place, meta: Meta, nodes: int | None) -> Stored | None:
-    """None when it was removed meanwhile."""
+def _read(store: Store, job: str, place: ManifestKey, meta: Meta, nodes: int | None) -> StoredManifest | None:
+    """Read one manifest; None if it was deleted meanwhile."""
     problem: str | None
     try:
-        # The size is known from the list: an object that is too large is not even asked for.
+        # The size is known from the listing: an object that is too large is not requested.
         if meta.size > MANIFEST_BYTES:
             raise CodecError("", f"{meta.size} bytes")
         found = store.get(meta.key, limit=MANIFEST_BYTES)
@@ -282,13 +284,14 @@ def _read(store: Store, job: str, place: Place, meta: Meta, nodes: int | None) -
     except (CodecError, StoreError, ValueError) as error:
         problem = str(error)
     if problem is None:
-        return Stored(place, meta, manifest)
+        return StoredManifest(place, meta, manifest)
     log.warning("manifest %s is left out: %s", meta.key, problem)
-    return Stored(place, meta, None)
+    return StoredManifest(place, meta, None)
 
 
-def find_problem(manifest: Manifest, job: str, place: Place, nodes: int | None = None) -> str | None:
-    """What is wrong with a manifest at that place; None when it can be trusted to stay inside its folder."""
+def find_problem(manifest: Manifest, job: str, place: ManifestKey, nodes: int | None = None) -> str | None:
+    """Describe what is wrong with a manifest under this key; None if it is valid and its paths stay inside the
+    folder."""
     if manifest.version > MANIFEST_VERSION:
         return f"version {manifest.version} is newer than this Stoker"
     if (manifest.job, manifest.claim, manifest.ordinal, manifest.name, manifest.rank) != (
@@ -317,7 +320,7 @@ def find_problem(manifest: Manifest, job: str, place: Place, nodes: int | None =
 
 
 def parents_of(path: str) -> Iterator[str]:
-    """The folders that a file is in, one at a time: those of all files could be far larger than their names."""
+    """Yield the parent folders of a path one at a time: those of all files could be far larger than their names."""
     end = path.rfind("/")
     while end > 0:
         yield path[:end]
@@ -325,7 +328,7 @@ def parents_of(path: str) -> Iterator[str]:
 
 
 def safe_path(path: str) -> bool:
-    """Whether a relative path stays inside its folder, and can be written."""
+    """Return whether a relative path stays inside its folder, and can be written."""
     if not path or len(os.fsencode(path)) > _PATH_BYTES or "\0" in path or not _encodable(path):
         return False
     names = path.split("/")

@@ -1,8 +1,8 @@
-"""Name one checkpoint of a job: `2.3` is the third that attempt 2 committed; a name means the newest of that name.
+"""References to checkpoints: `2.3` is the third that attempt 2 committed; a name means the newest of that name.
 
-Every checkpoint has a reference, and no two the same; names repeat. A name that looks like a reference is taken for
-one. What is imported by `resume_from` is `0.0`. Between machines, `@7.3` names the claim instead of the attempt: a node
-then needs no other job's log.
+References are unique, names are not. A name that looks like a reference is read as one. The checkpoint that
+`resume_from` imported is `0.0`. Between machines, `@7.3` names the claim instead of the attempt, so that a node does
+not need the log of another job.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.model.errors import UserError
-from stoker.model.job_state import Choice, JobState
-from stoker.store.checkpoint_manifests import Place, parse_key
+from stoker.model.job_state import ChosenCheckpoint, JobState
+from stoker.store.checkpoint_manifests import ManifestKey, parse_key
 from stoker.store.checkpoints import Checkpoint, choose
 
 _REFERENCE = re.compile(r"(@?)(\d{1,9})\.(\d{1,9})")
@@ -23,41 +23,41 @@ _IMPORTED = 0
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The checkpoint that was meant. `note` says what a person may not know: which of several of that name it is."""
+class ResolvedCheckpoint:
+    """The checkpoint that a reference means. `note` says which one was taken if several have that name."""
 
     checkpoint: Checkpoint
     reference: str
     note: str = ""
 
 
-def attempt_of(place: Place, state: JobState | None) -> int | None:
-    """The attempt that committed it, as people count them; 0 is `resume_from`. None where the log knows of none."""
+def attempt_of(place: ManifestKey, state: JobState | None) -> int | None:
+    """Number of the attempt that committed it; 0 for `resume_from`, None if the log has no such attempt."""
     if place.claim == _IMPORTED:
         return 0
     claim = state.claim(place.claim) if state is not None else None
     return claim.attempt if claim is not None else None
 
 
-def reference(place: Place, state: JobState | None) -> str:
-    """What a person types to mean this checkpoint and no other."""
+def reference(place: ManifestKey, state: JobState | None) -> str:
+    """The unique reference that a person types for a checkpoint."""
     attempt = attempt_of(place, state)
     return f"@{place.claim}.{place.ordinal}" if attempt is None else f"{attempt}.{place.ordinal}"
 
 
-def pinned(place: Place) -> str:
-    """The same for a node that knows nothing of the job's attempts."""
+def claim_reference(place: ManifestKey) -> str:
+    """The reference for a node, which does not know the job's attempts."""
     return f"@{place.claim}.{place.ordinal}"
 
 
 def matching(checkpoints: Sequence[Checkpoint], text: str, state: JobState | None) -> list[Checkpoint]:
-    """Those that `text` may mean, oldest first: the one of that reference or key, else all of that name."""
-    found = [one for one in checkpoints if text in (reference(one.place, state), pinned(one.place), one.key)]
+    """The checkpoints that `text` may mean, oldest first: by reference or key, else all of that name."""
+    found = [one for one in checkpoints if text in (reference(one.place, state), claim_reference(one.place), one.key)]
     if found:
         return found
     shape = _REFERENCE.fullmatch(text)
     if shape is not None and not shape[1]:
-        # Leading zeros, as people copy them from keys.
+        # Accept leading zeros, as copied from keys.
         same = f"{int(shape[2])}.{int(shape[3])}"
         found = [one for one in checkpoints if same == reference(one.place, state)]
     return found or [one for one in checkpoints if one.name == text]
@@ -70,10 +70,10 @@ def resolve(
     job: str,
     *,
     poisoned: frozenset[str] = frozenset(),
-) -> Chosen:
-    """The checkpoint that a person means; without `text` the newest that is complete and not in `poisoned`.
+) -> ResolvedCheckpoint:
+    """Find the checkpoint that a person means; without `text`, the newest that is complete and not in `poisoned`.
 
-    Raises UserError with one line that names the nearest ones.
+    Raises UserError, which names the nearest ones in one line.
     """
     if not checkpoints:
         raise UserError(f"{job} has no checkpoint")
@@ -81,7 +81,7 @@ def resolve(
         newest = choose(checkpoints, poisoned)
         if newest is None:
             raise UserError(f"{job} has no checkpoint that can be restored; `stoker checkpoints {job}` says why")
-        return Chosen(newest, reference(newest.place, state))
+        return ResolvedCheckpoint(newest, reference(newest.place, state))
     fitting = matching(checkpoints, text, state)
     complete = [one for one in fitting if one.complete]
     if not fitting:
@@ -94,15 +94,18 @@ def resolve(
     if len(fitting) > 1:
         others = ", ".join(reference(one.place, state) for one in fitting[::-1] if one is not chosen)
         note = f"{len(fitting)} checkpoints are called {text}: {where} is the newest of them (the others are {others})"
-    return Chosen(chosen, where, note)
+    return ResolvedCheckpoint(chosen, where, note)
 
 
 def candidates(
-    checkpoints: Sequence[Checkpoint], poisoned: frozenset[str], choice: Choice | None, before: str | None = None
+    checkpoints: Sequence[Checkpoint],
+    poisoned: frozenset[str],
+    choice: ChosenCheckpoint | None,
+    before: str | None = None,
 ) -> list[Checkpoint]:
-    """Those that the next attempt may restore, in the order in which it tries them: newest first.
+    """The checkpoints that the next attempt may restore, in the order in which it tries them: newest first.
 
-    After a person's choice: what was committed since, then the chosen one, poisoned or not; nothing else.
+    After a person's choice: those committed since, then the chosen one, poisoned or not, and no others.
     """
     if choice is not None:
         checkpoints = [one for one in checkpoints if one.place.claim > choice.seq or one.key == choice.key]
@@ -120,20 +123,20 @@ def describe(checkpoint: Checkpoint, state: JobState | None) -> str:
 
 
 def name_of(key: str, state: JobState | None) -> str:
-    """`2.3 (ckpt)` of a key, where the checkpoint itself is not at hand."""
+    """`2.3 (ckpt)` for a key, without the checkpoint itself."""
     place = parse_key(key)
     return f"{reference(place, state)} ({place.name})" if place is not None else key
 
 
-def words(checkpoints: Sequence[Checkpoint], state: JobState | None) -> Mapping[str, Checkpoint]:
-    """Everything that completes: references, newest first, then names."""
+def completions(checkpoints: Sequence[Checkpoint], state: JobState | None) -> Mapping[str, Checkpoint]:
+    """Shell completions: references, newest first, then names."""
     newest = checkpoints[::-1]
     named = {one.name: one for one in checkpoints}
     return {reference(one.place, state): one for one in newest} | {name: named[name] for name in reversed(named)}
 
 
 def _nearest(checkpoints: Sequence[Checkpoint], text: str, state: JobState | None) -> str:
-    known = words([one for one in checkpoints if one.complete], state)
+    known = completions([one for one in checkpoints if one.complete], state)
     close = [known[word] for word in difflib.get_close_matches(text, known, n=_NEAREST, cutoff=0.5)]
     listed = close or list(known.values())[:_NEAREST]
     shown = list(dict.fromkeys(describe(one, state) for one in listed))

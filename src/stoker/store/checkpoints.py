@@ -1,8 +1,8 @@
 """Read checkpoints: list them, choose one, fetch its files.
 
-A checkpoint exists when its manifest does, and counts when every rank that takes part has committed one for the same
-save. Manifests are facts from machines that run other people's code: one that is too large, does not say what its key
-says, or names a path outside the folder is left out, with a warning in the log.
+A checkpoint exists if its manifest does, and is complete if every participating rank has committed a manifest for the
+same save. Manifests are facts from machines that run other people's code: a manifest that is too large, disagrees with
+its key, or names a path outside the folder is left out, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from stoker.model.errors import StokerError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import (
-    FAR_WORKERS,
-    NEAR_WORKERS,
+    LOCAL_WORKERS,
+    REMOTE_WORKERS,
     Cache,
-    Place,
-    Stored,
-    Trust,
+    ManifestKey,
+    StoredManifest,
+    TrustedClaims,
     parents_of,
     parse_key,
     read_manifests,
@@ -37,14 +37,14 @@ from stoker.store.safe_extraction import Extraction, Staging
 
 log = logging.getLogger(__name__)
 
-# A link's blob is the text of where it points.
+# The blob of a link is the text of its target.
 _LINK_BYTES = 4096
 
 Progress = Callable[[int, int], None]
 
 
 class RestoreError(StokerError):
-    """A checkpoint that cannot be restored: something of it is missing or is not what it should be."""
+    """A checkpoint that cannot be restored: a part of it is missing or damaged."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -56,11 +56,11 @@ class Checkpoint:
     """One save with the manifests of the ranks that committed it. `committed_at` is the store's time."""
 
     key: str
-    place: Place
+    place: ManifestKey
     manifests: Mapping[int, Manifest]
     complete: bool
     committed_at: datetime
-    # What `stoker checkpoints` calls it, such as `2.3`, where a person asked for the list.
+    # Its reference, such as `2.3`, if the list is for a person.
     ref: str = ""
 
     @property
@@ -81,35 +81,36 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A file of a checkpoint, and the rank whose blob it is."""
+class CheckpointFile:
+    """A file of a checkpoint, and the rank that owns its blob."""
 
     rank: int
     blob: BlobRef
 
 
 def list_checkpoints(
-    store: Store, job: str, *, trust: Trust | None = None, cache: Cache | None = None
+    store: Store, job: str, *, trust: TrustedClaims | None = None, cache: Cache | None = None
 ) -> list[Checkpoint]:
-    """Every checkpoint that rank 0 committed, oldest first, complete or not. Without `trust`, as the job's log says.
+    """List the checkpoints that rank 0 committed, oldest first, complete or not. Without `trust`, the job's log is
+    read.
 
-    Raises StoreUnavailable or StoreDenied: an empty list is an answer, never a silence.
+    Raises StoreUnavailable or StoreDenied: an empty list always means that there are none.
     """
-    return group(read_manifests(store, job, keys.checkpoints(job), trust=trust, cache=cache))
+    return group_by_save(read_manifests(store, job, keys.checkpoints(job), trust=trust, cache=cache))
 
 
-def find_checkpoint(store: Store, job: str, key: str, *, trust: Trust | None = None) -> Checkpoint | None:
-    """The checkpoint of that key, or None when there is none (any more)."""
+def find_checkpoint(store: Store, job: str, key: str, *, trust: TrustedClaims | None = None) -> Checkpoint | None:
+    """Find the checkpoint of a key; None if it does not exist (any more)."""
     place = parse_key(key)
     if place is None:
         return None
     prefix = f"{keys.checkpoints(job)}{keys.number(place.claim)}/"
-    found = group(read_manifests(store, job, prefix, trust=trust))
+    found = group_by_save(read_manifests(store, job, prefix, trust=trust))
     return next((checkpoint for checkpoint in found if checkpoint.key == key), None)
 
 
 def choose(checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: str | None = None) -> Checkpoint | None:
-    """The newest complete one that is not poisoned and, when `before` is given, is older than that key."""
+    """Choose the newest complete checkpoint that is not poisoned and, with `before`, is older than that key."""
     limit = parse_key(before) if before is not None else None
     fitting = [
         checkpoint
@@ -122,25 +123,26 @@ def choose(checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: 
 
 
 def is_poisoned(checkpoint: Checkpoint, poisoned: frozenset[str]) -> bool:
-    """Whether it is one of these keys, or of a claim that stands among them for all of its checkpoints."""
+    """Return whether its key, or its claim as a whole, is among the poisoned ones."""
     return checkpoint.key in poisoned or f"{keys.number(checkpoint.place.claim)}/" in poisoned
 
 
 def safe_link(path: str, target: str) -> bool:
-    """Whether a link at `path` stays inside: relative, and upwards only at its beginning, no higher than the folder.
+    """Return whether a link at `path` stays inside the folder: relative, with `..` only at its beginning, and not above
+    the folder.
 
-    `..` after a name is refused: the name may be a link itself, and then leads up from somewhere else.
+    `..` after a name is refused: the name may itself be a link, and then `..` starts from elsewhere.
     """
-    parts = target.split("/")
-    ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
-    rest = "/".join(parts[ups:])
+    segments = target.split("/")
+    ups = next((number for number, segment in enumerate(segments) if segment != ".."), len(segments))
+    rest = "/".join(segments[ups:])
     return ups <= path.count("/") and (safe_path(rest) or (rest == "" and ups > 0))
 
 
-def group(stored: Iterable[Stored]) -> list[Checkpoint]:
-    """Put the manifests of each save together, oldest first."""
+def group_by_save(stored: Iterable[StoredManifest]) -> list[Checkpoint]:
+    """Group the manifests by save, oldest first."""
     stored = sorted((item for item in stored if item.manifest is not None), key=lambda item: item.place)
-    shares: dict[tuple[int, str, int], dict[int, Stored]] = {}
+    shares: dict[tuple[int, str, int], dict[int, StoredManifest]] = {}
     for item in stored:
         if item.place.rank:
             shares.setdefault(save_of(item), {})[item.place.rank] = item
@@ -150,37 +152,38 @@ def group(stored: Iterable[Stored]) -> list[Checkpoint]:
         if item.place.rank or manifest is None:
             continue
         others = shares.get(save_of(item), {})
-        parts = {0: item} | {rank: others[rank] for rank in sorted(manifest.ranks) if rank in others}
+        shards = {0: item} | {rank: others[rank] for rank in sorted(manifest.ranks) if rank in others}
         found.append(
             Checkpoint(
                 key=item.place.key,
                 place=item.place,
-                manifests={rank: part.manifest for rank, part in parts.items() if part.manifest is not None},
-                complete=set(parts) == set(manifest.ranks),
-                committed_at=max(part.meta.modified for part in parts.values()),
+                manifests={rank: part.manifest for rank, part in shards.items() if part.manifest is not None},
+                complete=set(shards) == set(manifest.ranks),
+                committed_at=max(part.meta.modified for part in shards.values()),
             )
         )
     return found
 
 
-def save_of(item: Stored) -> tuple[int, str, int]:
-    """What the manifests of one save have in common."""
+def save_of(item: StoredManifest) -> tuple[int, str, int]:
+    """The identity that all manifests of one save share."""
     return (item.place.claim, item.place.name, item.manifest.generation if item.manifest is not None else 0)
 
 
 # ── Fetching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parts(checkpoint: Checkpoint, rank: int = 0) -> list[Part]:
-    """The files of all ranks as `rank` sees them: rank 0's, then the others' in order, its own last. Later ones win."""
+def files_for_rank(checkpoint: Checkpoint, rank: int = 0) -> list[CheckpointFile]:
+    """The files of all ranks as `rank` restores them: rank 0's, then the others' in order, its own last. Later ones
+    win."""
     order = [other for other in checkpoint.manifests if other != rank]
     if rank in checkpoint.manifests:
         order.append(rank)
-    chosen: dict[str, Part] = {}
+    chosen: dict[str, CheckpointFile] = {}
     for other in order:
-        files = {blob.path: Part(other, blob) for blob in checkpoint.manifests[other].files}
+        files = {blob.path: CheckpointFile(other, blob) for blob in checkpoint.manifests[other].files}
         folders = {parent for path in files for parent in parents_of(path) if parent in chosen}
-        # What wins takes the place of what it clashes with, also where one has a folder and the other a file.
+        # A later file replaces everything that it conflicts with, also if one is a folder and the other a file.
         chosen = {
             path: part
             for path, part in chosen.items()
@@ -189,24 +192,28 @@ def parts(checkpoint: Checkpoint, rank: int = 0) -> list[Part]:
     return list(chosen.values())
 
 
-def pull(store: Store, job: str, checkpoint: Checkpoint, target: Path, progress: Progress | None = None) -> None:
-    """Fetch every file of a checkpoint into `target`, verified; other files there are left alone.
+def fetch_checkpoint(
+    store: Store, job: str, checkpoint: Checkpoint, target: Path, progress: Progress | None = None
+) -> None:
+    """Fetch and verify every file of a checkpoint into `target`; other files there stay.
 
-    Safe to repeat. Raises RestoreError when something is missing or damaged: then nothing in `target` was changed.
+    Safe to repeat. Raises RestoreError if a part is missing or damaged: then nothing in `target` was changed.
     """
-    fetch(store, job, parts(checkpoint), target, progress)
+    fetch_files(store, job, files_for_rank(checkpoint), target, progress)
 
 
-def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Progress | None = None) -> None:
+def fetch_files(
+    store: Store, job: str, wanted: list[CheckpointFile], target: Path, progress: Progress | None = None
+) -> None:
     """Fetch files into `target`: each is verified first, and none gets its name before all are.
 
-    Files come into being in the order of the manifest, so "the newest by time" is what it was when they were saved.
-    No link below `target` is followed: one that has a file's or a folder's name gives way to it. Raises Obstructed
+    Modification times follow the order of the manifest, so the newest file is the same as when they were saved.
+    No link below `target` is followed: a link with the name of a file or folder is replaced. Raises PathObstructed
     where a folder has a file's name, or a file a folder's.
     """
     total, moved = sum(part.blob.size for part in wanted), 0
 
-    def fetch_one(number: int, part: Part) -> str | None:
+    def fetch_one(number: int, part: CheckpointFile) -> str | None:
         nonlocal moved
         key = keys.blob(job, part.rank, part.blob.name)
         with staging.new_file(str(number)) as file:
@@ -217,7 +224,7 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
         return problem
 
     with Extraction(target) as extraction, extraction.staging() as staging:
-        workers = NEAR_WORKERS if store.near else FAR_WORKERS
+        workers = LOCAL_WORKERS if store.is_local else REMOTE_WORKERS
         problems = run_all(
             [partial(fetch_one, number, part) for number, part in enumerate(wanted)],
             workers,
@@ -233,7 +240,7 @@ _WRONG = "its bytes in the store are not what was saved"
 
 
 def _fetch_blob(store: Store, key: str, blob: BlobRef, target: Path) -> str | None:
-    # A bit may also flip on the way: only what is wrong twice is taken for damaged.
+    # A bit may flip in transit: only bytes that are wrong twice count as damaged.
     for _ in range(2):
         digest = store.get_file(key, target)
         if digest is None:
@@ -243,7 +250,7 @@ def _fetch_blob(store: Store, key: str, blob: BlobRef, target: Path) -> str | No
     return _WRONG
 
 
-def _read_links(wanted: list[Part], staging: Staging) -> dict[str, str]:
+def _read_links(wanted: list[CheckpointFile], staging: Staging) -> dict[str, str]:
     links = {}
     for number, part in enumerate(wanted):
         if stat.S_ISLNK(part.blob.mode):
@@ -254,14 +261,16 @@ def _read_links(wanted: list[Part], staging: Staging) -> dict[str, str]:
     return links
 
 
-def _place_all(wanted: list[Part], links: Mapping[str, str], extraction: Extraction, staging: Staging) -> None:
+def _place_all(
+    wanted: list[CheckpointFile], links: Mapping[str, str], extraction: Extraction, staging: Staging
+) -> None:
     now_ns = time.time_ns()
     times: dict[str, int] = {}
     for number, part in enumerate(wanted):
         path = part.blob.path
         if path in links:
             continue
-        # A hundredth of a second apart: scripts look for the newest file, and filesystems round.
+        # A hundredth of a second apart, because scripts look for the newest file and filesystems round times.
         modified_ns = now_ns - (len(wanted) - number) * 10_000_000
         mode = (stat.S_IMODE(part.blob.mode) & 0o777) | 0o400
         staging.place(str(number), path, mode=mode, modified_ns=modified_ns)

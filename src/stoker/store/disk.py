@@ -1,4 +1,4 @@
-"""What a folder of plain files needs beyond the system calls: whole reads, durable names, locks, told-apart errors."""
+"""System calls of the folder store: complete reads, durable names, locks and mapped errors."""
 # Paths are strings here: building a Path costs more than most of these calls.
 # ruff: noqa: PTH108, PTH116
 
@@ -8,14 +8,16 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Collection
+from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 
-# The path leads nowhere, for whichever of its parts.
+# Some part of the path does not exist.
 ABSENT = (FileNotFoundError, NotADirectoryError)
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-# The key's own fault: too long for a file's name, or in the way of another one.
+# Errors of the key itself: too long for a file name, or in conflict with another key.
 _IMPOSSIBLE = frozenset({errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.EXDEV})
 
 
@@ -29,7 +31,7 @@ def translated(error: OSError, url: str) -> StoreError:
 
 
 def read_all(file: int, size: int) -> bytes:
-    # One byte more than expected, so that the usual case ends without another call.
+    # One byte more than expected, so that the usual case needs no second call.
     data = os.read(file, size + 1)
     if len(data) >= size:
         return data[:size]
@@ -52,7 +54,7 @@ def is_taken(path: str) -> bool:
 
 
 def holds_any(folder: str) -> bool:
-    """Whether there is a file anywhere below. A crashed writer may have left folders with nothing in them."""
+    """Return whether there is a file anywhere below. A crashed writer may have left empty folders."""
     inner: list[str] = []
     try:
         with os.scandir(folder) as entries:
@@ -66,12 +68,22 @@ def holds_any(folder: str) -> bool:
     return any(holds_any(path) for path in inner)
 
 
+def holds_other_than(root: Path, names: Collection[str]) -> bool:
+    """Return whether the folder exists and has an entry besides these."""
+    try:
+        with os.scandir(root) as entries:
+            return any(entry.name not in names for entry in entries)
+    except OSError:
+        # The folder is absent, or not readable.
+        return root.is_dir()
+
+
 def flush_folder(folder: str) -> None:
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
     except OSError as error:
-        # Some network filesystems cannot flush a folder; they are durable in their own way or not at all.
+        # Some network filesystems cannot flush a folder.
         if error.errno != errno.EINVAL:
             raise
     finally:
@@ -79,7 +91,7 @@ def flush_folder(folder: str) -> None:
 
 
 def lock(file: int) -> bool:
-    """Hold the file's lock until it is closed. False when another holds it, or locks cannot be had here."""
+    """Lock the file until it is closed. False if another process has the lock, or locks are not supported."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -88,10 +100,22 @@ def lock(file: int) -> bool:
 
 
 def remove_unlocked(path: str) -> None:
-    """Remove a file unless a living writer holds its lock; the kernel drops the locks of the dead."""
+    """Remove a file unless a live writer holds its lock; the kernel releases the locks of dead processes."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if lock(file):
             os.unlink(path)
     finally:
         os.close(file)
+
+
+def remove_stale(folder: str, now: float, after_s: float) -> None:
+    """Remove partial files of crashed writers. `now` is by the filesystem's clock, which also dated those files."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if now - entry.stat(follow_symlinks=False).st_mtime > after_s:
+                    remove_unlocked(entry.path)
+            except OSError:
+                # Already gone, or owned by another user.
+                continue

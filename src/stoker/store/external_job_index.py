@@ -1,4 +1,4 @@
-"""The index of external jobs: one object a region, derived and rewritten by every tick."""
+"""The index of external jobs: one derived object for each region, rewritten by every pass."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stoker.model.errors import CodecError
 from stoker.model.log_entries import Phase
 from stoker.store.base import Store
 
-# What ended longer ago was seen by some tick before, or is its owner's.
+# Jobs that ended longer ago were handled by an earlier pass, or are left to their owner.
 ENDED_FOR = timedelta(hours=24)
 
 
-# So many that ended last, and all that are listed yet: one that is not known would be looked at again.
+# Retained ended jobs, besides all that SageMaker still lists: an unknown listed job would be handled again.
 _MOST_ENDED = 500
 
 
@@ -31,8 +31,8 @@ _PHASES: dict[str, Phase] = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """One training job, when it was last looked at."""
+class ExternalJobRow:
+    """One external job, as last observed."""
 
     name: str
     region: str
@@ -46,24 +46,24 @@ class Row:
     machine: str = ""
     nodes: int = 1
     spot: bool = False
-    # Whose it is: the role that it runs as.
+    # The role that it runs as, which identifies the owner.
     role: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    # Where it keeps its checkpoints; None where nobody looked.
+    # URL of its checkpoints; None if not read.
     checkpoints: str | None = None
     trained_s: float = 0.0
-    # Dollars until it was looked at; None is unknown.
+    # Dollars until the observation; None: unknown.
     cost: float | None = None
     interruptions: int = 0
-    # Where the log of its family ended.
+    # Last entry of the log of its clone chain.
     seq: int = 0
     note: str = ""
-    # It is over, and by this policy nothing will be done about it any more.
+    # It has ended, and by this policy no action will follow.
     settled: bool = False
     policy: str = ""
-    # Stoker's own, which is listed as a job.
+    # A job of Stoker itself, which is listed among the jobs.
     own: bool = False
-    # When it is to be looked at again, whatever happens.
+    # Time of the next observation, even without an event.
     look_at: datetime | None = None
 
     @property
@@ -74,30 +74,30 @@ class Row:
 
 
 @dataclass(frozen=True)
-class ForeignIndex:
-    """All of one region, by name."""
+class ExternalJobIndex:
+    """All external jobs of one region, by name."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, ExternalJobRow] = field(default_factory=dict)
 
 
-def read(store: Store, region: str) -> ForeignIndex:
-    """What was written last; nothing where that cannot be read."""
-    found = store.get(keys.foreign_index(region))
+def read(store: Store, region: str) -> ExternalJobIndex:
+    """Read the index of a region; empty if it is absent or invalid."""
+    found = store.get(keys.external_job_index(region))
     try:
-        return codec.loads(ForeignIndex, found.data) if found is not None else ForeignIndex()
+        return codec.loads(ExternalJobIndex, found.data) if found is not None else ExternalJobIndex()
     except CodecError:
-        return ForeignIndex()
+        return ExternalJobIndex()
 
 
-def write(store: Store, region: str, rows: dict[str, Row], now: datetime) -> None:
-    """Those in progress, and those that ended last."""
+def write(store: Store, region: str, rows: dict[str, ExternalJobRow], now: datetime) -> None:
+    """Write the jobs in progress and those that ended recently."""
     newest = sorted(rows.values(), key=_changed_at, reverse=True)
     ended = [row for row in newest if row.ended_at]
     late = {row.name for row in ended[_MOST_ENDED:] if now - _changed_at(row) > _LISTED_FOR}
-    kept = {name: row for name, row in rows.items() if name not in late}
-    store.put(keys.foreign_index(region), codec.dumps(ForeignIndex(kept)))
+    retained = {name: row for name, row in rows.items() if name not in late}
+    store.put(keys.external_job_index(region), codec.dumps(ExternalJobIndex(retained)))
 
 
-def _changed_at(row: Row) -> datetime:
-    """When it last changed, as far as lists go by that."""
+def _changed_at(row: ExternalJobRow) -> datetime:
+    """Time of its last change, by which SageMaker sorts its lists."""
     return max(each for each in (row.ended_at, row.modified_at, row.created_at) if each is not None)

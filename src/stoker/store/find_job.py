@@ -1,4 +1,4 @@
-"""Find a job by what a person calls it: its id, a unique beginning of it, or its name where that is unique."""
+"""Find a job by its id, a unique beginning of the id, or its name if that is unique."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fnmatch import fnmatchcase
 
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, UserError
-from stoker.store.base import Store, can_be_key
+from stoker.store.base import Store, is_valid_key
 from stoker.store.job_log import removed_jobs
 
-# An id is the job's name, a dash, and so many characters.
+# An id is the job's name, a dash, and this many characters.
 SUFFIX_LENGTH = 4
-# No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
+# Without vowels, so that an id spells no word, and without characters that are easily confused.
 ID_ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
-# More candidates than this are not named in an error: it is one line.
+# Most candidates that an error names, so that it stays one line.
 _MOST_NAMED = 5
 
 
 def looks_like_id(text: str) -> bool:
-    """Whether it can be an id. Some names can, too."""
+    """Return whether the text can be an id. Some names can be too."""
     name, dash, suffix = text.rpartition("-")
     return bool(name and dash) and len(suffix) == SUFFIX_LENGTH and set(suffix) <= set(ID_ALPHABET)
 
@@ -31,9 +31,9 @@ def name_of(job: str) -> str:
 
 
 def all_jobs(store: Store) -> list[str]:
-    """Every job there is, by the folders of their logs: the index is derived and may lack the newest.
+    """List all jobs by the folders of their logs: the index is derived and may lack the newest.
 
-    Removed jobs are none, also those whose removal was cut short.
+    Removed jobs are excluded, also if their removal was interrupted.
     """
     found = store.folders(keys.JOBS)
     removed = removed_jobs(store) if found else frozenset()
@@ -41,12 +41,12 @@ def all_jobs(store: Store) -> list[str]:
 
 
 def find_job(store: Store, text: str) -> str:
-    """The id of the job that `text` names. Raises UserError, in one line, when it is none (NoSuchJob) or more than one.
+    """Find the id of the job that `text` names. Raises UserError, in one line, for none (NoSuchJob) or more than one.
 
-    Of several with that very name it is the one that is active, where only one is.
+    If several have exactly that name and only one is active, the active one is taken.
     """
     wanted = text.strip()
-    if can_be_key(wanted) and "/" not in wanted and _exists(store, wanted):
+    if is_valid_key(wanted) and "/" not in wanted and _exists(store, wanted):
         return wanted
     jobs = all_jobs(store)
     namesakes = {job for job in jobs if name_of(job) == wanted}
@@ -58,12 +58,12 @@ def find_job(store: Store, text: str) -> str:
 
 
 def find_jobs(store: Store, text: str) -> list[str]:
-    """The jobs that `text` names: all that share a name, those that fit a pattern (`gpt*`), or the one of an id.
+    """Find the jobs that `text` names: all of a name, those that match a pattern (`gpt*`), or the one of an id.
 
-    Raises UserError as `find_job` does when there is none, or a beginning is not unique.
+    Raises UserError as `find_job` does if there is none, or a beginning is not unique.
     """
     wanted = text.strip()
-    if can_be_key(wanted) and "/" not in wanted and _exists(store, wanted):
+    if is_valid_key(wanted) and "/" not in wanted and _exists(store, wanted):
         return [wanted]
     jobs = all_jobs(store)
     patterned = any(sign in wanted for sign in "*?[")
@@ -78,7 +78,7 @@ def _fits(job: str, pattern: str) -> bool:
 
 
 def choose_job(text: str, jobs: Iterable[str]) -> str:
-    """The one job that `text` names. A whole name comes before the beginnings of others."""
+    """Choose the one job that `text` names. A whole name takes precedence over beginnings of ids."""
     known = sorted(jobs)
     if not text:
         raise UserError("name a job: its id, a unique beginning of it, or its name")
@@ -95,7 +95,7 @@ def choose_job(text: str, jobs: Iterable[str]) -> str:
 
 
 def _exists(store: Store, job: str) -> bool:
-    """Submitted, or half removed: both can be asked for by their whole id."""
+    """Return whether the job was submitted or is half removed: both can be named by their whole id."""
     return store.head(keys.log_entry(job, 1)) is not None or store.head(keys.spec(job)) is not None
 
 

@@ -1,8 +1,8 @@
-"""A folder standing in for a bucket: one plain file an object, its key the path.
+"""A store in a folder: each object is a plain file whose path is the key.
 
-Plain system calls instead of obstore's LocalStore, for three reasons: an object's bytes must be on the disk *before*
-its name is (a log entry that is empty after a power cut would end the log), errors must be told apart by number (a
-full disk is an outage, a missing permission is not), and a governor reads thousands of small files in a pass.
+Uses plain system calls instead of obstore's LocalStore, for three reasons: an object's bytes must be on the disk
+*before* its name is (a log entry that is empty after a power cut would end the log), errors must be distinguished by
+number (a full disk is an outage, a missing permission is not), and a governor reads thousands of small files in a pass.
 """
 # Paths are strings here: building a Path costs more than most of these calls.
 # ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112, PTH116, PTH120
@@ -20,42 +20,53 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store.base import Meta, Object, Sent, can_be_key, check_key, check_prefix
-from stoker.store.disk import ABSENT, flush_folder, holds_any, is_taken, lock, read_all, remove_unlocked, translated
-from stoker.store.hashed_copy import BUFFER_SIZE, clone, copy_hashed, copy_in_kernel, read_into, rewind, write_from
+from stoker.store.base import Meta, Object, StoredFile, check_key, check_prefix, is_valid_key
+from stoker.store.disk import (
+    ABSENT,
+    flush_folder,
+    holds_any,
+    holds_other_than,
+    is_taken,
+    lock,
+    read_all,
+    remove_stale,
+    translated,
+)
+from stoker.store.hashed_copy import (
+    SourceFailed,
+    clone,
+    copy_file,
+    copy_hashed,
+    copy_in_kernel,
+    discard,
+    is_large,
+    read_into,
+    rewind,
+    write_from,
+)
 
-# Files being written, out of sight. In the root, so that a name of any length can be written.
+# Folder of files that are being written. In the root, so that keys of any length can be written.
 _PARTIAL = ".stoker-partial"
-# What is there for a moment, while somebody tries whether the store can be written to.
-_FLEETING = (_PARTIAL, "check", "probes")
-# A file nobody holds a lock on is stale after this long: longer than any pause between opening and locking.
+# Folders that exist for a moment while a check tests whether the store is writable.
+_TEMPORARY_FOLDERS = (_PARTIAL, "check", "probes")
+# Age of a stale partial file without a lock: longer than any pause between opening and locking.
 _STALE_AFTER_S = 60.0
-# A folder may be pruned by one writer while another is about to use it; each round needs another such coincidence.
+# A folder may be pruned by one writer while another is about to use it; each retry needs another such coincidence.
 _ROUNDS = 20
 
 
-def _holds_something(root: Path) -> bool:
-    try:
-        with os.scandir(root) as entries:
-            return any(entry.name not in _FLEETING for entry in entries)
-    except OSError:
-        # Not there, or not to be looked into.
-        return root.is_dir()
-
-
 class FolderStore:
-    """A `Store` in a folder of this machine, or one mounted here. Made on the first write."""
+    """A `Store` in a local or mounted folder, which is created on the first write."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root).rstrip("/")
         self._partial = f"{self._root}/{_PARTIAL}"
         self._url = root.as_uri()
-        # Once seen, a root that is missing is a disk that is not mounted or a folder that was moved away. Nothing may
-        # be concluded from that, and nothing may be written in its place.
-        # Whether it was seen to hold something: only then is it missed when it is not there. An empty one may be
-        # another's trial, and be withdrawn at any moment.
-        self._seen = _holds_something(root)
-        # The folders that this object made, down to the one for unfinished files: see `_withdraw`.
+        # True once the root was seen with content. If it is missing afterwards, its disk is not mounted or it was
+        # moved: nothing may be concluded from that, and nothing may be written in its place. An empty root does not
+        # count: it may be another process's trial, which is withdrawn at any moment.
+        self._seen = holds_other_than(root, _TEMPORARY_FOLDERS)
+        # The folders that this object created, down to the one for partial files: see `_withdraw`.
         self._made: builtins.list[str] = []
 
     @property
@@ -63,7 +74,7 @@ class FolderStore:
         return self._url
 
     @property
-    def near(self) -> bool:
+    def is_local(self) -> bool:
         return True
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,14 +139,14 @@ class FolderStore:
         if file is None:
             return None
         try:
-            # What `target` cannot take is the caller's disk, not the store: that stays an OSError.
+            # A failure to write `target` concerns the caller's disk and not the store: it stays an OSError.
             with target.open("w+b", buffering=0) as out:
                 if not clone(file, out.fileno()):
-                    if _is_large(file) and (copied := copy_in_kernel(file, out.fileno(), flush=False)):
+                    if is_large(file) and (copied := copy_in_kernel(file, out.fileno(), flush=False)):
                         return copied[0]
                     rewind(file, out.fileno())
                     return copy_hashed(self._checked(read_into(file)), write_from(out.fileno()))[0]
-                return copy_hashed(self._checked(read_into(file)), _discard)[0]
+                return copy_hashed(self._checked(read_into(file)), discard)[0]
         finally:
             os.close(file)
 
@@ -146,8 +157,8 @@ class FolderStore:
         try:
             with self._temporary() as (file, name):
                 write_from(file)(memoryview(data))
-                # Not flushed: heartbeats are many, and an overwritten object is worth no more than its successor. But a
-                # network filesystem tells of a full disk only on closing, and the name must not be given before that.
+                # Not flushed: heartbeats are many, and an overwritten object is not worth a flush. But a network
+                # filesystem reports a full disk only on close, which must come before the rename.
                 os.close(os.dup(file))
                 self._placed(path, lambda: os.rename(name, path))
         except OSError as error:
@@ -165,24 +176,24 @@ class FolderStore:
         except OSError as error:
             raise translated(error, self._url) from error
 
-    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
-        # A source that cannot be read stays an OSError; only the store's own errors are mapped.
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> StoredFile:
+        # A source that cannot be read stays an OSError; only errors of the store are mapped.
         with source.open("rb", buffering=0) as file:
             try:
                 with self._temporary() as (target, name):
                     lock(target)
-                    self._sweep(os.fstat(target).st_mtime)
-                    digest, size = _copy_in(file.fileno(), target)
+                    remove_stale(self._partial, os.fstat(target).st_mtime, _STALE_AFTER_S)
+                    digest, size = copy_file(file.fileno(), target)
                     path = self._path(key(digest))
                     if not replace and is_taken(path):
-                        return Sent(digest, size, moved=0)
-                    # Usually flushed already, while it was hashed.
+                        return StoredFile(digest, size, moved=0)
+                    # Usually flushed already during the hashing.
                     os.fsync(target)
                     if replace:
                         self._placed(path, lambda: os.rename(name, path))
-                        return Sent(digest, size, moved=size)
-                    return Sent(digest, size, moved=size if self._link(name, path) else 0)
-            except _SourceFailed as failed:
+                        return StoredFile(digest, size, moved=size)
+                    return StoredFile(digest, size, moved=size if self._link(name, path) else 0)
+            except SourceFailed as failed:
                 raise failed.error from failed
             except OSError as error:
                 raise translated(error, self._url) from error
@@ -209,19 +220,19 @@ class FolderStore:
     def _path(self, key: str) -> str:
         check_key(key)
         if key.startswith(_PARTIAL) and key.partition("/")[0] == _PARTIAL:
-            raise StoreError(f"{key!r} cannot be a key: a folder keeps unfinished files there")
+            raise StoreError(f"{key!r} cannot be a key: unfinished files are stored there")
         return f"{self._root}/{key}"
 
     def _check_root(self) -> None:
-        """Called when something is absent: it is so positively only while the root is there, or never was."""
+        """Check the root when an object is absent: the absence is positive only if the root exists, or never did."""
         if self._seen and not os.path.isdir(self._root):
             raise StoreUnavailable(f"{self._url} is gone: moved away, or its disk is not mounted")
 
     def _open(self, key: str) -> int | None:
-        """The object's file, open for reading; None when there is none."""
+        """Open the object's file for reading; None if there is none."""
         path = self._path(key)
         try:
-            # A pipe or a link that somebody put there must neither block nor lead elsewhere.
+            # A pipe or a link in the store must neither block nor lead elsewhere.
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except ABSENT:
             self._check_root()
@@ -247,7 +258,7 @@ class FolderStore:
 
     @contextmanager
     def _temporary(self) -> Iterator[tuple[int, str]]:
-        """A new file out of sight, gone afterwards unless it was renamed."""
+        """A new partial file, which is deleted afterwards unless it was renamed."""
         name = f"{self._partial}/{secrets.token_hex(12)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         for left in reversed(range(_ROUNDS)):
@@ -257,7 +268,7 @@ class FolderStore:
             except FileNotFoundError:
                 if not left:
                     raise
-                # Another may withdraw it at this moment: see `_withdraw`.
+                # Another process may withdraw the folder at this moment: see `_withdraw`.
                 self._make_folder(self._partial)
         self._seen = True
         try:
@@ -267,26 +278,26 @@ class FolderStore:
             try:
                 os.unlink(name)
             except OSError:
-                # Renamed; or left for the next sweep, which must not hide how the write itself went.
+                # Renamed; or left for the next sweep, because this error must not hide the outcome of the write.
                 pass
 
     def _placed(self, path: str, place: Callable[[], None]) -> None:
-        """Give a finished file its name, making the folders it needs."""
+        """Give a finished file its name, and create the folders that it needs."""
         for _ in range(_ROUNDS):
             try:
                 return place()
             except FileNotFoundError:
                 self._make_folder(os.path.dirname(path))
-        raise StoreUnavailable(f"{self._url}: the folder of {path} vanishes as often as it is made")
+        raise StoreUnavailable(f"{self._url}: the folder of {path} vanishes as often as it is created")
 
     def _link(self, name: str, path: str) -> bool:
-        """Give the file its name unless that is taken, and make the name durable. A hard link cannot overwrite."""
+        """Give the file its name unless that is taken, and make the name durable. A hard link never overwrites."""
         while True:
             try:
                 self._placed(path, lambda: os.link(name, path))
                 break
             except FileExistsError:
-                # Somebody may have deleted it since; then it is free again.
+                # If it was deleted meanwhile, the name is free again.
                 if is_taken(path):
                     return False
             except OSError as error:
@@ -298,10 +309,8 @@ class FolderStore:
         return True
 
     def _make_folder(self, folder: str) -> None:
-        """Make a folder and those above it, durably. Made only here, so that an existing one is durable already.
-
-        What lies above the root is somebody else's, and may not be ours to open.
-        """
+        """Create a folder and its parents, durably. All are created here, so an existing one is durable already.
+        Folders above the root are not flushed: they belong to others, and may not be readable."""
         self._check_root()
         parent = os.path.dirname(folder)
         try:
@@ -309,7 +318,8 @@ class FolderStore:
         except FileExistsError:
             return
         except FileNotFoundError:
-            # Nobody prunes above the root: a folder that is there and takes none, as below /proc, never will.
+            # Nothing is pruned above the root: an existing folder that accepts no subfolder, as below /proc, never
+            # will.
             if len(folder) <= len(self._root) and os.path.isdir(parent):
                 raise StoreDenied(f"{self._url} cannot be used: no folder can be made in {parent}") from None
             self._make_folder(parent)
@@ -321,7 +331,7 @@ class FolderStore:
             self._made.append(folder)
 
     def _prune(self, folder: str) -> None:
-        """Remove folders that hold nothing: a bucket has none, and listing ten thousand empty ones takes its time."""
+        """Remove empty folders: listing ten thousand of them takes time, and a bucket has none."""
         while len(folder) > len(self._root):
             try:
                 os.rmdir(folder)
@@ -330,8 +340,8 @@ class FolderStore:
             folder = os.path.dirname(folder)
 
     def _withdraw(self) -> None:
-        """Remove the folders that this object made for a store which holds nothing after all: a trial, or a submission
-        that was refused. What others made stays, and so does a store that holds something.
+        """Remove the folders that this object created for a store that stayed empty: after a trial, or a refused
+        submission. Folders of others stay, and so does a store with content.
         """
         if not self._made:
             return
@@ -342,37 +352,26 @@ class FolderStore:
                     return
             for folder in reversed(made):
                 os.rmdir(folder)
-                # A root that was taken away by its maker is not missed.
+                # A root that its creator removed is not missing.
                 self._seen = self._seen and folder != self._root
         except OSError:
-            return  # Somebody writes there, or removed it: then it is theirs.
-
-    def _sweep(self, now: float) -> None:
-        """Remove what crashed writers left. `now` is the filesystem's own clock, which also dated those files."""
-        with os.scandir(self._partial) as entries:
-            for entry in entries:
-                try:
-                    if now - entry.stat(follow_symlinks=False).st_mtime > _STALE_AFTER_S:
-                        remove_unlocked(entry.path)
-                except OSError:
-                    # Gone already, or another user's to remove.
-                    continue
+            return  # Another process writes there, or has removed it.
 
     # ── listing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _entries(self, prefix: str) -> builtins.list[os.DirEntry[str]]:
         try:
             with os.scandir(f"{self._root}/{prefix}") as entries:
-                # What cannot be a key was not put here by a store, and could not be got from it.
-                found = [entry for entry in entries if can_be_key(entry.name)]
+                # Names that cannot be keys were not written by a store, and could not be read from it.
+                found = [entry for entry in entries if is_valid_key(entry.name)]
         except ABSENT:
             self._check_root()
             return []
-        self._seen = self._seen or any(prefix or entry.name not in _FLEETING for entry in found)
+        self._seen = self._seen or any(prefix or entry.name not in _TEMPORARY_FOLDERS for entry in found)
         return found if prefix else [entry for entry in found if entry.name != _PARTIAL]
 
     def _walk(self, prefix: str) -> Iterator[Meta]:
-        # A folder sorts with the slash that follows its name in every key below it.
+        # A folder sorts with the slash that follows its name in all keys below it.
         order: builtins.list[tuple[str, os.DirEntry[str]]] = []
         for entry in self._entries(prefix):
             folder = entry.is_dir(follow_symlinks=False)
@@ -390,45 +389,11 @@ class FolderStore:
                 yield _meta(key, status)
 
 
-class _SourceFailed(Exception):
-    """Carries the source's own error past the mapping of the store's."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _copy_in(source: int, target: int) -> tuple[str, int]:
-    """Copy an open file and hash what was copied, in one pass; by reference where the filesystem can."""
-    if clone(source, target):
-        return copy_hashed(read_into(target), _discard)
-    if _is_large(source) and (copied := copy_in_kernel(source, target, flush=True)):
-        return copied
-    rewind(source, target)
-    read = read_into(source)
-
-    def checked(buffer: memoryview) -> int:
-        try:
-            return read(buffer)
-        except OSError as error:
-            raise _SourceFailed(error) from error
-
-    return copy_hashed(checked, write_from(target))
-
-
-def _is_large(file: int) -> bool:
-    return os.fstat(file).st_size > BUFFER_SIZE
-
-
-def _discard(_: memoryview) -> None:
-    """Write nowhere: a clone has its bytes already, and is only hashed."""
-
-
 def _meta(key: str, status: os.stat_result) -> Meta:
     return Meta(
         key=key,
         size=status.st_size,
         modified=datetime.fromtimestamp(status.st_mtime, timezone.utc),
-        # Each write makes a new file, so the number of the file changes even if two fall into one tick of its clock.
+        # Each write creates a new file, so the inode changes even if two writes fall into one tick of the clock.
         etag=f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}",
     )

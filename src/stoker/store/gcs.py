@@ -15,13 +15,13 @@ from stoker.store.google_accounts import credentials_stamp, obstore_options
 from stoker.store.obstore_errors import first_line, reason, status, translated
 from stoker.store.parallel import run_all
 
-# There is no request that removes many.
+# The XML API has no request that deletes many objects.
 _DELETES_AT_ONCE = 16
 _LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def open_gcs(bucket: str, prefix: str) -> BucketStore:
-    """The bucket, with endpoint and credentials from the environment. Asks nobody yet.
+    """Open the bucket, with endpoint and credentials from the environment. Makes no request.
 
     Raises UserError for credentials that cannot be read.
     """
@@ -40,16 +40,16 @@ def open_gcs(bucket: str, prefix: str) -> BucketStore:
 
 
 def emulator_address() -> str:
-    """Where the store is, if not at Google: the variable that Google's own libraries read, with or without a scheme."""
+    """URL of an emulator, if set: from the variable that Google's own libraries read, with or without a scheme."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "").strip().rstrip("/")
     return host if not host or "://" in host else f"http://{host}"
 
 
 class GcsBucket(BucketStore):
-    """A `Store` on Cloud Storage. A create is a put on the condition that there is no generation of that name."""
+    """A `Store` on Cloud Storage. A create is a put on the condition that no generation of that name exists."""
 
-    # One name takes about one write a second, whoever writes, and says so to the rest. Losers of a race to create may
-    # hear this as well. https://cloud.google.com/storage/docs/gcs429
+    # One name accepts about one write a second, and answers the rest with this status. Losers of a race to create may
+    # get it as well. https://cloud.google.com/storage/docs/gcs429
     _busy_statuses = frozenset({429})
 
     def __init__(self, url: str, clients: Callable[[], tuple[GCSStore, GCSStore]]) -> None:
@@ -58,25 +58,25 @@ class GcsBucket(BucketStore):
         quick, bulk = clients()
         super().__init__(url, quick=quick, bulk=bulk)
 
-    def _renewed(self) -> bool:
-        """Whether the person's credentials have changed since they were read. Then they are read again: a governor
-        lives for months, and logins and keys do not."""
+    def _reload_credentials(self) -> bool:
+        """Reload the credentials if their file has changed, and return whether it has: a governor runs for months, and
+        logins and keys expire."""
         stamp = credentials_stamp()
         if stamp == self._read:
             return False
         try:
             self._quick, self._bulk = self._clients()
         except UserError:
-            return False  # Half written, or gone: what was read before is all there is.
+            return False  # Half written, or gone: the old credentials stay in use.
         self._read = stamp
         return True
 
     def _remove(self, keys: builtins.list[str]) -> None:
         def remove(key: str) -> None:
             try:
-                self._patiently(lambda: obstore.delete(self._quick, key))
+                self._retry_while_busy(lambda: obstore.delete(self._quick, key))
             except FileNotFoundError as error:
-                # S3 does not say so.
+                # Unlike S3, Google reports deletes of absent objects.
                 self._check_absent(error)
 
         run_all([lambda key=key: remove(key) for key in keys], _DELETES_AT_ONCE)  # type: ignore[misc]
@@ -84,7 +84,7 @@ class GcsBucket(BucketStore):
     def _translated(self, error: Exception) -> StoreError:
         text = str(error)
         refused = status(error) == 401 or "token request" in text or "External GCP credential provider" in text
-        if refused and self._renewed():
+        if refused and self._reload_credentials():
             return StoreUnavailable(f"{self.url}: your Google credentials have changed, and are used from now on")
         if "computeMetadata" in text:
             if status(error) == 404:
@@ -98,6 +98,6 @@ class GcsBucket(BucketStore):
         if "token request" in text:
             answered = status(error)
             if answered is not None and 400 <= answered < 500:
-                return NoCredentials(f"{self.url}: Google no longer takes your login; {_LOGIN}")
+                return NoCredentials(f"{self.url}: Google no longer accepts your login; {_LOGIN}")
             return StoreUnavailable(f"{self.url}: Google did not answer to your login: {reason(error)}")
         return translated(error, self.url)

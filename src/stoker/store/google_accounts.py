@@ -1,8 +1,8 @@
-"""Whom Google's storage is asked as: the application-default credentials, in the order that all its libraries know.
+"""Google's application-default credentials, found in the same order as by Google's libraries.
 
-A file that GOOGLE_APPLICATION_CREDENTIALS names, the file that `gcloud auth application-default login` writes, the
-metadata server of the machine. obstore reads keys of service accounts and logins of people by itself, and asks the
-metadata server; for any other kind of file there is google-auth, which machines do not need.
+The order: a file named by GOOGLE_APPLICATION_CREDENTIALS, the file that `gcloud auth application-default login` writes,
+the metadata server of the machine. obstore itself reads keys of service accounts and logins of people, and queries the
+metadata server; any other kind of file needs google-auth, which machines do not need.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _TIMEOUT_S = 10.0
 
 
 def obstore_options() -> dict[str, Any]:
-    """What obstore's GCSStore has to be told of credentials. Asks nobody.
+    """Options of obstore's GCSStore for the credentials. Makes no request.
 
-    Raises UserError for a file that is named and cannot be used.
+    Raises UserError for a named file that cannot be used.
     """
     path = credentials_file()
     if path is None:
@@ -43,7 +43,7 @@ def obstore_options() -> dict[str, Any]:
 
 
 def credentials_file() -> Path | None:
-    """The person's credentials; None where there is no file, and the metadata server is asked."""
+    """The file with the person's credentials; None if there is none, and the metadata server is used."""
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     if named:
         path = Path(named).expanduser().absolute()
@@ -56,7 +56,7 @@ def credentials_file() -> Path | None:
 
 
 def credentials_stamp() -> tuple[str, int, int] | None:
-    """Changes whenever the person's credentials do; None where there is no file."""
+    """A value that changes whenever the file with the person's credentials does; None without a file."""
     try:
         path = credentials_file()
         found = path.stat() if path is not None else None
@@ -67,19 +67,19 @@ def credentials_stamp() -> tuple[str, int, int] | None:
 
 def _kind(path: Path) -> str:
     try:
-        said = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as Google credentials: {error}") from error
-    kind = said.get("type") if isinstance(said, dict) else None
+    kind = content.get("type") if isinstance(content, dict) else None
     if not isinstance(kind, str):
         raise UserError(f"{path} does not hold Google credentials; `gcloud auth application-default login` writes them")
     return kind
 
 
 class GoogleAuthTokens:
-    """Tokens for kinds of credentials that obstore does not know: workload identity, impersonation. Thread-safe.
+    """Tokens for credentials that obstore does not support: workload identity, impersonation. Thread-safe.
 
-    obstore calls it when it has no token, or one that ends within `refresh_threshold`.
+    obstore calls it without a token, or with one that expires within `refresh_threshold`.
     """
 
     refresh_threshold = timedelta(minutes=4)
@@ -90,12 +90,12 @@ class GoogleAuthTokens:
         auth = importlib.import_module("google.auth")
         try:
             with warnings.catch_warnings():
-                # It warns of files from strangers. This one is the person's own.
+                # google-auth warns of untrusted files. This one is the person's own.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                # Without scopes, which are added below, it does not look for a project on the network.
+                # Scopes are added below: without them, this call does not look for a project on the network.
                 found, _ = auth.load_credentials_from_file(str(path), request=_send)
         except Exception as error:
-            # google-auth's errors are many, and all of them are about the user's file.
+            # google-auth has many errors, and all of them here are about the user's file.
             lines = str(error).splitlines() or [type(error).__name__]
             raise UserError(f"{path} cannot be used as Google credentials: {lines[0][:300]}") from error
         scoped = importlib.import_module("google.auth.credentials").with_scopes_if_required
@@ -106,7 +106,7 @@ class GoogleAuthTokens:
         with self._lock:
             self._credentials.refresh(_send)
             expiry: datetime | None = self._credentials.expiry
-            # google-auth's times are UTC without saying so.
+            # Times of google-auth are in UTC, without a time zone.
             ends = expiry.replace(tzinfo=timezone.utc) if expiry is not None and expiry.tzinfo is None else expiry
             return {"token": self._credentials.token, "expires_at": ends}
 
@@ -120,7 +120,7 @@ def _installed() -> bool:
 
 @dataclass(frozen=True)
 class _Answer:
-    """As google-auth wants it."""
+    """A response in the form that google-auth expects."""
 
     status: int
     headers: Mapping[str, str]
@@ -135,7 +135,7 @@ def _send(
     timeout: float | None = _TIMEOUT_S,
     **_: object,
 ) -> _Answer:
-    """The wire for google-auth, which brings none of its own. An error status is an answer."""
+    """HTTP transport for google-auth, which has none of its own. An error status is returned as a response."""
     data = body.encode() if isinstance(body, str) else body
     request = urllib.request.Request(url, data=data, headers=dict(headers or {}), method=method)
     try:

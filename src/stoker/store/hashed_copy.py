@@ -1,4 +1,4 @@
-"""Copy bytes and take their sha256 in the same pass."""
+"""Copy bytes and compute their sha256 in the same pass."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import queue
 import threading
 from collections.abc import Callable
 
-# Large enough that system calls and hand-overs cost nothing, small enough to stay in the processor's cache.
+# Large enough that system calls and hand-overs cost little, small enough for the processor's cache.
 BUFFER_SIZE = 1 << 18
 # How far reading may run ahead of hashing.
 _BUFFERS = 4
-# How much the kernel copies in one call, before the hasher is told.
+# Bytes that the kernel copies in one call, before the hasher is notified.
 _STRIDE = 16 << 20
 # `ioctl_ficlone(2)`: the target shares the source's blocks, where the filesystem can do that (XFS, btrfs).
 _FICLONE = 0x40049409
@@ -23,14 +23,14 @@ Write = Callable[[memoryview], None]
 
 
 def copy_hashed(read: Read, write: Write) -> tuple[str, int]:
-    """Move everything from `read` to `write`; the sha256 and the number of exactly those bytes.
+    """Copy everything from `read` to `write`, and return the sha256 and the number of exactly those bytes.
 
-    `read` fills the buffer and answers how much, 0 at the end. Whatever the two raise passes through.
+    `read` fills the buffer and returns the count, 0 at the end. Exceptions of both pass through.
     """
     buffer = memoryview(bytearray(BUFFER_SIZE))
     count = read(buffer)
     if count < BUFFER_SIZE:
-        # Most files are small; a thread would cost more than it saves.
+        # Most files are small, and a thread would cost more than it saves.
         digest, size = hashlib.sha256(), 0
         while count:
             digest.update(buffer[:count])
@@ -42,7 +42,7 @@ def copy_hashed(read: Read, write: Write) -> tuple[str, int]:
 
 
 def _copy_beside(first: memoryview, read: Read, write: Write) -> tuple[str, int]:
-    """Hash on a second thread. `first` is full already."""
+    """Copy with the hashing on a second thread. `first` is already full."""
     digest, size = hashlib.sha256(), 0
     full: queue.SimpleQueue[tuple[memoryview, int] | None] = queue.SimpleQueue()
     free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
@@ -60,8 +60,8 @@ def _copy_beside(first: memoryview, read: Read, write: Write) -> tuple[str, int]
     try:
         buffer, count = first, len(first)
         while count:
-            # Hashed and written at the same time; it is filled again only after both, since this thread does the
-            # writing before it asks for the next free one.
+            # The buffer is hashed and written at the same time, and reused only after both: this thread writes before
+            # it takes the next free buffer.
             full.put((buffer, count))
             write(buffer[:count])
             size += count
@@ -74,10 +74,10 @@ def _copy_beside(first: memoryview, read: Read, write: Write) -> tuple[str, int]
 
 
 def copy_in_kernel(source: int, target: int, *, flush: bool) -> tuple[str, int] | None:
-    """Let the kernel copy one open file to another, new one, while a second thread hashes what arrived.
+    """Let the kernel copy one open file to another, new one, while a second thread hashes the copied bytes.
 
-    The sha256 and size of `target`'s bytes, flushed to the disk meanwhile if asked; None where this cannot be done or
-    anything fails: whose fault it was shows when the bytes are copied by hand, from the beginning.
+    Returns the sha256 and size of `target`'s bytes, flushed to the disk if asked. None if this is not possible or
+    fails: the caller then copies from the beginning, which shows whether source or target is at fault.
     """
     digest = hashlib.sha256()
     arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -111,21 +111,21 @@ def copy_in_kernel(source: int, target: int, *, flush: bool) -> tuple[str, int] 
     finally:
         arrived.put(None)
         hasher.join()
-    # Some filesystems answer that there is nothing to copy when they cannot tell.
+    # Some filesystems report nothing to copy if they do not support the call.
     if failed or size < os.fstat(source).st_size:
         return None
     return digest.hexdigest(), size
 
 
 def rewind(source: int, target: int) -> None:
-    """Back to the beginning, and nothing copied."""
+    """Seek both files to the beginning, and empty the target."""
     os.lseek(source, 0, os.SEEK_SET)
     os.lseek(target, 0, os.SEEK_SET)
     os.ftruncate(target, 0)
 
 
 def clone(source: int, target: int) -> bool:
-    """Make the open file `target` share the blocks of `source`. False where that cannot be had."""
+    """Make the open file `target` share the blocks of `source`. False if the filesystem does not support that."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
@@ -134,7 +134,8 @@ def clone(source: int, target: int) -> bool:
 
 
 def read_into(file: int) -> Read:
-    """Fill the buffer from an open file, whole unless the file ends: callers take a short read for a small file."""
+    """Fill the buffer from an open file, completely unless the file ends: callers rely on that to recognise small
+    files."""
 
     def read(buffer: memoryview) -> int:
         count = 0
@@ -146,10 +147,44 @@ def read_into(file: int) -> Read:
 
 
 def write_from(file: int) -> Write:
-    """Write the buffer to an open file, whole."""
+    """Write the whole buffer to an open file."""
 
     def write(buffer: memoryview) -> None:
         while buffer:
             buffer = buffer[os.write(file, buffer) :]
 
     return write
+
+
+class SourceFailed(Exception):
+    """Carries an error of the source past the mapping of the store's errors."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def copy_file(source: int, target: int) -> tuple[str, int]:
+    """Copy an open file and hash the copied bytes in one pass; shares blocks if the filesystem can."""
+    if clone(source, target):
+        return copy_hashed(read_into(target), discard)
+    if is_large(source) and (copied := copy_in_kernel(source, target, flush=True)):
+        return copied
+    rewind(source, target)
+    read = read_into(source)
+
+    def checked(buffer: memoryview) -> int:
+        try:
+            return read(buffer)
+        except OSError as error:
+            raise SourceFailed(error) from error
+
+    return copy_hashed(checked, write_from(target))
+
+
+def is_large(file: int) -> bool:
+    return os.fstat(file).st_size > BUFFER_SIZE
+
+
+def discard(_: memoryview) -> None:
+    """Write nowhere: the bytes of a clone exist already, and are only hashed."""

@@ -1,4 +1,4 @@
-"""Where Stoker keeps things on this computer, and which store is meant when nobody says."""
+"""Stoker's home folder on this computer, and the default store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """`STOKER_HOME`, else `~/.stoker`. Not made here."""
+    """`STOKER_HOME`, else `~/.stoker`. Not created here."""
     return Path(os.environ.get("STOKER_HOME") or Path.home() / ".stoker").absolute()
 
 
 def make_home() -> None:
-    """Make the home if it is not there, for this user alone: specs hold what `--env-file` says, logs hold anything.
+    """Create the home if absent, for this user alone: specs hold the content of `--env-file`, and logs hold anything.
 
-    One that is there keeps its permissions. Never raises: what needs the home says what is wrong with it.
+    An existing home keeps its permissions. Never raises: users of the home report what is wrong with it.
     """
     with suppress(OSError):
         home().parent.mkdir(parents=True, exist_ok=True)
@@ -28,6 +28,6 @@ def default_store_url() -> str:
 
 
 def is_unnamed_store(url: str) -> bool:
-    """Whether it is the folder under the home, which is meant where nobody names a store."""
+    """Return whether it is the default store under the home, and `STOKER_STORE` names no other."""
     own = home() / "store"
     return not os.environ.get("STOKER_STORE") and url in (own.as_uri(), Path(os.path.realpath(own)).as_uri())

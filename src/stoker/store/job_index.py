@@ -1,9 +1,8 @@
-"""`index/<job>/<seq>.json`: the cached fold and summary of a job's first `seq` entries.
+"""`index/<job>/<seq>.json`: the cached state and summary of a job's first `seq` entries.
 
 Derived: `stoker reindex` rebuilds it from the log. The number of the last entry is part of the key, and readers take
-the highest. So a write that lands late can put back an older record beside the newest one, but never in its place:
-once a job has ended, the record with the highest number says so for good. Records of removed jobs do not count,
-whatever lands late.
+the highest. So a write that lands late can bring back an older record beside the newest one, but never replace it: once
+a job has ended, the record with the highest number always says so. Records of removed jobs are ignored.
 """
 
 from __future__ import annotations
@@ -15,26 +14,27 @@ from stoker.core.summary import Summary
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError
 from stoker.model.job_state import JobState
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.store.base import Meta, Object, Store
 from stoker.store.job_log import is_removed, removed_jobs
 
-# A record is replaced when its log moves on: more often than this between a list and a read, it counts as absent.
+# A record is replaced when its log grows. If that happens more often than this between a list and a read, the record
+# counts as absent.
 _TRIES = 5
 
 
 @dataclass(frozen=True)
 class IndexRecord:
-    """The newest fold somebody made, and the job in short."""
+    """A cached state, and the summary of the job."""
 
     state: JobState
     summary: Summary
 
 
 def read_index(store: Store, job: str, listed: Meta | None = None) -> IndexRecord | None:
-    """The cached record, or None when there is none that makes sense: then the log tells everything.
+    """Read the cached record, or None if there is no valid one: then the log is the source.
 
-    `listed` is the job's entry of `list_index`, which saves looking for it.
+    `listed` is the job's entry of `list_index`, which saves a listing.
     """
     found = _newest(store, job, listed)
     if found is None:
@@ -47,7 +47,7 @@ def read_index(store: Store, job: str, listed: Meta | None = None) -> IndexRecor
 
 
 def read_summary(store: Store, job: str, listed: Meta | None = None) -> Summary | None:
-    """Only the summary: cheaper, for lists."""
+    """Read only the summary, which is cheaper, for lists."""
     found = _newest(store, job, listed)
     if found is None:
         return None
@@ -58,21 +58,22 @@ def read_summary(store: Store, job: str, listed: Meta | None = None) -> Summary 
 
 
 def write_index(store: Store, record: IndexRecord, *, written: int | None = None) -> None:
-    """Cache the record, and delete those of earlier entries.
+    """Write the record, and delete records of earlier entries.
 
-    `written` is the number that this process wrote last for this job: if it has not changed, none is looked for.
+    `written` is the last number that this process wrote for this job: if it is the same, there is nothing to delete.
     """
     job, seq = record.state.job, record.state.seq
     store.put(keys.index(job, seq), codec.dumps(record))
     if written != seq:
-        # Also its own, where a rival's is higher. A delete that lands late removes what has a higher one beside it.
+        # Also deletes its own record if another governor's is higher. A delete that lands late only removes records
+        # that have a higher one beside them.
         found = {meta.key: _number(meta) for meta in store.list(keys.index_prefix(job))}
         newest = max(found.values(), default=seq)
         store.delete([key for key, number in found.items() if number < newest])
 
 
 def list_index(store: Store) -> list[Meta]:
-    """The newest cached record of every job that was not removed, without reading them."""
+    """List the newest cached record of every job that was not removed, without reading the records."""
     newest: dict[str, Meta] = {}
     for meta in store.list(keys.INDEX):
         job = job_of(meta)
@@ -83,12 +84,12 @@ def list_index(store: Store) -> list[Meta]:
 
 
 def job_of(meta: Meta) -> str:
-    """The job whose record this is."""
+    """The job of a record."""
     return meta.key.removeprefix(keys.INDEX).partition("/")[0]
 
 
-def forget_index(store: Store, job: str) -> int:
-    """Delete every record of a job. Answers how many there were."""
+def delete_index(store: Store, job: str) -> int:
+    """Delete every record of a job, and return their number."""
     key_list = [meta.key for meta in store.list(keys.index_prefix(job))]
     store.delete(key_list)
     return len(key_list)
@@ -110,13 +111,13 @@ def _newest(store: Store, job: str, listed: Meta | None) -> Object | None:
 
 
 def _number(meta: Meta) -> int:
-    """The number of the last entry that a record knows; -1 for a key that is none."""
+    """The number of the last entry in a record; -1 for an invalid key."""
     text = meta.key.rpartition("/")[2].removesuffix(".json")
     return int(text) if len(text) == 8 and text.isascii() and text.isdigit() else -1
 
 
 def read_submission(store: Store, state: JobState) -> Submission:
-    """The frozen spec, checked against the log. Raises StoreError when it is not what was submitted."""
+    """Read the frozen spec and check it against the log. Raises StoreError if it is not what was submitted."""
     key = keys.spec(state.job)
     found = store.get(key)
     if found is None:

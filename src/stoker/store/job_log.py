@@ -1,11 +1,11 @@
 """Append to a job's log, and read it back.
 
-Append is create-if-absent, the one conditional write every store has. Two writers race for a number: one wins, the
-other reads on and decides again.
+An append is create-if-absent, the one conditional write that every store has. If two writers race for a number, one
+wins; the other reads the new entry and decides again.
 
-Create-if-absent does not remember what was deleted. So the removal of a job begins with a tombstone that stays for good
-(`removed/<job>`): a number that existed can be created anew only after its deletion, hence after the tombstone. A
-writer that looks for the tombstone after its append, and before it acts on it, always finds out.
+Create-if-absent does not remember deleted objects. So the removal of a job begins with a permanent tombstone
+(`removed/<job>`): an existing number can be created again only after its deletion, hence after the tombstone. A writer
+that checks for the tombstone after its append, and before it acts on it, always notices the removal.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import PROTOCOL_VERSION, Entry, Event, Opaque, Record
 from stoker.store.base import Object, Store
 
-# No entry that Stoker writes comes near this; a larger one is not ours.
+# Entries of Stoker are far smaller; a larger one was not written by Stoker.
 MAX_ENTRY_BYTES = 256 * 1024
-# Reasons may quote what a cloud or a script said, however long: what is written here must be readable for good.
+# Reasons may quote long messages of clouds or scripts. They are cut, because every entry must stay readable.
 MAX_REASON_CHARS = 8000
 
-# How often a conflicting create is tried again before it counts as an outage.
+# Retries of a conflicting create before it counts as an outage.
 _CONFLICT_TRIES = 20
 
 
 def new_token() -> str:
-    """Unique to one append, so that a writer recognises its own entry when the reply was lost."""
+    """Create a token for one append, by which a writer recognises its own entry if the reply was lost."""
     return secrets.token_hex(8)
 
 
 def append(store: Store, job: str, seq: int, record: Record) -> bool:
-    """Write entry `seq`. True: it is there and it is mine. False: a rival's entry is there.
+    """Write entry `seq`. True: the entry is in the log and is this one. False: another writer's entry has the number.
 
-    Safe to repeat with the same record. Raises StoreUnavailable when it cannot be known which, and StoreError for
-    an entry that no reader would take: one such would end the log for everybody.
+    Safe to repeat with the same record. Raises StoreUnavailable if that cannot be known, and StoreError for an entry
+    that readers would refuse: it would end the log for every reader.
     """
     key = keys.log_entry(job, seq)
     data = codec.dumps(replace(record, reason=record.reason[:MAX_REASON_CHARS]))
@@ -51,13 +51,13 @@ def append(store: Store, job: str, seq: int, record: Record) -> bool:
             if store.create(key, data):
                 return True
         except StoreUnavailable as error:
-            lost = error  # The write may have happened all the same: look.
+            lost = error  # The write may have happened nevertheless: read it back.
         there = store.get(key, limit=MAX_ENTRY_BYTES)
         if there is not None:
             return _token(there.data) == record.token
         if lost is not None:
             raise lost
-        # "Exists" and yet absent: S3 answers a conflict with a concurrent write like that. Put again.
+        # Reported as existing and yet absent: S3 answers a conflict with a concurrent write like that. Try again.
     raise StoreUnavailable(f"{key}: the store keeps answering that it exists, and that it does not")
 
 
@@ -71,11 +71,10 @@ def append_next(
     *,
     policy: str = "",
 ) -> JobState | None:
-    """Append what `decide` wants for the newest state, reading on and asking again after every lost race.
+    """Append the event that `decide` returns for the newest state; after a lost race, read on and decide again.
 
-    `before(seq)` runs before each try, for what must be written first. `policy` is the digest of the rules by
-    which it was decided. Returns the state after the append, or the
-    newest one if `decide` had nothing to add.
+    `before(seq)` runs before each try, for objects that must be written first. `policy` is the digest of the policy by
+    which it was decided. Returns the state after the append, or the newest one if `decide` returns None.
     """
     lost_the_first = False
     while True:
@@ -95,27 +94,27 @@ def append_next(
 
 
 def read(store: Store, job: str, state: JobState | None = None) -> JobState | None:
-    """The newest state, carried on from `state` where given. None: there is no such job (any more).
+    """Read the newest state, continuing from `state` if given. None: there is no such job (any more).
 
-    Without a `state`, entries of a removed job do not count: a create that landed late may have put some back. A caller
-    that carries on from a state and then acts on it looks for the tombstone itself (`is_removed`).
+    Without a `state`, entries of a removed job do not count: a create that landed late may have brought some back. A
+    caller that continues from a state and then acts on it checks for the tombstone itself (`is_removed`).
     """
     found = fold(job, entries(store, job, state.seq + 1 if state else 1), state)
     return None if state is None and found is not None and is_removed(store, job) else found
 
 
 def is_removed(store: Store, job: str) -> bool:
-    """Whether the job's tombstone is there. True is for good."""
+    """Return whether the job has a tombstone. True is permanent."""
     return store.head(keys.removed(job)) is not None
 
 
 def removed_jobs(store: Store) -> frozenset[str]:
-    """The jobs that were ever removed, or whose removal has begun."""
+    """The jobs that were removed, or whose removal has begun."""
     return frozenset(meta.key.removeprefix(keys.REMOVED) for meta in store.list(keys.REMOVED))
 
 
 def entries(store: Store, job: str, start: int = 1) -> Iterator[Entry]:
-    """The entries from number `start` on, until there is none."""
+    """Read the entries from number `start` on, until one is absent."""
     seq = start
     while True:
         found = store.get(keys.log_entry(job, seq), limit=MAX_ENTRY_BYTES)
@@ -126,7 +125,7 @@ def entries(store: Store, job: str, start: int = 1) -> Iterator[Entry]:
 
 
 def parse(seq: int, found: Object) -> Entry:
-    """An entry from its object. One that a newer Stoker wrote comes back as `Opaque`."""
+    """Parse an entry. An unknown entry of a newer Stoker becomes `Opaque`."""
     where = found.meta.key
     try:
         tree = json.loads(found.data)

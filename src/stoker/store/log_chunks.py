@@ -1,16 +1,16 @@
-"""How logs and metrics lie in the store: rows of numbered chunks of which only the last one grows.
+"""The format of logs and metrics in the store: numbered chunks, of which only the last one grows.
 
-Agents write and clients read this format, so both sides have it from here.
+Agents write and clients read this format; both use this module.
 
 A chunk that has grown is written under a new name, `<n>/<size>`, and the smaller version is deleted. Readers take the
-largest. So a write that lands late, after its chunk has grown, puts back a smaller version beside the largest, and
-never in its place: what was once drained stays whole.
+largest. So a write that lands late, after its chunk has grown, brings back a smaller version beside the largest, and
+never replaces it: a chunk that was once complete stays complete.
 
 A **log chunk** is a sequence of segments: a header line `@<unix ms> <offset> <length>` and then that many raw bytes.
-The bytes are cut anywhere, inside a line or inside a character. `offset` is where they stood in the log file on the
-node; it lets the agent's next start find out how far the last one got, and lets readers drop what came twice.
+The bytes are cut anywhere, also inside a line or a character. `offset` is their position in the log file on the node:
+a restarted agent finds out how far the last one got, and readers drop bytes that came twice.
 
-A **metrics chunk** is JSON lines, each a `Sample`, a `UsageSample` or a `Mark`.
+A **metrics chunk** is JSON lines, each a `Sample`, a `UsageSample` or a `MetricsMark`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from stoker.model.errors import CodecError, StoreError
 from stoker.model.node_facts import Usage
 from stoker.store.base import Meta, Store
 
-# The last chunk is written anew at every flush. One of at least this size is final; past this size that would cost more
-# than another object does.
+# The last chunk is rewritten at every flush. A chunk of at least this size is final: rewriting it would cost more than
+# a new object.
 SEAL_BYTES = 64 * 1024
-# What a reader must be ready to hold, and the most an agent holds in memory to send.
+# Largest chunk: bounds the memory of readers and of agents.
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 # Readers refuse objects larger than this: no agent writes one.
 MAX_READ_BYTES = 2 * MAX_CHUNK_BYTES
 
 _HEADER = re.compile(rb"@(\d{1,15}) (\d{1,18}) (\d{1,7})\n")
-# Longer than any header, and room for the next chunk's arithmetic to be careless.
+# Longer than any header, with some margin.
 HEADER_BYTES = 64
 
 
@@ -42,7 +42,7 @@ HEADER_BYTES = 64
 
 
 class Segment(NamedTuple):
-    """Bytes of a log file, when the agent read them (ms by the node's clock) and where they stood in it."""
+    """Bytes of a log file, the time when the agent read them (ms by the node's clock), and their offset."""
 
     at_ms: int
     offset: int
@@ -54,8 +54,8 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """Whole segments found, bytes of one that is not whole yet, and whether something else was met."""
+class ParsedChunk:
+    """Complete segments, the bytes of an incomplete last one, and whether the data is broken."""
 
     segments: tuple[Segment, ...]
     rest: bytes
@@ -66,8 +66,8 @@ def encode_segment(segment: Segment) -> bytes:
     return b"@%d %d %d\n" % (segment.at_ms, segment.offset, len(segment.data)) + segment.data
 
 
-def parse_segments(data: bytes) -> Parsed:
-    """Split a chunk, or what follows an earlier `rest`. Stops at the first byte that cannot be right."""
+def parse_segments(data: bytes) -> ParsedChunk:
+    """Split a chunk, or the continuation of an earlier `rest`. Stops at the first invalid byte."""
     segments: list[Segment] = []
     position = 0
     while position < len(data):
@@ -75,15 +75,15 @@ def parse_segments(data: bytes) -> Parsed:
         if header is None:
             rest = data[position:]
             torn = len(rest) < HEADER_BYTES and b"\n" not in rest and rest.startswith(b"@")
-            return Parsed(tuple(segments), rest if torn else b"", broken=not torn)
+            return ParsedChunk(tuple(segments), rest if torn else b"", broken=not torn)
         start, length = header.end(), int(header[3])
         if length > MAX_CHUNK_BYTES:
-            return Parsed(tuple(segments), b"", broken=True)
+            return ParsedChunk(tuple(segments), b"", broken=True)
         if start + length > len(data):
-            return Parsed(tuple(segments), data[position:])
+            return ParsedChunk(tuple(segments), data[position:])
         segments.append(Segment(int(header[1]), int(header[2]), data[start : start + length]))
         position = start + length
-    return Parsed(tuple(segments), b"")
+    return ParsedChunk(tuple(segments), b"")
 
 
 # ── Metrics chunks ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,7 +91,7 @@ def parse_segments(data: bytes) -> Parsed:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the training said of itself at one moment (unix seconds by the node's clock)."""
+    """Metrics that the training reported at one time (unix seconds by the node's clock)."""
 
     kind: ClassVar[str] = "sample"
     at: float
@@ -101,7 +101,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class UsageSample:
-    """What the node was doing at one moment."""
+    """Usage of the node at one time."""
 
     kind: ClassVar[str] = "usage"
     at: float
@@ -109,8 +109,8 @@ class UsageSample:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """How far into the training's metrics file this chunk reaches: where the agent's next start goes on."""
+class MetricsMark:
+    """Offset in the training's metrics file at the end of this chunk, where a restarted agent continues."""
 
     kind: ClassVar[str] = "mark"
     offset: int
@@ -118,12 +118,12 @@ class Mark:
     last_step: int | None = None
 
 
-MetricLine = Sample | UsageSample | Mark
+MetricLine = Sample | UsageSample | MetricsMark
 
 
 @dataclass(frozen=True)
 class _Line:
-    # The codec tells tagged dataclasses apart where they are a field's type.
+    # The codec distinguishes tagged dataclasses only as the type of a field.
     value: MetricLine
 
 
@@ -132,7 +132,7 @@ def encode_line(line: MetricLine) -> bytes:
 
 
 def decode_lines(data: bytes) -> Iterator[MetricLine]:
-    """The lines that make sense. Others are left out: the node that wrote them ran other people's code."""
+    """Decode the valid lines. Invalid ones are left out: the node that wrote them ran other people's code."""
     for raw in data.split(b"\n"):
         if not raw:
             continue
@@ -146,10 +146,9 @@ def decode_lines(data: bytes) -> Iterator[MetricLine]:
 
 
 class ChunkWriter:
-    """Appends to a row of chunks, whose versions `key(n, size)` names. One writer per row.
+    """Appends to a sequence of chunks, whose versions `key(n, size)` names. One writer per sequence.
 
-    A chunk's bytes only ever grow at their end, also when a reply is lost: what was once tried is kept as it is and
-    sent again, with what was added since.
+    A chunk only grows at its end, also if a reply is lost: the same bytes are sent again, with those added since.
     """
 
     def __init__(self, store: Store, key: Callable[[int, int], str]) -> None:
@@ -157,13 +156,13 @@ class ChunkWriter:
         self._key = key
         self._n = 0
         self._chunk = bytearray()
-        # Smaller versions of the present chunk that are, or may be, in the store.
+        # Smaller versions of the current chunk that are, or may be, in the store.
         self._smaller: set[str] = set()
         self.pending = False
 
     @property
     def room(self) -> int:
-        """How many bytes the present chunk still takes."""
+        """Bytes that still fit into the current chunk."""
         return MAX_CHUNK_BYTES - len(self._chunk)
 
     def add(self, data: bytes) -> None:
@@ -172,7 +171,7 @@ class ChunkWriter:
         self.pending = True
 
     def push(self) -> None:
-        """Make what was added durable. Safe to repeat; raises what the store raises, and loses nothing then."""
+        """Make the added bytes durable. Safe to repeat; errors of the store pass through, and nothing is lost then."""
         if not self.pending:
             return
         key = self._key(self._n, len(self._chunk))
@@ -184,7 +183,7 @@ class ChunkWriter:
             self._store.delete(sorted(smaller))
             self._smaller = {key}
         except StoreError:
-            pass  # Readers take the largest. They are deleted with the next version, or with the job.
+            pass  # Readers take the largest. Smaller versions are deleted with the next one, or with the job.
         if len(self._chunk) >= SEAL_BYTES:
             self._n += 1
             self._chunk = bytearray()
@@ -197,7 +196,7 @@ _VERSION = re.compile(r"([0-9]{8})/[0-9]{1,10}")
 
 
 def list_chunks(store: Store, prefix: str) -> list[tuple[int, Meta]]:
-    """The largest version of every chunk below `prefix` (`…/log/`, `…/metrics/`), in order."""
+    """List the largest version of every chunk below `prefix` (`…/log/`, `…/metrics/`), in order."""
     found: dict[int, Meta] = {}
     for meta in store.list(prefix):
         match = _VERSION.fullmatch(meta.key[len(prefix) :])
@@ -209,12 +208,12 @@ def list_chunks(store: Store, prefix: str) -> list[tuple[int, Meta]]:
 
 
 def find_chunk(store: Store, prefix: str, n: int) -> Meta | None:
-    """The largest version of one chunk below `prefix`."""
+    """Find the largest version of one chunk below `prefix`."""
     return max(store.list(f"{prefix}{n:08d}/"), key=lambda meta: meta.size, default=None)
 
 
 def last_chunk(store: Store, prefix: str) -> bytes:
-    """The bytes of the last chunk below `prefix`; empty where there is none. Raises StoreError."""
+    """Read the last chunk below `prefix`; empty if there is none. Raises StoreError."""
     chunks = list_chunks(store, prefix)
     found = store.get(chunks[-1][1].key, limit=MAX_READ_BYTES) if chunks else None
     return found.data if found is not None else b""

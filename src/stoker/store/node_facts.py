@@ -1,4 +1,5 @@
-"""Read what agents pushed. Facts come from machines that run other people's code: size-capped and validated."""
+"""Read the facts that agents wrote. They come from machines that run other people's code: limited in size,
+validated."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from stoker.model.node_facts import (
     Exit,
     FailureCause,
     Heartbeat,
-    KeptOutputs,
-    LeftOutput,
     NodeFacts,
     NoticeFact,
+    OmittedOutput,
+    SavedOutputs,
     SaveTimes,
 )
 from stoker.model.observed import Known, Observed, Stamped, Unknown
@@ -30,18 +31,18 @@ T = TypeVar("T")
 MAX_FACT_BYTES = 256 * 1024
 # A node's agent is started at most four times; more boots than this are not believed.
 MAX_BOOTS = 8
-# A boot's output is a page or two; the machine cuts it at half of this.
+# The output of a boot is a page or two; the machine cuts it at half of this.
 MAX_BOOT_BYTES = 256 * 1024
-# How the line begins in which a boot says why it failed: on the console, and in what it left in the store.
+# Beginning of the line in which a failed boot gives its reason: on the console, and in its output in the store.
 BOOT_FAILED = "stoker: boot failed: "
-# What a verdict quotes ends up in the log, whose entries are bounded: an entry that is too large to be read would end
-# the job for every reader, for good. Agents stay below all of these.
+# Verdicts quote facts in the log, whose entries are limited in size: an entry too large to be read would end the job
+# for every reader. Agents stay below all of these limits.
 _REASON_CHARS = 4000
 _TAIL_LINES, _TAIL_CHARS = 50, 20_000
 _KEY_CHARS = 300
 _EVIDENCE, _EVIDENCE_CHARS = 10, 100
 _WARNINGS = 20
-# Files that are named as left out of the outputs; and more bytes than any store holds.
+# Number of named omitted outputs; and more bytes than any store holds.
 _LEFT_OUT = 20
 _MOST_BYTES = 10**18
 _PATHS = 5
@@ -50,33 +51,33 @@ _LONGEST_SPAN_S = 100 * 365 * 86400.0
 
 
 def read_fact(store: Store, key: str, cls: type[T]) -> Observed[Stamped[T] | None]:
-    """One fact; Known(None) when it is positively not there, Unknown when nobody answered.
+    """Read one fact; Known(None) if it is positively absent, Unknown without an answer.
 
-    Something that was read and makes no sense says nothing, for good: were it Unknown, whoever writes one such `exit`
-    would have a job that can never be closed, not even by a stop.
+    An invalid fact counts as absent: if it were Unknown, a job that writes an invalid `exit` could never be closed, not
+    even by a stop.
     """
     return _read(store, key, cls)[0]
 
 
 def _read(store: Store, key: str, cls: type[T]) -> tuple[Observed[Stamped[T] | None], bool]:
-    """One fact, and whether something may be there: also something that makes no sense."""
+    """Read one fact, and whether an object may exist, including an invalid one."""
     try:
         found = store.get(key, limit=MAX_FACT_BYTES)
     except (StoreUnavailable, StoreDenied) as error:
         return Unknown(str(error)), True
     except StoreError:
-        return Known(None), True  # Too large: no agent wrote that.
+        return Known(None), True  # Too large: not written by an agent.
     if found is None:
         return Known(None), False
     try:
-        value = bounded(codec.loads(cls, found.data, where=key))
+        value = clamp_fact(codec.loads(cls, found.data, where=key))
     except CodecError:
         return Known(None), True
     return Known(Stamped(value=value, modified=found.meta.modified, etag=found.meta.etag)), True
 
 
 def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> NodeFacts:
-    """Everything the agents of one machine said, over all their boots: the newest heartbeat, any notice, any exit."""
+    """Read all facts of one machine over all boots of its agent: the newest heartbeat, any notice, any exit."""
     nodes = [keys.node(job, claim, rank, keys.boot(instance, n)) for n in range(MAX_BOOTS)]
     heartbeat: Observed[Stamped[Heartbeat] | None] = Known(None)
     notice: Observed[Stamped[NoticeFact] | None] = Known(None)
@@ -87,7 +88,7 @@ def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> N
             if node == nodes[0]:
                 exit_ = read_boot(store, node)
             break
-        # One that makes no sense says nothing, but what else its agent said counts all the same.
+        # An invalid heartbeat is ignored, but other facts of the same agent count.
         heartbeat = beat if beat != Known(None) else heartbeat
         notice = _prefer(notice, read_fact(store, keys.notice(node), NoticeFact))
         exit_ = _prefer(exit_, read_fact(store, keys.exit_(node), Exit))
@@ -95,7 +96,7 @@ def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> N
 
 
 def read_boot(store: Store, node: str) -> Observed[Stamped[Exit] | None]:
-    """The exit of a machine that could not start an agent, and said so."""
+    """The exit of a machine that reported that it could not start an agent."""
     try:
         found = store.get(keys.boot_output(node), limit=MAX_BOOT_BYTES)
     except (StoreUnavailable, StoreDenied) as error:
@@ -109,23 +110,23 @@ def read_boot(store: Store, node: str) -> Observed[Stamped[Exit] | None]:
 
 
 def boot_exit(output: str, at: datetime) -> Exit | None:
-    """What a failed boot's output means; None where it tells of no failure."""
+    """Build an exit from the output of a failed boot; None if it reports no failure."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    told = [line.partition(BOOT_FAILED)[2].strip() for line in lines if BOOT_FAILED in line]
-    if not told:
+    reasons = [line.partition(BOOT_FAILED)[2].strip() for line in lines if BOOT_FAILED in line]
+    if not reasons:
         return None
-    return bounded(
-        Exit(outcome="infrastructure", why="boot", at=at, reason=f"boot failed: {told[-1]}", tail=tuple(lines))
+    return clamp_fact(
+        Exit(outcome="infrastructure", why="boot", at=at, reason=f"boot failed: {reasons[-1]}", tail=tuple(lines))
     )
 
 
 def read_claim(store: Store, job: str, claim: Claim) -> tuple[NodeFacts, ...]:
-    """The facts of every machine that `launched` names."""
+    """Read the facts of every machine that `launched` names."""
     return tuple(read_node(store, job, claim.number, node.rank, node.instance) for node in claim.launched or ())
 
 
 def read_exits(store: Store, job: str, claim: Claim) -> tuple[Exit | None, ...]:
-    """The exits of all ranks; None where there is none, or nobody answered."""
+    """Read the exits of all ranks; None where there is none, or no answer."""
     found: list[Exit | None] = [None] * claim.nodes
     for node in claim.launched or ():
         facts = read_node(store, job, claim.number, node.rank, node.instance)
@@ -134,10 +135,10 @@ def read_exits(store: Store, job: str, claim: Claim) -> tuple[Exit | None, ...]:
     return tuple(found)
 
 
-def bounded(fact: T) -> T:
-    """A fact with what is absurd about it left out or cut: no text without an end, no time that is none.
+def clamp_fact(fact: T) -> T:
+    """Cut or drop absurd values of a fact: endless texts, invalid times. The rest of the fact still counts.
 
-    An agent's facts come back as they are. Everything else still counts as far as it makes sense.
+    Facts of a real agent come back unchanged.
     """
     if isinstance(fact, Heartbeat):
         return replace(
@@ -171,21 +172,21 @@ def bounded(fact: T) -> T:
     return fact
 
 
-def _span_s(told: float) -> float:
-    """What cannot be a span of time counts as none, or as very long: times are reckoned with it."""
-    return min(told, _LONGEST_SPAN_S) if told > 0 else 0.0  # NaN is not more than anything.
+def _span_s(reported_s: float) -> float:
+    """Clamp a span of time, so that times can be computed with it."""
+    return min(reported_s, _LONGEST_SPAN_S) if reported_s > 0 else 0.0  # NaN compares as false.
 
 
 def _tail(lines: tuple[str, ...]) -> tuple[str, ...]:
     """The last lines, as many as fit."""
-    kept: list[str] = []
+    tail: list[str] = []
     left = _TAIL_CHARS
     for line in reversed(lines[-_TAIL_LINES:]):
         if left <= 0:
             break
-        kept.append(line[:left])
+        tail.append(line[:left])
         left -= len(line)
-    return tuple(reversed(kept))
+    return tuple(reversed(tail))
 
 
 def _key(key: str | None) -> str | None:
@@ -219,27 +220,28 @@ def _waste(waste: Waste | None) -> Waste | None:
     return Waste(_span_s(waste.waited_s), idle_s, lost_s)
 
 
-def _outputs(told: KeptOutputs | None) -> KeptOutputs | None:
-    if told is None:
+def _outputs(reported: SavedOutputs | None) -> SavedOutputs | None:
+    if reported is None:
         return None
     named = (
-        LeftOutput(one.path[:_KEY_CHARS], _count(one.size), one.why[:_KEY_CHARS]) for one in told.named[:_LEFT_OUT]
+        OmittedOutput(one.path[:_KEY_CHARS], _count(one.size), one.why[:_KEY_CHARS])
+        for one in reported.named[:_LEFT_OUT]
     )
-    return KeptOutputs(
-        files=_count(told.files),
-        size=_count(told.size),
-        left_out=_count(told.left_out),
-        left_out_size=_count(told.left_out_size),
+    return SavedOutputs(
+        files=_count(reported.files),
+        size=_count(reported.size),
+        left_out=_count(reported.left_out),
+        left_out_size=_count(reported.left_out_size),
         named=tuple(named),
     )
 
 
-def _count(told: int) -> int:
-    return min(max(0, told), _MOST_BYTES)
+def _count(reported: int) -> int:
+    return min(max(0, reported), _MOST_BYTES)
 
 
 def _prefer(known: Observed[Stamped[T] | None], newer: Observed[Stamped[T] | None]) -> Observed[Stamped[T] | None]:
-    """What a boot said stays said. An unread fact stays unknown unless another boot told."""
+    """Prefer the earliest known fact. An unread fact stays unknown unless another boot has one."""
     if isinstance(known, Known) and known.value is not None:
         return known
     if isinstance(newer, Known) and newer.value is None:

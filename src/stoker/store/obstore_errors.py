@@ -1,4 +1,4 @@
-"""What obstore's errors mean, for buckets of every cloud. Mapped here, and what is a cloud's own beside that cloud."""
+"""Map errors of obstore to errors of the store. The modules of each cloud map their own special cases."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from stoker.store.base import ObjectChanged, ObjectNamesUnusable
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
-# Google says here who may not do what, and in the message only that it is so.
+# Google names the account and the permission here, and not in the message.
 _DETAILS = re.compile(r"<Details>([^<]+)</Details>")
-# In the words of the two that a listing can meet: a segment that cannot be one, and an empty one.
+# The two messages that a listing can cause: an invalid segment, and an empty one.
 _BAD_NAME = re.compile(r'Path "(.*?)"(?:: | contained )', re.DOTALL)
-# Client errors that pass by themselves: timeout, conflict, too early, too many requests.
+# Temporary client errors: timeout, conflict, too early, too many requests.
 _PASSING = frozenset({408, 409, 425, 429})
 _LONGEST = 300
 
 
 def translated(error: Exception, url: str) -> StoreError:
-    """The store's error for one of obstore's, other than an absent object."""
+    """Map an error of obstore, other than an absent object, to an error of the store."""
     answered = status(error)
     if code(error) == "NoSuchBucket":
         bucket = url.partition("://")[2].partition("/")[0]
@@ -31,7 +31,7 @@ def translated(error: Exception, url: str) -> StoreError:
     if isinstance(error, PreconditionError):
         return ObjectChanged(f"{url}: the object was overwritten while it was read")
     if isinstance(error, InvalidPathError):
-        # What was asked for had a name that was checked before: this one was found in a listing.
+        # Requested keys were checked before, so this name was found in a listing.
         named = _BAD_NAME.search(str(error))
         name = json.dumps(named[1])[1:-1] if named else "?"
         return ObjectNamesUnusable(f"{url}: an object there is called {name}, which cannot be the path of a file")
@@ -44,27 +44,27 @@ def translated(error: Exception, url: str) -> StoreError:
 
 
 def status(error: Exception) -> int | None:
-    """The HTTP status that was answered, if anything was."""
+    """The HTTP status of the response, if there was one."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else None
 
 
 def code(error: Exception) -> str:
-    """The cloud's own word for what is wrong, if it gave one."""
+    """The cloud's error code, if it gave one."""
     match = _CODE.search(str(error))
     return match[1] if match else ""
 
 
 def first_line(error: Exception) -> str:
-    """What is fit for a person: obstore appends a page of its own internals."""
+    """The first line of the message: obstore appends a page of internals."""
     lines = str(error).split("\n\nDebug source", 1)[0].splitlines()
     return lines[0][:_LONGEST] if lines else type(error).__name__
 
 
 def reason(error: Exception) -> str:
-    """In one line, why."""
+    """The reason in one line."""
     text = str(error)
     if not code(error):
         return first_line(error)
-    said = _DETAILS.search(text) or _MESSAGE.search(text)
-    return f"{code(error)}: {' '.join(said[1].split())}"[:_LONGEST] if said else code(error)
+    text_found = _DETAILS.search(text) or _MESSAGE.search(text)
+    return f"{code(error)}: {' '.join(text_found[1].split())}"[:_LONGEST] if text_found else code(error)

@@ -1,4 +1,4 @@
-"""Several blocking calls at once, on threads that never keep a process from ending."""
+"""Run blocking calls in parallel, on threads that do not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 S = TypeVar("S")
 T = TypeVar("T")
 
-# How soon whoever waits hears that it should not.
+# Interval of the checks while a call runs.
 _LOOK_S = 0.05
 
 
 def run_watched(call: Callable[[], T], check: Callable[[], None]) -> T:
-    """The result of `call`, which has a thread of its own. Meanwhile `check` is called here, and may raise.
+    """Return the result of `call`, which runs on its own thread, while `check` is called here and may raise.
 
-    Then nobody waits for the call any more: it goes on by itself until it ends or the process does.
+    If `check` raises, the call is abandoned: its thread runs on until it or the process ends.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -40,9 +40,10 @@ def run_watched(call: Callable[[], T], check: Callable[[], None]) -> T:
 
 
 def run_all(calls: Sequence[Callable[[], T]], workers: int) -> list[T]:
-    """The results in order. The first error is raised when every call that had begun has ended; the rest never begin.
+    """Return the results in order. After an error no more calls begin, and it is raised when all running calls have
+    ended.
 
-    Unlike concurrent.futures, a call that hangs does not hold up the end of the process.
+    Unlike with concurrent.futures, a call that hangs does not delay the end of the process.
     """
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -76,10 +77,10 @@ def run_all(calls: Sequence[Callable[[], T]], workers: int) -> list[T]:
 
 
 def each_in_order(call: Callable[[S], T], things: Sequence[S], workers: int) -> Iterator[T]:
-    """The results of `call` for all things, one by one and in their order, while `workers` calls are under way.
+    """Yield the results of `call` for all things in order, with `workers` calls in parallel.
 
-    A few calls more than that may be done ahead of the result that is due, so memory stays bounded however many things
-    there are. An error is raised in its turn; then, or when the caller stops, no more calls begin.
+    Only a few calls run ahead of the next result, so memory stays bounded however many things there are. An error is
+    raised in its turn; then, or when the caller stops, no more calls begin.
     """
     results: dict[int, tuple[T | None, BaseException | None]] = {}
     begun = handed_out = 0
@@ -123,13 +124,13 @@ def each_in_order(call: Callable[[S], T], things: Sequence[S], workers: int) -> 
             changed.notify_all()
 
 
-# Reads of one pass that are under way at once, for stores where each takes a while.
+# Parallel reads of one pass, for remote stores where each takes a while.
 _READERS = 32
 
 
-def for_each(look: Callable[[S], T], things: list[S], *, near: bool) -> list[T]:
-    """Look at every one, many at once where the store is far away."""
-    if near or len(things) < 2:
-        return [look(thing) for thing in things]
+def read_each(read: Callable[[S], T], things: list[S], *, is_local: bool) -> list[T]:
+    """Read every thing, many in parallel if the store is remote."""
+    if is_local or len(things) < 2:
+        return [read(thing) for thing in things]
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(look, things))
+        return list(pool.map(read, things))

@@ -1,4 +1,4 @@
-"""Clear away the derived keys of jobs that were removed."""
+"""Delete the derived keys of removed jobs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import itertools
 from collections.abc import Iterable
 
 from stoker.model import keys
-from stoker.model.errors import StoreError, in_words
+from stoker.model.errors import StoreError, describe_error
 from stoker.store import job_log
 from stoker.store.base import Store
 
 _BATCH = 1000
 
 
-def forget_removed(store: Store, job: str) -> None:
-    """Delete the derived keys of a job that has its tombstone: markers and cached records.
+def delete_derived_keys(store: Store, job: str) -> None:
+    """Delete the derived keys of a job with a tombstone: markers and cached records.
 
-    Governors call it. They may not delete log entries; what a late append left there is deleted by `finish_removals`.
+    For governors, which may not delete log entries; `finish_removals` deletes entries that a late append left.
     """
     for prefix in (f"{keys.ACTIVE}{job}/", keys.index_prefix(job)):
         delete_below(store, prefix)
 
 
 def clear_markers(store: Store, jobs: Iterable[str]) -> dict[str, str]:
-    """Clear away those of these jobs, which have markers and no log, that were removed. Answers problems by job.
+    """Delete the derived keys of removed jobs among these, which have markers and no log. Returns problems by job.
 
-    A marker without a log and without a tombstone belongs to a submission that is under way.
+    A marker without a log and without a tombstone belongs to a submission in progress.
     """
     problems: dict[str, str] = {}
     for job in jobs:
         try:
             if job_log.is_removed(store, job):
-                forget_removed(store, job)
+                delete_derived_keys(store, job)
         except StoreError as error:
-            problems[job] = in_words(error)
+            problems[job] = describe_error(error)
     return problems
 
 

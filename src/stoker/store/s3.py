@@ -1,4 +1,4 @@
-"""A bucket on S3, or on something that speaks like it, through obstore."""
+"""A bucket on S3, or on a compatible service, through obstore."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _ASK_S = 10.0
 
 
 class WrongRegion(StoreDenied):
-    """The bucket is in another region than was asked."""
+    """The bucket is in another region than the request."""
 
 
 def open_s3(bucket: str, prefix: str, *, region: str | None = None) -> BucketStore:
-    """The bucket, with endpoint, credentials and (unless given) region from the environment. Asks nobody yet."""
+    """Open the bucket, with endpoint, credentials and (unless given) region from the environment. Makes no request."""
     endpoint = endpoint_address()
     options: dict[str, Any] = {"region": region} if region else {}
     if endpoint:
-        # Whoever runs their own endpoint seldom has a name in DNS for every bucket.
+        # Custom endpoints seldom have a DNS name for every bucket.
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
     allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
     provider = _profile_credentials()
     if provider is not None:
         options["credential_provider"] = provider
     elif metadata := os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
-        # Every other SDK reads this variable; obstore has its own name for it. Used where there are no keys.
+        # Every other SDK reads this variable; obstore has its own name for it. Used if there are no keys.
         options["metadata_endpoint"] = metadata.rstrip("/")
     url = f"s3://{bucket}/{prefix}".rstrip("/")
     quick, bulk = open_pair(
@@ -46,24 +46,24 @@ def open_s3(bucket: str, prefix: str, *, region: str | None = None) -> BucketSto
 
 
 def endpoint_address() -> str | None:
-    """Where S3 is, if not at Amazon's."""
+    """URL of a custom endpoint, if set."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def bucket_region(bucket: str) -> str | None:
-    """The region that a bucket is in, which S3 tells everybody who asks for it anywhere; None where it does not."""
-    # Seldom needed, and slow to import.
+    """The region of a bucket, which S3 reports to anonymous requests to any region; None if it does not."""
+    # Imported here because they are seldom needed, and slow to import.
     import urllib.error
     import urllib.request
 
     endpoint = endpoint_address()
-    # In the path: a bucket with dots in its name has no certificate.
+    # The bucket is in the path, because a host name with dots in the bucket has no certificate.
     request = urllib.request.Request(f"{endpoint or 'https://s3.amazonaws.com'}/{bucket}", method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
             return str(answer.headers.get(_REGION_HEADER) or "") or None
     except urllib.error.HTTPError as error:
-        # Refused, or sent elsewhere: it says where all the same.
+        # Refusals and redirects also have the header.
         with error:
             return str(error.headers.get(_REGION_HEADER) or "") or None
     except OSError:
@@ -86,7 +86,7 @@ class S3Bucket(BucketStore):
 
 
 def _profile_credentials() -> object | None:
-    """Credentials from `~/.aws`, which obstore does not read; None where it finds its own (keys, roles, metadata)."""
+    """Credentials from `~/.aws`, which obstore does not read; None if obstore finds others (keys, roles, metadata)."""
     own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
     if any(os.environ.get(name) for name in own) or any(
         name.startswith("AWS_CONTAINER_CREDENTIALS_") for name in os.environ
@@ -106,7 +106,7 @@ def _profile_credentials() -> object | None:
     try:
         provider: object = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider()
     except Exception as error:
-        # botocore's errors are many, and all of them are about the user's files.
+        # botocore has many errors, and all of them here are about the user's files.
         if profile:
             raise UserError(f"AWS_PROFILE={profile} gives no credentials: {first_line(error)}") from error
         return None

@@ -1,9 +1,9 @@
-"""Write files below one folder, under names that come from a store, an archive or a job. No link is ever followed.
+"""Write files below one folder, under names from a store, an archive or a job. No link is ever followed.
 
-The folder is opened once. From there each part of a path is opened by itself, relative to the folder above it, and only
-if it is a real folder: a link that an earlier extraction left, or that another process puts there at this moment, leads
-nowhere. A new file is written under a name of its own and then renamed, so that links, hard links, pipes and devices of
-that name are replaced and never opened.
+The folder is opened once. From there each part of a path is opened relative to the folder above it, and only if it is a
+real folder: a link that an earlier extraction left, or that another process creates at this moment, is not followed. A
+new file is written under a temporary name and then renamed, so that links, hard links, pipes and devices of that name
+are replaced and never opened.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from stoker.model.errors import UserError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# A process that swaps folders for links all the time does not keep an extraction busy for ever.
+# Bounds the retries against a process that keeps swapping folders for links.
 _TRIES = 100
-# Where a handle has a path, for calls that take nothing else.
+# Folder with a path for each handle, for calls that accept only paths.
 _HANDLES = "/proc/self/fd" if Path("/proc/self/fd").exists() else "/dev/fd"
 
 
-class Obstructed(UserError):
-    """Something in the folder is in the way of what is extracted, or a name is none."""
+class PathObstructed(UserError):
+    """Something in the folder is in the way of the extraction, or a path is invalid."""
 
 
 def inner_parts(path: str) -> tuple[str, ...]:
-    """The parts of a relative path that stays below its folder. Raises Obstructed for any other."""
+    """Split a relative path that stays below its folder. Raises PathObstructed for any other path."""
     parts = tuple(path.split("/"))
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise Obstructed(f"{path!r} is not a path below a folder")
+        raise PathObstructed(f"{path!r} is not a path below a folder")
     return parts
 
 
 class Extraction:
-    """A folder that is extracted into, made where it is not there. Use it in a `with`; it may be used by threads.
+    """The target folder of an extraction, created if absent. A context manager; threads may share it.
 
-    `follow`: the folder itself may be a link, because a person named it. Raises OSError when the disk refuses.
+    `follow`: the folder itself may be a link, because a person named it. Raises OSError for errors of the disk.
     """
 
     def __init__(self, folder: Path, *, follow: bool = True) -> None:
@@ -59,17 +59,17 @@ class Extraction:
         self.close()
 
     def close(self) -> None:
-        """Repeating is harmless. Not while a thread uses it: the number of its handle may be given to another file."""
+        """Close the handle; safe to repeat. Not while a thread uses it: its number may be reused for another file."""
         if self._root >= 0:
             os.close(self._root)
             self._root = -1
 
     @contextmanager
     def parent(self, path: str, *, make: bool = True, replace: bool = True) -> Iterator[tuple[int, str]]:
-        """A handle of the folder that `path` lies in, and the last part of the path.
+        """Open the parent folder of `path`, and return its handle and the last part of the path.
 
-        `make`: folders that are not there are made, also (`replace`) in the place of links. Without `make` either
-        raises OSError; without `replace` a link raises Obstructed.
+        `make`: missing folders are created, also (`replace`) in place of links. Without `make` both cases raise
+        OSError; without `replace` a link raises PathObstructed.
         """
         *folders, name = inner_parts(path)
         handle = os.dup(self._root)
@@ -86,7 +86,7 @@ class Extraction:
             os.close(handle)
 
     def make_folder(self, path: str, modified_ns: int | None = None) -> None:
-        """Have a folder there. Repeating is harmless."""
+        """Create a folder if absent. Safe to repeat."""
         with self.parent(path) as (handle, name):
             inner = self._enter(handle, name, path)
             try:
@@ -96,24 +96,24 @@ class Extraction:
                 os.close(inner)
 
     def create(self, path: str, mode: int = 0o666) -> int:
-        """A handle of a new file. Raises FileExistsError where anything has that name, a link included."""
+        """Create a file and return its handle. Raises FileExistsError if anything has that name, including a link."""
         with self.parent(path) as (handle, name):
             return os.open(name, _NEW, mode, dir_fd=handle)
 
     def create_anew(self, path: str, mode: int = 0o666) -> int:
-        """A handle of a new file in the place of what has that name, unless that is a folder."""
+        """Create a file in place of anything with that name except a folder, and return its handle."""
         with self.parent(path) as (handle, name):
             for _ in range(_TRIES):
                 try:
                     return os.open(name, _NEW, mode, dir_fd=handle)
                 except FileExistsError:
                     self._unlink(handle, name, path)
-        raise Obstructed(f"{self.folder / path}: another process keeps changing it")
+        raise PathObstructed(f"{self.folder / path}: another process keeps changing it")
 
     def open_file(self, path: str) -> int:
-        """A handle of a plain file that is there, to be read and written. Raises OSError for anything else."""
+        """Open an existing plain file for reading and writing. Raises OSError for anything else."""
         with self.parent(path, make=False) as (handle, name):
-            # Not waiting: a pipe of that name would never answer.
+            # Non-blocking, because opening a pipe would wait forever.
             found = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
         status = os.fstat(found)
         if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
@@ -122,12 +122,12 @@ class Extraction:
         raise OSError(errno.EEXIST, "is not a plain file of its own", path)
 
     def make_link(self, path: str, target: str) -> None:
-        """Raises FileExistsError where anything has that name."""
+        """Create a link. Raises FileExistsError if anything has that name."""
         with self.parent(path) as (handle, name):
             os.symlink(target, name, dir_fd=handle)
 
     def move_from(self, other: Extraction, path: str) -> None:
-        """Move a file or link from another folder to the same path here, in the place of what has that name."""
+        """Move a file or link from another folder to the same path here, replacing anything with that name."""
         with other.parent(path, make=False) as (there, name), self.parent(path) as (here, _):
             try:
                 os.rename(name, name, src_dir_fd=there, dst_dir_fd=here)
@@ -135,18 +135,19 @@ class Extraction:
                 raise self.in_the_way(path) from None
 
     def keep_from(self, other: Extraction, path: str, kept: str) -> bool:
-        """Move anything from another folder to the path `kept` here. False: something is there, or in the way."""
+        """Move anything from another folder to the path `kept` here. False: something is already there, or in the
+        way."""
         try:
             with other.parent(path, make=False) as (there, name), self.parent(kept, replace=False) as (here, new):
                 if _is_there(here, new):
                     return False
                 os.rename(name, new, src_dir_fd=there, dst_dir_fd=here)
-        except Obstructed:
+        except PathObstructed:
             return False
         return True
 
     def write(self, path: str, data: bytes) -> None:
-        """A small file, in the place of what has that name. Appears whole."""
+        """Write a small file atomically, replacing anything with that name."""
         with self.staging() as staging:
             with staging.new_file("0") as file:
                 file.write_bytes(data)
@@ -154,7 +155,7 @@ class Extraction:
 
     @contextmanager
     def staging(self, prefix: str = ".tmp-fetch-") -> Iterator[Staging]:
-        """A folder of one's own inside, for files that do not have their names yet. Removed at the end."""
+        """A temporary folder inside, for files without their final names. Removed at the end."""
         name = f"{prefix}{secrets.token_hex(6)}"
         os.mkdir(name, 0o700, dir_fd=self._root)
         try:
@@ -168,7 +169,7 @@ class Extraction:
                 os.rmdir(name, dir_fd=self._root)
 
     def _enter(self, handle: int, name: str, path: str, replace: bool = True) -> int:
-        """A handle of the folder `name` in the folder `handle`. A link of that name gives way to a real folder."""
+        """Open the folder `name` in the folder `handle`. A link of that name is replaced by a real folder."""
         for _ in range(_TRIES):
             try:
                 return os.open(name, _FOLDER, dir_fd=handle)
@@ -181,10 +182,10 @@ class Extraction:
                 if replace and _is_link(handle, name):
                     self._unlink(handle, name, path)
                 elif not _is_folder(handle, name):
-                    raise Obstructed(
+                    raise PathObstructed(
                         f"{self.folder / path} is there and is not a folder; remove it, or name another folder"
                     ) from None
-        raise Obstructed(f"{self.folder / path}: another process keeps changing it")
+        raise PathObstructed(f"{self.folder / path}: another process keeps changing it")
 
     def _unlink(self, handle: int, name: str, path: str) -> None:
         try:
@@ -196,12 +197,14 @@ class Extraction:
                 raise
             raise self.in_the_way(path) from None
 
-    def in_the_way(self, path: str) -> Obstructed:
-        return Obstructed(f"{self.folder / path} is a folder, and a file is to be there; remove it, or name another")
+    def in_the_way(self, path: str) -> PathObstructed:
+        return PathObstructed(
+            f"{self.folder / path} is a folder, and a file is to be there; remove it, or name another"
+        )
 
 
 class Staging:
-    """Files on their way into an extraction. They are given names of their own here, and their paths at the end."""
+    """Files of an extraction under temporary names, until they are moved to their paths."""
 
     def __init__(self, extraction: Extraction, handle: int) -> None:
         self._extraction = extraction
@@ -209,7 +212,7 @@ class Staging:
         self._made: dict[str, int] = {}
 
     def close(self) -> None:
-        """Remove what was given no path."""
+        """Delete the files that were not moved to a path."""
         handle, self._handle = self._handle, -1
         with suppress(OSError):
             for name in os.listdir(handle):  # noqa: PTH208 - a handle has no path
@@ -219,7 +222,8 @@ class Staging:
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[Path]:
-        """A new file, as a path that leads to its handle alone, whatever becomes of its name. Good within the block."""
+        """Create a file, and return a path that refers to its handle, whatever happens to its name. Valid within the
+        block."""
         file = os.open(name, _NEW, 0o666, dir_fd=self._handle)
         try:
             self._made[name] = os.fstat(file).st_ino
@@ -228,7 +232,7 @@ class Staging:
             os.close(file)
 
     def read(self, name: str, limit: int) -> bytes:
-        """The beginning of a file. Raises OSError when it is not the one that was made."""
+        """Read the beginning of a file. Raises OSError if another process replaced it."""
         file = self._open(name)
         try:
             return os.pread(file, limit, 0)
@@ -236,7 +240,7 @@ class Staging:
             os.close(file)
 
     def place(self, name: str, path: str, *, mode: int | None = None, modified_ns: int | None = None) -> None:
-        """Give a file its path, in the place of what has that name, unless that is a folder."""
+        """Move a file to its path, replacing anything with that name except a folder."""
         file = self._open(name)
         try:
             if mode is not None:
@@ -248,7 +252,7 @@ class Staging:
         self._rename(name, path)
 
     def place_link(self, path: str, target: str) -> None:
-        """Make a link, in the place of what has that name, unless that is a folder."""
+        """Create a link, replacing anything with that name except a folder."""
         name = f"link-{secrets.token_hex(6)}"
         os.symlink(target, name, dir_fd=self._handle)
         self._rename(name, path)
@@ -283,7 +287,7 @@ def _is_link(handle: int, name: str) -> bool:
 
 
 def _is_folder(handle: int, name: str) -> bool:
-    """Whether it is a folder, or gone meanwhile."""
+    """Return whether it is a folder, or was deleted meanwhile."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode)
     except FileNotFoundError:

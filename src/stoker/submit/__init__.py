@@ -1,1 +1,1 @@
-"""Submit jobs: what is checked, packed and sent before a job exists."""
+"""Prepare, check, pack and send jobs; and requests to jobs: stop, resume."""

@@ -1,12 +1,13 @@
-"""The agent as an archive that a machine installs without a package index, one for each Python ABI and architecture.
+"""Pack the agent as an archive that a machine installs without a package index, one for each Python and architecture.
 
     __main__.py      `python <folder> NODE_DIR` is the agent
     stoker/          the agent's part of this package
     obstore/         from this computer's installation, or from a wheel for the other machine
-    pynvml.py        to see GPUs
+    pynvml.py        to read the state of GPUs
 
-A tag names whom it serves: `cp311-x86_64` every Python from 3.11 on (from there obstore's wheel keeps to the stable
-ABI), `cp310-x86_64` Python 3.10. Archives are kept under the home, and in the store by their digest.
+A tag names the machines that an archive serves: `cp311-x86_64` those with Python 3.11 or newer (obstore's wheel uses
+the stable ABI from there on), `cp310-x86_64` those with Python 3.10. Archives are cached under the home, and stored in
+the store by digest.
 """
 
 from __future__ import annotations
@@ -14,12 +15,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
-import platform
-import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -33,25 +30,24 @@ from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.providers.image_info import SERVED, Python, newer_image, version_text
 from stoker.store.base import Store
-from stoker.store.home import home, make_home
+from stoker.store.home import home
 from stoker.submit import shared_objects
+from stoker.submit.pip_download import WHEEL_ARCHITECTURES, download_wheel, local_architecture, write_cached
 
 # As the project itself requires it.
 OBSTORE = "obstore>=0.11,<0.13"
-_WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}
-# From here on one archive serves all.
+# One archive serves this version and all newer ones.
 _STABLE: Python = max(SERVED.values())
-# What obstore's wheels for Linux have been called, and may be: pip takes these names to the letter.
+# Platform names that obstore's wheels for Linux have had, or may get: pip compares them to the letter.
 _PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
-_FETCH_LIMIT_S = 120
-# What could not be fetched a moment ago is not asked for again at once.
+# A wheel that could not be fetched is not requested again for so long.
 _MISSING_FOR_S = 600.0
-_KEPT_FOR_S = 30 * 86400.0
+_CACHE_FOR_S = 30 * 86400.0
 
-# The rooms that a node needs whole, and the modules at the top that it needs: see docs/architecture.md.
+# The rooms that a node needs whole, and the top-level modules that it needs: see docs/architecture.md.
 _NODE_ROOMS = ("agent", "cloudapi", "core", "model", "processes", "secrets", "store")
 _NODE_MODULES = ("__init__.py", "train.py")
-# Of each provider, the node's side. Nodes of the local provider run this computer's own Stoker.
+# The node's side of each provider. Nodes of the local provider run this computer's own Stoker.
 _NODE_SIDE = ("__init__.py", "capabilities.py", "machine.py")
 _NOT_ON_NODES = ("providers/boot/", "providers/local/")
 _MAIN = b'''"""`python <this folder> NODE_DIR`: the agent of a node."""
@@ -64,12 +60,12 @@ sys.exit(main())
 '''
 
 
-class NotServed(UserError):
-    """No agent can be packed for such machines here and now; the message says why."""
+class NoAgentAvailable(UserError):
+    """No agent can be packed for these machines now; the message says why."""
 
 
 @dataclass(frozen=True)
-class Built:
+class AgentArchive:
     """An archive on this computer. `digest` is its SHA-256 and its name in the store."""
 
     tag: str
@@ -83,22 +79,22 @@ def tags_for(arch: str) -> tuple[str, ...]:
     return tuple(f"{python}-{arch}" for python in SERVED)
 
 
-def build_all(
+def build_archives(
     architectures: Iterable[str], *, offline: bool = False, oldest: Python | None = None
-) -> tuple[tuple[Built, ...], tuple[str, ...]]:
-    """The archives for these machines, and a line for each kind of machine that cannot be served.
+) -> tuple[tuple[AgentArchive, ...], tuple[str, ...]]:
+    """Build the archives for these machines, and a line for each kind of machine without an agent.
 
-    Every machine has a Python that is no older than `oldest`, where that is known. Raises NotServed when none of an
-    architecture can be served; `offline` that is a line, too, for what was not fetched yet may well be there.
+    No machine has a Python older than `oldest`, where that is known. Raises NoAgentAvailable when no machine of an
+    architecture can be served; `offline` that is only a line, because the run itself may fetch the missing wheel.
     """
-    built: list[Built] = []
+    built: list[AgentArchive] = []
     problems: list[str] = []
     for arch in sorted(architectures):
-        missing: dict[str, NotServed] = {}
+        missing: dict[str, NoAgentAvailable] = {}
         for tag in tags_for(arch):
             try:
-                built.append(build(tag, offline=offline))
-            except NotServed as error:
+                built.append(build_archive(tag, offline=offline))
+            except NoAgentAvailable as error:
                 missing[tag] = error
         if len(missing) < len(SERVED):
             needless = "cp310-" if oldest is not None and oldest >= _STABLE else None
@@ -113,10 +109,10 @@ def build_all(
     return tuple(built), tuple(problems)
 
 
-def build(tag: str, *, offline: bool = False) -> Built:
-    """The archive for one tag. The same sources give the same bytes. `offline`: no package index is asked.
+def build_archive(tag: str, *, offline: bool = False) -> AgentArchive:
+    """Build the archive of one tag. The same sources give the same bytes. `offline` asks no package index.
 
-    Touches no store. Raises NotServed when obstore cannot be had for that Python.
+    Touches no store. Raises NoAgentAvailable when there is no obstore for that Python.
     """
     files = _stoker_files() | _module_files("nvidia-ml-py", ("pynvml.py",)) | obstore_files(tag, offline)
     files["__main__.py"] = _MAIN
@@ -130,16 +126,16 @@ def build(tag: str, *, offline: bool = False) -> Built:
         archive = path.read_bytes()
     else:
         archive = _pack(files)
-        _keep(path, archive)
-    return Built(tag, hashlib.sha256(archive).hexdigest(), path, len(archive))
+        _cache(path, archive)
+    return AgentArchive(tag, hashlib.sha256(archive).hexdigest(), path, len(archive))
 
 
-def send(store: Store, built: Built) -> str:
-    """Put the archive into the store, once, and answer its name there. Idempotent."""
-    return shared_objects.keep(store, keys.BUNDLES, built.digest, keys.bundle, built.path.read_bytes)
+def send(store: Store, built: AgentArchive) -> str:
+    """Put the archive into the store, once, and return its name there. Idempotent."""
+    return shared_objects.store_once(store, keys.BUNDLES, built.digest, keys.bundle, built.path.read_bytes)
 
 
-# ── What goes in ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Contents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _stoker_files() -> dict[str, bytes]:
@@ -164,7 +160,7 @@ def _module_files(distribution: str, names: tuple[str, ...]) -> dict[str, bytes]
 
 
 def obstore_files(tag: str, offline: bool) -> dict[str, bytes]:
-    """obstore for one tag, from this computer or the package index. Raises NotServed when it cannot be had."""
+    """The files of obstore for one tag, from this computer or the package index. Raises NoAgentAvailable."""
     installed = metadata.distribution("obstore")
     if _serves(_wheel_tags(installed.read_text("WHEEL") or ""), tag):
         named = [file for file in installed.files or () if _is_wanted(file.as_posix())]
@@ -174,7 +170,7 @@ def obstore_files(tag: str, offline: bool) -> dict[str, bytes]:
 
 
 def _is_wanted(name: str) -> bool:
-    """The package without what only editors read; of its metadata, what a licence asks for."""
+    """True for files of the package that are not only for editors, and for the metadata that its licence demands."""
     if name.startswith("obstore/"):
         return name.endswith((".py", ".so"))
     return name.startswith("obstore-") and (name.endswith("/METADATA") or "licen" in name.lower())
@@ -185,11 +181,12 @@ def _wheel_tags(text: str) -> list[str]:
 
 
 def _serves(wheel_tags: Iterable[str], tag: str) -> bool:
-    """Whether a wheel of these tags works for every machine of `tag`."""
+    """True if a wheel with these tags works on every machine of `tag`."""
     python, _, arch = tag.partition("-")
     abi = "abi3" if python == "cp311" else python
     return any(
-        one.startswith(f"{python}-{abi}-manylinux") and one.endswith(f"_{_WHEEL_ARCH[arch]}") for one in wheel_tags
+        one.startswith(f"{python}-{abi}-manylinux") and one.endswith(f"_{WHEEL_ARCHITECTURES[arch]}")
+        for one in wheel_tags
     )
 
 
@@ -197,7 +194,7 @@ def _serves(wheel_tags: Iterable[str], tag: str) -> bool:
 
 
 def _wheel(tag: str, offline: bool) -> Path:
-    """obstore for another machine, from the home or from the package index that pip is set up for."""
+    """The obstore wheel for another machine, from the cache or from the package index that pip uses."""
     folder = _folder() / "wheels"
     found = _find_wheel(folder, tag)
     if found is not None:
@@ -208,13 +205,13 @@ def _wheel(tag: str, offline: bool) -> Path:
         python, _, arch = tag.partition("-")
         version, old = version_text(SERVED[python]), SERVED[python] < _STABLE
         which = f"that have only Python {version}" if old else f"with Python {version} or newer"
-        # The other one is served, or nothing is: what a boot would say that finds nothing newer.
+        # The advice of a boot that finds no newer Python: the other tag is served, or none is.
         rest = [f"{other}-{arch}" for other in SERVED if other != python]
         advice = newer_image(rest) if old else "choose another resources.machine"
         lacking = f"cannot be served: there is no obstore for them ({problem})"
         if offline:
             lacking = "cannot be served yet: obstore for them was not fetched, which the run itself tries"
-        raise NotServed(f"{arch} machines {which} {lacking}; {advice}")
+        raise NoAgentAvailable(f"{arch} machines {which} {lacking}; {advice}")
     return found
 
 
@@ -228,27 +225,14 @@ def _find_wheel(folder: Path, tag: str) -> Path | None:
 
 
 def _fetch_wheel(folder: Path, tag: str) -> str:
-    """Best effort. Answers what went wrong, or nothing."""
+    """Fetch the wheel, as far as possible. Returns the error message, or an empty text."""
     python, _, arch = tag.partition("-")
     missing = folder / f"missing-{tag}"
     with suppress(OSError):
         if time.time() - missing.stat().st_mtime < _MISSING_FOR_S:
             return missing.read_text(encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += [
-        "--no-deps",
-        "--only-binary=:all:",
-        "--implementation=cp",
-        f"--python-version={version_text(SERVED[python])}",
-    ]
-    command += [f"--platform={name}_{_WHEEL_ARCH[arch]}" for name in _PLATFORMS]
-    command += ["--retries=1", f"--dest={folder}", OBSTORE]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_LIMIT_S, check=False)
-        lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
-        problem = lines[-1].removeprefix("ERROR: ") if ran.returncode and lines else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
+    options = ("--implementation=cp", f"--python-version={version_text(SERVED[python])}")
+    problem = download_wheel(OBSTORE, arch, _PLATFORMS, folder, options)
     if problem:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +240,7 @@ def _fetch_wheel(folder: Path, tag: str) -> str:
     return problem
 
 
-# ── Keeping ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The cache ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _folder() -> Path:
@@ -276,23 +260,15 @@ def _pack(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _keep(path: Path, archive: bytes) -> None:
-    """Appears as a whole. Those that were not used for long go."""
-    make_home()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(archive)
-        Path(draft).replace(path)
+def _cache(path: Path, archive: bytes) -> None:
+    """Write the archive to the cache, and delete archives that were not used for long."""
+    write_cached(path, archive)
+    with suppress(OSError):
         for other in path.parent.glob("*-*.tar.gz"):
-            if time.time() - other.stat().st_mtime > _KEPT_FOR_S:
+            if time.time() - other.stat().st_mtime > _CACHE_FOR_S:
                 other.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path.parent} cannot be written: {error}; set STOKER_HOME to a folder of yours") from None
 
 
-def runs_here() -> str:
-    """The tag of the Python that runs this."""
-    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else platform.machine()
-    return f"cp{sys.version_info[0]}{min(sys.version_info[1], 11)}-{arch}"
+def local_tag() -> str:
+    """The tag of the Python that runs this code."""
+    return f"cp{sys.version_info[0]}{min(sys.version_info[1], 11)}-{local_architecture()}"

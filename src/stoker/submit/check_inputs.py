@@ -1,6 +1,6 @@
-"""What a job reads: made exact, and looked at as far as this computer can, before it is submitted."""
+"""Check the inputs of a job before it is submitted, as far as this computer can, and make their paths absolute."""
 
-# Links are not resolved: what a person named is what is told.
+# Links are not resolved: messages show the path that a person named.
 # ruff: noqa: PTH100
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from urllib.parse import unquote
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Input, Spec
-from stoker.store.base import ObjectNamesUnusable, read_bucket
+from stoker.store.base import ObjectNamesUnusable, parse_bucket_url
 from stoker.submit.system_folders import check_input_folder
 
 _BUCKETS = ("s3", "gs")
 
 
 def localise_input(name: str, source: Input, spec: Spec, capabilities: Capabilities, folder: Path) -> Input:
-    """An input of the spec, with a path made absolute. Asks nobody. Raises UserError for what cannot be read."""
+    """An input with an absolute path. Asks no server. Raises UserError for an input that cannot be read."""
     text = source.source
     if text.startswith("file://"):
         text = unquote(text.removeprefix("file://").removeprefix("localhost"))
@@ -30,7 +30,7 @@ def localise_input(name: str, source: Input, spec: Spec, capabilities: Capabilit
         return source
     path = Path(os.path.abspath(folder / Path(text).expanduser()))
     if not path.exists():
-        raise UserError(f"inputs.{name}: {path} is not there; name a folder, a file or a URL")
+        raise UserError(f"inputs.{name}: {path} does not exist; name a folder, a file or a URL")
     if path.is_file() and text.endswith("/"):
         raise UserError(f"inputs.{name}: {path} is a file; write it without the slash at the end")
     check_input_folder(name, path)
@@ -39,17 +39,17 @@ def localise_input(name: str, source: Input, spec: Spec, capabilities: Capabilit
 
 
 def check_readable(spec: Spec) -> None:
-    """Ask the buckets that this computer itself is going to read. Raises UserError where one says no.
+    """Check the buckets that this computer itself is going to read. Raises UserError where one denies access.
 
-    One that does not answer is asked again by whoever reads it.
+    A bucket that does not answer is no error: the node tries again.
     """
-    from stoker.agent.inputs.source import NothingThere, Source
+    from stoker.agent.inputs.source import InputSource, NothingThere
 
     for name, wanted in spec.inputs.items():
         if wanted.mode == "stream" or wanted.source.partition("://")[0] not in _BUCKETS:
             continue
         try:
-            Source(wanted.source).find()
+            InputSource(wanted.source).find()
         except NothingThere as error:
             raise UserError(f"inputs.{name}: {error}; check the URL") from None
         except (NoCredentials, StoreDenied, ObjectNamesUnusable, UserError) as error:
@@ -59,7 +59,7 @@ def check_readable(spec: Spec) -> None:
 
 
 def _check_files(name: str, path: Path, nodes: int) -> None:
-    """Raise UserError where there is nothing to read, or too little for each node to have a share."""
+    """Raise UserError where there is no file, or there are fewer files than nodes that share them."""
     try:
         found = _count_files(path, most=nodes) if path.is_dir() else 1
     except OSError as error:
@@ -72,7 +72,7 @@ def _check_files(name: str, path: Path, nodes: int) -> None:
 
 
 def _count_files(folder: Path, *, most: int) -> int:
-    """How many there are, counted up to `most`. Behind a link to a folder there may be any number."""
+    """The number of files, counted up to `most`. A link to a folder counts as `most`: it may hold any number."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -86,13 +86,13 @@ def _count_files(folder: Path, *, most: int) -> int:
 
 
 def _check_reached(name: str, url: str, spec: Spec, capabilities: Capabilities) -> None:
-    """Raise UserError for a bucket that the machines have no credentials for, and for what is no bucket."""
+    """Raise UserError for a bucket without credentials on the machines, and for a URL that is no bucket."""
     scheme = url.partition("://")[0]
     if scheme not in _BUCKETS:
         forms = "s3://bucket/folder or gs://bucket/folder"
         raise UserError(f"inputs.{name}: {scheme}:// cannot be copied; give {forms}, or pass the URL with mode: stream")
     try:
-        read_bucket(url)
+        parse_bucket_url(url)
     except UserError as error:
         raise UserError(f"inputs.{name}: {error}") from None
     if capabilities.stores and scheme not in capabilities.stores:

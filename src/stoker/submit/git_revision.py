@@ -1,4 +1,4 @@
-"""Which commit a folder is at, asked of git where there is one."""
+"""Find the git commit of a folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# A repository on a slow network disk; what is recorded here must never hold up a submission for long.
+# Enough for a repository on a slow network disk. The revision is optional, and must not delay a submission for long.
 TIMEOUT_S = 20
 
 
 @dataclass(frozen=True)
 class Revision:
-    """The commit (None before the first one) and whether the folder differs from it; files git never saw count."""
+    """The commit (None before the first one), and whether the folder differs from it. Untracked files count."""
 
     commit: str | None
     dirty: bool | None
@@ -36,7 +36,7 @@ def _git(folder: Path, *words: str) -> str | None:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
-            # Reading must not take the index lock from whoever is working in the folder.
+            # Reading must not take the index lock from a person who works in the folder.
             ["git", "--no-optional-locks", "-C", str(folder), *words],
             env=environ,
             stdin=subprocess.DEVNULL,

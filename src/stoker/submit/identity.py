@@ -1,14 +1,15 @@
-"""Find out as whom a job is submitted: the identity that the bucket's cloud knows, else the user of this computer.
+"""Find the submitter of a job: the identity that the bucket's cloud knows, else the user of this computer.
 
-AWS is asked with the credentials that the bucket is written with (GetCallerIdentity); Google's accounts are named in
-their credentials, or in the token that they are exchanged for. A folder knows no identities: there it is the operating
-system's user, marked `os:`. The client records this itself: it proves nothing against a person who may write to the
-bucket by other means.
+AWS is asked with the credentials that the bucket is written with (GetCallerIdentity). Google's accounts are named in
+their credentials, or in the token that they are exchanged for. A folder knows no identities: there the submitter is the
+operating system's user, marked `os:`. The client records the submitter itself, so the record is no proof: a person with
+write access to the bucket can write it by other means.
 """
 
 from __future__ import annotations
 
 import base64
+import getpass
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ from stoker.cloudapi.aws import sigv4
 from stoker.cloudapi.aws.imds import ImdsError
 from stoker.cloudapi.google.metadata import EMAIL, Metadata, MetadataError
 from stoker.model.errors import UserError
-from stoker.model.spec import SUBMITTER, Spec
+from stoker.model.spec import SUBMITTER_TAG, Spec
 from stoker.store.base import Store
 from stoker.store.gcs import emulator_address
 from stoker.store.google_accounts import credentials_file
@@ -45,23 +46,32 @@ _IMPERSONATED = re.compile(r"/serviceAccounts/([^/:]+@[^/:]+):")
 
 @dataclass(frozen=True)
 class Submitter:
-    """`name` is what rules see. `doubt`: why it is not the cloud's identity, where there should be one."""
+    """`name` is what rules see. `doubt` says why it is not the cloud's identity, where there should be one."""
 
     name: str
     doubt: str = ""
 
 
 class _Unknown(Exception):
-    """The cloud did not tell; the message says why."""
+    """The cloud did not name the identity; the message says why."""
 
 
-def identified(spec: Spec, store: Store, *, offline: bool = False) -> tuple[Spec, tuple[str, ...]]:
-    """The spec with its submitter, and what a person should be told of it. `offline`: no cloud is asked."""
-    if offline and not store.near:
+def user_at_host() -> str:
+    """The user of this computer as `user@host`, for people to read. Not an identity that rules see."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())  # A container without a passwd entry.
+    return f"{user}@{socket.gethostname()}"
+
+
+def with_submitter(spec: Spec, store: Store, *, offline: bool = False) -> tuple[Spec, tuple[str, ...]]:
+    """The spec with the tag of its submitter, and a warning where that is in doubt. `offline` asks no cloud."""
+    if offline and not store.is_local:
         return replace(spec, tags=spec.written_tags), ()
     found = submitter_of(store.url)
-    told = (f"{found.doubt}; rules see {found.name} as the submitter",) if found.doubt else ()
-    return replace(spec, tags={**spec.tags, SUBMITTER: found.name}), told
+    warnings = (f"{found.doubt}; rules see {found.name} as the submitter",) if found.doubt else ()
+    return replace(spec, tags={**spec.tags, SUBMITTER_TAG: found.name}), warnings
 
 
 def submitter_of(url: str, environ: Mapping[str, str] = os.environ) -> Submitter:
@@ -76,7 +86,7 @@ def submitter_of(url: str, environ: Mapping[str, str] = os.environ) -> Submitter
 
 
 def local_user() -> str:
-    """By the number of the user: variables say what they are told to say."""
+    """The operating system's user, by its number: environment variables can be set to any name."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -84,8 +94,11 @@ def local_user() -> str:
     return f"os:{name}@{socket.gethostname()}"
 
 
-def normalised(arn: str) -> str:
-    """A role for its sessions: each has a name of its own, which whoever takes the role on chooses."""
+def role_of_session(arn: str) -> str:
+    """The role of an assumed-role session; any other ARN unchanged.
+
+    The name of a session is chosen by the person that assumes the role, so it identifies no one.
+    """
     session = _ASSUMED.fullmatch(arn)
     if session is None:
         return arn
@@ -116,11 +129,11 @@ def _from_aws(environ: Mapping[str, str]) -> str:
         payload_digest=hashlib.sha256(body).hexdigest(),
         service="sts",
     )
-    answer = _asked("AWS", urllib.request.Request(url, data=body, headers=headers, method="POST"))
-    told = _FROM_STS.search(answer)
-    if told is None or _ARN.fullmatch(told[1]) is None:
+    answer = _response_text("AWS", urllib.request.Request(url, data=body, headers=headers, method="POST"))
+    arn = _FROM_STS.search(answer)
+    if arn is None or _ARN.fullmatch(arn[1]) is None:
         raise _Unknown("AWS did not tell who submits")
-    return normalised(told[1])
+    return role_of_session(arn[1])
 
 
 # ── Google ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,7 +146,7 @@ def _from_google(environ: Mapping[str, str]) -> str:
     except (UserError, OSError, ValueError) as error:
         raise _Unknown(f"Google's credentials cannot be read: {error}") from None
     if said is None:
-        return _checked(_of_machine(environ))
+        return _checked(_machine_account(environ))
     impersonated = _IMPERSONATED.search(str(said.get("service_account_impersonation_url") or ""))
     if impersonated is not None:
         return _checked(impersonated[1])
@@ -141,7 +154,7 @@ def _from_google(environ: Mapping[str, str]) -> str:
         case "service_account":
             return _checked(str(said.get("client_email") or ""))
         case "authorized_user":
-            return _checked(_of_person(said))
+            return _checked(_person_account(said))
         case kind:
             raise _Unknown(f"Google's credentials of type {kind} do not tell who submits")
 
@@ -152,8 +165,8 @@ def _checked(email: str) -> str:
     return email
 
 
-def _of_machine(environ: Mapping[str, str]) -> str:
-    """The account of a machine of Google's. Elsewhere there is no such server to ask."""
+def _machine_account(environ: Mapping[str, str]) -> str:
+    """The service account of this machine. Only machines of Google have the metadata server that knows it."""
     there = environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP")
     try:
         board = Path("/sys/class/dmi/id/product_name").read_text(encoding="ascii", errors="replace")
@@ -167,8 +180,8 @@ def _of_machine(environ: Mapping[str, str]) -> str:
         raise _Unknown(f"Google's metadata server did not tell who submits: {error}") from None
 
 
-def _of_person(said: Mapping[str, Any]) -> str:
-    """A login of a person is exchanged for a token, which names the account if the login allowed that."""
+def _person_account(said: Mapping[str, Any]) -> str:
+    """Exchange a person's login for a token, which names the account if the login allowed that."""
     address = said.get("token_uri")
     if not address and emulator_address():
         raise _Unknown("the bucket is not Google's, and token_uri in the credentials names no service to ask")
@@ -176,7 +189,7 @@ def _of_person(said: Mapping[str, Any]) -> str:
     body = urllib.parse.urlencode({**fields, "grant_type": "refresh_token"}).encode()
     request = urllib.request.Request(str(address or "https://oauth2.googleapis.com/token"), data=body, method="POST")
     try:
-        token = str(json.loads(_asked("Google", request))["id_token"])
+        token = str(json.loads(_response_text("Google", request))["id_token"])
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
         return str(claims["email"])
@@ -186,11 +199,11 @@ def _of_person(said: Mapping[str, Any]) -> str:
         ) from None
 
 
-def _asked(whom: str, request: urllib.request.Request) -> str:
+def _response_text(cloud: str, request: urllib.request.Request) -> str:
     try:
         with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
             data: bytes = answer.read(_MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
-        raise _Unknown(f"{whom} did not tell who submits ({reason})") from None
+        raise _Unknown(f"{cloud} did not tell who submits ({reason})") from None
     return data.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What a job takes from the computer it is submitted on: its Python, its folders, its variables."""
+"""The parts of the submitter's computer that a job uses: its Python, its folders, its variables."""
 
 # Links are not resolved: a virtual environment's python is a link, and the link is the environment.
 # ruff: noqa: PTH100
@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stoker.core.poisoned_checkpoints import poisoned_checkpoints
 from stoker.jobfile.provider_fields import set_fields
 from stoker.model import docker_flags, secret_refs
 from stoker.model.errors import UserError
@@ -28,9 +29,9 @@ from stoker.store.find_job import find_job
 from stoker.submit.check_inputs import localise_input
 from stoker.submit.python_interpreter import find_python
 
-# The submitter's active environment. Nothing here is secret.
+# Variables of the submitter's active environment. None of them is secret.
 ENVIRON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-# Where a bucket and the cloud around it are, for machines that are elsewhere. Nothing here is secret, either.
+# Variables that say where a bucket and its cloud are, for remote machines. None of them is secret.
 STORE_ENVIRON = {
     "s3": (
         "AWS_ENDPOINT_URL",
@@ -74,7 +75,7 @@ def store_environ(url: str) -> dict[str, str]:
 
 
 def unreachable(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for each address of a bucket that means another computer on every computer."""
+    """A line for each address of a bucket that is a loopback address, which means another computer everywhere."""
     return tuple(
         f"{name}={address} goes with the job, and means the machine itself there; give an address that machines reach"
         for name, address in environ.items()
@@ -95,9 +96,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store | None) -> Spec:
-    """The spec with what it says about this computer made exact. Raises UserError for what is not there.
+    """Make the spec's references to this computer exact. Raises UserError for what this computer lacks.
 
-    Without a store, what is said about jobs in it stays as it is.
+    Without a store, a job in `resume_from` stays as it is written.
     """
     _check_secrets(spec)
     _check_apt(spec, capabilities)
@@ -106,18 +107,18 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     inputs = {name: localise_input(name, source, spec, capabilities, folder) for name, source in spec.inputs.items()}
     environment = spec.environment
     # A container has Pythons of its own.
-    if capabilities.here and environment.container is None:
+    if capabilities.runs_locally and environment.container is None:
         environment = replace(environment, python=find_python(environment.python, folder))
-    elif capabilities.here and environment.container is not None:
+    elif capabilities.runs_locally and environment.container is not None:
         environment = replace(environment, container=_localise_volumes(environment.container, folder))
     resume_from = _resume_from(spec.resume_from, capabilities, folder, store) if spec.resume_from else None
     return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from)
 
 
 def missing_script(run: str | tuple[str, ...], folder: Path) -> str | None:
-    """The script that a simple command names and that is not in the folder; None when there is nothing to complain of.
+    """The script that a simple command names and the folder lacks; None where no script is certainly missing.
 
-    Only what can be told for certain: `python train.py`, `torchrun … train.py`, `bash run.sh`, `./run.sh`.
+    Only certain forms count: `python train.py`, `torchrun … train.py`, `bash run.sh`, `./run.sh`.
     """
     words = _words(run)
     while words and _ASSIGNMENT.fullmatch(words[0]):
@@ -186,7 +187,7 @@ def _check_member(field: str, reference: str) -> None:
 
 def _check_engine(spec: Spec, capabilities: Capabilities) -> None:
     container = spec.environment.container
-    if container is None or not capabilities.here:
+    if container is None or not capabilities.runs_locally:
         return
     if shutil.which(container.engine):
         if container.engine == "docker":
@@ -198,12 +199,12 @@ def _check_engine(spec: Spec, capabilities: Capabilities) -> None:
 
 
 def _check_daemon() -> None:
-    """Docker's work is done by a daemon, which has to run, and to let this user in."""
+    """Check that Docker's daemon runs and admits this user."""
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=False)
     except subprocess.TimeoutExpired:
-        return  # It is busy. Whoever makes the container has more time.
+        return  # The daemon is busy. The agent waits longer when it starts the container.
     except OSError as error:
         raise UserError(f"environment.container: docker does not run: {error.strerror}; install it anew") from None
     if asked.returncode:
@@ -216,33 +217,33 @@ def _check_daemon() -> None:
 
 
 def _localise_volumes(container: Container, folder: Path) -> Container:
-    """With folders of this computer by their absolute paths.
+    """The container with absolute paths for folders of this computer.
 
-    Raises UserError for one that is not there: docker would make it, and leave it, wherever it is.
+    Raises UserError for a folder that does not exist: docker would create it, and leave it behind.
     """
 
     def place(name: str, source: str) -> str:
         path = os.path.abspath(folder / Path(os.path.expanduser(source)))  # noqa: PTH111 - raises nothing
         try:
-            os.stat(path)  # noqa: PTH116 - nothing but whether it is there
+            os.stat(path)  # noqa: PTH116 - only its existence counts
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(
                 f"environment.container.run.{name}: {path} is not on this computer; make it first, or write a name "
                 "without a slash for a volume that the engine keeps"
             ) from None
         except OSError:
-            pass  # The daemon may see what this user may not.
+            pass  # The daemon may have access where this user has none.
         return path
 
     return replace(container, run=docker_flags.with_sources(container.run, place))
 
 
 def _check_conda(spec: Spec, capabilities: Capabilities) -> None:
-    if spec.environment.conda is None or spec.environment.container is not None or not capabilities.here:
+    if spec.environment.conda is None or spec.environment.container is not None or not capabilities.runs_locally:
         return
-    from stoker.agent.environment.conda import is_here
+    from stoker.agent.environment.conda import is_installed
 
-    if not is_here():
+    if not is_installed():
         raise UserError(
             "environment.conda: there is no conda, mamba or micromamba on this computer; install one, set "
             "environment.container, or use environment.requirements"
@@ -250,12 +251,12 @@ def _check_conda(spec: Spec, capabilities: Capabilities) -> None:
 
 
 def _check_apt(spec: Spec, capabilities: Capabilities) -> None:
-    """This computer is never changed: what is not installed on it cannot be had on `local`."""
-    if not spec.environment.apt or spec.environment.container is not None or not capabilities.here:
+    """Raise UserError for packages that `local` lacks: Stoker never changes this computer."""
+    if not spec.environment.apt or spec.environment.container is not None or not capabilities.runs_locally:
         return
-    from stoker.agent.environment.apt import missing_here
+    from stoker.agent.environment.apt import missing_packages
 
-    missing = " ".join(missing_here(spec.environment.apt))
+    missing = " ".join(missing_packages(spec.environment.apt))
     if missing:
         advice = f"run `apt-get install {missing}` as root, or set environment.container"
         raise UserError(
@@ -264,20 +265,20 @@ def _check_apt(spec: Spec, capabilities: Capabilities) -> None:
 
 
 def unmasked(spec: Spec) -> tuple[str, ...]:
-    """A line for each secret of the submitter's that is too short to be masked in the log."""
+    """A line for each of the submitter's secrets that is too short to be masked in the log."""
     found = ((field, _variable(field, reference)) for field, reference in _references(spec))
     short = [field for field, variable in found if variable and not can_mask(os.environ.get(variable, ""))]
     return tuple(f"{field}: is shorter than {SHORTEST_BYTES} bytes, and is not masked in the log" for field in short)
 
 
 def _variable(field: str, reference: str) -> str | None:
-    """The variable that holds a secret, where a variable does."""
+    """The variable that holds a secret; None where no variable does."""
     wanted = secret_refs.parse(reference)
     return (wanted.name or field.rpartition(".")[2]) if wanted.kind == "env" else None
 
 
 def _references(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Every secret that the job refers to, by the field."""
+    """The references to secrets in the job, with their fields."""
     for name, reference in spec.secrets.items():
         yield f"secrets.{name}", reference
     for name, value, info in set_fields(spec):
@@ -286,14 +287,14 @@ def _references(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Store | None) -> str:
-    """A URL as it is, a folder as an absolute path, a job by its whole id with a checkpoint that exists."""
+    """The exact form of `resume_from`: a URL, an absolute path, or the whole id of a job with a checkpoint."""
     if "://" in text:
         return text
     path = Path(os.path.abspath(folder / Path(text).expanduser()))
     if path.is_dir() or text.startswith((".", "/", "~")):
         if not path.is_dir():
             raise UserError(f"resume_from: there is no folder {path}; name a job, a URL or a folder")
-        if not capabilities.here:
+        if not capabilities.runs_locally:
             raise UserError(f"resume_from: {path} is on this computer, where the machines cannot reach it; give a URL")
         return str(path)
     job, _, checkpoint = text.partition(":")
@@ -307,23 +308,23 @@ def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Sto
 
 
 def _pinned(store: Store, job: str, text: str) -> str:
-    """`:NAME` as it is, for the newest of that name when the job starts; a reference as one that a node can read.
+    """The suffix that names the checkpoint. `:NAME` stays, for the newest of that name when the job starts.
 
-    Without a name it is the newest, and nothing is pinned unless attempts of that job failed on its newest.
+    A reference becomes one that a node can read. Without a name it is the newest checkpoint, and nothing is pinned
+    unless attempts of that job failed on its newest.
     """
-    from stoker.core import retry
     from stoker.core.governor_settings import DEFAULT
     from stoker.store import job_log
-    from stoker.store.checkpoint_refs import pinned, resolve
+    from stoker.store.checkpoint_refs import claim_reference, resolve
     from stoker.store.checkpoints import choose, list_checkpoints
 
     state = job_log.read(store, job)
     listed = list_checkpoints(store, job)
-    poisoned = retry.poisoned(state, DEFAULT) if state is not None else frozenset()
+    poisoned = poisoned_checkpoints(state, DEFAULT) if state is not None else frozenset()
     try:
         chosen = resolve(listed, text or None, state, job, poisoned=poisoned).checkpoint
     except UserError as error:
         raise UserError(f"resume_from: {error}") from None
     if text:
-        return f":{text}" if text == chosen.name else f":{pinned(chosen.place)}"
-    return "" if choose(listed, frozenset()) == chosen else f":{pinned(chosen.place)}"
+        return f":{text}" if text == chosen.name else f":{claim_reference(chosen.place)}"
+    return "" if choose(listed, frozenset()) == chosen else f":{claim_reference(chosen.place)}"

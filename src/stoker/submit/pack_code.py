@@ -1,8 +1,8 @@
-"""Pack a code folder: the same content gives the same digest on any machine.
+"""Pack a code folder. The same content gives the same digest on any machine.
 
-Files and links are sorted, their times and owners dropped, their modes reduced to 644 and 755. The digest is of the
-tar inside the gzip: what deflate makes of the same bytes differs between versions of zlib, and a digest that differed
-with it would be uploaded again for nothing. Folders count only when they are quite empty, as they do for git.
+Files and links are sorted, their times and owners dropped, their modes reduced to 644 and 755. The digest is that
+of the tar inside the gzip: versions of zlib compress the same bytes differently, and a digest of the compressed bytes
+would cause needless uploads. Folders are packed only when they are empty.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import errno
 import gzip
 import hashlib
 import os
-import re
 import stat
 import tarfile
 import tempfile
@@ -19,19 +18,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 from stoker.model.errors import UserError
-from stoker.model.spec import Code
+from stoker.model.submission import Code
 from stoker.submit.git_revision import Revision, revision
-from stoker.submit.ignored_files import Ignored, weigh
-from stoker.submit.system_folders import check_code_folder, is_made_up
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
+from stoker.submit.ignore_rules import IgnoreRules, ignored_by, is_ignored, read_rules, rules_above, unreadable_code
+from stoker.submit.ignored_files import IgnoredFiles, summarize_ignored
+from stoker.submit.system_folders import check_code_folder, is_kernel_filesystem
 
 WARN_ABOVE_BYTES = 100 * 1000**2
-# More than this is not code: a disk, a dataset or a folder of environments that was named by mistake.
+# More than this is no code, but a disk, a dataset or a folder of environments that was named by mistake.
 MOST_FILES = 200_000
 MOST_BYTES = 10 * 1000**3
 
@@ -51,12 +48,11 @@ _ALWAYS_OUT = frozenset(
         ".DS_Store",
     }
 )
-_IGNORE_FILES = (".gitignore", ".stokerignore")
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A packed folder. `path` is a temporary file: use it in a `with`, or remove it."""
+class PackedCode:
+    """A packed folder. `path` is a temporary file: use it in a `with`, or delete it."""
 
     path: Path
     digest: str
@@ -66,17 +62,17 @@ class Packed:
     commit: str | None
     dirty: bool | None
     warnings: tuple[str, ...]
-    # Everything in it, relative to the folder.
+    # The paths of everything in it, relative to the folder.
     names: frozenset[str] = frozenset()
-    # What ignore files left out and the script may need: one for each kind of ignore file.
-    ignored: tuple[Ignored, ...] = ()
+    # Files that the script may need and ignore files left out: one for each kind of ignore file.
+    ignored: tuple[IgnoredFiles, ...] = ()
 
     @property
     def code(self) -> Code:
-        """What the submission records of it."""
+        """The part of it that the submission records."""
         return Code(self.digest, self.size, self.files, self.commit, self.dirty)
 
-    def __enter__(self) -> Packed:
+    def __enter__(self) -> PackedCode:
         return self
 
     def __exit__(
@@ -87,7 +83,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Something to pack: a file, a link (with where it leads) or an empty folder."""
+    """A file, a link (with its target) or an empty folder to pack."""
 
     name: str
     path: Path
@@ -99,13 +95,15 @@ class _Entry:
         return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
 
 
-def pack(folder: Path, *, exclude: Sequence[str] = (), known: Sequence[Path] = (), into: Path | None = None) -> Packed:
+def pack(
+    folder: Path, *, exclude: Sequence[str] = (), known: Sequence[Path] = (), into: Path | None = None
+) -> PackedCode:
     """Pack everything in `folder` that is code, into a new temporary file (in `into`, where that is given).
 
-    Left out: what `.gitignore` and `.stokerignore` say, at any depth and above the folder up to the root of its git
-    repository; caches and virtual environments; links that lead out of the folder; and `exclude`, paths relative to
-    the folder or absolute. `known` is what the job has by other ways, its inputs: that it is left out is no news.
-    Raises UserError when the folder or something in it cannot be read, leaving nothing behind.
+    Left out are files that `.gitignore` and `.stokerignore` name, at any depth and above the folder up to the root of
+    its git repository; caches and virtual environments; links that lead out of the folder; and `exclude`, paths
+    relative to the folder or absolute. `known` are the job's inputs: they may be left out without a warning. Raises
+    UserError when the folder or a file in it cannot be read, and leaves no temporary file then.
     """
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "there is no such folder"
@@ -122,7 +120,7 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), known: Sequence[Path] = (
             f"the code is {_megabytes(unpacked)}; the largest: {largest}. List what is not code in .stokerignore"
         )
     source = revision(root, exclude=sorted(walk.excluded)) or Revision(None, None)
-    return Packed(
+    return PackedCode(
         path=path,
         digest=digest,
         size=path.stat().st_size,
@@ -132,7 +130,7 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), known: Sequence[Path] = (
         dirty=source.dirty,
         warnings=tuple(walk.warnings),
         names=frozenset(entry.name for entry in entries),
-        ignored=weigh(root, walk.ignored),
+        ignored=summarize_ignored(root, walk.ignored),
     )
 
 
@@ -145,21 +143,21 @@ def _relative(root: Path, paths: Iterable[str]) -> Iterator[str]:
 
 
 class _Walk:
-    """Goes through the folder once, deciding what is code."""
+    """Walks through the folder once, and decides what is code."""
 
     def __init__(self, root: Path, excluded: frozenset[str], known: frozenset[str] = frozenset()) -> None:
         self.excluded = excluded
         self.known = known
-        # What an ignore file left out, with the name of that file.
+        # Paths that an ignore file left out, with the name of that file.
         self.ignored: list[tuple[str, str]] = []
         self.warnings: list[str] = []
         self._root = root
         self._device = root.stat().st_dev
 
     def entries(self) -> Iterator[_Entry]:
-        """Raises UserError as soon as there is more than code can be."""
+        """Everything to pack. Raises UserError as soon as there is more than code can be."""
         files = size = 0
-        for entry in self._folder(self._root, "", _rules_above(self._root)):
+        for entry in self._folder(self._root, "", rules_above(self._root)):
             files, size = files + 1, size + entry.size
             if files > MOST_FILES or size > MOST_BYTES:
                 found = (
@@ -171,8 +169,8 @@ class _Walk:
                 )
             yield entry
 
-    def _folder(self, folder: Path, name: str, rules: tuple[_Rules, ...]) -> Iterator[_Entry]:
-        own = _read_rules(folder)
+    def _folder(self, folder: Path, name: str, rules: tuple[IgnoreRules, ...]) -> Iterator[_Entry]:
+        own = read_rules(folder)
         rules = (*rules, own) if own is not None else rules
         for item in self._scan(folder, name):
             inner = f"{name}/{item.name}" if name else item.name
@@ -180,9 +178,9 @@ class _Walk:
             is_folder = item.is_dir(follow_symlinks=False)
             if item.name in _ALWAYS_OUT or item.name.endswith(".pyc") or inner in self.excluded:
                 continue
-            if _ignored(path, is_folder, rules):
+            if is_ignored(path, is_folder, rules):
                 if inner not in self.known:
-                    self.ignored.append((inner, _ignored_by(path, is_folder, rules)))
+                    self.ignored.append((inner, ignored_by(path, is_folder, rules)))
                 continue
             if item.is_symlink():
                 yield from self._link(path, inner)
@@ -194,15 +192,15 @@ class _Walk:
                 if item.name == ".env":
                     self.warnings.append(f"{inner} goes into the bucket as it is; keep secrets out with .stokerignore")
                 yield _Entry(inner, path, item.stat(follow_symlinks=False))
-            # Sockets, pipes and devices are nobody's code.
+            # Sockets, pipes and devices are no code.
 
     def _check_device(self, item: os.DirEntry[str], name: str) -> None:
-        """Something else may be mounted inside."""
+        """Raise UserError for a filesystem of the kernel that is mounted inside the folder."""
         device = item.stat().st_dev
-        if device != self._device and is_made_up(device):
+        if device != self._device and is_kernel_filesystem(device):
             raise UserError(f"code: {name} belongs to the operating system; list it in .stokerignore")
 
-    def _inside(self, path: Path, name: str, rules: tuple[_Rules, ...]) -> Iterator[_Entry]:
+    def _inside(self, path: Path, name: str, rules: tuple[IgnoreRules, ...]) -> Iterator[_Entry]:
         if not self._scan(path, name):
             yield _Entry(name, path, path.lstat())
             return
@@ -213,7 +211,7 @@ class _Walk:
             with os.scandir(folder) as found:
                 return list(found)
         except OSError as error:
-            raise _unreadable(name or ".", error) from None
+            raise unreadable_code(name or ".", error) from None
 
     def _link(self, path: Path, name: str) -> Iterator[_Entry]:
         target = _inner_target(self._root, path)
@@ -226,7 +224,7 @@ class _Walk:
 
 
 def _inner_target(root: Path, path: Path) -> str | None:
-    """Where a link leads, as a relative path that stays in the folder whoever resolves it; None if it leads out."""
+    """The target of a link as a relative path that stays in the folder on any machine; None if it leads out."""
     text = str(path.readlink())
     real = os.path.realpath(path)
     if real != str(root) and not real.startswith(f"{root}{os.sep}"):
@@ -243,80 +241,11 @@ def _inner_target(root: Path, path: Path) -> str | None:
     return os.path.relpath(real, path.parent)
 
 
-# ── ignore files ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """The ignore rules written in one folder, for everything below it."""
-
-    folder: Path
-    spec: GitIgnoreSpec
-    # Of that, what is written in Stoker's own file.
-    own: GitIgnoreSpec
-
-
-def _read_rules(folder: Path) -> _Rules | None:
-    lines: list[str] = []
-    before = 0
-    # Stoker's own file comes last: it may take back what git's says.
-    for name in _IGNORE_FILES:
-        before = len(lines)
-        try:
-            # A pipe of that name would never end.
-            if (folder / name).is_file():
-                text = (folder / name).read_text(encoding="utf-8", errors="surrogateescape")
-                lines += text.splitlines()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise _unreadable(str(folder / name), error) from None
-    if not lines:
-        return None
-    from pathspec import GitIgnoreSpec
-
-    # To pathspec `a/**` matches the folder `a/` itself; to git it does not, so that `!a/keep` can follow.
-    lines = [re.sub(r"/\*\*$", "/*", line.rstrip()) for line in lines]
-    return _Rules(folder, GitIgnoreSpec.from_lines(lines), GitIgnoreSpec.from_lines(lines[before:]))
-
-
-def _rules_above(root: Path) -> tuple[_Rules, ...]:
-    """The rules of the git repository that the folder lies in, unless they ignore the folder itself."""
-    above: list[Path] = []
-    for parent in (root, *root.parents):
-        if (parent / ".git").exists():
-            break
-        above.append(parent.parent)
-    else:
-        return ()
-    rules = tuple(found for folder in reversed(above) if (found := _read_rules(folder)) is not None)
-    return () if _ignored(root, True, rules) else rules
-
-
-def _ignored(path: Path, is_folder: bool, rules: tuple[_Rules, ...]) -> bool:
-    """The deepest file that says anything about the path decides."""
-    for rule in reversed(rules):
-        name = path.relative_to(rule.folder).as_posix() + ("/" if is_folder else "")
-        verdict = rule.spec.check_file(name).include
-        if verdict is not None:
-            return verdict
-    return False
-
-
-def _ignored_by(path: Path, is_folder: bool, rules: tuple[_Rules, ...]) -> str:
-    """Which file says so, of those that stand beside each other."""
-    for rule in reversed(rules):
-        name = path.relative_to(rule.folder).as_posix() + ("/" if is_folder else "")
-        if rule.spec.check_file(name).include is not None:
-            return _IGNORE_FILES[1] if rule.own.check_file(name).include else _IGNORE_FILES[0]
-    return _IGNORE_FILES[0]
-
-
-# ── the archive ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The archive ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Digesting:
-    """Passes bytes on and keeps their sha256."""
+    """Passes bytes on and computes their sha256."""
 
     def __init__(self, inner: IO[bytes]) -> None:
         self._inner = inner
@@ -365,17 +294,11 @@ def _add(tar: tarfile.TarFile, entry: _Entry) -> None:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise UserError(f"code: packing needs room in {tempfile.gettempdir()}: {error.strerror}") from None
-            raise _unreadable(entry.name, error) from None
-
-
-def _unreadable(name: str, error: OSError) -> UserError:
-    # tarfile says "unexpected end of data" without a number when the file shrank under it.
-    problem = f"cannot be read ({error.strerror})" if error.errno is not None else "changed while it was packed"
-    return UserError(f"code: {name}: {problem}; put that right or list it in .stokerignore")
+            raise unreadable_code(entry.name, error) from None
 
 
 def _largest(entries: list[_Entry]) -> list[tuple[str, int]]:
-    """The three largest things, looking into folders that are large because of one thing in them."""
+    """The three largest files and folders. A folder that is large because of one entry is replaced by that entry."""
     found = sorted(_grouped(entries, "").items(), key=lambda item: -item[1])[:3]
     return [_narrowed(entries, name, size) for name, size in found]
 

@@ -1,4 +1,4 @@
-"""Hold a job against the rules of the house before it is submitted. Whoever governs it does the same again."""
+"""Check a job against the policy before it is submitted. Its governor repeats the check."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
 from stoker.core import budgets, limits, policy_rules
-from stoker.core.budget_reservations import Ask, first_need
-from stoker.core.budget_state import Books, concerned
+from stoker.core.acceptable_offerings import within_cost_limit
+from stoker.core.budget_reservations import LaunchRequest, first_need
+from stoker.core.budget_state import BudgetState, has_budget
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.market import ordered
-from stoker.core.placement import that_pay
+from stoker.core.market import by_expected_cost
 from stoker.core.policy_rules import Subject
 from stoker.core.prior_usage import used_before
-from stoker.governor.budget_tracker import Bookkeeper
+from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.durations import span_text
@@ -22,31 +22,31 @@ from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.observed import Known, Observed
 from stoker.model.offerings import Offering
-from stoker.model.policy import NO_RULES, House, Then
+from stoker.model.policy import NO_RULES, Policy, RuleAction
 from stoker.model.spec import Spec
 from stoker.policy import versions
 from stoker.store.base import Store
 
 
 @dataclass(frozen=True)
-class Heeded:
-    """What the rules leave of the offerings, the warnings, and what else the plan should say."""
+class PolicyCheck:
+    """The offerings that the rules leave, and lines for the plan: warnings, and notes."""
 
     offerings: tuple[Offering, ...]
-    told: tuple[str, ...] = ()
-    noted: tuple[str, ...] = ()
-    # The house's bounds; None: nobody asked for them.
-    bounds: policy_rules.Bounded | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    # The limits of spec and policy together.
+    limits: policy_rules.EffectiveLimits | None = None
 
 
-def house_of(store: Store | None) -> House:
-    """The rules of a store. Without one nobody knows of any."""
-    return versions.house(versions.current(store)) if store is not None else NO_RULES
+def read_policy(store: Store | None) -> Policy:
+    """The policy of a store. Without a store: a policy without rules."""
+    return versions.parsed_policy(versions.current(store)) if store is not None else NO_RULES
 
 
-def as_housed(house: House, spec: Spec) -> Spec:
-    """The spec with what the house says of spot and of cost: both say which machines it may come to."""
-    bounded = policy_rules.bounded(house, _subject(spec)).spec
+def with_policy_limits(policy: Policy, spec: Spec) -> Spec:
+    """The spec with the policy's limits on spot and cost, which decide the machines that the job may get."""
+    bounded = policy_rules.effective_limits(policy, _subject(spec)).spec
     return replace(
         spec,
         resources=bounded.resources,
@@ -55,100 +55,113 @@ def as_housed(house: House, spec: Spec) -> Spec:
     )
 
 
-def cost_bound(house: House, spec: Spec) -> str:
-    """Who says what the job may cost, in words."""
-    return policy_rules.bounded(house, _subject(spec)).named("max_cost")
+def cost_limit_source(policy: Policy, spec: Spec) -> str:
+    """The name of the job's cost limit: `limits.max_cost`, or the rule of the policy that sets it."""
+    return policy_rules.effective_limits(policy, _subject(spec)).named("max_cost")
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What the policy's budgets say to a job as they stand now, each with what comes of it; and how they stand."""
+class BudgetForecast:
+    """The budgets that the job would exceed now, each with its reason and its consequence.
 
-    coming: tuple[tuple[str, Then], ...] = ()
-    stands: tuple[str, ...] = ()
+    `balances` says how much of each budget is spent, reserved and left.
+    """
+
+    exceeded: tuple[tuple[str, RuleAction], ...] = ()
+    balances: tuple[str, ...] = ()
 
 
-def forecast(store: Store, house: House, spec: Spec, offerings: Iterable[Offering], job: str | None = None) -> Forecast:
-    """Judge a job that is to be submitted by the cheapest of the offerings that would do."""
-    if not concerned(house, spec.tags):
-        return Forecast()
-    # By this computer's clock: governors go by the store's.
+def forecast_budgets(
+    store: Store, policy: Policy, spec: Spec, offerings: Iterable[Offering], job: str | None = None
+) -> BudgetForecast:
+    """Forecast the policy's budgets for a job that is to be submitted, by its cheapest offering."""
+    if not has_budget(policy, spec.tags):
+        return BudgetForecast()
+    # By this computer's clock; governors use the store's.
     now = datetime.now(timezone.utc)
-    subject, books = Subject(spec, now.date(), job), books_of(store, house, now)
-    bounds = policy_rules.bounded(house, subject)
-    needs = [first_need(bounds, offering) for offering in policy_rules.allowed(house, subject, offerings)]
-    ask = Ask(min(needs, key=lambda need: need.dollars), now) if needs else None
-    stands = budgets.stands(house, subject, books.value, now, ask) if isinstance(books, Known) else ()
-    return Forecast(budgets.forecast(house, subject, books, now, ask), tuple(stands))
+    subject, books = Subject(spec, now.date(), job), read_budget_state(store, policy, now)
+    bounds = policy_rules.effective_limits(policy, subject)
+    needs = [first_need(bounds, offering) for offering in policy_rules.allowed(policy, subject, offerings)]
+    ask = LaunchRequest(min(needs, key=lambda need: need.dollars), now) if needs else None
+    stands = budgets.describe_budgets(policy, subject, books.value, now, ask) if isinstance(books, Known) else ()
+    return BudgetForecast(budgets.forecast(policy, subject, books, now, ask), tuple(stands))
 
 
-def books_of(store: Store, house: House, now: datetime) -> Observed[Books]:
-    """How the budgets of the house stand, as of the last pass over each job."""
-    keeper = Bookkeeper(store, Memory())
-    keeper.begin(tuple(active_jobs(store)), whole=False)
-    return keeper.look(house, now)
+def read_budget_state(store: Store, policy: Policy, now: datetime) -> Observed[BudgetState]:
+    """The state of the policy's budgets, as of the governor's last pass over each job."""
+    tracker = BudgetTracker(store, Memory())
+    tracker.begin(tuple(active_jobs(store)), whole=False)
+    return tracker.read_state(policy, now)
 
 
-def heed(
-    house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None, job: str | None = None
-) -> Heeded:
-    """Raises UserError with all the rules that refuse the job. How budgets and markets stand is asked of the store.
+def check_policy(
+    policy: Policy, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None, job: str | None = None
+) -> PolicyCheck:
+    """Check a job against every rule of the policy. Raises UserError with all the rules that refuse it.
 
-    `job` is the id of one that was submitted before.
+    `store` holds the state of budgets and markets. `job` is the id of a job that was submitted before.
     """
     subject = Subject(spec, _today(), job)
-    found = policy_rules.broken(house, subject, offerings)
-    money = forecast(store, house, spec, offerings, job) if store is not None else Forecast()
+    found = policy_rules.broken(policy, subject, offerings)
+    budget = forecast_budgets(store, policy, spec, offerings, job) if store is not None else BudgetForecast()
     refusals = [str(each) for each in found if each.refuses]
-    refusals += [reason for reason, then in money.coming if then == "refuse"]
+    refusals += [reason for reason, then in budget.exceeded if then == "refuse"]
     if refusals:
         raise UserError("; ".join(refusals))
-    bounds = policy_rules.bounded(house, subject)
-    noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
-    noted += money.stands
-    told = (*map(str, found), *(reason for reason, _ in money.coming))
-    return Heeded(_as_seen(house, spec, store, policy_rules.allowed(house, subject, offerings)), told, noted, bounds)
+    bounds = policy_rules.effective_limits(policy, subject)
+    allowed = policy_rules.allowed(policy, subject, offerings)
+    return PolicyCheck(
+        offerings=_in_launch_order(policy, spec, store, allowed),
+        warnings=(*map(str, found), *(reason for reason, _ in budget.exceeded)),
+        notes=(*(_limit_note(bounds, field) for field in bounds.by_rule), *budget.balances),
+        limits=bounds,
+    )
 
 
-def heed_used(house: House, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:
-    """Raises UserError where the house's bounds, which count all attempts of a job, leave nothing to one that is to be
-    opened again."""
+def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:
+    """Raise UserError where the policy's limits leave nothing to a job that is to be resumed.
+
+    These limits count all attempts of a job, before and after a resumption.
+    """
     now = datetime.now(timezone.utc)
     used = used_before(replace(state, opened_seq=state.seq), spec, now)
-    bounds = policy_rules.bounded(house, Subject(spec, now.date(), state.job, used))
-    told = limits.used_up(bounds)
-    if told is None and "max_cost" in bounds.by_rule:
+    bounds = policy_rules.effective_limits(policy, Subject(spec, now.date(), state.job, used))
+    reason = limits.exhausted_limit(bounds)
+    if reason is None and "max_cost" in bounds.by_rule:
         whose, spent = bounds.named("max_cost"), bounds.used_of("max_cost")
-        _, told = that_pay(bounds.spec, list(offerings), DEFAULT.leave_s, cost_bound=whose, used=spent)
-    if told:
-        raise UserError(f"{told}; who keeps the rules can raise the bound, or list {state.job} under its `except`")
+        _, reason = within_cost_limit(bounds.spec, list(offerings), DEFAULT.leave_s, cost_bound=whose, used=spent)
+    if reason:
+        advice = f"the owner of the policy can raise the limit, or list {state.job} under the rule's `except`"
+        raise UserError(f"{reason}; {advice}")
 
 
-def _as_seen(house: House, spec: Spec, store: Store | None, offerings: tuple[Offering, ...]) -> tuple[Offering, ...]:
-    """The offerings in the order in which they will be tried, by what others saw of them lately."""
+def _in_launch_order(
+    policy: Policy, spec: Spec, store: Store | None, offerings: tuple[Offering, ...]
+) -> tuple[Offering, ...]:
+    """The offerings in the order in which they will be tried, by the recent launches of all jobs of the store."""
     if store is None or spec.resources.spot == "never":
         return offerings
-    # A plan is for people: a clock that goes wrong by minutes does no harm here.
+    # Only people read a plan: a clock that is wrong by minutes does no harm here.
     now = datetime.now(timezone.utc)
-    seen = MarketReader(store, now, house).of(spec.resources.provider)
-    return tuple(ordered(offerings, seen, now, spec.resources.machine))
+    seen = MarketReader(store, now, policy).of(spec.resources.provider)
+    return tuple(by_expected_cost(offerings, seen, now, spec.resources.machine))
 
 
-def _noted(bounds: policy_rules.Bounded, field: str) -> str:
-    value = bound_value(field, bounds.value(field))
-    told = {
+def _limit_note(bounds: policy_rules.EffectiveLimits, field: str) -> str:
+    value = limit_text(field, bounds.value(field))
+    meanings = {
         "max_runtime": f"at most {value} of training",
         "max_wait": f"at most {value} without a machine",
         "max_cost": f"at most {value}",
         "spot_wait": f"after {value} without spot it takes on-demand machines",
         "on_demand_after": f"on-demand after more reclaims than {value}",
-        "resumes": f"what failed for no known reason after long training is resumed, {value} times at most",
+        "resumes": f"an attempt that fails for no known reason after long training is resumed, {value} times at most",
     }
-    return f"{bounds.named(field)}: {told[field]}"
+    return f"{bounds.named(field)}: {meanings[field]}"
 
 
-def bound_value(field: str, value: float | None) -> str:
-    """A bound of the house as people read it: `72 h`, `$400.00`, `2`."""
+def limit_text(field: str, value: float | None) -> str:
+    """A limit of the policy as people read it: `72 h`, `$400.00`, `2`."""
     if value is None:
         return "none"
     if field == "max_cost":

@@ -1,4 +1,4 @@
-"""The Python of this computer that a job means: found, and asked what it is, before anything is submitted."""
+"""Find the Python on this computer that a job names, and check its version, before anything is submitted."""
 
 # Links are not resolved: a virtual environment's python is a link, and the link is the environment.
 # ruff: noqa: PTH100
@@ -18,43 +18,43 @@ from stoker.model.errors import UserError
 _FIELD = "environment.python"
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 _USUAL = ("python3", *(f"python3.{minor}" for minor in range(8, 16)))
-# On a line of its own: a Python may greet before it does what it is told.
+# On a line of its own: a Python may print a greeting first.
 _ASK = "import json, platform, sys; print(); print(json.dumps([platform.python_version(), sys.executable]))"
 _ASK_S = 10.0
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What a Python says of itself."""
+class _Interpreter:
+    """A Python's version and path, as it reports them."""
 
     version: str
     executable: str
 
 
 class _NoPython(Exception):
-    """It does not run, or is something else; in words that follow its path."""
+    """The program does not run, or is no Python. The message continues a sentence that begins with its path."""
 
 
 def find_python(wanted: str | None, folder: Path) -> str:
-    """The Python that is meant: the active one, a path, a version, or a conda environment, as an absolute path.
+    """The absolute path of the wanted Python: the active one, a path, a version, or a conda environment.
 
-    Raises UserError for what is not there, is no Python, or has another version than was asked for.
+    Raises UserError for a Python that is missing, is none, or has another version than the wanted one.
     """
     if wanted is None:
-        # It is what `python` means in the person's shell, whatever it is: not asked.
+        # Not checked: it is what `python` means in the person's shell, whatever that is.
         found = shutil.which("python") or shutil.which("python3")
         if found is None:
             raise UserError(f"{_FIELD}: there is no python on your PATH; give the path of one")
         return os.path.abspath(found)
     path = _locate(wanted, folder)
     try:
-        told = _ask(path)
+        interpreter = _ask(path)
     except _NoPython as problem:
         raise UserError(f"{_FIELD}: {path} {problem}; {_others()}") from None
-    if _VERSION.fullmatch(wanted) and not f"{told.version}.".startswith(f"{wanted}."):
-        raise UserError(f"{_FIELD}: {path} is Python {told.version}, and {wanted} is wanted; {_others()}")
-    # Under another name it may be a program that chooses one, as pyenv's do; what it chose is meant.
-    return path if Path(path).name == "python" else told.executable or path
+    if _VERSION.fullmatch(wanted) and not f"{interpreter.version}.".startswith(f"{wanted}."):
+        raise UserError(f"{_FIELD}: {path} is Python {interpreter.version}, and {wanted} is wanted; {_others()}")
+    # Under another name it may be a program that chooses a Python, as pyenv's shims do: take the one it chose.
+    return path if Path(path).name == "python" else interpreter.executable or path
 
 
 def _locate(wanted: str, folder: Path) -> str:
@@ -84,10 +84,10 @@ def _conda_python(name: str) -> str | None:
     return None
 
 
-def _ask(path: str) -> _Told:
-    """Raises _NoPython."""
+def _ask(path: str) -> _Interpreter:
+    """Ask the program for its version and path. Raises _NoPython."""
     try:
-        # By its input: what is no Python would repeat an argument in what it says.
+        # The code goes to stdin: another program would repeat an argument in its error message.
         answer = subprocess.run(
             [path, "-I", "-"], input=_ASK, capture_output=True, timeout=_ASK_S, check=False, encoding="utf-8"
         )
@@ -102,12 +102,12 @@ def _ask(path: str) -> _Told:
         version, executable = json.loads(answer.stdout.strip().splitlines()[-1])
     except (ValueError, TypeError, IndexError):
         raise _NoPython("is no Python") from None
-    return _Told(str(version), str(executable))
+    return _Interpreter(str(version), str(executable))
 
 
 def _others() -> str:
-    """What to do instead: those that are there and run."""
-    # Each under one of its names.
+    """Advice that lists the Pythons that run here."""
+    # Each Python once, under one of its names.
     running: dict[str, str] = {}
     for path in filter(None, map(shutil.which, _USUAL)):
         try:

@@ -1,4 +1,4 @@
-"""Which file of packages a job is installed from: named, or found at the root of its code."""
+"""Choose the requirements file of a job: the one it names, or the one at the root of its code."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.environment import requirements
-from stoker.agent.environment.requirements import FIELD, NOTHING, USUAL
+from stoker.agent.environment.requirements import DEFAULT_FILE, FIELD, NOTHING
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.submit.validate_requirements import check_packages, check_yaml
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The spec with the file that is installed from, what the plan says of it, and what may not be as it was meant."""
+class RequirementsChoice:
+    """The spec with its requirements file, and lines for the plan: notes, and warnings."""
 
     spec: Spec
-    noted: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def check_conda(spec: Spec, code: Path, packed: Collection[str]) -> None:
-    """Raise UserError where machines would not get the file that a conda environment is made from, or not read it."""
+    """Raise UserError where the packed code lacks the job's conda file, or the file is no valid YAML."""
     name = spec.environment.conda
     if name is None:
         return
@@ -34,20 +34,20 @@ def check_conda(spec: Spec, code: Path, packed: Collection[str]) -> None:
     check_yaml("environment.conda", name, (code / name).read_bytes())
 
 
-def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> Chosen:
-    """`packed` is what machines get of the code. Raises UserError for a file that cannot be installed from there."""
+def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> RequirementsChoice:
+    """Choose the requirements file. `packed` are the files that machines get. Raises UserError for an unusable file."""
     wishes = spec.environment
     name = wishes.requirements
     if name == NOTHING:
-        return Chosen(spec)
-    noted: tuple[str, ...] = ()
+        return RequirementsChoice(spec)
+    notes: tuple[str, ...] = ()
     if name is None:
         if wishes.conda is not None:
-            return Chosen(spec)
-        if USUAL not in packed:
-            return Chosen(spec, told=_left_out(code))
-        name = USUAL
-        noted = (f"{USUAL} is installed before the training starts ({FIELD}; `{NOTHING}` leaves it)",)
+            return RequirementsChoice(spec)
+        if DEFAULT_FILE not in packed:
+            return RequirementsChoice(spec, warnings=_left_out(code))
+        name = DEFAULT_FILE
+        notes = (f"{DEFAULT_FILE} is installed before the training starts ({FIELD}: {NOTHING} skips it)",)
     files = requirements.read(code, name)
     for file in files.files:
         if file not in packed:
@@ -58,14 +58,14 @@ def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> Chos
     check_packages(files)
     if wishes.system_packages and files.kind in ("uv-lock", "pylock"):
         raise UserError(
-            f"environment.system_packages: {files.name} names every package with its version, so nothing of the "
-            "image's is kept; leave one of the two out"
+            f"environment.system_packages: {files.name} names every package with its version, so no package of "
+            "the image is kept; leave one of the two out"
         )
-    return Chosen(replace(spec, environment=replace(wishes, requirements=files.name)), noted)
+    return RequirementsChoice(replace(spec, environment=replace(wishes, requirements=files.name)), notes)
 
 
 def _left_out(code: Path) -> tuple[str, ...]:
-    if not (code / USUAL).is_file():
+    if not (code / DEFAULT_FILE).is_file():
         return ()
-    advice = f"add `!{USUAL}` to .stokerignore, or set {FIELD}: {NOTHING}"
-    return (f"{USUAL} is left out of the packed code by an ignore file, and is not installed; {advice}",)
+    advice = f"add `!{DEFAULT_FILE}` to .stokerignore, or set {FIELD}: {NOTHING}"
+    return (f"{DEFAULT_FILE} is left out of the packed code by an ignore file, and is not installed; {advice}",)

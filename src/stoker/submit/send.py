@@ -1,4 +1,4 @@
-"""Put a prepared job into the store, and leave nothing of a failure."""
+"""Put a prepared job into the store. A failed submission leaves no job behind."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from pathlib import Path
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
 from stoker.model.log_entries import Record, Submitted
-from stoker.model.spec import Code, Submission
+from stoker.model.submission import Code, Submission
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.find_job import ID_ALPHABET, SUFFIX_LENGTH
 from stoker.store.home import home, make_home
 from stoker.submit import shared_objects
-from stoker.submit.prepare import Prepared, submitter
-from stoker.submit.shared_objects import any_given_up, references
+from stoker.submit.identity import user_at_host
+from stoker.submit.prepared_job import PreparedJob
+from stoker.submit.shared_objects import any_retired, references
 
-# Called with what is done, and with all there is.
+# Called with the bytes that are done, and with all bytes.
 Progress = Callable[[int, int], None]
 
-# Two jobs of one name share a suffix once in 600,000 times; so many times in a row is another fault.
+# Two jobs of one name share a suffix once in 600,000 times; so many collisions in a row have another cause.
 _ID_TRIES = 20
-# How often a submission starts over because something that it names was given up by a collector meanwhile.
+# How often a submission starts over because a collector retired an object that it names.
 _COLLECTED_TRIES = 5
 
 
 def check_writable(store: Store) -> None:
-    """Write something and take it back: said before the plan is shown, not after. Raises UserError when it may not."""
+    """Check, before the plan is shown, that the store can be written. Raises UserError where that is denied."""
     key = f"check/{secrets.token_hex(8)}"
     _make_home_of(store)
     try:
@@ -42,7 +43,7 @@ def check_writable(store: Store) -> None:
 
 
 def _make_home_of(store: Store) -> None:
-    """A store in the home must not be what makes it, with permissions for everybody."""
+    """Create the home before a store in it does, which would give permissions to all users."""
     if store.url.startswith(Path(os.path.realpath(home())).as_uri()):
         make_home()
 
@@ -51,12 +52,11 @@ def _unwritable(error: StoreDenied) -> UserError:
     return UserError(f"the store cannot be written: {error}; choose another with --store")
 
 
-def send(prepared: Prepared, store: Store, progress: Progress | None = None) -> str:
-    """Put the job into the store: code, spec, marker, then the entry that opens the log. Answers the job's id.
+def send(prepared: PreparedJob, store: Store, progress: Progress | None = None) -> str:
+    """Put the job into the store: code, spec, marker, then the entry that opens the log. Returns the job's id.
 
-    `progress` is called from any thread with the bytes of inputs that have gone, and those that are to go.
-    What fails before that entry leaves no job behind. Raises UserError when the store may not be written, StoreError
-    when it does not answer.
+    `progress` is called from any thread with the uploaded bytes of inputs and their total. A failure before the entry
+    leaves no job behind. Raises UserError when writing is denied, StoreError when the store does not answer.
     """
     begun: list[str] = []
     _make_home_of(store)
@@ -65,14 +65,14 @@ def send(prepared: Prepared, store: Store, progress: Progress | None = None) -> 
     except _Uncertain:
         raise
     except BaseException as error:
-        _take_back(store, begun)
+        _delete_begun(store, begun)
         if isinstance(error, StoreDenied):
             raise _unwritable(error) from None
         raise
 
 
-def _counting(prepared: Prepared, progress: Progress | None) -> Callable[[int], None]:
-    """What hears of each some bytes that have gone."""
+def _counting(prepared: PreparedJob, progress: Progress | None) -> Callable[[int], None]:
+    """A function that adds uploaded bytes to the progress."""
     if progress is None:
         return lambda _: None
     total, done, lock = sum(upload.to_send or 0 for upload in prepared.uploads), 0, threading.Lock()
@@ -87,18 +87,18 @@ def _counting(prepared: Prepared, progress: Progress | None) -> Callable[[int], 
 
 
 class _Uncertain(StoreError):
-    """The entry may have been written: nothing may be taken back."""
+    """The entry may have been written: nothing may be deleted."""
 
 
-def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[int], None]) -> str:
-    me = submitter()
+def _send(prepared: PreparedJob, store: Store, begun: list[str], on_bytes: Callable[[int], None]) -> str:
+    me = user_at_host()
     for _ in range(_COLLECTED_TRIES):
-        submission = _put_shared(prepared, store, me, told)
+        submission = _put_shared(prepared, store, me, on_bytes)
         job, data = _put_spec(submission, store, begun)
-        # Only now: a collector that gives something up after this look finds the spec, and leaves it alone.
-        if not any_given_up(store, references(data, store.url, keys.spec(job))):
+        # Checked only now: a collector that retires an object after this check finds the spec, and deletes nothing.
+        if not any_retired(store, references(data, store.url, keys.spec(job))):
             break
-        _take_back(store, begun)
+        _delete_begun(store, begun)
         begun.clear()
     else:
         raise StokerError("what the job needs is deleted from the store again and again; submit it once more")
@@ -110,10 +110,10 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
     )
     record = Record(token=job_log.new_token(), by=me, reason=f"submitted by {me}", event=event)
     _open_log(store, job, record)
-    # From here on it is submitted, and a governor may have launched it: nothing is taken back.
+    # From here on the job is submitted, and a governor may have launched it: nothing is deleted.
     begun.clear()
     try:
-        # A reindexing may have deleted the announcement: what stays is the marker of an entry that is in the log.
+        # A reindexing may have deleted the announcement; the marker of an entry that is in the log stays.
         store.put(keys.active(job, 1), b"")
         store.delete([announcement])
     except StoreError as error:
@@ -133,13 +133,13 @@ def _open_log(store: Store, job: str, record: Record) -> None:
 
 
 def _put_spec(submission: Submission, store: Store, begun: list[str]) -> tuple[str, bytes]:
-    """Find an id that is free, and keep the frozen spec under it. Create-only, so two submitters never share one."""
+    """Find a free id, and store the frozen spec under it. Create-only, so that two submitters never share an id."""
     for _ in range(_ID_TRIES):
         suffix = "".join(secrets.choice(ID_ALPHABET) for _ in range(SUFFIX_LENGTH))
         job = f"{submission.spec.name}-{suffix}"
         data = codec.dumps(replace(submission, job=job))
         _check_readable(data)
-        # An id is never used again: what lands late for a removed job must not meet another one.
+        # An id is never used again: a late write for a removed job must not meet another job.
         if job_log.is_removed(store, job) or store.head(keys.log_entry(job, 1)) is not None:
             continue
         if store.create(keys.spec(job), data):
@@ -149,15 +149,18 @@ def _put_spec(submission: Submission, store: Store, begun: list[str]) -> tuple[s
 
 
 def _check_readable(data: bytes) -> None:
-    """What no governor could read (a number of a thousand digits, for one) would be a job that never begins or ends."""
+    """Raise UserError for a job that no governor could read, such as one with a number of a thousand digits.
+
+    Such a job would never start or end.
+    """
     try:
         codec.loads(Submission, data)
     except CodecError as error:
-        raise UserError(f"the job cannot be kept: {error}") from None
+        raise UserError(f"the job cannot be stored: {error}") from None
 
 
-def _put_shared(prepared: Prepared, store: Store, me: str, told: Callable[[int], None]) -> Submission:
-    """Have everything in the store that the job shares with others, each once; and the job, which names it."""
+def _put_shared(prepared: PreparedJob, store: Store, me: str, on_bytes: Callable[[int], None]) -> Submission:
+    """Put every object that jobs share into the store, each once; and build the submission that names them."""
     spec, bundles, tools, wheels = prepared.spec, {}, {}, {}
     code = _put_code(prepared, store)
     if prepared.bundles:
@@ -171,9 +174,9 @@ def _put_shared(prepared: Prepared, store: Store, me: str, told: Callable[[int],
     if prepared.uploads or any(wanted.source.startswith(store.url) for wanted in spec.inputs.values()):
         from stoker.submit import uploads
 
-        stored = {upload.name: (upload, uploads.send(store, upload, told)) for upload in prepared.uploads}
-        spec = uploads.named(spec, store.url, stored)
-        uploads.check_there(store, spec)
+        stored = {upload.name: (upload, uploads.send(store, upload, on_bytes)) for upload in prepared.uploads}
+        spec = uploads.with_stored_sources(spec, store.url, stored)
+        uploads.check_uploads_stored(store, spec)
     if prepared.wheels is not None:
         from stoker.submit import wheels as packages
 
@@ -188,13 +191,13 @@ def _put_shared(prepared: Prepared, store: Store, me: str, told: Callable[[int],
         tools=tools,
         wheels=wheels,
         place=prepared.place,
-        defaulted=prepared.told,
+        defaulted=prepared.warnings,
         origin=prepared.origin,
     )
 
 
-def _put_code(prepared: Prepared, store: Store) -> Code | None:
-    """Have the code in the store: packed from this computer, or what another job brought."""
+def _put_code(prepared: PreparedJob, store: Store) -> Code | None:
+    """Put the code into the store: packed on this computer, or that of the cloned job."""
     packed, code = prepared.packed, prepared.code
     if packed is not None:
         code = Code(
@@ -212,17 +215,17 @@ def _put_code(prepared: Prepared, store: Store) -> Code | None:
             raise UserError("its code is not in the store any more; submit it again from the folder")
         return found.data
 
-    name = shared_objects.keep(store, keys.CODE, code.digest, keys.code, read)
+    name = shared_objects.store_once(store, keys.CODE, code.digest, keys.code, read)
     return replace(code, generation=keys.generation_of(name))
 
 
-def _take_back(store: Store, begun: list[str]) -> None:
+def _delete_begun(store: Store, begun: list[str]) -> None:
     try:
         for job in begun:
-            # As for a job that is removed: the id is never used again, so a delete that lands late harms none.
+            # As for a removed job: the id is never used again, so a late delete harms no job.
             store.create(keys.removed(job), b"")
-        # Also without any: a folder then removes what it made for itself.
+        # Also without keys: a folder store then removes the folders that it made.
         markers = [meta.key for job in begun for meta in store.list(f"{keys.ACTIVE}{job}/")]
         store.delete([*markers, *map(keys.spec, begun)])
     except StoreError:
-        return  # It does not answer; what is left is a spec without a log, which nobody runs and `reindex` unmarks.
+        return  # The store does not answer. A spec without a log is left, which no governor runs and `reindex` unmarks.

@@ -1,4 +1,4 @@
-"""Refuse folders that cannot be meant: parts of the operating system, a whole disk, a home."""
+"""Refuse folders that are named by mistake: parts of the operating system, a whole disk, a home."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stoker.model.errors import UserError
 
-# The kernel makes up what is in these. Some of it never ends, or waits for ever.
-_MADE_UP = frozenset(
+# Filesystems that the kernel generates. Some of their files never end, or block for ever.
+_KERNEL_FILESYSTEMS = frozenset(
     {
         "autofs",
         "binfmt_misc",
@@ -60,23 +60,23 @@ _SYSTEM = frozenset(
 
 
 def check_code_folder(folder: Path) -> None:
-    """Raise UserError for a folder that is not one of code. `folder` is resolved."""
+    """Raise UserError for a folder that cannot be a code folder. `folder` is resolved."""
     advice = "name the folder that holds the script"
     if folder == folder.parent or folder == _home():
-        # Keys and passwords lie there: they would be in the bucket before anybody noticed.
+        # Keys and passwords lie there, and would be uploaded to the bucket.
         raise UserError(f"code: {folder} is not a folder of code alone; {advice}")
-    if str(folder) in _SYSTEM or made_up(folder):
+    if str(folder) in _SYSTEM or is_on_kernel_filesystem(folder):
         raise UserError(f"code: {folder} belongs to the operating system; {advice}")
 
 
 def check_input_folder(name: str, path: Path) -> None:
     """Raise UserError for an input whose files are not files on a disk."""
-    if made_up(path):
+    if is_on_kernel_filesystem(path):
         raise UserError(f"inputs.{name}: {path} belongs to the operating system; name a folder of data")
 
 
-def made_up(path: Path) -> bool:
-    """Whether the kernel makes up what is there."""
+def is_on_kernel_filesystem(path: Path) -> bool:
+    """True if the path lies on a filesystem that the kernel generates."""
     real = os.path.realpath(path)
     if real == "/dev" or (real.startswith("/dev/") and not real.startswith("/dev/shm/")):
         return True
@@ -84,17 +84,17 @@ def made_up(path: Path) -> bool:
         device = Path(real).stat().st_dev
     except OSError:
         return real.startswith(("/proc/", "/sys/"))
-    return is_made_up(device)
+    return is_kernel_filesystem(device)
 
 
-def is_made_up(device: int) -> bool:
-    """Whether a filesystem, by its number, is one that the kernel makes up."""
-    return _kinds().get(f"{os.major(device)}:{os.minor(device)}") in _MADE_UP
+def is_kernel_filesystem(device: int) -> bool:
+    """True if the filesystem with this device number is one that the kernel generates."""
+    return _kinds().get(f"{os.major(device)}:{os.minor(device)}") in _KERNEL_FILESYSTEMS
 
 
 @lru_cache(maxsize=1)
 def _kinds() -> dict[str, str]:
-    """The kinds of all filesystems by their numbers. Empty where the system does not tell."""
+    """The types of all mounted filesystems by device number. Empty where the system does not list them."""
     found = {}
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -112,4 +112,4 @@ def _home() -> Path | None:
     try:
         return Path.home().resolve()
     except (RuntimeError, OSError):
-        return None  # A user without one.
+        return None  # The user has no home.

@@ -1,4 +1,4 @@
-"""Files and folders of the submitter's that machines elsewhere are to read: sent to the store once, as plain files.
+"""Upload the submitter's files and folders that remote machines read: once, as plain files.
 
 inputs/<digest of the names and contents>[-<generation>]/<file>
 """
@@ -17,24 +17,26 @@ from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Spec
-from stoker.store.base import Meta, Sent, Store, can_be_key
+from stoker.store.base import Meta, Store, StoredFile, is_valid_key
 from stoker.store.parallel import run_all
-from stoker.submit.shared_objects import Shared, input_name, is_given_up, sweep, usable_name
+from stoker.submit.shared_objects import SharedObject, collect_unused, input_name, is_retired, usable_name
 
 _AT_ONCE = 16
 _HASHED_AT_ONCE = 4
 
 
 @runtime_checkable
-class TellsOfBytes(Protocol):
-    """A store that says how much of a large file has gone."""
+class ReportsUploadProgress(Protocol):
+    """A store that reports the progress of a large upload."""
 
-    def put_file_telling(self, source: Path, key: Callable[[str], str], told: Callable[[int], None]) -> Sent: ...
+    def put_file_with_progress(
+        self, source: Path, key: Callable[[str], str], progress: Callable[[int], None]
+    ) -> StoredFile: ...
 
 
 @dataclass(frozen=True)
 class UploadFile:
-    """`name` is its path in the folder."""
+    """A file to upload. `name` is its path in the folder."""
 
     path: Path
     name: str
@@ -44,7 +46,7 @@ class UploadFile:
 
 @dataclass(frozen=True)
 class Upload:
-    """One input. `to_send` is how many bytes the store does not have yet; None: nobody has asked it."""
+    """One input to upload. `to_send` is the number of bytes that the store lacks; None: the store was not asked."""
 
     name: str
     path: Path
@@ -57,19 +59,21 @@ class Upload:
         return sum(file.size for file in self.files)
 
 
-def gather(spec: Spec, capabilities: Capabilities, url: str, store: Store | None) -> tuple[Spec, tuple[Upload, ...]]:
+def plan_uploads(
+    spec: Spec, capabilities: Capabilities, url: str, store: Store | None
+) -> tuple[Spec, tuple[Upload, ...]]:
     """The spec with URLs below `url`, the store's, in place of this computer's paths, and what has to be there.
 
     Where the machines are this computer, nothing changes. `store` is only read from; None: it is not to be asked.
     Raises UserError for what cannot be sent.
     """
-    if capabilities.here:
+    if capabilities.runs_locally:
         return spec, ()
     inputs, uploads = dict(spec.inputs), []
     for name, wanted in spec.inputs.items():
         if "://" in wanted.source:
             continue
-        upload = measure(name, Path(wanted.source))
+        upload = measure_upload(name, Path(wanted.source))
         stored = upload.digest
         if store is not None:
             stored = usable_name(store, keys.INPUTS, upload.digest)
@@ -79,8 +83,8 @@ def gather(spec: Spec, capabilities: Capabilities, url: str, store: Store | None
     return replace(spec, inputs=inputs), tuple(uploads)
 
 
-def named(spec: Spec, url: str, stored: Mapping[str, tuple[Upload, str]]) -> Spec:
-    """The spec with inputs under the names that `send` answered, by the input's name."""
+def with_stored_sources(spec: Spec, url: str, stored: Mapping[str, tuple[Upload, str]]) -> Spec:
+    """The spec with its inputs under the names that `send` returned, by the input's name."""
     inputs = {name: replace(spec.inputs[name], source=_source(url, *found)) for name, found in stored.items()}
     return replace(spec, inputs={**spec.inputs, **inputs})
 
@@ -90,8 +94,8 @@ def _source(url: str, upload: Upload, stored: str) -> str:
     return f"{url}/{keys.input_files(stored)}".rstrip("/") + single
 
 
-def measure(name: str, path: Path) -> Upload:
-    """What is in a file or folder. Links are followed. Raises UserError for what cannot be read or kept."""
+def measure_upload(name: str, path: Path) -> Upload:
+    """List and hash a file or folder. Links are followed. Raises UserError for what cannot be read or stored."""
     try:
         names = [path.name] if path.is_file() else sorted(list_files(path))
     except OSError as error:
@@ -107,7 +111,7 @@ def measure(name: str, path: Path) -> Upload:
 
 
 def _measure(name: str, path: Path, one: str) -> UploadFile:
-    if not can_be_key(one):
+    if not is_valid_key(one):
         raise UserError(f"inputs.{name}: no bucket keeps a file called {str(path)!r}; rename it")
     digest, size = hashlib.sha256(), 0
     try:
@@ -123,29 +127,29 @@ def _measure(name: str, path: Path, one: str) -> UploadFile:
     return UploadFile(path, one, size, digest.hexdigest())
 
 
-def send(store: Store, upload: Upload, told: Callable[[int], None] = lambda _: None) -> str:
-    """Have it in the store, under the name that is answered. What is there is not sent again. Idempotent.
+def send(store: Store, upload: Upload, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """Upload the files that the store lacks, and return the name of the upload. Idempotent.
 
-    `told` hears, in several threads, of bytes as they go. The upload is not taken back when a submission fails: others
-    may rely on it by then. Raises UserError when a file changed since it was looked at, and what a store raises.
+    `on_bytes` is called in several threads with the bytes of each part. The files stay when a submission fails: another
+    job may rely on them by then. Raises UserError when a file changed since it was hashed, and the store's errors.
     """
     stored = usable_name(store, keys.INPUTS, upload.digest)
     missing = _missing(store, upload, stored)
-    run_all([partial(_send, store, upload, stored, file, told) for file in missing], _AT_ONCE)
+    run_all([partial(_send, store, upload, stored, file, on_bytes) for file in missing], _AT_ONCE)
     return stored
 
 
-def _send(store: Store, upload: Upload, stored: str, file: UploadFile, told: Callable[[int], None]) -> None:
+def _send(store: Store, upload: Upload, stored: str, file: UploadFile, on_bytes: Callable[[int], None]) -> None:
     def key(digest: str) -> str:
         if digest != file.digest:
             raise UserError(f"inputs.{upload.name}: {file.path} was changed meanwhile; submit again when it rests")
         return keys.input_files(stored) + file.name
 
     try:
-        if isinstance(store, TellsOfBytes):
-            store.put_file_telling(file.path, key, told)
+        if isinstance(store, ReportsUploadProgress):
+            store.put_file_with_progress(file.path, key, on_bytes)
         else:
-            told(store.put_file(file.path, key).size)
+            on_bytes(store.put_file(file.path, key).size)
     except OSError as error:
         raise UserError(f"inputs.{upload.name}: {file.path} cannot be read: {error.strerror}") from None
 
@@ -156,21 +160,21 @@ def _missing(store: Store, upload: Upload, stored: str) -> list[UploadFile]:
     return [file for file in upload.files if there.get(file.name) != file.size]
 
 
-def check_there(store: Store, spec: Spec) -> None:
-    """Raise UserError unless the uploads of earlier jobs that a job relies on are in the store."""
+def check_uploads_stored(store: Store, spec: Spec) -> None:
+    """Raise UserError where the store lacks an upload of an earlier job that this job relies on."""
     for name, wanted in spec.inputs.items():
         stored = input_name(store.url, wanted.source)
         if stored is None:
             continue
         there = next(iter(store.list(keys.input_files(stored))), None) is not None
-        if not there or is_given_up(store, Shared(keys.INPUTS, stored)):
+        if not there or is_retired(store, SharedObject(keys.INPUTS, stored)):
             raise UserError(f"inputs.{name}: its files are not in the store any more; name the folder that they are in")
 
 
-def collect(store: Store) -> int:
-    """Delete uploads that no job refers to and that were not written for a day. Answers how many inputs went."""
+def collect_uploads(store: Store) -> int:
+    """Delete uploads that no job refers to and that are older than a day. Returns the number of inputs."""
 
     def files_of(name: str) -> list[Meta]:
         return list(store.list(keys.input_files(name)))
 
-    return sweep(store, keys.INPUTS, {name: partial(files_of, name) for name in store.folders(keys.INPUTS)})
+    return collect_unused(store, keys.INPUTS, {name: partial(files_of, name) for name in store.folders(keys.INPUTS)})

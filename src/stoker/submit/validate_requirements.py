@@ -1,6 +1,6 @@
-"""Mistakes in files of packages that no program could read: told when the job is submitted, not by a machine.
+"""Find certain mistakes in requirements files when a job is submitted, rather than on its machines.
 
-Only what is certain. Whatever may be right is left to uv and conda.
+A line that may be right is left to uv and conda.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _SPECIFIERS = rf"{_SPECIFIER}(?:\s*,\s*{_SPECIFIER})*\s*,?"
 _REQUIREMENT = re.compile(rf"{_NAME}\s*(?:\[[^\]]*\])?\s*(?:@.*|{_SPECIFIERS}|\({_SPECIFIERS}\s*\))?\s*(?:;.+)?")
 # Options of a single requirement, such as its hashes.
 _OPTIONS = re.compile(r"\s--?[a-z].*$")
-# Options, addresses, paths and variables: only the program that reads them knows.
+# Options, addresses, paths and variables: only the program that reads them can check them.
 _OTHER = re.compile(r"-(?!\s)|\.|~|[^@;\[]*(?:[/\\$]|::)|.*\.(?:whl|zip|tgz|tar\.\w+)\b", re.IGNORECASE)
 _LONGEST = 60
 
 
 def check_packages(found: Requirements) -> None:
-    """Raises UserError that names the file and the line."""
+    """Raise UserError for the first mistake, with the file and the line."""
     for name, data in (found.files | found.settings).items():
         if name.endswith((".toml", ".lock")):
             check_toml(FIELD, name, data)
@@ -34,7 +34,7 @@ def check_packages(found: Requirements) -> None:
 
 
 def check_toml(field: str, name: str, data: bytes) -> dict[str, Any]:
-    """What it holds. Raises UserError."""
+    """The contents of a TOML file. Raises UserError where it is invalid."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -48,7 +48,7 @@ def check_toml(field: str, name: str, data: bytes) -> dict[str, Any]:
 
 
 def check_yaml(field: str, name: str, data: bytes) -> None:
-    """Raises UserError."""
+    """Raise UserError for a YAML file that is invalid, or no mapping."""
     import yaml
 
     try:
@@ -74,7 +74,7 @@ def _check_requirements(name: str, text: str) -> None:
 
 
 def _numbered(text: str) -> Iterator[tuple[int, str]]:
-    """Requirements and options, each whole and with the line that it begins in, without comments."""
+    """Requirements and options without comments, each with the number of its first line."""
     begun, parts = 0, list[str]()
     for number, line in enumerate([*text.splitlines(), ""], 1):
         begun = begun if parts else number

@@ -1,8 +1,7 @@
-"""For which machines a job's wheels are gathered: their Python has to be known before one of them has booted."""
+"""Decide for which machines a job's wheels are gathered. Their Python must be known before one of them boots."""
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterable
@@ -12,14 +11,16 @@ from typing import TYPE_CHECKING
 from stoker.agent.environment.requirements import NOTHING, read
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities, Offering
-from stoker.model.spec import Spec, Wheel
+from stoker.model.spec import Spec
+from stoker.model.submission import Wheel
 from stoker.providers import registry
 from stoker.providers.image_info import version_text
+from stoker.submit.pip_download import local_architecture
 
 if TYPE_CHECKING:
-    from stoker.submit.wheels import Gathered, Target
+    from stoker.submit.wheels import WheelSet, WheelTarget
 
-_FIELD = "environment.wheels"
+FIELD = "environment.wheels"
 _VERSION = re.compile(r"3\.\d+(?:\.\d+)*")
 _ASK_S = 30.0
 
@@ -34,62 +35,62 @@ def pack_wheels(
     code: Path,
     *,
     offline: bool = False,
-) -> tuple[Gathered | None, tuple[str, ...]]:
-    """The wheels of a job that wants them packed, and a line where they are not gathered yet. Raises UserError."""
+) -> tuple[WheelSet | None, tuple[str, ...]]:
+    """The wheels of a job that wants them packed; offline, a line that the run gathers them. Raises UserError."""
     if spec.environment.wheels is None:
         return None, ()
     if spec.environment.requirements in (None, NOTHING):
-        raise UserError(f"{_FIELD}: there is nothing to gather; set environment.requirements, or leave `wheels` out")
+        raise UserError(f"{FIELD}: there is nothing to gather; set environment.requirements, or leave `wheels` out")
     targets = _targets(spec, capabilities, offerings, architectures)
     if offline:
-        return None, (f"{_FIELD}: the run itself gathers them, for {', '.join(sorted(t.name for t in targets))}",)
-    from stoker.submit.wheels import gather
+        return None, (f"{FIELD}: the run itself gathers them, for {', '.join(sorted(t.name for t in targets))}",)
+    from stoker.submit.wheels import gather_wheels
 
     assert spec.environment.requirements is not None
-    found = gather(code, read(code, spec.environment.requirements), targets, spec.environment.index)
+    found = gather_wheels(code, read(code, spec.environment.requirements), targets, spec.environment.index)
     return found, ()
 
 
-def taken_over(
+def reuse_wheels(
     spec: Spec,
     capabilities: Capabilities,
     offerings: tuple[Offering, ...],
     architectures: Architectures,
     wheels: dict[str, tuple[Wheel, ...]],
-) -> Gathered | None:
-    """Those of another job, for a clone of it. Raises UserError where its machines need others."""
+) -> WheelSet | None:
+    """The wheels of another job for its clone. Raises UserError where the clone's machines need others."""
     if spec.environment.wheels is None:
         return None
-    from stoker.submit.wheels import Gathered
+    from stoker.submit.wheels import WheelSet
 
     needed = sorted(target.name for target in _targets(spec, capabilities, offerings, architectures))
     if not set(needed) <= set(wheels):
         there = ", ".join(sorted(wheels)) or "none"
         raise UserError(
-            f"{_FIELD}: wheels were gathered for {there}, and this needs {', '.join(needed)}; submit it from its folder"
+            f"{FIELD}: wheels were gathered for {there}, and this needs {', '.join(needed)}; submit it from its folder"
         )
-    return Gathered({name: wheels[name] for name in needed})
+    return WheelSet({name: wheels[name] for name in needed})
 
 
 def _targets(
     spec: Spec, capabilities: Capabilities, offerings: tuple[Offering, ...], architectures: Architectures
-) -> set[Target]:
-    from stoker.submit.wheels import Target
+) -> set[WheelTarget]:
+    from stoker.submit.wheels import WheelTarget
 
     wanted = spec.environment.python or ""
     contained = spec.environment.container is not None
-    if capabilities.here and not contained:
-        return {Target(_version_of(wanted), _this_arch(), wanted)}
+    if capabilities.runs_locally and not contained:
+        return {WheelTarget(_version_of(wanted), local_architecture(), wanted)}
     found = set()
     for offering in offerings:
         version = wanted if wanted or contained else _image_python(offering, spec)
         if version is None or not _VERSION.fullmatch(version):
             raise UserError(
-                f"{_FIELD}: the version of the Python there is not known, and wheels are for one; set "
+                f"{FIELD}: the Python version of the machines is not known, and wheels depend on it; set "
                 "environment.python to it, such as 3.12"
             )
-        arches = {_this_arch()} if capabilities.here else architectures((offering,))
-        found |= {Target(version, arch) for arch in arches}
+        arches = {local_architecture()} if capabilities.runs_locally else architectures((offering,))
+        found |= {WheelTarget(version, arch) for arch in arches}
     return found
 
 
@@ -99,15 +100,11 @@ def _image_python(offering: Offering, spec: Spec) -> str | None:
     return version_text(python) if python is not None else None
 
 
-def _this_arch() -> str:
-    return "arm64" if platform.machine() in ("aarch64", "arm64") else platform.machine()
-
-
 def _version_of(python: str) -> str:
-    """What a Python on this computer says it is."""
+    """The version of a Python on this computer."""
     code = "import platform; print(platform.python_version())"
     try:
-        told = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=_ASK_S, check=True)
+        answer = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=_ASK_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(f"environment.python: {python} does not run: {error}") from None
-    return told.stdout.strip()
+    return answer.stdout.strip()

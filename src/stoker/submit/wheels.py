@@ -1,7 +1,7 @@
-"""Packages for machines without an index: gathered at submission, kept in the store, installed from there alone.
+"""Gather wheels at submission for machines that reach no package index. Machines install them from the store alone.
 
-uv resolves the job's requirements for the machines that it may get: their Python and their processor, not this
-computer's. What it finds is fetched here, into the home, and sent to the store by its digest, once for all jobs.
+uv resolves the job's requirements for the Python and the processor of the machines, not for this computer's. The wheels
+are fetched into the home, and sent to the store by digest, once for all jobs.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from urllib.parse import unquote, urlsplit
 from stoker.agent.environment.requirements import Requirements
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.model.spec import PackageIndex, Wheel, wheels_target
+from stoker.model.spec import PackageIndex
+from stoker.model.submission import Wheel, wheels_target
 from stoker.store.base import Store
 from stoker.store.home import home, make_home
 from stoker.store.parallel import run_all
 from stoker.submit import shared_objects
+from stoker.submit.wheel_targets import FIELD
 
-FIELD = "environment.wheels"
-# As uv names machines: the C library of every image that is younger than 2018.
+# uv's names of the machines, with the C library of every image since 2018.
 _PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
 _SETTINGS = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
 _COMPILE = ("--format=pylock.toml", "--only-binary=:all:", "--no-header", "--no-annotate", "--quiet")
-# How uv says that a package has none, or none that fits.
+# uv's messages about a package without a wheel, or without one that fits.
 _NO_WHEEL = re.compile(r"\b([a-z0-9][a-z0-9._-]*)(?:[=<>]=?[^ ]*)? ha(?:s|ve) no (?:usable )?wheels")
 _HINTED = re.compile(r"(?:Wheels are (?:required|available)|found wheels) for `([^`]+)`")
 _WORKERS = 8
-_KEPT_FOR_S = 30 * 86400.0
+_CACHE_FOR_S = 30 * 86400.0
 
 
 @dataclass(frozen=True)
-class Target:
-    """Machines that wheels are for. `python` is the program itself, where it is on this computer."""
+class WheelTarget:
+    """The machines that wheels are for. `python` is the program itself, where it is on this computer."""
 
     version: str
     arch: str
@@ -57,8 +58,8 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Wheels by the machines that they are for, and where they lie; nowhere here for those that a clone takes over."""
+class WheelSet:
+    """Wheels by target, and their files by digest. The wheels that a clone reuses have no files here."""
 
     wheels: dict[str, tuple[Wheel, ...]] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
@@ -73,21 +74,21 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A wheel where its index has it. `digest` is what the index says, where it says anything."""
+class _IndexedWheel:
+    """A wheel in an index. `digest` is None where the index does not state it."""
 
     name: str
     url: str
     digest: str | None
 
 
-def gather(
-    code: Path, requirements: Requirements, targets: Iterable[Target], index: PackageIndex | None = None
-) -> Gathered:
-    """The wheels that these requirements come to on these machines, fetched. Raises UserError in one line."""
+def gather_wheels(
+    code: Path, requirements: Requirements, targets: Iterable[WheelTarget], index: PackageIndex | None = None
+) -> WheelSet:
+    """Resolve the requirements for these machines and fetch the wheels. Raises UserError in one line."""
     if requirements.local:
         raise UserError(
-            f"{FIELD}: {requirements.name} installs a part of the code itself, which no index has a wheel of; leave "
+            f"{FIELD}: {requirements.name} installs a part of the code itself, of which no index has a wheel; leave "
             "that line out (the training runs in the code folder and imports from it), or leave `wheels` out"
         )
     access = _Access(index)
@@ -99,13 +100,13 @@ def gather(
         wheels[target.name] = tuple(wheel for wheel, _ in fetched)
         files |= {wheel.digest: path for wheel, path in fetched}
     _prune()
-    return Gathered(wheels, files)
+    return WheelSet(wheels, files)
 
 
-def send(store: Store, gathered: Gathered) -> dict[str, tuple[Wheel, ...]]:
-    """Put them into the store, each once, and answer them with the generations that are there. Idempotent.
+def send(store: Store, gathered: WheelSet) -> dict[str, tuple[Wheel, ...]]:
+    """Put the wheels into the store, each once, and return them with their generations. Idempotent.
 
-    Raises UserError where one is there no more that only the store had.
+    Raises UserError where a reused wheel is not in the store any more.
     """
     each = {wheel.digest: wheel for wheels in gathered.wheels.values() for wheel in wheels}
     sent = run_all(
@@ -126,7 +127,7 @@ def _send(store: Store, wheel: Wheel, path: Path | None) -> Wheel:
         return found.data
 
     if path is None:
-        name = shared_objects.keep(store, keys.WHEELS, wheel.digest, keys.wheel, read)
+        name = shared_objects.store_once(store, keys.WHEELS, wheel.digest, keys.wheel, read)
         return replace(wheel, generation=keys.generation_of(name))
     name = shared_objects.usable_name(store, keys.WHEELS, wheel.digest)
     generation = keys.generation_of(name)
@@ -135,10 +136,10 @@ def _send(store: Store, wheel: Wheel, path: Path | None) -> Wheel:
     return replace(wheel, generation=generation)
 
 
-# ── What is needed ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Resolving ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _resolve(code: Path, requirements: Requirements, target: Target, access: _Access) -> list[_Found]:
+def _resolve(code: Path, requirements: Requirements, target: WheelTarget, access: _Access) -> list[_IndexedWheel]:
     with tempfile.TemporaryDirectory(prefix="stoker-wheels-") as folder:
         source, locked = _source(code, requirements, Path(folder), access)
         options = ["--no-deps"] if locked is not None else []
@@ -149,7 +150,7 @@ def _resolve(code: Path, requirements: Requirements, target: Target, access: _Ac
         answer = access.uv("pip", "compile", str(source), *_COMPILE, *options, cwd=code)
     if answer.returncode:
         raise _unresolved(requirements.name, target, answer.stderr)
-    found: list[_Found] = []
+    found: list[_IndexedWheel] = []
     lacking: list[str] = []
     for package in _toml(answer.stdout).get("packages", []):
         of_this = _wheels_of(package)
@@ -165,7 +166,7 @@ def _resolve(code: Path, requirements: Requirements, target: Target, access: _Ac
 
 
 def _source(code: Path, requirements: Requirements, folder: Path, access: _Access) -> tuple[Path, set[str] | None]:
-    """What uv is to read, and for a lock the digests that it allows."""
+    """The file for uv to read; and for a lock file, the digests that it allows."""
     path = code / requirements.name
     match requirements.kind:
         case "uv-lock":
@@ -194,34 +195,34 @@ def _locked_lines(lock: Mapping[str, Any]) -> Iterable[str]:
         yield "\n"
 
 
-def _wheels_of(package: Mapping[str, Any]) -> list[_Found]:
-    """What a pylock says of a package's wheels. One that is named by its address is an archive there."""
+def _wheels_of(package: Mapping[str, Any]) -> list[_IndexedWheel]:
+    """The wheels of a package in a pylock. A wheel that is named by URL is listed as an archive there."""
     entries = [*package.get("wheels", []), *([package["archive"]] if "archive" in package else [])]
     found = []
     for entry in entries:
         url = str(entry.get("url") or Path(str(entry.get("path", ""))).absolute().as_uri())
         name = unquote(urlsplit(url).path.rpartition("/")[2])
         if name.endswith(".whl") and name.count("-") >= 4:
-            found.append(_Found(name, url, (entry.get("hashes") or {}).get("sha256")))
+            found.append(_IndexedWheel(name, url, (entry.get("hashes") or {}).get("sha256")))
     return found
 
 
-def _unresolved(name: str, target: Target, text: str) -> UserError:
+def _unresolved(name: str, target: WheelTarget, text: str) -> UserError:
     plain = " ".join(text.split())
     lacking = [each.split("==")[0] for each in (*_NO_WHEEL.findall(plain), *_HINTED.findall(plain))]
     if lacking:
         return _no_wheel(lacking, target)
-    return UserError(f"{FIELD}: {name} cannot be had for {_in_words(target)}: {_one_line(text)}")
+    return UserError(f"{FIELD}: {name} cannot be resolved for {_target_text(target)}: {_one_line(text)}")
 
 
-def _no_wheel(names: Sequence[str], target: Target) -> UserError:
+def _no_wheel(names: Sequence[str], target: WheelTarget) -> UserError:
     return UserError(
-        f"{FIELD}: there is no wheel of {', '.join(dict.fromkeys(names))} for {_in_words(target)}; name a version that "
-        "has one, or build one (`pip wheel`) and give its folder in UV_FIND_LINKS"
+        f"{FIELD}: there is no wheel of {', '.join(dict.fromkeys(names))} for {_target_text(target)}; name a version "
+        "that has one, or build one (`pip wheel`) and give its folder in UV_FIND_LINKS"
     )
 
 
-def _in_words(target: Target) -> str:
+def _target_text(target: WheelTarget) -> str:
     return f"Python {'.'.join(target.version.split('.')[:2])} on {target.arch}"
 
 
@@ -244,7 +245,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 class _Access:
-    """uv and the index, with what is needed to be let in. Passwords stay in variables of processes."""
+    """Access to uv and the index, with credentials. Passwords stay in the environment of processes."""
 
     def __init__(self, index: PackageIndex | None) -> None:
         self._env = {**os.environ, **_SETTINGS}
@@ -280,16 +281,16 @@ class _Access:
         return subprocess.run(command, cwd=cwd, env=self._env, capture_output=True, text=True, check=False)
 
     def fetch(self, url: str, target: Path) -> str:
-        """Fetch into a file. Answers the SHA-256. Raises OSError."""
+        """Fetch a URL into a file, and return its SHA-256. Raises OSError."""
         import base64
         import urllib.request
 
         request = urllib.request.Request(url, headers={"User-Agent": "stoker"})
         who = self._known.get(_place(url)) or _netrc(urlsplit(url).hostname or "")
         if who is not None:
-            told = base64.b64encode(":".join(who).encode()).decode()
-            # Unredirected: many indexes send one on to a store of somebody else's.
-            request.add_unredirected_header("Authorization", f"Basic {told}")
+            encoded = base64.b64encode(":".join(who).encode()).decode()
+            # Unredirected: many indexes redirect to a store of another owner, which must not get the password.
+            request.add_unredirected_header("Authorization", f"Basic {encoded}")
         digest = hashlib.sha256()
         with urllib.request.urlopen(request, timeout=60) as answer, target.open("wb") as file:
             for chunk in iter(lambda: answer.read(1 << 20), b""):
@@ -313,8 +314,8 @@ def _netrc(host: str) -> tuple[str, str] | None:
     return (found[0] or "", found[2] or "") if found is not None else None
 
 
-def _fetch(access: _Access, found: _Found) -> tuple[Wheel, Path]:
-    """The wheel in the home, fetched if it is not there. Raises UserError."""
+def _fetch(access: _Access, found: _IndexedWheel) -> tuple[Wheel, Path]:
+    """The wheel in the cache, fetched if it is missing. Raises UserError."""
     folder = home() / "wheels"
     kept = folder / (found.digest or "-") / found.name
     if not kept.exists():
@@ -341,8 +342,8 @@ def _fetch(access: _Access, found: _Found) -> tuple[Wheel, Path]:
 
 
 def _prune() -> None:
-    """Forget what was not used for long."""
+    """Delete cached wheels that were not used for long."""
     with suppress(OSError):
         for folder in (home() / "wheels").iterdir():
-            if time.time() - folder.stat().st_mtime > _KEPT_FOR_S:
+            if time.time() - folder.stat().st_mtime > _CACHE_FOR_S:
                 shutil.rmtree(folder, ignore_errors=True) if folder.is_dir() else folder.unlink()

@@ -1,4 +1,4 @@
-"""A store in memory, dated by a clock of the test's choosing, that fails when it is told to."""
+"""A store in memory, with a clock and faults of the test's choice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.model.errors import StoreError, StoreUnavailable
-from stoker.store.base import Meta, Object, Sent, check_key, check_prefix
+from stoker.store.base import Meta, Object, StoredFile, check_key, check_prefix
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one call: nothing happened, or (`after`) it did and the reply was lost.
+    """The fault of one call: nothing happened, or (`after`) it did and the reply was lost.
 
     `later` is given a write or a delete that is still under way when the caller has given up, to let it land whenever
     it wants to. `again` is given one that is answered as usual, and lands once more: a client below tried it twice.
@@ -42,7 +42,7 @@ Faults = Callable[[str, str], Fault | None]
 
 
 class _Bucket:
-    """What all clients of one store share."""
+    """The state that all clients of one store share."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.clock = clock
@@ -80,18 +80,18 @@ class MemoryStore:
         *,
         faults: Faults | None = None,
         url: str = "memory://store",
-        near: bool = False,
+        is_local: bool = False,
     ) -> None:
         self._bucket = _Bucket(clock)
         self._url = url
-        self._near = near
+        self._is_local = is_local
         self._out = False
         self.faults = faults
         self.counts: dict[str, int] = {}
 
     def client(self, faults: Faults | None = None) -> MemoryStore:
         """Another client of the same objects, with faults, outage and counts of its own."""
-        other = MemoryStore(self._bucket.clock, faults=faults, url=self._url, near=self._near)
+        other = MemoryStore(self._bucket.clock, faults=faults, url=self._url, is_local=self._is_local)
         other._bucket = self._bucket
         return other
 
@@ -100,7 +100,7 @@ class MemoryStore:
         self._out = out
 
     def holds(self, key: str) -> bool:
-        """Whether there is such an object, for the test's own eyes: no call, no fault, no count."""
+        """True if there is such an object, for assertions: no call, no fault, no count."""
         return key in self._bucket.objects
 
     @property
@@ -113,8 +113,8 @@ class MemoryStore:
         return self._url
 
     @property
-    def near(self) -> bool:
-        return self._near
+    def is_local(self) -> bool:
+        return self._is_local
 
     def get(self, key: str, *, limit: int | None = None) -> Object | None:
         fault = self._begin("get", check_key(key))
@@ -160,16 +160,16 @@ class MemoryStore:
             fault = self._begin("delete", check_key(key))
             _end(fault, _land(fault, partial(self._remove, key)))
 
-    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> StoredFile:
         data = source.read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         name = check_key(key(digest))
         fault = self._begin("put_file", name)
         if replace:
             _land(fault, partial(self._write, name, data))
-            return _end(fault, Sent(digest, len(data), len(data)))
+            return _end(fault, StoredFile(digest, len(data), len(data)))
         moved = len(data) if _land(fault, partial(self._write_new, name, data)) else 0
-        return _end(fault, Sent(digest, len(data), moved))
+        return _end(fault, StoredFile(digest, len(data), moved))
 
     def get_file(self, key: str, target: Path) -> str | None:
         fault = self._begin("get_file", check_key(key))

@@ -1,4 +1,4 @@
-"""What every provider promises, as tests: inherit `ProviderContract`, supply two fixtures, run pytest.
+"""The promises of every provider, as tests: inherit `ProviderContract`, supply two fixtures, run pytest.
 
     class TestMine(ProviderContract):
         @pytest.fixture
@@ -24,7 +24,7 @@ import pytest
 from stoker.model import codec
 from stoker.model.errors import NotFound
 from stoker.model.offerings import Instance, InstanceState
-from stoker.providers.base import Interrupts, LaunchOrder, Provider, Wakes
+from stoker.providers.base import LaunchOrder, Provider, SupportsInterrupt, SupportsWakeup
 
 Connect = Callable[[str], Provider]
 
@@ -42,7 +42,7 @@ class ProviderContract:
 
     @pytest.fixture
     def store(self) -> str:
-        """A store that nobody else uses."""
+        """A store of this test alone."""
         return f"file:///contract/{uuid.uuid4().hex}"
 
     @pytest.fixture
@@ -82,8 +82,8 @@ class ProviderContract:
         assert what.token_lifetime_s > what.boot_timeout_s > 0
         assert what.newborn_s > 0
         assert what.silence_s > 0
-        assert what.interrupts == isinstance(provider, Interrupts)
-        assert what.wakes == isinstance(provider, Wakes)
+        assert what.interrupts == isinstance(provider, SupportsInterrupt)
+        assert what.wakes == isinstance(provider, SupportsWakeup)
 
     def test_offerings_are_this_providers_and_cheapest_first(
         self, provider: Provider, order: OrderFactory, store: str
@@ -199,10 +199,10 @@ class ProviderContract:
             self.clear(other)
 
     def test_what_was_never_there_is_gone(self, provider: Provider) -> None:
-        told = provider.state(["never-there", "nor-this"])
-        assert set(told) == {"never-there", "nor-this"}
-        # A cloud whose left hand may not know of its right for a moment cannot say more than that it has not heard.
-        assert set(told.values()) in ({"gone"}, {"unheard-of"})
+        states = provider.state(["never-there", "nor-this"])
+        assert set(states) == {"never-there", "nor-this"}
+        # An eventually consistent cloud cannot exclude for a moment that the instance exists.
+        assert set(states.values()) in ({"gone"}, {"unheard-of"})
         assert provider.terminate("never-there") == "gone"
         assert provider.state([]) == {}
 
@@ -232,7 +232,7 @@ class ProviderContract:
     # ── what some can do ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def test_an_interrupted_machine_is_taken_away(self, provider: Provider, order: OrderFactory, store: str) -> None:
-        if not isinstance(provider, Interrupts):
+        if not isinstance(provider, SupportsInterrupt):
             pytest.skip("this provider cannot rehearse a reclaim")
         (made,) = self.launch(provider, order(store=store))
         self.until_state(provider, made.id, "running")
@@ -242,7 +242,7 @@ class ProviderContract:
             provider.interrupt(made.id, grace_s=0.2)
 
     def test_waiting_ends_when_a_machine_does(self, provider: Provider, order: OrderFactory, store: str) -> None:
-        if not isinstance(provider, Wakes):
+        if not isinstance(provider, SupportsWakeup):
             pytest.skip("this provider cannot wake anybody")
         (made,) = self.launch(provider, order(store=store))
         self.until_state(provider, made.id, "running")

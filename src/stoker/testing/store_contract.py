@@ -1,4 +1,4 @@
-"""What every store must do. Inherit, and give a `store` fixture that opens an empty one:
+"""The promises of every store, as tests. Inherit, and give a `store` fixture that opens an empty one:
 
 class TestMyStore(StoreContract):
     @pytest.fixture
@@ -21,7 +21,7 @@ import pytest
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store.base import FileChanged, Store
 
-# What people name their files, and what a name must survive on its way through URLs and XML.
+# Common file names, and names that must survive URLs and XML.
 ODD_KEYS = (
     "a b/c  d",
     "ünï/日本語/🙂",
@@ -64,7 +64,7 @@ class StoreContract:
 
     @pytest.fixture
     def other(self, store: Store) -> Store:
-        """The same store as somebody else opened it. Override it where that is possible."""
+        """The same store, opened by a second client. Override it where that is possible."""
         return store
 
     # ── the place ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -75,7 +75,7 @@ class StoreContract:
         assert not store.url.endswith("/")
 
     def test_near_is_told(self, store: Store) -> None:
-        assert store.near in (True, False)
+        assert store.is_local in (True, False)
 
     def test_an_empty_store_has_nothing(self, store: Store) -> None:
         assert list(store.list("")) == []

@@ -1,13 +1,34 @@
-"""The checkpoint folder of a node: which of its files are whole, and what a restore does to it.
+"""The checkpoints of a node: commit what the training saves, and restore what was committed.
 
-format_check    what a file's own format says about it
-folder_events   every write below a folder, told by the kernel
-save_bursts     where one save ends and the next begins, told by the order and the pauses of writes
-save_copies     a copy of the last save that is known to be whole
-commit_choice   what is committed: files, copies, parts of the last commit
-save_shape      which files one save consists of, learnt from the commits before
-write_history   what was seen of each file: changes, open handles, writers that died
-folder_replacement  put a checkpoint into the folder, and delete nothing that Stoker did not write
-restore_folder  the folder of one attempt, before its training starts
-whole_units     which units of the folder may be committed when the training has ended
+Commit:
+
+| module | content |
+|---|---|
+| `sync`, `sync_options` | the thread that commits during an attempt, and its options |
+| `commit_rounds`, `commit_schedule` | one round of committing; deadlines, retries and pruning |
+| `requested_commits`, `commit_requests` | saves that the script asked for through `stoker.train` |
+| `save_protocol` | the script's side of these requests |
+| `folder_commits` | the folder of a script that does not use `stoker.train` |
+| `blobs`, `manifest_writer`, `prune` | send files, write manifests, remove old checkpoints |
+
+Decide which files are whole:
+
+| module | content |
+|---|---|
+| `folder_watcher`, `folder_snapshot` | observe the folder: scans, open files, differences from the last commit |
+| `write_history` | observations of each file: changes, open handles, writers that died |
+| `commit_chooser`, `commit_choice` | choose what to commit: files, copies, parts of the last commit |
+| `whole_units` | which units of the folder may be committed when the training has ended |
+| `format_check`, `torch_archive` | check a file by its own format |
+| `save_shape`, `save_cycles`, `file_numbers` | which files one save consists of, learnt from earlier saves |
+| `folder_events`, `save_bursts` | writes reported by the kernel; where one save ends and the next begins |
+| `save_copies`, `file_copies` | a copy of the last save that is known to be whole |
+
+Restore:
+
+| module | content |
+|---|---|
+| `restore`, `restore_folder` | restore a checkpoint into the folder of an attempt, before its training starts |
+| `folder_replacement` | put files into the folder, and delete nothing that Stoker did not write |
+| `resume_from` | import a checkpoint of another job, a folder or a URL |
 """

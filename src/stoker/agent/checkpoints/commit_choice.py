@@ -1,4 +1,4 @@
-"""What of a checkpoint folder is committed: files as they lie there, copies of them, parts of the last commit."""
+"""The choice of what to commit from a checkpoint folder, and two ways to derive one choice from other data."""
 
 from __future__ import annotations
 
@@ -6,70 +6,71 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from stoker.agent.checkpoints.file_copies import FileCopy, SaveCopy
 from stoker.agent.checkpoints.file_numbers import number_of
 from stoker.agent.checkpoints.folder_snapshot import Files, Signature, signature_of, unit_of
 from stoker.agent.checkpoints.format_check import check_format
-from stoker.agent.checkpoints.save_copies import KeptFile, KeptSave
-from stoker.agent.checkpoints.whole_units import Held
+from stoker.agent.checkpoints.whole_units import HeldUnit
 from stoker.model.node_facts import BlobRef
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What to commit: files of the folder, those of them to copy first, and what stays as it was committed.
+class CommitChoice:
+    """Files of the folder to commit, and parts of the last commit that are carried over unchanged.
 
-    `streams` are the logs among them, which say nothing about what was saved. `held` are the units that are not taken
-    as they lie there. `kept` are copies that were made before. `as_of` is when the folder was like this.
+    `to_copy` are the files to copy before they are sent. `logs` are the logs among the files: they say nothing about
+    what was saved. `held` are the units that are not committed as they are in the folder. `copies` are copies that
+    were made earlier, by path. `as_of` is when the folder was in this state.
     """
 
     files: Files
-    copies: frozenset[str]
+    to_copy: frozenset[str]
     carried: dict[str, BlobRef]
-    streams: frozenset[str]
-    held: tuple[Held, ...] = ()
-    kept: Mapping[str, KeptFile] = field(default_factory=dict)
+    logs: frozenset[str]
+    held: tuple[HeldUnit, ...] = ()
+    copies: Mapping[str, FileCopy] = field(default_factory=dict)
     as_of: float = float("inf")
 
 
-def before_newest(choice: Choice, dirty: Files, last: Mapping[str, BlobRef]) -> Choice | None:
-    """A final choice without the newest save, if the folder was like that before the save began; None: unknown.
+def before_newest(choice: CommitChoice, dirty: Files, last: Mapping[str, BlobRef]) -> CommitChoice | None:
+    """Remove the newest save from a final choice, if the folder is known to have been in that state; None otherwise.
 
-    Only where saves are known to have a folder each, numbered upwards (one such was committed before), all that is
-    new lies in such folders, and nothing else was touched since the newest was begun: then the script had moved on
-    from what is left. And only if that is something new.
+    Known only where each save has a folder of its own, numbered upwards (one such folder was committed before), all
+    new files are in such folders, and nothing else was touched since the newest save was begun: then the script had
+    moved on from the rest. The rest must also contain something new.
     """
-    news = {unit_of(path) for path in dirty.keys() & choice.files.keys() - choice.streams}
-    numbers = {unit: number_of(unit) for unit in news}
+    new_units = {unit_of(path) for path in dirty.keys() & choice.files.keys() - choice.logs}
+    numbers = {unit: number_of(unit) for unit in new_units}
     kinds = {found[0] if found else None for found in numbers.values()}
-    before = {found[0] for path in last if (found := number_of(unit_of(path)))}
-    if len(news) < 2 or len(kinds) != 1 or not kinds <= before:
+    known_kinds = {found[0] for path in last if (found := number_of(unit_of(path)))}
+    if len(new_units) < 2 or len(kinds) != 1 or not kinds <= known_kinds:
         return None
-    newest = max(news, key=lambda unit: (numbers[unit] or ("", 0))[1])
+    newest = max(new_units, key=lambda unit: (numbers[unit] or ("", 0))[1])
     inside = [file for path, file in choice.files.items() if unit_of(path) == newest]
     begun_ns = min(file.signature.modified_ns for file in inside)
     rest = {path: file for path, file in choice.files.items() if unit_of(path) != newest}
-    touched = any(file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in choice.streams)
-    rewritten = any(unit_of(path) in news for path in last)
+    touched = any(file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in choice.logs)
+    rewritten = any(unit_of(path) in new_units for path in last)
     return None if touched or rewritten else replace(choice, files=rest)
 
 
 def from_copies(
-    save: KeptSave, folder: Path, committed: Mapping[str, Signature], last: Mapping[str, BlobRef], logs: Files
-) -> Choice | None:
-    """A save of which copies were made, beside logs as they are now. None: it is new in nothing, or not whole any more.
+    save: SaveCopy, folder: Path, committed: Mapping[str, Signature], last: Mapping[str, BlobRef], logs: Files
+) -> CommitChoice | None:
+    """Choose a copied save, together with the logs as they are now. None: nothing in it is new, or it is not whole.
 
-    Of its files, those that look as they do in the last commit are taken from there.
+    Files that look as they do in the last commit are carried over from it.
     """
     same = [path for path, file in save.files.items() if committed.get(path) == file.signature and path not in logs]
     carried = {path: last[path] for path in same if path in last}
-    # A file may have turned out to be a log since then.
+    # A file may have been recognised as a log since the copy was made.
     files = {path: file for path, file in save.files.items() if path not in carried and path not in logs}
-    kept = {path: one for path, one in save.kept.items() if path in files}
-    if not kept or not all(one.is_intact() for one in kept.values()):
+    copies = {path: copy for path, copy in save.copies.items() if path in files}
+    if not copies or not all(copy.is_intact() for copy in copies.values()):
         return None
-    if any(check_format(one.path).state == "broken" for one in kept.values()):
+    if any(check_format(copy.path).state == "broken" for copy in copies.values()):
         return None
-    lying = [file for path, file in files.items() if path not in kept]
-    if any(signature_of(folder / file.path, file) != file.signature for file in lying):
+    uncopied = [file for path, file in files.items() if path not in copies]
+    if any(signature_of(folder / file.path, file) != file.signature for file in uncopied):
         return None
-    return Choice(files | logs, frozenset(logs), carried, frozenset(logs), kept=kept, as_of=save.taken_at)
+    return CommitChoice(files | logs, frozenset(logs), carried, frozenset(logs), copies=copies, as_of=save.taken_at)

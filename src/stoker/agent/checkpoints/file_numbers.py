@@ -1,7 +1,7 @@
-"""Tell numbers that count saves from numbers that count parts of one.
+"""Distinguish numbers that count saves from numbers that count parts of one save.
 
 `epoch-001.json` and `epoch-002.json` are two saves, and so are `checkpoint-10/` and `checkpoint-20/`. `rank0.pt` and
-`rank1.pt`, or `model-00001-of-00003`, are parts of one. Only a counting word before the number tells.
+`rank1.pt`, or `model-00001-of-00003`, are parts of one. Only a counting word before the number shows which it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker.model.node_facts import BlobRef
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBERED = re.compile(r"([^0-9]*)([0-9]+)([^0-9]*)")
 _FRACTION = re.compile(r"[0-9]+[.][0-9]+")
-# Words that count time, and words for a save. The latter are also given to parts: `ckpt_0.pt` may be that of rank 0.
+# Words that count time, and words for a save. The latter are also used for parts: `ckpt_0.pt` may be that of rank 0.
 _TIMES = "epochs?|global_?steps?|steps?|iterations?|iters?|updates?|rounds?"
 _SAVES = "checkpoints?|ckpts?|saves?|snapshots?"
 _COUNTED = re.compile(rf"(?:(?<![a-z])(?:({_TIMES})|({_SAVES})))[ _=.:-]{{0,2}}([0-9]+)(?![0-9]*-of-)", re.IGNORECASE)
@@ -25,24 +25,24 @@ Generation = tuple[int, ...]
 
 
 def role_of(path: str) -> str:
-    """The path with every number replaced: equal for the same file of two saves."""
+    """Replace every number in the path: the result is equal for the same file of two saves."""
     return _DIGITS.sub("#", path)
 
 
 def generation_of(path: str) -> Generation:
-    """The numbers in a path that count saves. Empty: there are none."""
+    """Return the numbers in a path that count saves; empty if there are none."""
     return tuple(int(found[3]) for found in _COUNTED.finditer(path))
 
 
 def counts_time(path: str) -> bool:
-    """Whether one of these numbers counts epochs, steps or the like, which parts of a save never do."""
+    """Return True if one of these numbers counts epochs, steps or the like, which numbers of parts never do."""
     return any(found[1] for found in _COUNTED.finditer(path))
 
 
 def hide_generations(path: str, parts: int) -> str:
-    """The path with every number replaced that counts saves for certain: not one that may be of `parts` of a save.
+    """Replace every number in the path that certainly counts saves, and not one of `parts` parts of a save.
 
-    Numbers with a fraction beside one, such as a loss, are replaced as well.
+    Numbers with a fraction beside such a number, for example a loss, are replaced as well.
     """
 
     def hide(found: re.Match[str]) -> str:
@@ -54,7 +54,7 @@ def hide_generations(path: str, parts: int) -> str:
 
 
 def newest_counts(paths: Iterable[str]) -> Counter[str]:
-    """How many files of each role there are; where a number counts time, of the newest generation alone."""
+    """Count the files of each role; where a number counts time, those of the newest generation only."""
     newest: dict[str, Generation] = {}
     counts: Counter[str] = Counter()
     for path in paths:
@@ -66,7 +66,7 @@ def newest_counts(paths: Iterable[str]) -> Counter[str]:
 
 
 def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
-    """Of units that are numbered, those with the highest number; of others, all files."""
+    """Return the files of the highest-numbered unit of each kind, and all files of units without a number."""
     newest: dict[str, tuple[int, str]] = {}
     for unit in {unit_of(path) for path in blobs}:
         kind, number = number_of(unit) or (unit, 0)
@@ -76,6 +76,6 @@ def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
 
 
 def number_of(unit: str) -> tuple[str, int] | None:
-    """`checkpoint-200` is number 200 of its kind. None: not exactly one number, or no folder."""
+    """Return kind and number of a unit: `checkpoint-200` is number 200 of its kind. None: not exactly one number."""
     found = _NUMBERED.fullmatch(unit)
     return (f"{found[1]}#{found[3]}", int(found[2])) if found else None

@@ -1,7 +1,7 @@
-"""Hear of every write, rename and removal below a folder from the kernel (inotify), as it happens.
+"""Report every write, rename and removal below a folder as it happens, through the kernel's inotify.
 
-A scan sees how a folder is; it misses what happens between two scans. Writes through a mapping make no event. Where the
-kernel gives no watches (a network file system, a limit that is used up) there are no events, and OSError says so.
+A scan shows the state of a folder; it misses changes between two scans. Writes through a memory mapping make no event.
+Where the kernel gives no watches (on a network file system, or when a limit is used up), OSError is raised.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _ONLYDIR, _DONT_FOLLOW = 0x01000000, 0x02000000
 _MASK = _MODIFY | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 _HEADER = struct.Struct("iIII")
 _BUFFER_BYTES = 256 * 1024
-# More folders than this are not watched: each takes about 1 kB of the kernel's memory.
-MOST_FOLDERS = 2000
+# More folders than this are not watched: each watch takes about 1 kB of kernel memory.
+MAX_FOLDERS = 2000
 
 
-class Event(NamedTuple):
-    """Something happened to `path`, relative to the folder. `source`: it was renamed from there. `gone`: it is away."""
+class FolderEvent(NamedTuple):
+    """A change of `path`, relative to the folder. `source`: it was renamed from there. `gone`: it was removed."""
 
     path: str
     source: str | None = None
     gone: bool = False
 
 
-class Unobserved(OSError):
-    """Events were lost, or can no longer be heard: what was learnt from them does not hold."""
+class EventsLost(OSError):
+    """Events were lost, or can no longer be received: conclusions from earlier events do not hold."""
 
 
 class FolderEvents:
@@ -42,16 +42,16 @@ class FolderEvents:
     def __init__(self, folder: Path) -> None:
         self._folder = os.fspath(folder)
         self._libc = ctypes.CDLL(None, use_errno=True)
-        # Where the C library lacks the call, as outside of Linux, this is an AttributeError.
+        # A C library without the call, as outside Linux, raises AttributeError.
         try:
             self._handle = _checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         except AttributeError as error:
-            raise Unobserved(str(error)) from None
+            raise EventsLost(str(error)) from None
         self._paths: dict[int, str] = {}
         self._poll = select.poll()
         self._poll.register(self._handle, select.POLLIN)
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._bell, select.POLLIN)
+        self._wake_handle = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake_handle, select.POLLIN)
         try:
             self._root = self._add("")
             list(self._add_below(""))
@@ -61,26 +61,26 @@ class FolderEvents:
 
     def close(self) -> None:
         os.close(self._handle)
-        os.close(self._bell)
+        os.close(self._wake_handle)
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether there are events before so many seconds have passed, or `interrupt` was called."""
-        # A part of a millisecond is rounded up, or this would be asked again and again.
+        """Wait for events, at most this many seconds. Return True if there are any, or `interrupt` was called."""
+        # Rounded up: a fraction of a millisecond rounded down to 0 would make the caller spin.
         return bool(self._poll.poll(None if seconds is None else max(0, int(seconds * 1000) + 1)))
 
     def pending(self) -> bool:
-        """Whether there are events that were not read. Any thread may ask, as long as it is not closed."""
+        """Return True if there are unread events. Any thread may call this before `close`."""
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         return bool(poll.poll(0))
 
     def interrupt(self) -> None:
-        """Let `wait` return, now and from now on. Any thread may call this, as long as it is not closed."""
-        os.eventfd_write(self._bell, 1)
+        """Make `wait` return at once, now and in future calls. Any thread may call this before `close`."""
+        os.eventfd_write(self._wake_handle, 1)
 
-    def read(self) -> list[Event]:
-        """The events since the last call, in their order. Raises Unobserved."""
-        found: list[Event] = []
+    def read(self) -> list[FolderEvent]:
+        """Return the events since the last call, in order. Raises EventsLost."""
+        found: list[FolderEvent] = []
         moved: dict[int, str] = {}
         while True:
             try:
@@ -94,9 +94,9 @@ class FolderEvents:
                 place += _HEADER.size + length
                 found += self._event(watch, mask, cookie, os.fsdecode(name), moved)
 
-    def _event(self, watch: int, mask: int, cookie: int, name: str, moved: dict[int, str]) -> Iterator[Event]:
+    def _event(self, watch: int, mask: int, cookie: int, name: str, moved: dict[int, str]) -> Iterator[FolderEvent]:
         if mask & _OVERFLOW or (watch == self._root and mask & (_DELETE_SELF | _MOVE_SELF | _IGNORED)):
-            raise Unobserved("events were lost")
+            raise EventsLost("events were lost")
         if mask & _IGNORED:
             self._paths.pop(watch, None)
             return
@@ -107,9 +107,9 @@ class FolderEvents:
         if mask & _MOVED_FROM:
             moved[cookie] = path
         source = moved.pop(cookie, None) if mask & _MOVED_TO else None
-        yield Event(path, source, gone=bool(mask & (_MOVED_FROM | _DELETE)))
+        yield FolderEvent(path, source, gone=bool(mask & (_MOVED_FROM | _DELETE)))
         if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
-            # What was made in it before it was watched made no event.
+            # Entries that were created before the watch was added made no event.
             try:
                 if source is not None:
                     self._rename(source, path)
@@ -119,26 +119,26 @@ class FolderEvents:
                 return
 
     def _rename(self, source: str, path: str) -> None:
-        """A folder keeps its watch when it is renamed."""
+        """Update the paths of watches: a renamed folder keeps its watch."""
         for watch, old in self._paths.items():
             if old == source or old.startswith(f"{source}/"):
                 self._paths[watch] = path + old[len(source) :]
 
     def _add(self, path: str) -> int:
-        if len(self._paths) >= MOST_FOLDERS:
-            raise Unobserved(f"there are more than {MOST_FOLDERS:,} folders")
+        if len(self._paths) >= MAX_FOLDERS:
+            raise EventsLost(f"there are more than {MAX_FOLDERS:,} folders")
         whole = f"{self._folder}/{path}" if path else self._folder
         mask = _MASK | _ONLYDIR | (_DONT_FOLLOW if path else _DELETE_SELF | _MOVE_SELF)
         watch = _checked(self._libc.inotify_add_watch(self._handle, os.fsencode(whole), mask))
         self._paths[watch] = path
         return watch
 
-    def _add_below(self, path: str) -> Iterator[Event]:
-        """Watch the folders in a folder that is new here; its files, as if each was just written."""
+    def _add_below(self, path: str) -> Iterator[FolderEvent]:
+        """Watch the folders in a new folder, and yield an event for each entry, as if it had just been written."""
         with os.scandir(f"{self._folder}/{path}" if path else self._folder) as entries:
             for entry in entries:
                 inner = f"{path}/{entry.name}" if path else entry.name
-                yield Event(inner)
+                yield FolderEvent(inner)
                 if entry.is_dir(follow_symlinks=False):
                     try:
                         self._add(inner)

@@ -1,17 +1,16 @@
-"""Make a checkpoint folder what a checkpoint was, and delete nothing that Stoker did not write.
+"""Make a checkpoint folder equal to a checkpoint, and delete nothing that Stoker did not write.
 
-The folder may be absolute and outlive its node: then it holds what earlier attempts left, and perhaps files of people.
-A restore therefore tells four kinds of files apart:
+The folder may be absolute and outlive its node: then it contains what earlier attempts left, and perhaps files of
+people. A restore therefore distinguishes four kinds of files:
 
 | a file that is not part of the checkpoint | what happens to it |
 |---|---|
-| older than the first start of this job in the folder | it stays where it is |
+| older than the first start of this job in the folder | stays in place |
 | written by a restore, unchanged since | deleted |
-| its very bytes are in the store, in a checkpoint of this job | deleted |
-| anything else: newer than the last commit, or put there by somebody | moved aside, never deleted |
+| the same bytes are in the store, in a checkpoint of this job | deleted |
+| anything else: newer than the last commit, or put there by a person | moved aside, never deleted |
 
-Files that a checkpoint replaces are treated in the same way. Files that the job's patterns do not choose are not even
-looked at.
+Files that a checkpoint replaces are treated in the same way. Files that the job's patterns do not select are ignored.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from stoker.agent.checkpoints.folder_snapshot import MOST_DEEP
+from stoker.agent.checkpoints.folder_snapshot import MAX_DEPTH
 from stoker.agent.checkpoints.save_protocol import LOCK
 from stoker.store.safe_extraction import Extraction
 
-# Of files in a checkpoint folder, those that are Stoker's own. They are never committed (`snapshot.IGNORED`).
+# The prefix of Stoker's own files in a checkpoint folder. They are never committed (`folder_snapshot.IGNORED_NAMES`).
 OWN = ".stoker-folder."
 _STAGING = ".tmp-restoring-"
-# Where files are moved that must not be lost, if there is no place beside the folder.
+# The folder for files that are moved aside, if there is no place beside the checkpoint folder.
 REPLACED = ".tmp-replaced"
 _CHUNK = 1024 * 1024
 
@@ -44,9 +43,9 @@ Digests = Collection[tuple[int, str]]
 
 @dataclass
 class FolderRecord:
-    """What is known of a folder from earlier attempts of the job: since when it is used, and what restores wrote.
+    """Knowledge about a folder from earlier attempts of the job: since when it is used, and what restores wrote.
 
-    `path` is where that is written down; None: nowhere, and every file in the folder counts as newer.
+    `path` is the file that stores it; None: it is not stored, and every file in the folder counts as newer.
     """
 
     path: Path | None = None
@@ -55,14 +54,14 @@ class FolderRecord:
 
     @classmethod
     def open(cls, path: Path) -> FolderRecord:
-        """The record at `path`, or a new one: the job uses the folder from now on. Raises OSError."""
+        """Read the record at `path`, or make a new one: the job uses the folder from now on. Raises OSError."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             tree = json.loads(path.read_text(encoding="utf-8"))
             restored = {str(name): [int(part) for part in stamp] for name, stamp in tree["restored"].items()}
             return cls(path, int(tree["since_ns"]), restored)
         record = cls(path)
         record.write()
-        # By the clock that stamps the files, which may be a tick behind.
+        # Taken from the clock that stamps files, which may be a tick behind the system clock.
         record.since_ns = path.stat().st_mtime_ns
         record.write()
         return record
@@ -82,11 +81,11 @@ def place(
     stored: Callable[[], Digests],
     chosen: Callable[[str], bool] = lambda _path: True,
 ) -> list[str]:
-    """Put the files below `new` into `folder`, in place of those that earlier attempts left there; None: no files.
+    """Put the files below `new` into `folder`, replacing those that earlier attempts left there; None: no files.
 
-    `stored` gives size and SHA-256 of what checkpoints of this job hold, and is asked only where it matters, before
-    anything changes; `chosen` says which files are checkpoints at all. Answers the paths that were moved aside. Links
-    are never followed. Raises OSError, and whatever `stored` raises.
+    `stored` gives size and SHA-256 of the files in checkpoints of this job. It is called only where needed, before
+    anything changes. `chosen` says which files are checkpoints at all. Returns the paths that were moved aside. Links
+    are never followed. Raises OSError, and the errors of `stored`.
     """
     wanted = dict(_files(new)) if new is not None else {}
     times = _folder_times(new) if new is not None else {}
@@ -103,7 +102,7 @@ def place(
             for path in wanted:
                 target.move_from(source, path)
             for path, modified_ns in times.items():
-                # Scripts look for the newest folder, too.
+                # Scripts look for the newest folder, so folders keep their times.
                 target.make_folder(path, modified_ns)
     record.restored = {path: _stamp_of((folder / path).lstat()) for path in wanted}
     record.write()
@@ -111,9 +110,9 @@ def place(
 
 
 def make_staging(folder: Path) -> Path:
-    """An empty folder for files on their way into `folder`: inside it, so that it may be a mount point.
+    """Make an empty folder for files on their way into `folder`: inside it, because it may be a mount point.
 
-    Those of restores that were cut short go.
+    Staging folders of interrupted restores are removed.
     """
     for left in folder.glob(f"{_STAGING}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -121,7 +120,7 @@ def make_staging(folder: Path) -> Path:
 
 
 class FolderInUse(Exception):
-    """Another job has this folder at the moment."""
+    """Another job uses this folder at the moment."""
 
     def __init__(self, job: str) -> None:
         super().__init__(job)
@@ -129,9 +128,9 @@ class FolderInUse(Exception):
 
 
 def hold_folder(folder: Path, job: str) -> int:
-    """Hold an absolute folder for this job, for as long as the answered handle is open, or this process lives.
+    """Lock an absolute folder for this job, for as long as the returned handle is open or this process lives.
 
-    An earlier attempt of the same job may hold it still: it has stopped training. Raises FolderInUse, OSError.
+    An earlier attempt of the same job may still hold the lock: it has stopped training. Raises FolderInUse, OSError.
     """
     handle = os.open(folder / f"{OWN}in-use", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
@@ -148,7 +147,7 @@ def hold_folder(folder: Path, job: str) -> int:
 
 
 class _Aside:
-    """A place beside the folder for files that must not be lost. What is there is never replaced."""
+    """A folder for files that must not be lost. Files in it are never replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._of = folder
@@ -159,16 +158,16 @@ class _Aside:
         try:
             self._move(path)
         except OSError:
-            # The folder is a mount point: then inside it, under a name that is never committed.
+            # The folder is a mount point: use a folder inside it, with a name that is never committed.
             self.folder = self._of / REPLACED
             self._move(path)
         self.moved.append(path)
 
     def _move(self, path: str) -> None:
-        """To a name that is not taken; also not by a file or link in place of a folder above it."""
-        with Extraction(self._of) as source, Extraction(self.folder, follow=False) as kept:
+        """Move to a free name; a file or link in place of a parent folder makes a name taken, too."""
+        with Extraction(self._of) as source, Extraction(self.folder, follow=False) as target:
             number = 0
-            while not kept.keep_from(source, path, f"{number}/{path}" if number else path):
+            while not target.keep_from(source, path, f"{number}/{path}" if number else path):
                 number += 1
 
 
@@ -206,13 +205,13 @@ def _is_stored(file: Path, status: os.stat_result, stored: Digests) -> bool:
 
 
 def _files(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below a folder that is no folder. Follows no link."""
+    """Yield everything below a folder that is not a folder. Follows no link."""
     try:
         entries = sorted(os.scandir(folder / below if below else folder), key=lambda entry: entry.name)
     except FileNotFoundError:
         return
     for entry in entries:
-        if (not below and _is_own(entry.name)) or below.count("/") >= MOST_DEEP:
+        if (not below and _is_own(entry.name)) or below.count("/") >= MAX_DEPTH:
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         if entry.is_dir(follow_symlinks=False):
@@ -227,21 +226,21 @@ def _is_own(name: str) -> bool:
 
 
 def _drop_empty(folder: Path, record: FolderRecord, chosen: Callable[[str], bool]) -> None:
-    """Folders that are empty now are no saves either: scripts look for the newest."""
+    """Remove folders that are empty now: scripts that look for the newest save would find them."""
     for top, below, files in os.walk(folder, topdown=False):
-        here = Path(top)
-        path = here.relative_to(folder).as_posix()
-        if here == folder or _is_own(PurePosixPath(path).parts[0]) or files or not chosen(path):
+        current = Path(top)
+        path = current.relative_to(folder).as_posix()
+        if current == folder or _is_own(PurePosixPath(path).parts[0]) or files or not chosen(path):
             continue
-        if any(os.path.lexists(here / name) for name in below):
+        if any(os.path.lexists(current / name) for name in below):
             continue
         with suppress(OSError):
-            if here.stat().st_mtime_ns >= record.since_ns:
-                here.rmdir()
+            if current.stat().st_mtime_ns >= record.since_ns:
+                current.rmdir()
 
 
 def _make_way(folder: Path, wanted: Collection[str], aside: _Aside) -> None:
-    """Move aside what has the name of a file or folder of the checkpoint and is of the other kind."""
+    """Move aside entries that have the name of a checkpoint file or folder, but are of the other kind."""
     for path in wanted:
         for parent in reversed(PurePosixPath(path).parents[:-1]):
             if os.path.lexists(folder / parent) and ((folder / parent).is_symlink() or not (folder / parent).is_dir()):
@@ -251,7 +250,7 @@ def _make_way(folder: Path, wanted: Collection[str], aside: _Aside) -> None:
 
 
 def _folder_times(folder: Path) -> dict[str, int]:
-    """When each folder below was changed, the innermost first."""
+    """Return the modification time of each folder below, the innermost first."""
     return {
         Path(top).relative_to(folder).as_posix(): Path(top).stat().st_mtime_ns
         for top, _, _ in os.walk(folder, topdown=False)

@@ -1,4 +1,4 @@
-"""A folder that others write to, as it is at one moment: its files, how they look, and copies of them."""
+"""The state of a folder that other processes write to: its files, their signatures, open handles, stable copies."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from typing import NamedTuple
 from stoker.agent.checkpoints.save_protocol import LOCK
 from stoker.agent.confinement import Confinement
 from stoker.model.node_facts import BlobRef
+from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import FileChanged
 from stoker.store.checkpoint_manifests import safe_path
 from stoker.store.checkpoints import safe_link
 
 log = logging.getLogger(__name__)
 
-IGNORED = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
+IGNORED_NAMES = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
 
-# Folders in folders: a path so deep is a program's mistake, and longer than a name in a store may be.
-MOST_DEEP = 200
+# The maximum depth of folders: a deeper path is a program's mistake, and longer than a key in a store may be.
+MAX_DEPTH = 200
 
 _FICLONE = 0x40049409
 _PLAIN_CHARS = 1000
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Signature(NamedTuple):
-    """Equal before and after: the same bytes, unless written within one tick of the filesystem's clock."""
+    """The identity of a file's content.
+
+    Equal signatures mean equal bytes, unless the file was written within one tick of the clock.
+    """
 
     device: int
     inode: int
@@ -53,7 +57,10 @@ class Signature(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of the folder. `link` is where a link inside the folder points; others are read through, or left out."""
+    """A file of the folder.
+
+    `link` is the target of a link inside the folder. Other links are read as the file they point to, or left out.
+    """
 
     path: str
     signature: Signature
@@ -68,14 +75,15 @@ class File(NamedTuple):
 Files = dict[str, File]
 
 
-def scan(folder: Path, ignored: Collection[str] = IGNORED, confinement: Confinement | None = None) -> Files:
-    """Every file under `folder`, by its path relative to it. What vanishes meanwhile is left out.
+def scan(folder: Path, ignored: Collection[str] = IGNORED_NAMES, confinement: Confinement | None = None) -> Files:
+    """Return every file under `folder` by relative path. Files that vanish meanwhile are left out.
 
-    With `confinement` no link leads out of the folder, not even the folder itself, whatever is replaced meanwhile.
+    With `confinement`, no link leads out of the folder, not even the folder itself, even if something is replaced
+    meanwhile.
     """
     pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
     try:
-        handle = os.open(folder, FOLDER) if confinement is None else confinement.open(folder)
+        handle = os.open(folder, OPEN_FOLDER) if confinement is None else confinement.open(folder)
     except OSError:
         return {}
     try:
@@ -86,11 +94,46 @@ def scan(folder: Path, ignored: Collection[str] = IGNORED, confinement: Confinem
 
 @dataclass(frozen=True)
 class Selection:
-    """Which files of a checkpoint folder are checkpoints, where others may lie in it: by a look at it, and by name."""
+    """The files of a folder that are checkpoints, where there may be others: found by a scan, or tested by path."""
 
     scan: Callable[[Path], Files] = scan
     takes: Callable[[str], bool] = lambda _path: True
     confinement: Confinement | None = None
+
+
+class OpenFiles(NamedTuple):
+    """The files that the training has open for writing, by path relative to the folder, and its processes."""
+
+    files: dict[str, OpenFile]
+    members: frozenset[int]
+
+
+@dataclass(frozen=True)
+class FolderView:
+    """Access to one checkpoint folder: its files, and which of them are open for writing.
+
+    `writing` gives the open files by absolute path.
+    """
+
+    folder: Path
+    writing: Callable[[], WritableFiles]
+    selection: Selection = Selection()
+
+    def scan(self) -> Files:
+        return self.selection.scan(self.folder)
+
+    def open_files(self) -> OpenFiles:
+        """Return the checkpoint files that are open for writing at this moment."""
+        writing = self.writing()
+        found = {}
+        for absolute, file in writing.files.items():
+            try:
+                path = absolute.relative_to(self.folder).as_posix()
+            except ValueError:
+                continue
+            if self.selection.takes(path):
+                found[path] = file
+        return OpenFiles(found, writing.members)
 
 
 @dataclass(frozen=True)
@@ -101,7 +144,7 @@ class _Scan:
 
 
 def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
-    """By handles: a folder that is replaced by a link meanwhile leads nowhere else."""
+    """Scan by handles, so that a folder that is replaced by a link meanwhile leads nowhere else."""
     try:
         entries = list(os.scandir(handle))
     except OSError:
@@ -112,9 +155,9 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
         path = f"{below}/{entry.name}" if below else entry.name
         try:
             if entry.is_dir(follow_symlinks=False):
-                if path.count("/") >= MOST_DEEP:
+                if path.count("/") >= MAX_DEPTH:
                     continue
-                inner = os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+                inner = os.open(entry.name, OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=handle)
                 try:
                     yield from _scan(scan, inner, path)
                 finally:
@@ -129,14 +172,14 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
                 file = read
         except OSError:
             continue
-        # Most names are plain; looking closer at each takes as long as all the rest.
+        # Most names are plain; a closer check of each name takes as long as the rest of the scan.
         plain = len(path) <= _PLAIN_CHARS and path.isascii()
         if (stat.S_ISREG(file.mode) or file.link is not None) and (plain or safe_path(path)):
             yield file
 
 
 def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
-    """A link inside the folder stays one; one to a file outside is read as that file, but not out of a confinement."""
+    """Keep a link inside the folder as a link. Read another as the file it points to, but not out of a confinement."""
     path = file.path
     target = os.readlink(name, dir_fd=handle)
     if target.startswith(scan.folder + "/"):
@@ -154,21 +197,21 @@ def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
 
 
 def signature_of(path: Path, file: File) -> Signature | None:
-    """What the file's signature is now; None when it is gone."""
+    """Return the present signature of the file; None if it is gone."""
     try:
-        # What was read through a link is compared through it.
+        # A file that was read through a link is compared through the link.
         return Signature.of(path.stat() if file.link is None else path.lstat())
     except OSError:
         return None
 
 
 @contextmanager
-def hold(source: Path, file: File, *, exact: bool = True) -> Iterator[Path]:
-    """A path that stays the file that was scanned, even if a process puts another one, or a link, in its place.
+def pinned_path(source: Path, file: File, *, exact: bool = True) -> Iterator[Path]:
+    """Give a path to the scanned file that stays valid if a process puts another file or a link in its place.
 
     Raises FileChanged where `source` is another file by now or, if `exact`, has changed; OSError where it is gone.
     """
-    # Nothing is opened yet: opening alone has effects, on a pipe or a device.
+    # Opened with O_PATH: a real open has effects on a pipe or a device.
     handle = os.open(source, os.O_PATH | os.O_CLOEXEC)
     try:
         found = Signature.of(os.fstat(handle))
@@ -181,9 +224,12 @@ def hold(source: Path, file: File, *, exact: bool = True) -> Iterator[Path]:
 
 
 def copy_stable(source: Path, file: File, target: Path) -> bool:
-    """Copy a file that may be written any moment, sharing its blocks where the filesystem can. False: it changed."""
+    """Copy a file that may be written at any moment, sharing its blocks where the filesystem can.
+
+    Returns False if the file changed meanwhile.
+    """
     try:
-        with hold(source, file) as held, held.open("rb") as reader, target.open("wb") as writer:
+        with pinned_path(source, file) as held, held.open("rb") as reader, target.open("wb") as writer:
             try:
                 fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
             except OSError:
@@ -194,18 +240,18 @@ def copy_stable(source: Path, file: File, target: Path) -> bool:
 
 
 def unit_of(path: str) -> str:
-    """The top-level folder a path lies in; empty for the plain files beside them."""
+    """Return the top-level folder of a path; empty for the plain files beside the folders."""
     top, separator, _ = path.partition("/")
     return top if separator else ""
 
 
-def leave_out(
+def without_units(
     files: Mapping[str, File], blocked: Collection[str], last: Mapping[str, BlobRef]
 ) -> tuple[Files, dict[str, BlobRef]]:
-    """What may be committed while `blocked` are being written: files as they are, and parts of the last commit.
+    """Return what may be committed while `blocked` are being written: files as they are, and parts of the last commit.
 
-    The unit of a blocked file stays as it was in the last commit, or is left out: the plain files at the top are one.
-    Units that vanished since then stay with it, because it may refer to them.
+    The unit of a blocked file stays as it was in the last commit, or is left out; the plain files at the top are one
+    unit. Units that vanished since the last commit are carried over, too, because the older unit may refer to them.
     """
     units = {unit_of(path) for path in blocked}
     taken = {path: file for path, file in files.items() if unit_of(path) not in units}

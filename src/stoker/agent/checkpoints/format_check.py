@@ -1,7 +1,7 @@
 """Check files by their own format: does a file end where its format says that it ends?
 
-Cheap checks of headers and directories; no file is read in full. The format is told by the first bytes of a file, and
-by its name only where the bytes cannot tell. Standard library only: this runs in the agent.
+Headers and directories are checked cheaply; no file is read in full. The format is recognised by the first bytes of a
+file, and by its name only where the bytes do not suffice. Standard library only: this runs in the agent.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import os
 import re
 import struct
 import zipfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, signature_of
 from stoker.agent.checkpoints.torch_archive import missing_storage
 
 # Larger headers, directories and documents are not read: such files count as unknown.
-_MOST_BYTES = 16 * 1024 * 1024
-# The specification of safetensors allows no more.
-_MOST_HEADER = 100_000_000
+_MAX_READ_BYTES = 16 * 1024 * 1024
+# The limit in the specification of safetensors.
+_MAX_SAFETENSORS_HEADER = 100_000_000
 _ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
@@ -36,11 +38,11 @@ State = Literal["whole", "broken", "plausible", "unknown"]
 
 @dataclass(frozen=True)
 class FormatCheck:
-    """What a format says about a file.
+    """The result of a format check.
 
     `whole`: a file that was cut off at any point would not look like this. `plausible`: nothing is missing that the
-    format demands, but a writer that gave up early may have closed it in this state; `form` is then equal for files
-    with the same content structure, where the format has one. `broken`: it cannot be loaded, for `reason`.
+    format demands, but a writer that gave up early may have closed the file in this state; `form` is then equal for
+    files with the same content structure, where the format has one. `broken`: the file cannot be loaded, for `reason`.
     """
 
     state: State
@@ -52,8 +54,41 @@ UNKNOWN = FormatCheck("unknown")
 WHOLE = FormatCheck("whole")
 
 
+class CachedFormatChecks:
+    """Format checks of the files of one folder, each made once for a file's signature."""
+
+    def __init__(self, folder: Path, check: Callable[[Path], FormatCheck]) -> None:
+        self._folder = folder
+        self._check = check
+        self._known: dict[Signature, FormatCheck] = {}
+
+    def check(self, file: File | None) -> FormatCheck:
+        """Check the file. A link, an absent file or one that changes meanwhile is unknown."""
+        if file is None or file.link is not None:
+            return UNKNOWN
+        known = self._known.get(file.signature)
+        if known is None:
+            path = self._folder / file.path
+            known = self._check(path)
+            if signature_of(path, file) != file.signature:
+                # It changed while it was read. Sending it will notice that, too.
+                return UNKNOWN
+            self._known[file.signature] = known
+        return known
+
+    def known_form(self, file: File) -> str:
+        """Return the form that an earlier check found; empty: none."""
+        known = self._known.get(file.signature)
+        return known.form if known is not None else ""
+
+    def retain(self, files: Iterable[File]) -> None:
+        """Forget the checks of all other files."""
+        present = {file.signature for file in files}
+        self._known = {signature: check for signature, check in self._known.items() if signature in present}
+
+
 def check_format(path: Path) -> FormatCheck:
-    """Check a closed file. Never raises: a file that cannot be read, or of no known format, is unknown."""
+    """Check a closed file. Never raises: an unreadable file, or one of no known format, is unknown."""
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -71,11 +106,11 @@ def _check(start: bytes, size: int, path: Path) -> FormatCheck:
         return _check_hdf5(start, size)
     if start.startswith(_NPY):
         return _check_npy(path, size)
-    if start[8:10] in (b'{"', b"{}") and struct.unpack("<Q", start[:8])[0] <= _MOST_HEADER:
+    if start[8:10] in (b'{"', b"{}") and struct.unpack("<Q", start[:8])[0] <= _MAX_SAFETENSORS_HEADER:
         return _check_safetensors(path, struct.unpack("<Q", start[:8])[0], size)
     if name.endswith(_HDF5_NAMES) and size and not any(start[:8]):
         return FormatCheck("broken", "its HDF5 header was never written")
-    if name.endswith(".json") and 0 < size <= _MOST_BYTES:
+    if name.endswith(".json") and 0 < size <= _MAX_READ_BYTES:
         return _check_json(path)
     if name.endswith(_PICKLE_NAMES) and start[:1] == b"\x80":
         return _check_pickle(path, size)
@@ -87,7 +122,7 @@ def _broken(reason: str) -> FormatCheck:
 
 
 def _check_zip(path: Path, size: int) -> FormatCheck:
-    """The directory of a zip archive is its end, and is written last."""
+    """Check a zip archive: its directory is at its end, and is written last."""
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, struct.error, ValueError, EOFError):
@@ -98,19 +133,19 @@ def _check_zip(path: Path, size: int) -> FormatCheck:
             return _broken("its zip archive refers to data behind its end")
         if not entries:
             return _broken("its zip archive is empty")
-        # A writer that gives up in the middle of a member may close that, too: sizes count.
+        # A writer that gives up in the middle of a member may close the member, too. So sizes count.
         members = sorted((entry.filename, entry.file_size) for entry in entries)
         # A writer that gives up may still close the archive properly: torch's does, and so does Python's own.
         lacks = missing_storage(archive)
         if lacks is not None:
             return _broken(lacks) if lacks else WHOLE
-    # Torch names the folder in an archive after the file.
+    # The top folder is ignored: torch names it after the file.
     below = [(name.partition("/")[2] or name, length) for name, length in members]
     return FormatCheck("plausible", form=f"zip:{hashlib.sha256(repr(below).encode()).hexdigest()}")
 
 
 def _check_hdf5(start: bytes, size: int) -> FormatCheck:
-    """The superblock says where the file ends, and since version 3 whether a writer has it open."""
+    """Check the superblock: it says where the file ends, and since version 3 if a writer has it open."""
     version = start[8]
     if version in (0, 1):
         width, base = start[13], 24 if version == 0 else 28
@@ -136,7 +171,7 @@ def _check_npy(path: Path, size: int) -> FormatCheck:
         length, at = (
             (struct.unpack("<H", start[8:10])[0], 10) if major == 1 else (struct.unpack("<I", start[8:12])[0], 12)
         )
-        if length > _MOST_BYTES:
+        if length > _MAX_READ_BYTES:
             return UNKNOWN
         file.seek(at)
         header = file.read(length)
@@ -150,18 +185,18 @@ def _check_npy(path: Path, size: int) -> FormatCheck:
     expected = at + length + width * math.prod(fields["shape"])
     if size < expected:
         return _broken(f"its numpy header says {expected:,} bytes, and there are {size:,}")
-    # More: several arrays in one file, of which the last is not looked at.
+    # A larger file has several arrays, of which the last is not checked.
     return WHOLE if size == expected else UNKNOWN
 
 
 def _check_safetensors(path: Path, length: int, size: int) -> FormatCheck:
     if 8 + length > size:
         return _broken("its safetensors header is cut off")
-    if length > _MOST_BYTES:
+    if length > _MAX_READ_BYTES:
         return UNKNOWN
     with path.open("rb") as file:
         file.seek(8)
-        # It begins with a brace: another value than an object is no JSON.
+        # The header begins with a brace, so it is an object or no JSON.
         header = json.loads(file.read(length))
     ends = [value["data_offsets"][1] for key, value in header.items() if key != "__metadata__"]
     expected = 8 + length + max(ends, default=0)
@@ -171,7 +206,10 @@ def _check_safetensors(path: Path, length: int, size: int) -> FormatCheck:
 
 
 def _check_json(path: Path) -> FormatCheck:
-    """Cut off, a document ends inside a string or before its last bracket. Anything else that is no JSON is unknown."""
+    """Check a JSON document. One that was cut off ends inside a string or before its last bracket.
+
+    Anything else that is no JSON is unknown.
+    """
     text = path.read_text("utf-8")
     try:
         json.loads(text)
@@ -193,7 +231,7 @@ def _check_json(path: Path) -> FormatCheck:
             depth -= 1
     lines = text.splitlines()
     if len(lines) > 1 and _parses(lines[0]):
-        # One document a line: a log, which is read as far as it goes.
+        # One document a line is a log, which is read as far as it goes.
         return UNKNOWN
     return _broken("its JSON is cut off") if depth > 0 or quoted else UNKNOWN
 

@@ -1,4 +1,4 @@
-"""Write a rank's manifests: each once, in order, whatever becomes of the replies."""
+"""Write a rank's manifests: each once and in order, even if replies are lost."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, CheckpointRef, Manifest
 from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import Cache, Place, Stored, Trust, encode, read_manifests
+from stoker.store.checkpoint_manifests import Cache, ManifestKey, StoredManifest, TrustedClaims, encode, read_manifests
 
-# A folder that is committed as it is, with so little more than what was restored, holds no save of the script: it wrote
+# A commit of a watched folder that adds less than this to the restored files is no save of the script: the script wrote
 # its settings, or began a log. A save of so few bytes beside files a hundred times as large is not expected.
 _ADDED_BYTES = 1024 * 1024
 _ADDED_SHARE = 0.01
 
-# The store says "exists", then "absent": a rival's write that failed after all. More often than this is an outage.
-_ROUNDS = 5
+# The store may answer "exists" and then "absent", when a concurrent write failed after all. More often than this, it is
+# an outage.
+_MAX_ABSENT = 5
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A manifest whose blobs are all durable, and what to do when it is written."""
+class ManifestDraft:
+    """A manifest whose blobs are all durable. `on_written` is called with its key when it is in the store."""
 
     manifest: Manifest
-    done: Callable[[str], None]
+    on_written: Callable[[str], None]
 
-    def moved_on(self) -> Draft:
-        """The same with the next ordinal."""
+    def with_next_ordinal(self) -> ManifestDraft:
         ordinal, generation = self.manifest.ordinal + 1, self.manifest.generation
         if generation == -self.manifest.ordinal:
             generation = -ordinal
@@ -41,10 +41,23 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-class Publisher:
-    """Publishes for one rank in one attempt. A draft whose fate is unknown goes before everything else.
+@dataclass
+class _Ordinals:
+    """The numbers of one rank's manifests in one attempt."""
 
-    That matters: a manifest that may or may not be there must not be forgotten, or its blobs could be pruned.
+    # Ordinals to skip after those in the store.
+    gap: int
+    # The newest ordinal that is used; None: not read from the store yet.
+    newest: int | None = None
+    # The difference between the ordinal and the sequence number of a request, once one was committed.
+    offset: int | None = None
+
+
+class ManifestWriter:
+    """Writes the manifests of one rank in one attempt.
+
+    A draft that may or may not be in the store (*in doubt*) goes before everything else. It must not be forgotten, or
+    its blobs could be pruned.
     """
 
     def __init__(
@@ -55,36 +68,35 @@ class Publisher:
         rank: int,
         *,
         restored: Iterable[BlobRef] = (),
-        trust: Trust | None = None,
+        trust: TrustedClaims | None = None,
         recovering: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._store = store
-        self._restored = {blob.digest: blob.size for blob in restored}
         self._job = job
         self._claim = claim
         self._rank = rank
         self._trust = trust
-        # What the agent before was sending when it died may still land: its number is left out.
-        self._gap = 1 if recovering else 0
+        # A manifest that an earlier agent was sending when it died may still land: its number is left out.
+        self._ordinals = _Ordinals(gap=1 if recovering else 0)
         self._monotonic = monotonic
         self._now = now
+        self._restored_sizes = {blob.digest: blob.size for blob in restored}
         self._cache: Cache = {}
-        self._newest: int | None = None
-        self._offset: int | None = None
-        self._draft: Draft | None = None
+        self._draft: ManifestDraft | None = None
         self.commits = 0
         # The newest commit of this attempt, and when it was made by the monotonic clock.
         self.last: tuple[CheckpointRef, float] | None = None
-        self._last_place: Place | None = None
+        self._last_place: ManifestKey | None = None
 
     @property
     def in_doubt(self) -> bool:
+        """True while a manifest may or may not be in the store."""
         return self._draft is not None
 
-    def read(self) -> list[Stored]:
-        """The manifests of this attempt, of every rank."""
+    def read(self) -> list[StoredManifest]:
+        """Read the manifests of this attempt, of every rank."""
         return read_manifests(
             self._store,
             self._job,
@@ -94,17 +106,18 @@ class Publisher:
         )
 
     def next_ordinal(self) -> int:
-        """One more than the store has of this rank in this claim."""
-        if self._newest is None:
+        """Return one more than the newest ordinal of this rank in this claim."""
+        ordinals = self._ordinals
+        if ordinals.newest is None:
             own = [item.place.ordinal for item in self.read() if item.place.rank == self._rank]
-            self._newest = max(own, default=0) + self._gap
-        return self._newest + 1
+            ordinals.newest = max(own, default=0) + ordinals.gap
+        return ordinals.newest + 1
 
     def ordinal_of(self, sequence: int) -> int:
-        """The ordinal of a request, so that requests are in order whenever they are committed."""
-        if self._offset is None:
-            self._offset = max(0, self.next_ordinal() - sequence)
-        return sequence + self._offset
+        """Return the ordinal of a request: ordinals keep the order of requests, whenever these are committed."""
+        if self._ordinals.offset is None:
+            self._ordinals.offset = max(0, self.next_ordinal() - sequence)
+        return sequence + self._ordinals.offset
 
     def manifest(
         self,
@@ -129,10 +142,10 @@ class Publisher:
             generation=generation,
         )
 
-    def publish(self, draft: Draft) -> None:
-        """Write it. Raises StoreError: then it is in doubt, and `resume` must be called until it is not.
+    def publish(self, draft: ManifestDraft) -> None:
+        """Write the manifest. After StoreError it is in doubt, and `resume` must be called until it is not.
 
-        Raises CheckpointTooLarge for one that no reader would take: that is never written, and not in doubt.
+        Raises CheckpointTooLarge for a manifest that no reader would accept: it is never written, and not in doubt.
         """
         self.resume()
         encode(draft.manifest)
@@ -140,43 +153,44 @@ class Publisher:
         self.resume()
 
     def resume(self) -> None:
-        """Send the draft in doubt again, if there is one."""
+        """Send the draft in doubt again, if there is one. Raises StoreError."""
         absent = 0
         while self._draft is not None:
             draft = self._draft
             manifest = draft.manifest
-            place = Place(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
+            place = ManifestKey(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
             key, data = keys.manifest(self._job, place.key), encode(manifest)
-            mine = True if self._store.create(key, data) else self._is_mine(key, data)
-            if mine is None:
+            own = True if self._store.create(key, data) else self._is_own(key, data)
+            if own is None:
                 absent += 1
-                if absent >= _ROUNDS:
-                    raise StoreUnavailable(f"{key} neither is there nor can be made")
-            elif mine:
+                if absent >= _MAX_ABSENT:
+                    raise StoreUnavailable(f"{key} is neither stored nor can be created")
+            elif own:
                 self._draft = None
                 self._note(place, manifest)
-                draft.done(place.key)
+                draft.on_written(place.key)
             else:
-                # Somebody's, such as an agent's that was restarted: the next place, and the same for all that follow.
-                self._draft = draft.moved_on()
-                if self._offset is not None:
-                    self._offset += 1
+                # Another agent's manifest, such as that of a restarted one: take the next ordinal, and shift all that
+                # follow.
+                self._draft = draft.with_next_ordinal()
+                if self._ordinals.offset is not None:
+                    self._ordinals.offset += 1
 
-    def _is_mine(self, key: str, data: bytes) -> bool | None:
-        """Whether what is there is what was sent, and only the reply was lost. None: nothing is there after all."""
+    def _is_own(self, key: str, data: bytes) -> bool | None:
+        """Return True if the stored object is what was sent, and only the reply was lost. None: there is no object."""
         try:
             found = self._store.get(key, limit=len(data))
         except (StoreUnavailable, StoreDenied):
             raise
         except StoreError:
-            # Larger than mine.
+            # The stored object is larger.
             return False
         return None if found is None else found.data == data
 
-    def _note(self, place: Place, manifest: Manifest) -> None:
-        self._newest = max(self._newest or 0, place.ordinal)
+    def _note(self, place: ManifestKey, manifest: Manifest) -> None:
+        self._ordinals.newest = max(self._ordinals.newest or 0, place.ordinal)
         self.commits += 1
-        # A part of an older save may be committed after a newer one: that does not make it the newest.
+        # Part of an older save may be committed after a newer save: that does not make it the newest.
         if self._last_place is None or place > self._last_place:
             self._last_place = place
             is_save = self._is_save(manifest)
@@ -184,7 +198,8 @@ class Publisher:
             self.last = (ref, self._monotonic())
 
     def _is_save(self, manifest: Manifest) -> bool:
+        """Return False for a commit of a watched folder that adds next to nothing to the restored files."""
         if manifest.generation >= 0:
             return True  # The script asked for it.
-        added = sum(blob.size for blob in manifest.files if blob.digest not in self._restored)
-        return added >= min(_ADDED_BYTES, _ADDED_SHARE * sum(self._restored.values()))
+        added = sum(blob.size for blob in manifest.files if blob.digest not in self._restored_sizes)
+        return added >= min(_ADDED_BYTES, _ADDED_SHARE * sum(self._restored_sizes.values()))

@@ -1,9 +1,9 @@
-"""Forget old checkpoints: manifests first, then the blobs that no manifest needs any more.
+"""Remove old checkpoints: manifests first, then the blobs that no manifest needs any more.
 
 Each rank prunes its own, on the thread that commits, so a blob is never removed while a commit that needs it is being
-made. A crash in between leaves blobs that nothing refers to, and so does an upload that lands late. They are found by a
-list, and removed when they are old: a manifest of an attempt before, which was on its way when its machine was taken,
-may still land and need them.
+made. A crash between the two leaves blobs without a manifest, and so does an upload that lands late. They are found by
+a list, and removed only when they are old: a manifest of an earlier attempt that was being sent when its machine was
+reclaimed may still land and need them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from stoker.agent.checkpoints.blobs import BlobSender
 from stoker.model import keys
 from stoker.model.node_facts import Manifest
 from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import Cache, Place, Stored, Trust, read_manifests
-from stoker.store.checkpoints import group
+from stoker.store.checkpoint_manifests import Cache, ManifestKey, StoredManifest, TrustedClaims, read_manifests
+from stoker.store.checkpoints import group_by_save
 
-# Saves of which other ranks have not committed their part yet. They wait for the slowest rank, but not for ever.
+# Retained saves of which other ranks have not committed their part yet. They wait for the slowest rank, but not for
+# ever.
 _INCOMPLETE = 8
-# Blobs are listed at the first pruning and then every so often; in between, what this agent sent is known.
+# Blobs are listed at the first pruning and then in every so many; in between, this agent knows what it sent.
 _LIST_EVERY = 50
-# By the store's clock. No request is on its way for so long: obstore gives up after minutes, and so do the stores.
+# The age by the store's clock at which a blob without a manifest is removed. No request is in flight for so long:
+# obstore gives up after minutes, and so do the stores.
 ORPHANED_FOR = timedelta(hours=1)
 
 
 class Pruner:
-    """Keeps the newest `keep` complete checkpoints and the one that was restored last."""
+    """Retains the newest `keep` complete checkpoints and the one that was restored last."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class Pruner:
         keep: int,
         last_restored: str | None,
         sender: BlobSender,
-        trust: Trust | None = None,
+        trust: TrustedClaims | None = None,
     ) -> None:
         self._store = store
         self._job = job
@@ -51,13 +53,13 @@ class Pruner:
         self._trust = trust
         self._cache: Cache = {}
         self._rounds = 0
-        # What the last list showed, and when each was written.
+        # The blobs of the last list, with the time each was written.
         self._listed: dict[str, datetime] = {}
-        # What was to be removed when the store failed. No name comes into use again.
+        # Blobs that were to be removed when the store failed. They stay useless: no name is used again.
         self._useless: set[str] = set()
 
     def prune(self) -> None:
-        """One round. Raises StoreError; what was not removed then is removed by a later round."""
+        """Run one round. Raises StoreError; objects that were not removed then are removed by a later round."""
         root = keys.checkpoints(self._job)
         stored = read_manifests(self._store, self._job, root, trust=self._trust, cache=self._cache)
         doomed = removable(stored, self._claim, self._rank, self._keep, self._last_restored)
@@ -66,10 +68,10 @@ class Pruner:
         self._cache = {seen: manifest for seen, manifest in self._cache.items() if seen in present}
         own = [item for item in stored if item.place.rank == self._rank and item.place not in doomed]
         if any(item.manifest is None for item in own):
-            # It cannot be read, so what it needs is not known.
+            # A manifest that cannot be read may need any blob.
             return
         needed = {blob.name for item in own if item.manifest for blob in item.manifest.files}
-        # The newest manifest was written a moment ago: so no clock but the store's is asked.
+        # The newest manifest was written a moment ago, so its time serves as the store's clock.
         self._remove_blobs(needed, max(item.meta.modified for item in stored) if stored else None)
 
     def _remove_blobs(self, needed: set[str], now: datetime | None) -> None:
@@ -80,25 +82,27 @@ class Pruner:
         own = self._sender.names
         orphans = {name for name, modified in self._listed.items() if now is not None and now - modified > ORPHANED_FOR}
         self._useless |= (own | orphans) - needed
-        # Before they are removed: if the reply is lost, they may be gone.
+        # Forgotten before they are removed: if the reply is lost, they may be gone.
         self._sender.forget_blobs(self._useless)
         self._store.delete([prefix + name for name in sorted(self._useless)])
         self._listed = {name: modified for name, modified in self._listed.items() if name not in self._useless}
         self._useless = set()
 
 
-def removable(stored: Sequence[Stored], claim: int, rank: int, keep: int, last_restored: str | None) -> set[Place]:
-    """Which manifests of this rank may go, as an agent of that claim sees it.
+def removable(
+    stored: Sequence[StoredManifest], claim: int, rank: int, keep: int, last_restored: str | None
+) -> set[ManifestKey]:
+    """Return the manifests of this rank that may be removed, as an agent of that claim sees it.
 
-    Never: those of the newest `keep` complete checkpoints, the one that was restored last, and anything at all once a
-    newer claim has committed, since then another attempt decides.
+    Never removed: those of the newest `keep` complete checkpoints, the one that was restored last, and anything at all
+    once a newer claim has committed, since then another attempt decides.
     """
     if any(item.place.claim > claim for item in stored):
         return set()
-    complete = [checkpoint for checkpoint in group(stored) if checkpoint.complete]
+    complete = [checkpoint for checkpoint in group_by_save(stored) if checkpoint.complete]
     kept = _places(manifest for one in complete[-keep:] for manifest in one.manifests.values())
     restored = _places(
-        manifest for one in group(stored) if one.key == last_restored for manifest in one.manifests.values()
+        manifest for one in group_by_save(stored) if one.key == last_restored for manifest in one.manifests.values()
     )
     old = _places(manifest for one in complete[:-keep] for manifest in one.manifests.values())
     own = sorted(item.place for item in stored if item.place.rank == rank)
@@ -109,10 +113,10 @@ def removable(stored: Sequence[Stored], claim: int, rank: int, keep: int, last_r
         if place in kept or place in restored:
             continue
         if place in unreadable:
-            # A newer Stoker's, perhaps: it goes when it would go if it could be read.
+            # A manifest of a newer Stoker, perhaps: it is removed when it would be if it could be read.
             past = len(complete) >= keep and bool(own_kept) and place < own_kept[0]
         elif own_kept:
-            # Incomplete, and a newer one is complete: nobody will wait for it.
+            # An incomplete save is not waited for once a newer one is complete.
             past = place in old or place < own_kept[-1]
         else:
             past = place in old or any(place.claim < one.claim for one in kept)
@@ -123,5 +127,5 @@ def removable(stored: Sequence[Stored], claim: int, rank: int, keep: int, last_r
     return doomed | set(waiting[: -(keep + _INCOMPLETE)])
 
 
-def _places(manifests: Iterable[Manifest]) -> set[Place]:
-    return {Place(one.claim, one.ordinal, one.name, one.rank) for one in manifests}
+def _places(manifests: Iterable[Manifest]) -> set[ManifestKey]:
+    return {ManifestKey(one.claim, one.ordinal, one.name, one.rank) for one in manifests}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.agent import job_folders
 from stoker.agent.checkpoints.folder_replacement import OWN, REPLACED, FolderInUse, FolderRecord, hold_folder
-from stoker.agent.checkpoints.restore import Restored, clear_folder, restore
+from stoker.agent.checkpoints.restore import RestoredCheckpoint, clear_folder, restore
 from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline
 from stoker.model.errors import SetupFailed
@@ -16,19 +16,19 @@ from stoker.model.node_config import NodePaths
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Spec
 from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import Trust
+from stoker.store.checkpoint_manifests import TrustedClaims
 from stoker.store.checkpoints import Progress
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass
 class RestoreFolder:
-    """The folder, what is known of it from earlier attempts, and which of its files are checkpoints."""
+    """The folder, its record from earlier attempts, and which of its files are checkpoints."""
 
     job: str
     folder: Path
-    # The same folder, whatever has its name meanwhile.
+    # The same folder by its handle in a container, so that a replaced name does not matter.
     target: Path
     record: FolderRecord
     chosen: Callable[[str], bool]
@@ -37,10 +37,10 @@ class RestoreFolder:
 
     @classmethod
     def open(cls, paths: NodePaths, spec: Spec, job: str, confinement: Confinement | None = None) -> RestoreFolder:
-        """Make the folder, and hold one that is not this node's own against other jobs. Raises SetupFailed.
+        """Make the folder, and lock a folder outside this node's root against other jobs. Raises SetupFailed.
 
-        With `confinement` commands of the set-up ran in a container before: a link that they put in the folder's place
-        leads out of it, and is refused.
+        With `confinement`, commands of the set-up ran in a container before: a link that they put in the folder's place
+        may lead out of it, and is refused.
         """
         folder = job_folders.checkpoint_folder(paths, spec)
         target = folder
@@ -52,7 +52,7 @@ class RestoreFolder:
         own = folder.is_relative_to(paths.root)
         if not own:
             try:
-                # Held for as long as this agent lives.
+                # Locked for as long as this agent lives.
                 hold_folder(folder, job)
             except FolderInUse as error:
                 problem = f"{folder} is used by {error.job} at the moment; give each job a folder of its own"
@@ -60,8 +60,10 @@ class RestoreFolder:
         record = FolderRecord.open(paths.root / "checkpoint-folder.json" if own else folder / f"{OWN}{job}.json")
         return cls(job, folder, target, record, chosen.takes if chosen is not None else lambda _path: True)
 
-    def restore(self, store: Store, rank: int, key: str, trust: Trust, progress: Progress | None) -> Restored:
-        """As `restore.restore`."""
+    def restore(
+        self, store: Store, rank: int, key: str, trust: TrustedClaims, progress: Progress | None
+    ) -> RestoredCheckpoint:
+        """Restore the checkpoint `key` as `restore.restore` does."""
         restored = restore(
             store,
             self.job,
@@ -77,21 +79,21 @@ class RestoreFolder:
         return restored
 
     def clear(self, store: Store) -> None:
-        """As `restore.clear_folder`: there is no checkpoint."""
+        """Clear the folder as `restore.clear_folder` does: there is no checkpoint."""
         self.aside += clear_folder(store, self.job, self.target, self.record, self.chosen)
 
     @property
     def aside_text(self) -> str:
-        """Which files were moved aside, and where to."""
+        """A sentence that says which files were moved aside, and where to."""
         folder = self.folder.resolve()
         to = folder / REPLACED if self.target != self.folder else folder.with_name(f".{folder.name}.replaced")
-        more = f" and {len(self.aside) - _MOST_NAMED} more" if len(self.aside) > _MOST_NAMED else ""
-        names = ", ".join(self.aside[:_MOST_NAMED])
+        more = f" and {len(self.aside) - _MAX_NAMED} more" if len(self.aside) > _MAX_NAMED else ""
+        names = ", ".join(self.aside[:_MAX_NAMED])
         return f"{names}{more}: in no checkpoint, moved from {folder} to {to}"
 
 
 def _by_handle(folder: Path, confinement: Confinement, shown: str) -> Path:
-    """A path of the folder's handle, which this agent keeps open."""
+    """Return a path of the folder's handle, which this agent keeps open."""
     try:
         return Path(f"/proc/self/fd/{confinement.open(folder, make=True)}")
     except NotADirectoryError:
@@ -99,10 +101,13 @@ def _by_handle(folder: Path, confinement: Confinement, shown: str) -> Path:
         raise SetupFailed(f"checkpoints.dir: {shown} {problem}; save into the folder itself", user=True) from None
 
 
-def take_baseline(paths: NodePaths, spec: Spec, restored: Restored | None) -> Baseline:
-    """What lies in the job's folders before its training, but for what was restored. Kept for the next agent here."""
+def take_baseline(paths: NodePaths, spec: Spec, restored: RestoredCheckpoint | None) -> Baseline:
+    """Record the files in the job's folders before its training, except restored ones.
+
+    The record is written to disk for an agent that is restarted on this node.
+    """
     folder = job_folders.checkpoint_folder(paths, spec)
-    parts = restored.parts if restored is not None else ()
-    baseline = Baseline.take(job_folders.watched(paths, spec)).without(folder / part.blob.path for part in parts)
+    files = restored.files if restored is not None else ()
+    baseline = Baseline.take(job_folders.watched(paths, spec)).without(folder / file.blob.path for file in files)
     baseline.write(paths.baseline)
     return baseline

@@ -1,7 +1,7 @@
 """`resume_from`: copy a checkpoint from elsewhere into a job, as if an attempt before the first had committed it.
 
-It becomes `00000000/<claim that imported it>-NAME`, so that everything else sees one checkpoint more and nothing
-special, and no key is used twice. The blobs are this job's own: the job they came from may prune or be removed.
+It becomes `00000000/<claim that imported it>-NAME`. So all readers see one more checkpoint and nothing special, and no
+key is used twice. The blobs are this job's own: the job they came from may prune or be removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from stoker.agent.checkpoints.blobs import BlobSender, Outgoing, Unstable
+from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.checkpoints.save_protocol import MARKER, read_json
 from stoker.model import keys
@@ -24,18 +24,26 @@ from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavai
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import (
-    FAR_WORKERS,
     IMPORTED,
+    LOCAL_WORKERS,
     MANIFEST_BYTES,
-    NEAR_WORKERS,
-    Trust,
+    REMOTE_WORKERS,
+    TrustedClaims,
     decode,
     encode,
-    read_trust,
+    read_trusted_claims,
     safe_path,
 )
 from stoker.store.checkpoint_refs import matching
-from stoker.store.checkpoints import Checkpoint, Part, RestoreError, choose, fetch, find_checkpoint, list_checkpoints
+from stoker.store.checkpoints import (
+    Checkpoint,
+    CheckpointFile,
+    RestoreError,
+    choose,
+    fetch_files,
+    find_checkpoint,
+    list_checkpoints,
+)
 from stoker.store.parallel import run_all
 from stoker.store.safe_extraction import Extraction
 
@@ -68,7 +76,7 @@ Source = FromJob | FromFolder | FromUrl
 
 
 def parse_source(text: str, *, base: Path | None = None) -> Source:
-    """Read `JOB[:REF]`, a URL or a folder: what looks like a path (`/`, `./`, `~`), or a folder that exists."""
+    """Parse `JOB[:REF]`, a URL or a folder: a text that looks like a path (`/`, `./`, `~`), or a folder that exists."""
     scheme, separator, rest = text.partition("://")
     if separator:
         return FromFolder(Path(unquote(rest))) if scheme == "file" else FromUrl(text)
@@ -88,20 +96,19 @@ def import_checkpoint(
     *,
     ordinal: int = 0,
     poisoned: frozenset[str] = frozenset(),
-    trust: Trust | None = None,
+    trust: TrustedClaims | None = None,
     senders: dict[int, BlobSender] | None = None,
     scratch: Path | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> str:
-    """Copy the checkpoint into `job` and return its key. Does nothing if `job` has checkpoints, imported or not: then
-    it answers with the newest.
+    """Copy the checkpoint into `job` and return its key. If `job` has checkpoints, imported or not, return the newest.
 
     Every byte is verified on the way. `ordinal` is a number that no import into this job had before. `poisoned` are
-    keys of the source job that are not taken. `trust` tells which manifests of `job` count. `senders` remembers what
-    was copied by a try before. `scratch` is where files are put meanwhile; a temporary folder by default. `check` may
-    end it between any two files by raising, and nothing is imported then. Raises UserError when there is nothing to
-    import, RestoreError when what was asked for by name is damaged, StoreError when the store fails: then it can be
-    repeated, and what `senders` know of is not copied again.
+    keys of the source job that are not taken. `trust` says which manifests of `job` count. `senders` remember what an
+    earlier try copied. `scratch` is a folder for files on their way; a temporary folder by default. `check` may end the
+    import between any two files by raising; nothing is imported then. Raises UserError when there is nothing to import,
+    RestoreError when a checkpoint that was asked for by name is damaged, StoreError when the store fails: then it can
+    be repeated, and files that `senders` know are not copied again.
     """
     present = choose(list_checkpoints(store, job, trust=trust), frozenset())
     if present is not None:
@@ -122,7 +129,7 @@ def import_checkpoint(
 
 @dataclass(frozen=True)
 class _Target:
-    """The job that a checkpoint is copied into, the ordinal that it gets there, and the senders of its ranks."""
+    """The job that a checkpoint is copied into, the ordinal it gets there, and the senders of its ranks."""
 
     store: Store
     job: str
@@ -131,7 +138,7 @@ class _Target:
 
     def sender(self, rank: int, scratch: Path) -> BlobSender:
         if rank not in self.senders:
-            workers = NEAR_WORKERS if self.store.near else FAR_WORKERS
+            workers = LOCAL_WORKERS if self.store.is_local else REMOTE_WORKERS
             self.senders[rank] = BlobSender(self.store, self.job, rank, scratch=scratch, workers=workers)
         return self.senders[rank]
 
@@ -146,7 +153,7 @@ def _import_job(
     store: Store, target: _Target, source: FromJob, poisoned: frozenset[str], folder: Path, check: Callable[[], None]
 ) -> str:
     # The other job's log says which of its manifests count.
-    trust = read_trust(store, source.job)
+    trust = read_trusted_claims(store, source.job)
     before: str | None = None
     while True:
         listed = list_checkpoints(store, source.job, trust=trust)
@@ -159,7 +166,8 @@ def _import_job(
         try:
             return _copy(store, target, source.job, chosen, folder, check)
         except RestoreError as error:
-            # Only its newest was asked for: one that is damaged, or was pruned under our hands, is passed over.
+            # The newest was asked for, without a name: a checkpoint that is damaged, or was pruned meanwhile, is passed
+            # over.
             if source.name is not None and find_checkpoint(store, source.job, chosen.key, trust=trust) is not None:
                 raise
             log.warning("%s of %s cannot be imported: %s", chosen.key, source.job, error.reason)
@@ -169,7 +177,7 @@ def _import_job(
 def _copy(
     store: Store, target: _Target, source_job: str, checkpoint: Checkpoint, folder: Path, check: Callable[[], None]
 ) -> str:
-    workers = NEAR_WORKERS if store.near else FAR_WORKERS
+    workers = LOCAL_WORKERS if store.is_local else REMOTE_WORKERS
     # Rank 0 last: the checkpoint exists when its manifest does.
     for rank, manifest in sorted(checkpoint.manifests.items(), reverse=True):
         sender = target.sender(rank, folder)
@@ -188,12 +196,12 @@ def _copy(
 
 
 def _copy_blob(store: Store, source_job: str, rank: int, blob: BlobRef, folder: Path, sender: BlobSender) -> BlobRef:
-    """The same file as a blob of the other job; bytes that two files share are copied once."""
+    """Copy the file to a blob of the target job. Bytes that two files share are copied once."""
     known = sender.upload_of(blob.digest)
     if known is None:
         place = Path(tempfile.mkdtemp(dir=folder))
         try:
-            fetch(store, source_job, [Part(rank, replace(blob, path="blob", mode=0o644))], place)
+            fetch_files(store, source_job, [CheckpointFile(rank, replace(blob, path="blob", mode=0o644))], place)
             digest, known = sender.send_file(place / "blob")
             if digest != blob.digest:
                 raise RestoreError(f"{blob.path}: changed while it was copied")
@@ -216,7 +224,7 @@ def _import_folder(
         raise UserError(f"resume_from: {shown} is no folder")
     marker = read_json(path / MARKER)
     name = _name(str(marker["name"]) if marker and "name" in marker else path.resolve().name)
-    # A save of stoker.train by itself goes where the script will look for it.
+    # A single save of stoker.train goes where the script will look for it.
     inside = f"{name}/" if marker is not None else ""
     step = marker.get("step") if marker else None
     files = scan(path).values()
@@ -224,8 +232,8 @@ def _import_folder(
         raise UserError(f"resume_from: {shown} is empty")
     sender = target.sender(0, scratch)
     try:
-        blobs = sender.send([Outgoing(file, path / file.path) for file in files], proceed)
-    except Unstable as error:
+        blobs = sender.send([OutgoingFile(file, path / file.path) for file in files], proceed)
+    except FileUnstable as error:
         raise UserError(f"resume_from: {error} changed while it was read") from None
     manifest = Manifest(
         name=name,
@@ -258,12 +266,15 @@ def _import_url(store: Store, target: _Target, url: str, scratch: Path, check: C
         staging.place(str(number), key)
 
     with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
-        run_all([partial(fetch_one, number, key) for number, key in enumerate(key_list)], FAR_WORKERS)
+        run_all([partial(fetch_one, number, key) for number, key in enumerate(key_list)], REMOTE_WORKERS)
     return _import_folder(store, target, folder, url, scratch, check)
 
 
 def _create(store: Store, manifest: Manifest) -> None:
-    """Write the manifest. One that is there is of a try before, whose reply was lost: no other import has its key."""
+    """Write the manifest.
+
+    A manifest with the same content is of an earlier try, whose reply was lost: no other import has its key.
+    """
     key = keys.checkpoint_key(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
     data = encode(manifest)
     place = keys.manifest(manifest.job, key)
@@ -275,7 +286,7 @@ def _create(store: Store, manifest: Manifest) -> None:
     except (StoreUnavailable, StoreDenied):
         raise
     except (StoreError, CodecError):
-        # Too large, or no manifest.
+        # The stored object is too large, or no manifest.
         there = None
     if there is None or _content(there) != _content(manifest):
         raise RestoreError(f"{place} is taken by another checkpoint")
@@ -288,4 +299,4 @@ def _content(manifest: Manifest) -> list[BlobRef]:
 def _name(text: str) -> str:
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._+=-") else "-" for letter in text)
     safe = safe.lstrip(".")[:100]
-    return safe if keys.safe_name(safe) else "imported"
+    return safe if keys.is_safe_name(safe) else "imported"

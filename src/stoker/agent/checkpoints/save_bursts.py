@@ -1,10 +1,15 @@
-"""Tell from the order and the pauses of writes where one save ends and the next begins.
+"""Find out from the order and the pauses of writes where one save ends and the next begins.
 
 Writes come in bursts. A burst is a whole save if the next one begins with the same file: the program has come round.
-That alone would be fooled by a file that is written twice in a save, or by files that are written with pauses. So the
-burst also has to write the files that a burst beside it wrote, none of them much smaller than before; its first file
-has to be the one that the program wrote first of all; and the pause after it has to be as long as the longest ones
-usually are. Where any of this is in doubt, nothing is concluded.
+That alone would be misled by a file that is written twice in a save, or by files that are written with pauses. So four
+conditions are added:
+
+- the burst writes the same files as a burst before or after it,
+- none of these files is much smaller than before,
+- its first file is the one that the program wrote first of all,
+- the pause after it is as long as the longest pauses usually are.
+
+Where any of this is in doubt, nothing is concluded.
 """
 
 from __future__ import annotations
@@ -12,28 +17,28 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from stoker.agent.checkpoints.file_numbers import hide_generations, role_of
-from stoker.agent.checkpoints.folder_events import Event
+from stoker.agent.checkpoints.folder_events import FolderEvent
 from stoker.agent.checkpoints.folder_snapshot import unit_of
 
-# Writes closer together than this are of one burst.
+# Writes that are closer together than this belong to one burst.
 PAUSE_S = 0.05
-# Pauses between saves differ: one half as long as usual is one.
-_SHARE = 0.5
-# A file that is smaller than this part of what it was may be cut off.
-_SMALLER = 0.9
-# So many pauses, each too short to end a burst: the program has become faster.
+# Pauses between saves vary: a pause of at least this share of the usual one ends a burst.
+_PAUSE_SHARE = 0.5
+# A file that is smaller than this share of its earlier size may be cut off.
+_SIZE_SHARE = 0.9
+# After this many pauses, each too short to end a burst, the program is taken to have become faster.
 _FASTER = 3
-# A burst that only the next one repeats is believed if the pause between them was at least this long.
+# A burst that only the next one repeats is accepted if the pause between them was at least this long.
 _SURE_S = 4 * PAUSE_S
 _REMEMBERED = 8
-# After a burst that did not fit, so many times more have to than ever did before one did not.
+# After a burst that did not fit, this many times more bursts have to fit than ever did before one that did not.
 _PATIENCE = 4
 # No save has more parts than this that are numbered upwards.
-_MANY = 16
+_MAX_PARTS = 16
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -44,10 +49,10 @@ class Sized(Protocol):
 
 @dataclass(frozen=True)
 class Burst:
-    """Files that were written together, by what they are for. `before`: their sizes in the burst before, if known.
+    """Files that were written together, by role. `before`: their sizes in the burst before, where known.
 
-    `first` is the file that was written first, of those that are still there; `begun` is the first of all, such as the
-    journal of a database.
+    `first` is the file that was written first among those that still exist; `begun` is the first of all, which may be
+    the journal of a database.
     """
 
     first: str
@@ -55,7 +60,7 @@ class Burst:
     sizes: Mapping[str, int]
     before: Mapping[str, int]
     ended_at: float
-    # Nothing may be concluded from it.
+    # Nothing may be concluded from a suspect burst.
     suspect: bool
 
     @property
@@ -70,126 +75,65 @@ class Burst:
 _BurstKind = tuple[str, frozenset[str]]
 
 
-class SaveBursts:
-    """The bursts of one folder. `longest_s` bounds the pause that is waited for. Not thread-safe."""
+@dataclass
+class _BurstUnderWay:
+    """The writes since the last burst ended: paths in the order of their first write, and paths removed since."""
 
-    def __init__(self, sizes: Mapping[str, int], longest_s: float) -> None:
-        """`sizes` are those of the files that lie there, by path."""
-        self._longest_s = longest_s
-        self.last: Burst | None = None
-        self._previous: Burst | None = None
-        self._known_sizes: dict[str, int] = {hide_generations(path, _MANY): size for path, size in sizes.items()}
-        self._whole: set[frozenset[str]] = set()
-        # Files that some saves write, and others do not.
-        self._optional: frozenset[str] | None = None
-        # Bursts since one did not fit, and the most that came before another one that did not; None: all did fit.
-        self._fitting = 0
-        self._most_fitting: int | None = None
-        self._gaps: dict[_BurstKind, deque[float]] = {}
-        self._first_seen: dict[str, int] = {}
-        self._counters: dict[str, _Counter] = {}
-        # The burst that is under way: paths in the order of their first write, and those that are gone by now.
-        self._order: dict[str, None] = {}
-        self._gone: set[str] = set()
-        self._noted_at = self._pause_s = 0.0
-        self._short_pauses = 0
+    order: dict[str, None] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    noted_at: float = 0.0
+    short_pauses: int = 0
 
-    @property
-    def under_way(self) -> bool:
-        return bool(self._order)
+    def first(self) -> str | None:
+        """Return the path that was written first among those that still exist."""
+        return next((path for path in self.order if path not in self.gone), None)
 
-    @property
-    def quiet_s(self) -> float:
-        """How long nothing has to be written for a burst to have ended. One pause alone says nothing."""
-        if sum(map(len, self._gaps.values())) < 2:
-            return PAUSE_S
-        usual = max(map(_usual, self._gaps.values()), default=0.0)
-        return min(max(PAUSE_S, _SHARE * usual), self._longest_s)
-
-    def note(self, events: Iterable[Event], now: float) -> None:
-        """Something was written."""
-        events = list(events)
-        if not events:
-            return
-        if not self._order and self.last is not None:
-            self._pause_s = now - self.last.ended_at
-            self._gaps.setdefault(self.last.kind, deque(maxlen=_REMEMBERED)).append(self._pause_s)
-        elif self._order and now - self._noted_at >= PAUSE_S:
-            self._short_pauses += 1
-            if self._short_pauses >= _FASTER:
-                self._gaps.clear()
-        self._noted_at = now
-        for event in events:
-            if event.source is not None:
-                self._rename(event.source, event.path)
-            self._order.setdefault(event.path)
-            (self._gone.add if event.gone else self._gone.discard)(event.path)
+    def add(self, event: FolderEvent) -> None:
+        if event.source is not None:
+            self._rename(event.source, event.path)
+        self.order.setdefault(event.path)
+        (self.gone.add if event.gone else self.gone.discard)(event.path)
 
     def _rename(self, source: str, path: str) -> None:
-        renamed = {
+        self.order = {
             path + old[len(source) :] if old == source or old.startswith(f"{source}/") else old: None
-            for old in self._order
+            for old in self.order
         }
-        self._order = renamed
-        self._gone.discard(source)
+        self.gone.discard(source)
 
-    def close(
-        self, files: Mapping[str, Sized], changed: Collection[str], is_whole: Callable[[str], bool], *, suspect: bool
-    ) -> bool:
-        """The burst has ended, and left these files. False: it wrote none, and is as if it had never been.
 
-        `changed` are those that look different from before.
-        `is_whole` says whether a file is complete by its format. `suspect`: a process that may have written has ended.
+class _BurstFit:
+    """Compares the file sets of bursts: whether a program writes the same files in every save."""
+
+    def __init__(self) -> None:
+        # The file sets of saves that were shown to be whole.
+        self.whole: set[frozenset[str]] = set()
+        # Files that only some saves write.
+        self._optional: frozenset[str] | None = None
+        # Bursts since one did not fit, and the longest such run before another that did not; None: all have fitted.
+        self._fitting = 0
+        self._longest_run: int | None = None
+
+    def fits(self, names: frozenset[str], previous: frozenset[str] | None) -> bool:
+        """Return True if bursts have been alike for long enough since one was different.
+
+        `previous` are the files of the burst before.
         """
-        paths = [path for path in self._order if path in files]
-        paths += [path for path in changed if path in files and path not in self._order]
-        gone = {unit_of(path) for path in self._gone} - {"", *map(unit_of, paths)}
-        first, begun_first, ended_at = self._first() or "", next(iter(self._order), ""), self._noted_at
-        self._order, self._gone, self._short_pauses = {}, set(), 0
-        if not paths:
-            return False
-        self._count(first)
-        sizes: dict[str, int] = {}
-        before: dict[str, int] = {}
-        for path in paths:
-            name = self._name(path)
-            self._first_seen.setdefault(name, len(self._first_seen))
-            sizes[name] = max(sizes.get(name, 0), files[path].size)
-            if name in self._known_sizes:
-                shrank = files[path].size < _SMALLER * self._known_sizes[name]
-                before[name] = 0 if shrank and is_whole(path) else self._known_sizes[name]
-        present = {self._name(path) for path in files}
-        # A save may be removed before the next one is written.
-        removed = any(name not in present for name in self._known_sizes)
-        # A folder that was not written, and of which a part is gone, is being removed.
-        removed |= any(unit_of(path) in gone for path in files)
-        name = self._name(first)
-        begun = self._first_seen.get(name, 0 if name not in sizes else len(self._first_seen))
-        misordered = name in sizes and any(self._first_seen[other] < begun for other in sizes)
-        doubtful = suspect or removed or misordered or not self._fits(frozenset(sizes))
-        burst = Burst(name, self._name(begun_first), sizes, before, ended_at, doubtful)
-        self._known_sizes = {name: size for name, size in self._known_sizes.items() if name in present} | sizes
-        self._previous, self.last = self.last, burst
-        self._gaps = dict(list(self._gaps.items())[-_REMEMBERED:])
-        return True
-
-    def _fits(self, names: frozenset[str]) -> bool:
-        """Whether bursts are like one another, and were for long enough since one was not."""
-        if self._is_mixed(names):
-            self._most_fitting = max(self._most_fitting or 1, self._fitting)
+        if self._is_mixed(names, previous):
+            self._longest_run = max(self._longest_run or 1, self._fitting)
             self._fitting = 0
         else:
             self._fitting += 1
-        return self._most_fitting is None or self._fitting > _PATIENCE * self._most_fitting
+        return self._longest_run is None or self._fitting > _PATIENCE * self._longest_run
 
-    def _is_mixed(self, names: frozenset[str]) -> bool:
-        """Whether files are written at times of their own: which of them belong together is not known then.
+    def _is_mixed(self, names: frozenset[str], previous: frozenset[str] | None) -> bool:
+        """Return True if files are written at times of their own: which of them belong together is unknown then.
 
-        Files that only some saves write are known if they are always the same ones.
+        Files that only some saves write are accepted if they are always the same ones.
         """
-        if not self._whole:
+        if not self.whole:
             return False
-        always = frozenset.intersection(*self._whole)
+        always = frozenset.intersection(*self.whole)
         optional = names - always
         if optional and always <= names and self._optional is None:
             self._optional = optional
@@ -197,20 +141,130 @@ class SaveBursts:
         if comparable:
             return bool(optional) and optional != self._optional
         # A program that had to wait in the middle of a save writes the rest later.
-        return self.last is None or self.last.names | names not in self._whole
+        return previous is None or previous | names not in self.whole
+
+    def is_known(self, names: frozenset[str]) -> bool:
+        return any(one <= names or names < one for one in self.whole)
+
+    def note_whole(self, names: frozenset[str]) -> None:
+        if len(self.whole) < _REMEMBERED:
+            self.whole.add(names)
+
+
+class SaveBursts:
+    """The bursts of one folder. `max_quiet_s` bounds the pause that is waited for. Not thread-safe."""
+
+    def __init__(self, sizes: Mapping[str, int], max_quiet_s: float) -> None:
+        """`sizes` are those of the files that exist in the folder, by path."""
+        self._max_quiet_s = max_quiet_s
+        self.last: Burst | None = None
+        self._previous: Burst | None = None
+        self._under_way = _BurstUnderWay()
+        self._fit = _BurstFit()
+        # The last known size of each file, by role.
+        self._known_sizes: dict[str, int] = {hide_generations(path, _MAX_PARTS): size for path, size in sizes.items()}
+        # The order in which roles were first seen.
+        self._first_seen: dict[str, int] = {}
+        self._counters: dict[str, _Counter] = {}
+        # Pauses after bursts of each kind, and the pause before the burst under way.
+        self._gaps: dict[_BurstKind, deque[float]] = {}
+        self._pause_s = 0.0
+
+    @property
+    def quiet_s(self) -> float:
+        """How long nothing has to be written for a burst to have ended. A single pause is no basis for this."""
+        if sum(map(len, self._gaps.values())) < 2:
+            return PAUSE_S
+        usual = max(map(_usual, self._gaps.values()), default=0.0)
+        return min(max(PAUSE_S, _PAUSE_SHARE * usual), self._max_quiet_s)
+
+    def note(self, events: Iterable[FolderEvent], now: float) -> None:
+        """Add writes to the burst under way."""
+        events = list(events)
+        if not events:
+            return
+        burst = self._under_way
+        if not burst.order and self.last is not None:
+            self._pause_s = now - self.last.ended_at
+            self._gaps.setdefault(self.last.kind, deque(maxlen=_REMEMBERED)).append(self._pause_s)
+        elif burst.order and now - burst.noted_at >= PAUSE_S:
+            burst.short_pauses += 1
+            if burst.short_pauses >= _FASTER:
+                self._gaps.clear()
+        burst.noted_at = now
+        for event in events:
+            burst.add(event)
+
+    def close(
+        self, files: Mapping[str, Sized], changed: Collection[str], is_whole: Callable[[str], bool], *, suspect: bool
+    ) -> bool:
+        """End the burst, which left these files. Return False if it wrote none: then it is ignored.
+
+        `changed` are the files that look different from before. `is_whole` says whether a file is complete by its
+        format. `suspect`: a process that may have written has ended.
+        """
+        ended, self._under_way = self._under_way, _BurstUnderWay()
+        paths = [path for path in ended.order if path in files]
+        paths += [path for path in changed if path in files and path not in ended.order]
+        if not paths:
+            return False
+        first = ended.first() or ""
+        self._count(first)
+        sizes, before = self._sizes(paths, files, is_whole)
+        present = {self._name(path) for path in files}
+        name = self._name(first)
+        doubtful = suspect or self._is_removing(ended, paths, files, present) or self._is_misordered(name, sizes)
+        previous = self.last.names if self.last is not None else None
+        # Only bursts that are not in doubt for another reason count for the fit.
+        doubtful = doubtful or not self._fit.fits(frozenset(sizes), previous)
+        begun = self._name(next(iter(ended.order), ""))
+        burst = Burst(name, begun, sizes, before, ended.noted_at, doubtful)
+        self._known_sizes = {name: size for name, size in self._known_sizes.items() if name in present} | sizes
+        self._previous, self.last = self.last, burst
+        self._gaps = dict(list(self._gaps.items())[-_REMEMBERED:])
+        return True
+
+    def _sizes(
+        self, paths: Iterable[str], files: Mapping[str, Sized], is_whole: Callable[[str], bool]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the sizes of the written files by role, now and before the burst."""
+        sizes: dict[str, int] = {}
+        before: dict[str, int] = {}
+        for path in paths:
+            name = self._name(path)
+            self._first_seen.setdefault(name, len(self._first_seen))
+            sizes[name] = max(sizes.get(name, 0), files[path].size)
+            if name in self._known_sizes:
+                shrank = files[path].size < _SIZE_SHARE * self._known_sizes[name]
+                before[name] = 0 if shrank and is_whole(path) else self._known_sizes[name]
+        return sizes, before
+
+    def _is_removing(
+        self, burst: _BurstUnderWay, paths: Iterable[str], files: Mapping[str, Sized], present: Collection[str]
+    ) -> bool:
+        # A save may be removed before the next one is written.
+        if any(name not in present for name in self._known_sizes):
+            return True
+        # A folder that was not written, and of which a part is gone, is being removed.
+        units = {unit_of(path) for path in burst.gone} - {"", *map(unit_of, paths)}
+        return any(unit_of(path) in units for path in files)
+
+    def _is_misordered(self, first: str, sizes: Mapping[str, int]) -> bool:
+        """Return True if the burst wrote a file that the program had written before `first` when it began."""
+        return first in sizes and any(self._first_seen[other] < self._first_seen[first] for other in sizes)
 
     def has_come_round(self) -> bool:
-        """Whether the burst under way begins like the last one, and shows that this was a whole save."""
-        if self.last is None or not self._order:
+        """Return True if the burst under way begins like the last one, and so shows that this was a whole save."""
+        if self.last is None or not self._under_way.order:
             return False
-        first = self._first()
+        first = self._under_way.first()
         same = first is not None and self._name(first) == self.last.first
-        if not same and self._name(next(iter(self._order))) != self.last.begun:
+        if not same and self._name(next(iter(self._under_way.order))) != self.last.begun:
             return False
         return self._is_whole(self.last, self._previous, None)
 
     def was_whole(self) -> bool:
-        """Whether the last burst shows that the one before it was a whole save."""
+        """Return True if the last burst shows that the one before it was a whole save."""
         last, before = self.last, self._previous
         if last is None or before is None or last.first != before.first or self._pause_s < _SURE_S:
             return False
@@ -218,24 +272,21 @@ class SaveBursts:
 
     def _is_whole(self, burst: Burst, before: Burst | None, after: Burst | None) -> bool:
         beside = [other.names for other in (before, after) if other is not None]
-        known = burst.names in beside or any(one <= burst.names or burst.names < one for one in self._whole)
+        known = burst.names in beside or self._fit.is_known(burst.names)
         whole = known and not burst.suspect and all(self._reaches(name, burst, after) for name in burst.sizes)
-        if whole and len(self._whole) < _REMEMBERED:
-            self._whole.add(burst.names)
+        if whole:
+            self._fit.note_whole(burst.names)
         return whole
 
     def _reaches(self, name: str, burst: Burst, after: Burst | None) -> bool:
-        """Whether a file is not known to be larger, before or after."""
+        """Return True unless the file is known to be larger before or after the burst."""
         size = burst.sizes[name]
         if name in burst.before:
-            return size >= _SMALLER * burst.before[name]
+            return size >= _SIZE_SHARE * burst.before[name]
         if after is not None and name in after.sizes:
-            return size >= _SMALLER * after.sizes[name]
+            return size >= _SIZE_SHARE * after.sizes[name]
         # Some saves write one file more.
-        return any(names < burst.names and name not in names for names in self._whole)
-
-    def _first(self) -> str | None:
-        return next((path for path in self._order if path not in self._gone), None)
+        return any(names < burst.names and name not in names for names in self._fit.whole)
 
     def _count(self, path: str) -> None:
         numbers = _NUMBER.findall(path)
@@ -243,19 +294,19 @@ class SaveBursts:
             self._counters.setdefault(role_of(path), _Counter()).add(int(numbers[0]))
 
     def _name(self, path: str) -> str:
-        """What a file is for: equal for the same file of two saves, and different for two files of one."""
+        """Return the role of a file: equal for the same file of two saves, different for two files of one save."""
         role = role_of(path)
         counter = self._counters.get(role)
-        return role if counter is not None and counter.counts_saves else hide_generations(path, _MANY)
+        return role if counter is not None and counter.counts_saves else hide_generations(path, _MAX_PARTS)
 
 
 def _usual(pauses: Collection[float]) -> float:
-    """A long pause, as one in four may be: the others may lie inside of saves."""
+    """Return the 80th percentile: most of the shorter pauses may lie inside saves."""
     return sorted(pauses)[int(0.8 * (len(pauses) - 1) + 0.5)]
 
 
 class _Counter:
-    """The numbers of files of one role that came first in a burst: do they count saves, or parts of one?"""
+    """The numbers of files of one role that came first in a burst, to decide if they count saves or parts of one."""
 
     def __init__(self) -> None:
         self._last: int | None = None
@@ -267,9 +318,9 @@ class _Counter:
         if before is None:
             return
         if number <= before:
-            # The same again, or from the beginning.
+            # The same number again, or a restart from the beginning.
             self._steps, self.counts_saves = [], False
             return
-        self._steps = [*self._steps, number - before][-_MANY:]
+        self._steps = [*self._steps, number - before][-_MAX_PARTS:]
         skips = len(self._steps) > 1 and min(self._steps[-2:]) > 1
-        self.counts_saves = self.counts_saves or skips or len(self._steps) >= _MANY
+        self.counts_saves = self.counts_saves or skips or len(self._steps) >= _MAX_PARTS

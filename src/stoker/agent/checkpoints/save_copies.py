@@ -1,146 +1,120 @@
-"""Keep a copy of the last save that is known to be whole, of a program that saves faster than its folder settles.
+"""Keep a copy of the last save that is known to be whole, for a program that saves faster than its folder settles.
 
-After each burst of writes, while all files are closed, what changed is copied. The copy counts as a save once the next
-burst shows that the one before was whole (save_bursts). So a program that is killed in the middle of a save, or right
-after one, goes on from the save before. Copies take a small share of a core, and a bounded part of the disk: at most
-two saves are kept, and a file that was renamed into its place is held open instead.
+After each burst of writes, while all files are closed, the changed files are copied. The copy counts as a save once the
+next burst shows that the one before was whole (save_bursts). A program that is killed during a save, or right after
+one, therefore resumes from the save before. Copies take a small share of a core and a bounded part of the disk: there
+are at most two saves, and a file that was renamed into place is held open instead of copied (file_copies).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
-from stoker.agent.checkpoints.folder_events import Event, FolderEvents
-from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, copy_stable, hold, signature_of
+from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy, SaveCopy, SaveTooLarge
+from stoker.agent.checkpoints.folder_events import FolderEvent, FolderEvents
+from stoker.agent.checkpoints.folder_snapshot import File, Files, FolderView, Signature
 from stoker.agent.checkpoints.format_check import check_format
 from stoker.agent.checkpoints.save_bursts import SaveBursts
-from stoker.processes import OpenFile
 from stoker.store.base import FileChanged
 
 log = logging.getLogger(__name__)
 
-# Copies of one save take no more than this, and of the free disk no more than this part.
-MOST_BYTES = 256 * 1024 * 1024
-_FREE_PART = 0.1
-# Handles that are held at most.
-_MOST_HANDLES = 64
-# What copying may take of a core.
-_SHARE = 0.05
-# Events are read together that come within this time: a large file is written in many pieces. In a long burst, later.
-_GATHER_S, _MOST_GATHER_S = 0.01, 0.05
-# While files are open or mapped, they are looked at again after so long, and later and later.
-_RETRY_S, _MOST_RETRY_S = 0.05, 0.5
-# A folder that cannot be watched is tried again after so long.
+# The share of a core that copying may take.
+_CPU_SHARE = 0.05
+# Events that come within this time are read together, because a large file is written in many pieces. The time grows
+# with the length of the burst.
+_GATHER_S, _MAX_GATHER_S = 0.01, 0.05
+# The interval between two looks at files that are open or mapped; it doubles up to the maximum.
+_RETRY_S, _MAX_RETRY_S = 0.05, 0.5
+# The interval after which watching a folder is tried again, where it failed.
 _WATCH_AGAIN_S = 5.0
-# The last events are waited for no longer than this.
+# The longest time to wait for the last events.
 _FINISH_S = 2.0
 
 
-class _TooLarge(Exception):
-    """A file that changed is too large to be copied."""
+@dataclass
+class _Observation:
+    """Knowledge about the folder since it has been watched without a gap. Lost events make all of it invalid."""
 
-
-@dataclass(frozen=True, eq=False)
-class KeptFile:
-    """The bytes that a file had. They go when nothing refers to this any more."""
-
-    path: Path
-    copied_ns: int
-    # How the file looked, if it is held open and not copied.
-    held: Signature | None = None
-
-    def is_intact(self) -> bool:
-        """Whether a file that is held open is what it was."""
-        if self.held is None:
-            return True
-        try:
-            # Another name, or none, changes its status alone.
-            return Signature.of(self.path.stat())[:4] == self.held[:4]
-        except OSError:
-            return False
-
-
-@dataclass(frozen=True, eq=False)
-class KeptSave:
-    """A folder as it was, without its logs. Files that are not in `kept` were not written since this was watched."""
-
-    files: Files
-    kept: Mapping[str, KeptFile]
-    taken_at: float
-
-
-class OpenNow(NamedTuple):
-    """As `Writing`, by relative path."""
-
-    files: dict[str, OpenFile]
-    members: frozenset[int]
+    bursts: SaveBursts
+    # The folder and its copies after the last burst.
+    files: Files = field(default_factory=dict)
+    copies: Mapping[str, FileCopy] = field(default_factory=dict)
+    # The last burst as a save, until the next burst shows that it was whole.
+    candidate: SaveCopy | None = None
+    # Files that were renamed into place during the burst under way.
+    renamed: set[str] = field(default_factory=set)
+    # How many bursts each process has lived through.
+    bursts_by_process: dict[int, int] = field(default_factory=dict)
+    # When to look next, when the burst under way began, and the time before which no copy is made.
+    look_at: float | None = None
+    begun_at: float | None = None
+    not_before: float = float("-inf")
+    retry_s: float = _RETRY_S
 
 
 class SaveCopies:
-    """Copies of one folder, made by a thread of their own. `newest`, `calm_s` and `finish` may be called by others.
+    """Copies of the saves in one folder, made by a thread of their own.
 
-    `scan` and `open_now` look at the folder; `takes` says of a path whether they see it. `logs` are files that are
-    whole wherever they end; `committed` is how the files of the last commit looked.
+    Other threads may call `newest`, `calm_s`, `finish` and `drop`. `logs` gives the files that are whole wherever they
+    end; `committed` gives the signatures of the files in the last commit; `max_quiet_s` bounds the pause that ends a
+    burst.
     """
 
     def __init__(
         self,
-        folder: Path,
+        view: FolderView,
         scratch: Path,
         *,
-        scan: Callable[[], Files],
-        open_now: Callable[[], OpenNow],
         logs: Callable[[], Collection[str]],
-        takes: Callable[[str], bool],
         committed: Callable[[], Mapping[str, Signature]],
-        longest_s: float,
+        max_quiet_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._scratch = folder, scratch
-        self._scan, self._open_now, self._takes = scan, open_now, takes
+        self._view = view
+        self._scratch = scratch
+        self._copier = FileCopier(view.folder, scratch)
         self._logs, self._committed = logs, committed
-        self._longest_s = longest_s
+        self._max_quiet_s = max_quiet_s
         self._monotonic = monotonic
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._events: FolderEvents | None = None
+        # Guards the events, because `calm_s` and `finish` use them from other threads.
         self._lock = threading.Lock()
+        self._events: FolderEvents | None = None
         self._wrote_at: float | None = None
-        self._whole: KeptSave | None = None
-        self._candidate: KeptSave | None = None
-        self._count = 0
-        # How many bursts of writes were seen to end.
+        self._whole: SaveCopy | None = None
+        # How many bursts of writes have ended.
         self.bursts = 0
-        self._files: Files = {}
-        self._forget()
+        self._observed = self._new_observation()
 
     def start(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._thread = threading.Thread(target=self._run, name="save-copies", daemon=True)
         self._thread.start()
 
-    def newest(self) -> KeptSave | None:
-        """The newest save that is known to be whole."""
+    def newest(self) -> SaveCopy | None:
+        """Return the newest save that is known to be whole."""
         return self._whole
 
     def calm_s(self, at: float) -> float | None:
-        """For how long nothing had been written or removed at that time, nor was since; None: that is not known."""
+        """Return for how long nothing had been written or removed at time `at`; 0 if something was since.
+
+        None: not known, because the folder is not watched.
+        """
         with self._lock:
             if self._events is None or self._wrote_at is None:
                 return None
             return 0.0 if self._events.pending() else at - self._wrote_at
 
     def finish(self) -> None:
-        """The training has ended: hear what it did last, and stop."""
+        """Process the last events of a training that has ended, and stop."""
         self._stop.set()
         with self._lock:
             if self._events is not None:
@@ -149,9 +123,9 @@ class SaveCopies:
             self._thread.join(timeout=_FINISH_S)
 
     def drop(self) -> None:
-        """Stop, and keep nothing."""
+        """Stop, and free all copies."""
         self.finish()
-        self._whole = self._candidate = None
+        self._whole = self._observed.candidate = None
 
     # ── The thread ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,19 +136,18 @@ class SaveCopies:
             except OSError as error:
                 log.debug("saves are not watched: %s", error)
             except Exception:
-                # Whatever it is, the folder is still committed when it settles.
+                # The edge of the thread: after any error the folder is still committed when it settles.
                 log.exception("copies of saves")
             self._wrote_at = None
             self._stop.wait(_WATCH_AGAIN_S)
 
     def _watch(self) -> None:
-        events = FolderEvents(self._folder)
+        events = FolderEvents(self._view.folder)
         with self._lock:
             self._events = events
         try:
-            self._forget()
-            self._files = self._scan()
-            self._bursts = SaveBursts({path: file.size for path, file in self._files.items()}, self._longest_s)
+            # Scanned after watching began, so that no write falls between the two.
+            self._observed = self._new_observation(self._view.scan())
             self._wrote_at = self._monotonic()
             while not self._stop.is_set():
                 self._round(events)
@@ -184,159 +157,109 @@ class SaveCopies:
                 self._events = None
             events.close()
 
-    def _forget(self) -> None:
-        """What was learnt holds no more. The last whole save stays one."""
-        self._bursts = SaveBursts({}, self._longest_s)
-        self._candidate = None
-        self._files = {}
-        self._kept: Mapping[str, KeptFile] = {}
-        self._renamed: set[str] = set()
-        self._seen: dict[int, int] = {}
-        self._look_at: float | None = None
-        self._begun_at: float | None = None
-        self._not_before = float("-inf")
-        self._retry_s = _RETRY_S
+    def _new_observation(self, files: Files | None = None) -> _Observation:
+        """Start anew: conclusions of an earlier observation do not hold. The last whole save stays valid."""
+        files = files or {}
+        bursts = SaveBursts({path: file.size for path, file in files.items()}, self._max_quiet_s)
+        return _Observation(bursts, files)
 
     def _round(self, events: FolderEvents) -> None:
-        if events.wait(None if self._look_at is None else self._look_at - self._monotonic()):
-            begun_s = self._monotonic() - (self._begun_at or self._monotonic())
-            self._stop.wait(min(max(_GATHER_S, begun_s / 100), _MOST_GATHER_S))
+        state = self._observed
+        if events.wait(None if state.look_at is None else state.look_at - self._monotonic()):
+            burst_s = self._monotonic() - (state.begun_at or self._monotonic())
+            self._stop.wait(min(max(_GATHER_S, burst_s / 100), _MAX_GATHER_S))
             self._note(self._read(events))
-        elif self._look_at is not None and self._monotonic() >= self._look_at:
+        elif state.look_at is not None and self._monotonic() >= state.look_at:
             began_s = time.thread_time()
             if self._take(events):
-                self._look_at, self._begun_at, self._retry_s = None, None, _RETRY_S
-                self._not_before = self._monotonic() + (time.thread_time() - began_s) / _SHARE
+                state.look_at, state.begun_at, state.retry_s = None, None, _RETRY_S
+                state.not_before = self._monotonic() + (time.thread_time() - began_s) / _CPU_SHARE
             elif not self._stop.is_set():
-                self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
-                self._look_at = self._monotonic() + self._retry_s
+                state.retry_s = min(2 * state.retry_s, _MAX_RETRY_S)
+                state.look_at = self._monotonic() + state.retry_s
 
-    def _read(self, events: FolderEvents) -> list[Event]:
-        """The events that say that something was written besides logs."""
+    def _read(self, events: FolderEvents) -> list[FolderEvent]:
+        """Read the events of files other than logs."""
         with self._lock:
             logs = self._logs()
-            found = [event for event in events.read() if event.path not in logs and self._takes(event.path)]
+            takes = self._view.selection.takes
+            found = [event for event in events.read() if event.path not in logs and takes(event.path)]
             if found:
                 self._wrote_at = self._monotonic()
             return found
 
-    def _note(self, found: list[Event]) -> bool:
-        """Events came. False: none did."""
-        if not found:
+    def _note(self, events: list[FolderEvent]) -> bool:
+        """Add events to the burst under way. Return False if there are none."""
+        if not events:
             return False
+        state = self._observed
         now = self._monotonic()
-        self._begun_at = self._begun_at or now
-        self._bursts.note(found, now)
-        for event in found:
-            (self._renamed.add if event.source is not None else self._renamed.discard)(event.path)
-        if self._candidate is not None and self._bursts.has_come_round():
-            self._whole, self._candidate = self._candidate, None
-        self._retry_s = _RETRY_S
-        self._look_at = max(now + self._bursts.quiet_s, self._not_before)
+        state.begun_at = state.begun_at or now
+        state.bursts.note(events, now)
+        for event in events:
+            (state.renamed.add if event.source is not None else state.renamed.discard)(event.path)
+        if state.candidate is not None and state.bursts.has_come_round():
+            self._whole, state.candidate = state.candidate, None
+        state.retry_s = _RETRY_S
+        state.look_at = max(now + state.bursts.quiet_s, state.not_before)
         return True
 
     def _take(self, events: FolderEvents) -> bool:
-        """Copy what changed. False: something is being written."""
+        """Copy the changed files, and end the burst. Return False if something is being written."""
         logs = set(self._logs())
-        before = self._open_now()
+        before = self._view.open_files()
         if set(before.files) - logs:
             return False
-        files = {path: file for path, file in self._scan().items() if path not in logs}
+        files = {path: file for path, file in self._view.scan().items() if path not in logs}
+        copies: Mapping[str, FileCopy] | None
         try:
-            kept = self._keep(files)
-        except _TooLarge as reason:
+            copies = self._copy_changed(files)
+        except SaveTooLarge as reason:
             log.debug("a save is not copied: %s", reason)
-            kept = None
+            copies = None
         except (FileChanged, OSError) as error:
             log.debug("a save changed while it was copied: %s", error)
             return False
+        # The copies are valid only if nothing was written meanwhile, no file was opened, and no process died, which
+        # would have closed a half-written file.
         if self._note(self._read(events)):
             return False
-        after = self._open_now()
+        after = self._view.open_files()
         if set(after.files) - logs or not before.members <= after.members:
             return False
-        self._close(files, kept, after.members)
+        self._close(files, copies, after.members)
         return True
 
-    def _close(self, files: Files, kept: Mapping[str, KeptFile] | None, members: frozenset[int]) -> None:
-        """A burst has ended, and what it left was copied. `kept` is None where it was too large."""
-        ended = {pid for pid in self._seen if pid not in members}
-        # A process that ended while it wrote has closed its file half written. Workers that come and go did not write.
-        suspect = any(self._seen[pid] > 1 for pid in ended)
-        self._seen = {pid: self._seen.get(pid, 0) + 1 for pid in members}
-        changed = [path for path, file in files.items() if not _is_same(self._files.get(path), file)]
+    def _copy_changed(self, files: Files) -> Mapping[str, FileCopy]:
+        state = self._observed
+        return self._copier.copy_changed(
+            files, earlier=state.files, copies=state.copies, renamed=state.renamed, committed=self._committed()
+        )
+
+    def _close(self, files: Files, copies: Mapping[str, FileCopy] | None, members: frozenset[int]) -> None:
+        """End the burst, which left these files. `copies` is None where the save was too large to be copied."""
+        state = self._observed
+        ended = {pid for pid in state.bursts_by_process if pid not in members}
+        # A process that ended while it wrote has closed its file half written. Processes that lived through one burst
+        # only are workers that come and go; they did not write.
+        suspect = any(state.bursts_by_process[pid] > 1 for pid in ended)
+        state.bursts_by_process = {pid: state.bursts_by_process.get(pid, 0) + 1 for pid in members}
+        changed = [path for path, file in files.items() if not _is_same(state.files.get(path), file)]
 
         def is_whole(path: str) -> bool:
-            copy = kept.get(path) if kept is not None else None
-            return check_format(self._folder / path if copy is None else copy.path).state == "whole"
+            copy = copies.get(path) if copies is not None else None
+            return check_format(self._view.folder / path if copy is None else copy.path).state == "whole"
 
-        if not self._bursts.close(files, changed, is_whole, suspect=suspect):
+        if not state.bursts.close(files, changed, is_whole, suspect=suspect):
             return
         self.bursts += 1
-        if self._candidate is not None and self._bursts.was_whole():
-            self._whole = self._candidate
-        self._files, self._kept = files, kept or {}
-        self._candidate = KeptSave(files, self._kept, self._monotonic()) if kept is not None else None
-        self._renamed = set()
-
-    # ── Copies ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _keep(self, files: Files) -> Mapping[str, KeptFile]:
-        """The bytes of all files that changed since this was watched and are in no commit.
-
-        Raises _TooLarge, and FileChanged or OSError where a file changed again.
-        """
-        committed = self._committed()
-        kept: dict[str, KeptFile] = {}
-        budget = min(MOST_BYTES, int(_FREE_PART * shutil.disk_usage(self._folder).free))
-        handles = 0
-        for file in sorted(files.values(), key=lambda file: -file.signature.newest_ns):
-            path, known = file.path, self._files.get(file.path)
-            if file.link is not None or committed.get(path) == file.signature:
-                continue
-            if known is not None and known.signature == file.signature:
-                # As it was in the burst before. One that was never copied, or is too much, is taken from the folder.
-                if path in self._kept and file.size <= budget:
-                    kept[path] = self._kept[path]
-                    budget -= file.size if kept[path].held is None else 0
-                continue
-            if path in self._renamed and handles < _MOST_HANDLES:
-                handles += 1
-                kept[path] = self._hold(file)
-            elif file.size > budget:
-                raise _TooLarge(path)
-            else:
-                budget -= file.size
-                kept[path] = self._copy(file)
-        return kept
-
-    def _copy(self, file: File) -> KeptFile:
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        self._count += 1
-        # The name tells its format.
-        target = self._scratch / f"{self._count}-{file.path.rpartition('/')[2][-100:]}"
-        kept = KeptFile(target, time.time_ns())
-        weakref.finalize(kept, _remove, target)
-        if not copy_stable(self._folder / file.path, file, target):
-            raise FileChanged(file.path)
-        return kept
-
-    def _hold(self, file: File) -> KeptFile:
-        """Renamed into its place, it will be replaced by another file: its bytes stay as long as it is open."""
-        source = self._folder / file.path
-        with hold(source, file) as found:
-            handle = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
-        kept = KeptFile(Path(f"/proc/self/fd/{handle}"), time.time_ns(), file.signature)
-        weakref.finalize(kept, os.close, handle)
-        if signature_of(source, file) != file.signature:
-            raise FileChanged(file.path)
-        return kept
+        if state.candidate is not None and state.bursts.was_whole():
+            self._whole = state.candidate
+        state.files, state.copies = files, copies or {}
+        state.candidate = SaveCopy(files, state.copies, self._monotonic()) if copies is not None else None
+        state.renamed = set()
 
 
 def _is_same(before: File | None, now: File) -> bool:
-    """Whether a file was not written. A link to it that was made or removed changes its status alone."""
+    """Return True if the file was not written. ctime is not compared: adding or removing a hard link changes it."""
     return before is not None and before.signature[:4] == now.signature[:4]
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)

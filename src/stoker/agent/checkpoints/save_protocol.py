@@ -1,11 +1,11 @@
-"""How a training process saves: into a folder out of sight that takes its name as a whole. Used by `stoker.train`.
+"""Save a checkpoint from a training process: write into a hidden folder that is renamed as a whole. For `stoker.train`.
 
-<folder>/.tmp-<name>-…                being written; left out by every reader
-<folder>/<name>/                      a save, whole and on the disk
-<folder>/<name>/.stoker-checkpoint.json   tells it from any other folder, and which is the newest
-<channel>/commits/<sequence>.json     asks the agent to bring a save to the store
-<channel>/commits.done/<sequence>.json    the agent's answer: everything up to it is dealt with
-<channel>/commits.next                how many there were
+<folder>/.tmp-<name>-…                    being written; ignored by every reader
+<folder>/<name>/                          a save, whole and on disk
+<folder>/<name>/.stoker-checkpoint.json   marks the folder as a save, with a number: the highest is the newest
+<channel>/commits/<sequence>.json         asks the agent to bring a save to the store
+<channel>/commits.done/<sequence>.json    the agent's answer: all requests up to it are answered
+<channel>/commits.next                    the number of requests so far
 """
 
 from __future__ import annotations
@@ -18,27 +18,31 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker.model.keys import safe_name
+from stoker.model.keys import is_safe_name
 
 MARKER = ".stoker-checkpoint.json"
 LOCK = ".stoker-lock"
 POLL_S = 0.02
-_SMALL_BYTES = 64 * 1024
-# Writers of one save come within moments of each other.
+_MAX_JSON_BYTES = 64 * 1024
+# Writers of one save begin within moments of each other.
 _STALE_S = 600.0
 
 
 class Save:
-    """One save in progress, as a context. `generation` counts sharded saves alike on every node."""
+    """One save in progress, as a context manager. `generation` counts sharded saves alike on every node.
+
+    `after_request` is called on leaving, after the save was committed and the agent was asked to bring it to the store.
+    """
 
     def __init__(
         self, name: str, folder: Path, channel: Path | None, *, step: int | None, sharded: bool, writers: int
     ) -> None:
-        if not safe_name(name):
+        if not is_safe_name(name):
             raise ValueError(
                 f"a checkpoint cannot be called {name!r}: up to 100 letters, digits and ._+=-, no dot in front"
             )
@@ -49,17 +53,18 @@ class Save:
         self._channel = channel
         self._step = None if step is None else int(step)
         self._sharded = sharded
-        self._gathering = Gathering(name, folder, channel, writers) if writers > 1 else None
+        self._shared = SharedSave(name, folder, channel, writers) if writers > 1 else None
         self._staging: Path | None = None
-        # The number of the request that was made on leaving; None where none was.
+        self.after_request: Callable[[], None] = lambda: None
+        # The sequence number of the request that was made on leaving; None where none was.
         self.requested: int | None = None
 
     def __enter__(self) -> Path:
-        if self._gathering is not None:
-            self._staging = self._gathering.join()
+        if self._shared is not None:
+            self._staging = self._shared.join()
         else:
             self._staging = Path(tempfile.mkdtemp(prefix=f".tmp-{self._name}-", dir=self._folder))
-            # mkdtemp keeps others out; a checkpoint is as readable as anything else the script writes.
+            # mkdtemp denies access to other users; a checkpoint is as readable as other files of the script.
             self._staging.chmod(0o777 & ~_umask())
         return self._staging
 
@@ -68,8 +73,8 @@ class Save:
     ) -> None:
         assert self._staging is not None
         failed = kind is not None
-        if self._gathering is not None:
-            last, failed = self._gathering.leave(failed=failed)
+        if self._shared is not None:
+            last, failed = self._shared.leave(failed=failed)
             if not last:
                 return
         try:
@@ -77,30 +82,33 @@ class Save:
                 _sync_tree(self._staging)
                 self._commit(self._staging)
         finally:
-            # Nothing is left of it here once it has its name.
+            # The temporary folder disappears on rename.
             remove(self._staging)
-            if self._gathering is not None:
-                self._gathering.close()
+            if self._shared is not None:
+                self._shared.close()
+        if self.requested is not None:
+            self.after_request()
 
     def _commit(self, staging: Path) -> None:
         with Lock(self._folder, self._channel):
-            number = max((number for number, _ in numbered(self._folder)), default=0) + 1
+            number = max((number for number, _ in numbered_saves(self._folder)), default=0) + 1
             write_json(staging / MARKER, {"name": self._name, "number": number, "step": self._step})
             _sync(staging)
             if self._channel is not None:
-                # Before the folder has its name: a save that is replaced by this one is never left without a successor.
+                # Requested before the folder has its name: so a save that is replaced by this one always has a
+                # successor.
                 self.requested = self._request(self._channel, number)
             _replace_folder(staging, self._folder / self._name)
             _sync(self._folder)
 
     def _request(self, channel: Path, number: int) -> int:
-        sequence, sharded = counters(channel)
+        sequence, sharded = request_counters(channel)
         sequence, sharded = sequence + 1, sharded + int(self._sharded)
         write_json(channel / "commits.next", {"sequence": sequence, "sharded": sharded})
         request = {
             "sequence": sequence,
             "name": self._name,
-            # By which the agent sees that the folder has since been replaced by a later save of the same name.
+            # Shows the agent if the folder has since been replaced by a later save of the same name.
             "number": number,
             "step": self._step,
             # Parts of different saves must never make one checkpoint, even if their names are equal.
@@ -111,8 +119,11 @@ class Save:
         return sequence
 
 
-class Gathering:
-    """Several processes of one node writing the same save. Who has come and gone is in a file beside the folder."""
+class SharedSave:
+    """Several processes of one node that write the same save.
+
+    A file beside the folder records which processes have joined and left.
+    """
 
     def __init__(self, name: str, folder: Path, channel: Path | None, writers: int) -> None:
         self._folder = folder
@@ -120,50 +131,53 @@ class Gathering:
         self._writers = writers
         self._staging = folder / f".tmp-{name}-shared"
         self._path = folder / f".tmp-{name}-shared.json"
-        self._me = _identity(os.getpid()) + _identity(os.getppid())
+        self._own_process = _identity(os.getpid()) + _identity(os.getppid())
 
     def join(self) -> Path:
-        """The folder to write to. Waits while this process is ahead of the others, still busy with the save before."""
+        """Return the folder to write to. Waits while other processes are still busy with the save before."""
         while True:
             with Lock(self._folder, self._channel):
                 state = self._state()
-                if self._abandoned(state):
+                if self._is_abandoned(state):
                     remove(self._staging)
                     state = {"inside": [], "left": [], "failed": False}
                 known = state["inside"] + state["left"]
-                if self._me not in known and len(known) < self._writers:
-                    state["inside"].append(self._me)
+                if self._own_process not in known and len(known) < self._writers:
+                    state["inside"].append(self._own_process)
                     self._staging.mkdir(exist_ok=True)
                     write_json(self._path, state)
                     return self._staging
             time.sleep(POLL_S)
 
     def leave(self, *, failed: bool) -> tuple[bool, bool]:
-        """Whether this was the last one to leave, and whether anyone failed."""
+        """Return if this process was the last to leave, and if any process failed."""
         with Lock(self._folder, self._channel):
             state = self._state()
-            if self._me not in state["inside"]:
-                # Another writer died, and whoever came next began anew.
+            if self._own_process not in state["inside"]:
+                # Another writer died, and the next process to join began anew.
                 return False, True
-            state["inside"].remove(self._me)
-            state["left"].append(self._me)
+            state["inside"].remove(self._own_process)
+            state["left"].append(self._own_process)
             state["failed"] = bool(state["failed"] or failed)
             write_json(self._path, state)
             return len(state["left"]) >= self._writers, state["failed"]
 
     def close(self) -> None:
-        """The save is over: the next one of this name may begin."""
+        """End the save: the next one of this name may begin."""
         with Lock(self._folder, self._channel):
             self._path.unlink(missing_ok=True)
 
-    def _abandoned(self, state: dict[str, Any]) -> bool:
-        """Left behind by processes that died in the middle. Under Stoker the folder of an attempt begins fresh."""
+    def _is_abandoned(self, state: dict[str, Any]) -> bool:
+        """Return True if the state was left behind by processes that died during a save.
+
+        Under Stoker the folder of an attempt begins without such state.
+        """
         if state["inside"]:
-            return not all(_alive(who) for who in state["inside"])
-        if not state["left"] or self._channel is not None or any(_alive(who) for who in state["left"]):
+            return not all(_is_alive(process) for process in state["inside"])
+        if not state["left"] or self._channel is not None or any(_is_alive(process) for process in state["left"]):
             return False
-        # They did their part and ended. Or they are of an earlier run: of another parent, or long ago.
-        siblings = any(who[2:] == self._me[2:] for who in state["left"])
+        # The processes left and ended in this run, or they are of an earlier run: of another parent, or long ago.
+        siblings = any(process[2:] == self._own_process[2:] for process in state["left"])
         return not siblings or time.time() - self._path.stat().st_mtime > _STALE_S
 
     def _state(self) -> dict[str, Any]:
@@ -172,9 +186,9 @@ class Gathering:
 
 
 class Lock:
-    """Held while the folder and the requests change together. The agent takes it, too, to remove an old save.
+    """A lock that is held while folder and requests change together. The agent takes it, too, to remove an old save.
 
-    With `timeout_s`, raises TimeoutError when it cannot be had: whoever holds it may be stopped.
+    With `timeout_s`, raises TimeoutError when it is not free in time: the process that holds it may be stopped.
     """
 
     def __init__(self, folder: Path, channel: Path | None, timeout_s: float | None = None) -> None:
@@ -182,7 +196,7 @@ class Lock:
         self._timeout_s = timeout_s
 
     def __enter__(self) -> None:
-        # The agent opens it, too, and follows no link that leads out of a container.
+        # O_NOFOLLOW: the agent opens this file, too, and must follow no link that leads out of a container.
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             self._take()
@@ -209,8 +223,8 @@ class Lock:
                 return
 
 
-def numbered(folder: Path) -> list[tuple[int, str]]:
-    """The saves in the folder with their numbers: the higher the newer."""
+def numbered_saves(folder: Path) -> list[tuple[int, str]]:
+    """Return number and name of the saves in the folder: the higher the number, the newer the save."""
     found = []
     try:
         names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
@@ -223,15 +237,15 @@ def numbered(folder: Path) -> list[tuple[int, str]]:
     return found
 
 
-def counters(channel: Path) -> tuple[int, int]:
-    """How many saves were asked to be committed in this attempt, and how many of them were sharded."""
+def request_counters(channel: Path) -> tuple[int, int]:
+    """Return how many commits were requested in this attempt, and how many of them were sharded."""
     tree = read_json(channel / "commits.next") or {}
     sequence, sharded = tree.get("sequence"), tree.get("sharded")
     return (sequence if isinstance(sequence, int) else 0, sharded if isinstance(sharded, int) else 0)
 
 
-def done(channel: Path) -> int:
-    """The newest request that the agent has dealt with."""
+def newest_answer(channel: Path) -> int:
+    """Return the sequence number of the newest request that the agent has answered."""
     try:
         names = [path.stem for path in (channel / "commits.done").iterdir() if path.suffix == ".json"]
     except OSError:
@@ -241,20 +255,20 @@ def done(channel: Path) -> int:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     try:
-        with open(path, "rb", opener=open_at_once) as file:
-            tree = json.loads(file.read(_SMALL_BYTES))
+        with open(path, "rb", opener=open_nonblocking) as file:
+            tree = json.loads(file.read(_MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None
 
 
-def open_at_once(path: str, flags: int) -> int:
-    """For `open`: a pipe that somebody put in a file's place must not block whoever looks."""
+def open_nonblocking(path: str, flags: int) -> int:
+    """An opener for `open`: a pipe in the place of a file must not block the reader."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:
-    """Replace the file as a whole, on the disk before it has its name."""
+    """Replace the file as a whole: its content is on disk before it has its name."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(tree, file)
@@ -264,7 +278,7 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; what cannot be removed stays."""
+    """Remove a file or a folder. Entries that cannot be removed stay."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -278,7 +292,7 @@ def _replace_folder(source: Path, target: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
         if not _exchange(source, target):
-            # Not atomic, but where kernel or filesystem cannot exchange two names there is nothing better.
+            # Not atomic: where kernel or filesystem cannot exchange two names, there is nothing better.
             old = source.with_name(source.name + "-old")
             target.rename(old)
             source.rename(target)
@@ -287,13 +301,13 @@ def _replace_folder(source: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names at once, so that no crash leaves neither. False where that cannot be had."""
+    """Exchange two names atomically, so that no crash leaves neither. Return False where that is not supported."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
         return False
-    here, exchange = -100, 2
-    return bool(call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+    at_cwd, exchange = -100, 2
+    return bool(call(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0)
 
 
 def _sync_tree(folder: Path) -> None:
@@ -310,7 +324,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        # Some network filesystems cannot. A disk that fails says EIO, and then nothing may be committed.
+        # Some network filesystems do not support fsync. A failing disk raises EIO, and then nothing may be committed.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -324,7 +338,7 @@ def _umask() -> int:
 
 
 def _identity(pid: int) -> list[int]:
-    """A process, not to be mistaken for a later one with the same number."""
+    """Return pid and start time of a process, so that a later process with the same pid is not mistaken for it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         return [pid, int(stat.rpartition(b")")[2].split()[19])]
@@ -332,11 +346,11 @@ def _identity(pid: int) -> list[int]:
         return [pid, 0]
 
 
-def _alive(who: list[int]) -> bool:
+def _is_alive(process: list[int]) -> bool:
     try:
-        os.kill(who[0], 0)
+        os.kill(process[0], 0)
     except ProcessLookupError:
         return False
     except OSError:
         pass
-    return _identity(who[0])[1] in (who[1], 0)
+    return _identity(process[0])[1] in (process[1], 0)

@@ -1,9 +1,10 @@
-"""Which files one save consists of, learnt from what was committed before.
+"""Learn from earlier commits which files one save consists of.
 
 A script saves the same way each time. The *role* of a file is its path with every number replaced, so that
 `checkpoint-100/optimizer.pt` and `checkpoint-200/optimizer.pt` have one role. The *shape* of a save is how many files
-of each role it wrote, and which came last. A unit that changed in fewer files than its shape, or in another one last,
-is a save that stopped half-way. As long as nothing was committed, a shape that was observed counts.
+of each role it wrote, and which came last. A unit in which fewer files changed than its shape has, or in which another
+file came last, is a save that stopped half-way. As long as nothing was committed, an observed shape counts
+(save_cycles).
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, ne
 from stoker.agent.checkpoints.folder_snapshot import File, unit_of
 from stoker.model.node_facts import BlobRef
 
-# Files are stamped with a clock that ticks every 1 to 10 ms: which of two came later is not known within a tick.
+# Files are stamped with a clock that ticks every 1 to 10 ms: the order of two files within a tick is not known.
 TICK_NS = 10_000_000
-# Files that were written within a tick once are of one save if they lie no further apart than this.
+# Files that were written within one tick in an earlier save belong to one save if they are no further apart than this.
 _TOGETHER_NS = 10 * TICK_NS
 _UNKNOWN_SPAN_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many files of each role one save wrote, and the role of the last; several, if their order is not known.
+    """How many files of each role one save wrote, and the role of the last file; several roles if their order is not
+    known.
 
-    `span_ns` is how far apart the files of the last roles were written, where that is known.
+    `span_ns` is how far apart the files of the last roles were written, where known.
     """
 
     counts: Counter[str]
@@ -36,7 +38,7 @@ class Shape:
 
 
 def shape_of(files: Sequence[File]) -> Shape:
-    """The shape of a save that wrote these files."""
+    """Return the shape of a save that wrote these files."""
     newest_ns = max(file.signature.modified_ns for file in files)
     last = frozenset(role_of(file.path) for file in files if newest_ns - file.signature.modified_ns < TICK_NS)
     counts = newest_counts(file.path for file in files)
@@ -44,9 +46,9 @@ def shape_of(files: Sequence[File]) -> Shape:
 
 
 class SaveShapes:
-    """The shapes of saves, by the role of their unit. `sizes` and `forms` are those of committed files, by role.
+    """The shapes of saves, by the role of their unit, and sizes and forms of committed files, by role.
 
-    `observed` gives the shape of a unit's saves that was observed; None: none was.
+    `observed` gives the observed shape of a unit's saves; None: there is none.
     """
 
     def __init__(self, observed: Callable[[str], Shape | None] = lambda _unit: None) -> None:
@@ -59,15 +61,18 @@ class SaveShapes:
         self,
         blobs: Mapping[str, BlobRef],
         before: Mapping[str, BlobRef],
-        streams: Collection[str] = (),
+        open_logs: Collection[str] = (),
         forms: Mapping[str, str] | None = None,
         files: Mapping[str, File] | None = None,
     ) -> None:
-        """A commit of `blobs`, oldest first, followed one of `before`. `files`: how they looked, where it is known."""
+        """Learn from a commit of `blobs`, oldest first, that followed a commit of `before`.
+
+        `files` are the committed files as they were in the folder, where known.
+        """
         changed = [
             path
             for path, blob in blobs.items()
-            if path not in streams and (path not in before or before[path].digest != blob.digest)
+            if path not in open_logs and (path not in before or before[path].digest != blob.digest)
         ]
         by_unit: dict[str, list[str]] = {}
         for path in changed:
@@ -76,14 +81,14 @@ class SaveShapes:
         for unit, paths in by_unit.items():
             by_role.setdefault(role_of(unit), []).append(paths)
         for role, saves in by_role.items():
-            # Of several saves in one commit, the largest: the first may have been smaller.
+            # Of several saves in one commit the largest counts: the first may have been smaller.
             largest = max(saves, key=len)
             known = [files[path] for path in largest if path in files] if files else []
             shape = Shape(newest_counts(largest), frozenset({role_of(largest[-1])}))
             if len(known) == len(largest):
                 shape = shape_of(known)
             observed = self._observed(unit_of(largest[0]))
-            # A commit may hold several saves that lie side by side.
+            # A commit may contain several saves side by side, so the observed counts of one save are preferred.
             several = observed is not None and observed.counts.keys() == shape.counts.keys()
             self._shapes[role] = replace(shape, counts=observed.counts) if observed and several else shape
         if changed:
@@ -97,14 +102,14 @@ class SaveShapes:
         return self._shape(unit) is not None
 
     def missing(self, unit: str, changed: Sequence[File]) -> str | None:
-        """A role that a save of this unit still has to write, by the saves before; None: none. Empty: none is known.
+        """Return a role that a save of this unit still has to write, by earlier saves.
 
-        Of files that are overwritten, all may differ from the last commit and be of two saves: the one that a save
-        writes last has to be the newest.
+        None: nothing is missing. Empty: no earlier save is known. Of files that are overwritten, all may differ from
+        the last commit and still be of two saves: so the file that a save writes last has to be the newest.
         """
         committed, observed = self._shapes.get(role_of(unit)), self._observed(unit)
         found = [_lacking(committed, changed)] if committed is not None else []
-        # Saves may differ: what the last one that was observed had is enough as well.
+        # Saves may differ: the files of the last observed save are sufficient as well.
         if observed is not None:
             found.append("" if _has_more(observed, changed) else _lacking(observed, changed))
         return None if None in found else next(filter(None, found), "")
@@ -113,7 +118,10 @@ class SaveShapes:
         return self._shapes.get(role_of(unit)) or self._observed(unit)
 
     def exceeded(self, unit: str, rounds: Mapping[str, int]) -> bool:
-        """Whether files of one role were begun more often than one save of this unit does. `rounds` is by path."""
+        """Return True if files of one role were begun more often than one save of this unit does.
+
+        `rounds` says by path how often each file was begun.
+        """
         shape = self._shapes.get(role_of(unit))
         begun: Counter[str] = Counter()
         for path, count in rounds.items():
@@ -124,7 +132,7 @@ class SaveShapes:
         return size in self._sizes.get(role_of(path), ())
 
     def never_empty(self, path: str) -> bool:
-        """Whether no file of its role was empty when it was committed."""
+        """Return True if no committed file of this role was empty."""
         return 0 not in self._sizes.get(role_of(path), (0,))
 
     def same_form(self, path: str, form: str) -> bool:
@@ -132,7 +140,7 @@ class SaveShapes:
 
 
 def _lacking(shape: Shape, changed: Sequence[File]) -> str | None:
-    """As `SaveShapes.missing`, by this shape."""
+    """Return the missing role as `SaveShapes.missing` does, by this shape."""
     have = newest_counts(file.path for file in changed)
     lacking = next((role for role, count in shape.counts.items() if have[role] < count), None)
     if lacking is not None or not changed:
@@ -141,14 +149,17 @@ def _lacking(shape: Shape, changed: Sequence[File]) -> str | None:
     apart_ns = _TOGETHER_NS if len(shape.last) > 1 else 0
     newest_ns = max(written.values())
     missing = next((role for role in sorted(shape.last) if newest_ns - written[role] > apart_ns), None)
-    # Parts of one role, such as a file of each rank, come in any order: those of two saves lie further apart.
+    # Parts of one role, such as a file of each rank, come in any order: parts of two saves are further apart.
     if missing is None and _span_ns(shape.counts, shape.last, changed) > max(_TOGETHER_NS, shape.span_ns * 5 // 4):
         return min(shape.last)
     return missing
 
 
 def _span_ns(counts: Counter[str], roles: Collection[str], files: Sequence[File]) -> int:
-    """How far apart the parts of these roles were written, of their newest generation. A new folder mixes nothing."""
+    """Return how far apart the parts of these roles were written, of their newest generation.
+
+    Parts in a folder with a number of its own are excluded: a new folder mixes no saves.
+    """
     chosen = [
         file
         for file in files
@@ -164,14 +175,14 @@ def _span_ns(counts: Counter[str], roles: Collection[str], files: Sequence[File]
 
 
 def _has_more(shape: Shape, changed: Sequence[File]) -> bool:
-    """Whether something was written that belongs to no save of this shape: what comes after it is not known."""
+    """Return True if a file was written that belongs to no save of this shape: what follows it is not known."""
     written = _written(changed)
     begun_ns = min((written[role] for role in shape.counts if role in written), default=0)
     return any(modified_ns >= begun_ns for role, modified_ns in written.items() if role not in shape.counts)
 
 
 def _written(files: Sequence[File]) -> dict[str, int]:
-    """When a file of each role was written last."""
+    """Return when a file of each role was written last."""
     written: dict[str, int] = {}
     for file in files:
         role = role_of(file.path)

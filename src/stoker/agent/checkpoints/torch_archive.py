@@ -1,4 +1,4 @@
-"""Read which storages a file of `torch.save` refers to, and check that it has them. Loads no class and runs no code."""
+"""Check that a file of `torch.save` has all storages it refers to. Loads no class and runs no code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pickle
 import zipfile
 from typing import Any
 
-# A larger one is not read.
-_MOST_BYTES = 8 * 1024 * 1024
+# A larger pickle is not read.
+_MAX_PICKLE_BYTES = 8 * 1024 * 1024
 _WIDTHS = {
     "Double": 8,
     "Float": 4,
@@ -27,7 +27,7 @@ _WIDTHS = {
 
 
 class _Inert:
-    """Stands for any class and any function. Does nothing, whatever a pickle does with it."""
+    """A stand-in for any class and any function. It does nothing, no matter what a pickle does with it."""
 
     def __new__(cls, *_args: object, **_options: object) -> _Inert:
         return super().__new__(cls)
@@ -50,7 +50,7 @@ class _Inert:
     add = append
 
 
-# Python's own implementation: the memo of the compiled one can be made to take any amount of memory.
+# The implementation in Python: the memo of the compiled one can be made to take any amount of memory.
 _Base: Any = pickle._Unpickler
 
 
@@ -79,14 +79,17 @@ class _References(_Base):  # type: ignore[misc]
 
 
 def missing_storage(archive: zipfile.ZipFile) -> str | None:
-    """What the archive lacks of what it refers to; empty: nothing. None: it is not torch's, or cannot be read so."""
+    """Describe what the archive lacks of what it refers to; empty: nothing.
+
+    None: the archive is not torch's, or cannot be followed.
+    """
     sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
     pickles = [name for name in sizes if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
         return None
     top = pickles[0].removesuffix("data.pkl")
-    # TorchScript keeps its tensors elsewhere.
-    if f"{top}constants.pkl" in sizes or sizes[pickles[0]] > _MOST_BYTES:
+    # TorchScript stores its tensors elsewhere.
+    if f"{top}constants.pkl" in sizes or sizes[pickles[0]] > _MAX_PICKLE_BYTES:
         return None
     try:
         references = _References(archive.read(pickles[0]))
@@ -94,7 +97,7 @@ def missing_storage(archive: zipfile.ZipFile) -> str | None:
     except zipfile.BadZipFile:
         return "the first part of its zip archive is damaged"
     except Exception:  # noqa: BLE001
-        # A pickle may hold anything. One that cannot be followed proves nothing.
+        # A pickle may contain anything and raise any error. One that cannot be followed proves nothing.
         return None
     for key, size in references.storages.items():
         found = sizes.get(f"{top}data/{key}")

@@ -1,21 +1,22 @@
-"""Set-up and training in a container, by docker or podman.
+"""Run set-up and training in a container, with docker or podman.
 
-    engine        asks docker or podman, and tells whose fault it is when they refuse
-    images        the image: its name, its registry, its digest
-    symlinks      what links in somebody's data lead to
-    host_devices  what this machine has that a container may see
-    field_errors  which field of the job file the engine does not like
-    create_command  the command line that makes the container. Pure
-    pipes         how a command gets into the container: its variables, and the proof that its agent lives
-    process_group  who runs in there
-    chown         what another user is given, to write there
-    user_cache    where another user keeps environments
-    container     the enclosure: all of them together
-    sweep         what a dead agent left
+    container       the runtime: all parts below together
+    engine          runs docker or podman, and tells a user's error from a fault of the machine
+    images          pulls the image and identifies it by its digest
+    job_image       makes all nodes and attempts of a job use the same image
+    registry_login  passwords for registries
+    symlinks        targets of links in input folders
+    host_devices    capabilities of this machine that a container may use
+    create_command  the command line that creates the container. Pure
+    pipes           pass variables into the container, and tie its life to the agent's
+    process_group   the processes in the container
+    container_run   one command in the container
+    chown           gives folders to the container's user
+    user_cache      the environments of a container's user
 
-There is one container for each life of an agent. Its own first program only waits; the steps of the set-up and the
-training are brought in one after another (`exec`). So what a step installs is there for the training without a copy
-of the image, and what the kernel counted (a kill for want of memory) can still be read when the training is dead.
-The container ends when its agent does, however that dies: its first program reads from a pipe whose other end only
-the agent has.
+Each run of an agent has one container. Its first program only waits; the steps of the set-up and the training are
+started in it one after another (`exec`). The training therefore finds what a step installed without a copy of the
+image, and the kernel's counters (such as kills for lack of memory) can still be read when the training is dead. The
+container ends when its agent does, however the agent dies: the first program reads from a pipe whose other end only the
+agent holds open.
 """

@@ -1,4 +1,4 @@
-"""The command line that makes a container. Pure."""
+"""Build the command line that creates a container. Pure."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.agent.container.host_devices import Surroundings
+from stoker.agent.container.host_devices import HostCapabilities
 from stoker.agent.container.pipes import INSIDE
-from stoker.agent.runtime import Mount
-from stoker.model.docker_flags import flags, has
+from stoker.agent.runtime import BindMount
+from stoker.model.docker_flags import flags, has_flag
 
-# The first program in the container says that it is there, and then has nothing to do but to end with its agent.
-# `read` is the shell's own, so there is no child that would have to be waited for.
-IDLE = 'echo $$ >"$2"; read -r _ <"$1"'
+# The container's first program reports its start, and then waits for its agent to end. `read` is built into the shell,
+# so there is no child process to wait for.
+IDLE_SCRIPT = 'echo $$ >"$2"; read -r _ <"$1"'
 
 
 @dataclass(frozen=True)
-class Blueprint:
-    """A container that is to be made."""
+class ContainerPlan:
+    """A container to create."""
 
     engine: str
     name: str
     image: str
-    door: Path
+    pipes: Path
     labels: Mapping[str, str] = field(default_factory=dict)
-    # Where commands write, under the path that it has here. A file is one, too.
+    # Folders and files that commands write to, mounted at the same path as on this machine.
     folders: Sequence[Path] = ()
-    # Somebody's data, and what the agent keeps for itself, under the path that it has here.
+    # Input data and the agent's own files, mounted read-only at the same path as on this machine.
     read: Sequence[Path] = ()
-    mounts: Sequence[Mount] = ()
+    mounts: Sequence[BindMount] = ()
     run: Mapping[str, Any] = field(default_factory=dict)
 
 
-def arguments(plan: Blueprint, around: Surroundings, script: str = IDLE) -> list[str]:
-    """What follows the engine's own name. `script` is what it runs by itself.
+def arguments(plan: ContainerPlan, host: HostCapabilities, script: str = IDLE_SCRIPT) -> list[str]:
+    """Return the arguments of the engine. `script` is the container's first program.
 
-    The person's flags come last but for the image: where a flag may be given once, the last one counts.
+    The user's flags come last, before the image: the engine uses the last value of a flag that may be given once.
     """
     return [
         "create",
         f"--name={plan.name}",
         *(f"--label={name}={value}" for name, value in plan.labels.items()),
         "--init",
-        # The engine takes it off the disk when it ends, volumes without a name too, whoever is left to ask for that.
+        # The engine removes the container and its anonymous volumes when it ends, even if no agent is left to do so.
         "--rm",
         "--pull=never",
-        # The training writes its log itself; the engine would keep a second copy of it.
+        # The training writes its own log; the engine would store a second copy.
         "--log-driver=none",
-        # Pipes can be written to where nothing can be made, renamed or removed.
-        _bind(plan.door, INSIDE, read_only=True),
-        *_seen_alike(plan),
+        # Pipes in a read-only mount can be written to, but not created, renamed or removed.
+        _bind(plan.pipes, INSIDE, read_only=True),
+        *_same_path_mounts(plan),
         *(_bind(mount.source, mount.target, read_only=mount.read_only) for mount in plan.mounts),
-        *_defaults(plan, around),
+        *_defaults(plan, host),
         *flags(plan.run, plan.engine),
         "--entrypoint=sh",
         plan.image,
@@ -65,8 +65,8 @@ def arguments(plan: Blueprint, around: Surroundings, script: str = IDLE) -> list
     ]
 
 
-def places(plan: Blueprint) -> list[str]:
-    """Where in the container something of this machine is seen, or of the person's choice."""
+def mount_targets(plan: ContainerPlan) -> list[str]:
+    """Return the paths in the container where the agent or the user mounts something."""
     found = [str(folder) for folder in (*plan.folders, *plan.read)] + [mount.target for mount in plan.mounts]
     for word in flags(plan.run, plan.engine):
         name, _, value = word.partition("=")
@@ -80,66 +80,70 @@ def places(plan: Blueprint) -> list[str]:
     return found
 
 
-def chooses_user(plan: Blueprint, around: Surroundings) -> bool:
-    """Whether the training runs as the agent's own user: else nobody but root could save or remove what it wrote.
+def runs_as_agent_user(plan: ContainerPlan, host: HostCapabilities) -> bool:
+    """Tell if the container must run as the agent's user, because otherwise only root could save or remove its files.
 
-    Podman, and a daemon of the user's own, are the user, whatever number it has inside.
+    With podman or a rootless daemon every user of the container is this user outside.
     """
-    own = plan.engine == "podman" or around.rootless
-    return not around.privileged and not own and not has(plan.run, "user", "userns")
+    own = plan.engine == "podman" or host.rootless
+    return not host.privileged and not own and not has_flag(plan.run, "user", "userns")
 
 
-def sees_all_gpus(run: Mapping[str, Any], around: Surroundings) -> bool:
-    """Whether it sees the machine's GPUs because nobody said anything else."""
-    return around.gpus > 0 and around.toolkit and not has(run, "gpus") and "nvidia" not in str(run)
+def sees_all_gpus(run: Mapping[str, Any], host: HostCapabilities) -> bool:
+    """Tell if the container sees all GPUs of the machine by default."""
+    return host.gpus > 0 and host.toolkit and not has_flag(run, "gpus") and "nvidia" not in str(run)
 
 
-def visible_gpus(run: Mapping[str, Any], around: Surroundings) -> int:
-    """How many GPUs the container sees."""
-    if not has(run, "gpus"):
-        return around.gpus if sees_all_gpus(run, around) or "nvidia" in str(run) else 0
+def visible_gpus(run: Mapping[str, Any], host: HostCapabilities) -> int:
+    """Return the number of GPUs that the container sees."""
+    if not has_flag(run, "gpus"):
+        return host.gpus if sees_all_gpus(run, host) or "nvidia" in str(run) else 0
     wanted = next(value for name, value in run.items() if name == "gpus")
     if isinstance(wanted, bool) or wanted == "all":
-        return around.gpus if wanted else 0
+        return host.gpus if wanted else 0
     if isinstance(wanted, int):
-        return min(wanted, around.gpus)
+        return min(wanted, host.gpus)
     return len(flags({"gpus": wanted}, "podman"))
 
 
-def _defaults(plan: Blueprint, around: Surroundings) -> list[str]:
-    """What a training on the machine itself would have, where the person says nothing else."""
+def _defaults(plan: ContainerPlan, host: HostCapabilities) -> list[str]:
+    """Return flags that give the container what a training on the machine has, unless the user chose otherwise."""
     found = []
-    if not has(plan.run, "network", "net"):
-        # The addresses and ports of the contract are the machine's, and so is the way to its credentials.
+    if not has_flag(plan.run, "network", "net"):
+        # The training is given addresses and ports of the machine, and reaches its credentials over the machine's
+        # network.
         found.append("--network=host")
-    if around.shm_bytes and not has(plan.run, "shm-size", "ipc"):
-        # The engine's own 64 MB are too few for the workers of a data loader.
-        found.append(f"--shm-size={around.shm_bytes}")
-    if sees_all_gpus(plan.run, around):
+    if host.shm_bytes and not has_flag(plan.run, "shm-size", "ipc"):
+        # The engine's default of 64 MB is too small for the workers of a data loader.
+        found.append(f"--shm-size={host.shm_bytes}")
+    if sees_all_gpus(plan.run, host):
         found += flags({"gpus": "all"}, plan.engine)
-    if chooses_user(plan, around):
-        found.append(f"--user={around.uid}:{around.gid}")
-    if around.selinux and not has(plan.run, "security-opt"):
-        # Without this the folders of the node could not be read inside, and relabelling them would take the host's
-        # own programs their access.
+    if runs_as_agent_user(plan, host):
+        found.append(f"--user={host.uid}:{host.gid}")
+    if host.selinux and not has_flag(plan.run, "security-opt"):
+        # Without this flag the container could not read the node's folders, and relabelling them would deny access to
+        # the host's own programs.
         found.append("--security-opt=label=disable")
     return found
 
 
 def _bind(source: Path, target: str, *, read_only: bool = False) -> str:
-    """Unlike `--volume`, takes colons in paths, and refuses what is not there instead of making it."""
+    """Return a mount flag.
+
+    Unlike `--volume` it allows colons in paths, and fails for a missing source instead of creating it.
+    """
     parts = ("type=bind", f"source={source}", f"target={target}", *(("readonly",) if read_only else ()))
     return f"--mount={','.join(_quoted(part) for part in parts)}"
 
 
 def _quoted(part: str) -> str:
-    """A field of CSV, which this flag is."""
+    """Quote a field of the flag, whose format is CSV."""
     return '"' + part.replace('"', '""') + '"' if set(part) & {",", '"'} else part
 
 
-def _seen_alike(plan: Blueprint) -> list[str]:
-    """What is seen under the path that it has here. What lies in something else comes after it."""
-    written, read = outermost(plan.folders), _beside(plan.read, plan.folders)
+def _same_path_mounts(plan: ContainerPlan) -> list[str]:
+    """Return the mounts of paths that are the same inside. A nested path comes after its parent."""
+    written, read = outermost(plan.folders), _not_covered(plan.read, plan.folders)
     found = [(folder, False) for folder in written] + [(folder, True) for folder in read]
     return [
         _bind(folder, str(folder), read_only=read_only)
@@ -147,15 +151,15 @@ def _seen_alike(plan: Blueprint) -> list[str]:
     ]
 
 
-def _beside(folders: Sequence[Path], others: Sequence[Path]) -> list[Path]:
-    """Those that are not seen already as part of the others."""
+def _not_covered(folders: Sequence[Path], others: Sequence[Path]) -> list[Path]:
+    """Return the folders that are not visible already as part of the others."""
     return [folder for folder in outermost(folders) if not any(folder.is_relative_to(other) for other in others)]
 
 
 def outermost(folders: Sequence[Path]) -> list[Path]:
-    """Each folder once, and none that is part of another."""
-    kept: list[Path] = []
+    """Return each folder once, without those inside another one."""
+    found: list[Path] = []
     for folder in sorted(dict.fromkeys(folders), key=lambda folder: len(folder.parts)):
-        if not any(folder.is_relative_to(other) for other in kept):
-            kept.append(folder)
-    return kept
+        if not any(folder.is_relative_to(other) for other in found):
+            found.append(folder)
+    return found

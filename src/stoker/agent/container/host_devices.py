@@ -1,4 +1,4 @@
-"""What this machine has that a container may see."""
+"""Detect what this machine offers to a container."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _DEVICE_SPECS = ("/etc/cdi", "/var/run/cdi")
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Read once, when the container is made."""
+class HostCapabilities:
+    """Capabilities of this machine, read once when the container is created."""
 
     uid: int
     gid: int
     gpus: int
-    # The NVIDIA Container Toolkit, as the engine needs it.
+    # The NVIDIA Container Toolkit is installed in the form that the engine needs.
     toolkit: bool
-    # What processes of this machine may share in memory.
+    # Size of the machine's shared memory.
     shm_bytes: int
     selinux: bool
-    # The daemon is the user's own, and root inside is the user.
+    # The daemon runs as this user, and root in the container is this user outside.
     rootless: bool = False
 
     @property
@@ -33,9 +33,9 @@ class Surroundings:
         return self.uid == 0
 
 
-def look(engine: str) -> Surroundings:
+def detect_host(engine: str) -> HostCapabilities:
     gpus = count_gpus()
-    return Surroundings(
+    return HostCapabilities(
         uid=os.getuid(),
         gid=os.getgid(),
         gpus=gpus,
@@ -48,7 +48,7 @@ def look(engine: str) -> Surroundings:
 def _has_toolkit(engine: str) -> bool:
     if engine == "podman":
         return any(file for folder in _DEVICE_SPECS for file in Path(folder).glob("nvidia*"))
-    # The daemon's own path may have more than this process's.
+    # The daemon's PATH may have more folders than this process's.
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/bin", "/usr/bin", "/usr/sbin"))
     return any(shutil.which(program, path=path) for program in _TOOLKIT)
 

@@ -1,10 +1,12 @@
-"""The door of a container: named pipes in a folder that both sides see. Nothing that goes through is ever on a disk.
+"""Named pipes in a folder that both the agent and the container see.
 
-alive       held open by the agent alone; the container's first program reads from it, and ends when it ends
-begun       that program says that it is there
-*.words     the variables of a command, secrets among them, as a shell reads them, and how it is begun with them
-*.reply     which process the command became, by the container's own numbers
-*.out       its output, where a masker has to see it first
+    alive       held open by the agent alone; the container's first program reads from it, and exits at its end
+    begun       the first program reports its start
+    *.exports   the variables of a command, secrets among them, as shell code, and how to start it with them
+    *.reply     the pid of the command, in the container's numbering
+    *.out       the output of the command, if it must be masked
+
+Nothing that passes through them is ever on a disk.
 """
 
 from __future__ import annotations
@@ -24,17 +26,18 @@ from typing import NoReturn
 
 from stoker.processes.container_sweep import container_name
 
-# Where the folder is seen inside: not where it lies, for whoever runs there may not be let through to that place.
+# Path of the folder in the container. It differs from the path outside, because the container's user may not have
+# access to the parent folders.
 INSIDE = "/run/stoker"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LOOK_EVERY_S = 0.005
-# How long an engine may take to let a person in.
-_VISIT_S = 30.0
+_POLL_S = 0.005
+# Time for the engine to start a command of `stoker exec`.
+_EXEC_TIMEOUT_S = 30.0
 
-# Brings a command in: its variables from a pipe, its output to a file or a pipe, then the word that it is there. What
-# follows is its argv. `command -v` so that a program that is missing is told from a program that ends with 127.
-ENTER = """. "$1" && exec >>"$2" 2>&1 || exit 125
+# Starts a command: reads its variables from a pipe, redirects its output to a file or a pipe, and reports its pid. The
+# other arguments are its argv. `command -v` distinguishes a missing program from one that exits with 127.
+START_COMMAND = """. "$1" && exec >>"$2" 2>&1 || exit 125
 reply=$3; shift 3
 command -v "$1" >/dev/null || { echo missing >"$reply"; exit 127; }
 echo $$ >"$reply"
@@ -42,15 +45,15 @@ begin "$@"
 """
 
 
-# The same for a person, whose output is the person's own.
-_VISIT = """. "$1"; shift
+# The same for `stoker exec`, whose output goes to the user's terminal.
+_EXEC_SCRIPT = """. "$1"; shift
 command -v "$1" >/dev/null || { echo "stoker: there is no program '$1' in the container" >&2; exit 127; }
 begin "$@"
 """
 
 
-class Door:
-    """One for each container."""
+class ContainerPipes:
+    """The pipes of one container."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,47 +68,50 @@ class Door:
         return self.folder / "begun"
 
     def open(self) -> None:
-        """Make it anew. From here on whoever reads `alive` knows that this process lives."""
+        """Create the pipes anew. From now on a reader of `alive` sees that this process lives."""
         self.close()
-        # Who will run inside is known only when it runs, so everybody may go through; but nobody can look around here,
-        # and the pipes through which secrets go have names that cannot be guessed.
+        # The container's user is unknown until it runs, so every user may pass through the folder; but none can list
+        # it, and the pipes that carry secrets have names that cannot be guessed.
         self.folder.mkdir()
         self.folder.chmod(0o711)
         for pipe in (self.alive, self.begun):
             _make_pipe(pipe)
-        # For reading as well: so it can be opened before anybody else has. Children do not have it (PEP 446).
+        # Opened for reading too, so that it need not wait for a reader. Children do not inherit the handle (PEP 446).
         self._alive = os.open(self.alive, os.O_RDWR)
         self._begun = os.open(self.begun, os.O_RDONLY | os.O_NONBLOCK)
 
-    def hear_begun(self, gone: Callable[[], bool]) -> bool:
-        """Whether the container's first program is there. False: it is `gone`."""
-        return _hear(self._begun, gone) is not None
+    def wait_started(self, gone: Callable[[], bool]) -> bool:
+        """Wait for the start of the container's first program. False: it is `gone`."""
+        return _read_line(self._begun, gone) is not None
 
     def close(self) -> None:
-        """The container ends. Repeating is harmless."""
+        """Let the container end. Repeating is harmless."""
         if self._alive >= 0:
             os.close(self._alive)
             os.close(self._begun)
             self._alive = self._begun = -1
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def entrance(self) -> Entrance:
-        """For one command."""
-        return Entrance(self.folder, secrets.token_hex(16))
+    def command_pipes(self) -> CommandPipes:
+        """Create the pipes of one command."""
+        return CommandPipes(self.folder, secrets.token_hex(16))
 
 
-class Entrance:
-    """The pipes of one command. Closed when it is inside."""
+class CommandPipes:
+    """The pipes of one command. Closed when the command has started."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.words, self.reply, self.out = (folder / f"{name}.{what}" for what in ("words", "reply", "out"))
-        for pipe in (self.words, self.reply, self.out):
+        self.exports, self.reply, self.out = (folder / f"{name}.{what}" for what in ("exports", "reply", "out"))
+        for pipe in (self.exports, self.reply, self.out):
             _make_pipe(pipe)
-        self._answers = os.open(self.reply, os.O_RDONLY | os.O_NONBLOCK)
+        self._reply = os.open(self.reply, os.O_RDONLY | os.O_NONBLOCK)
 
-    def pass_in(self, variables: Mapping[str, str], gone: Callable[[], bool]) -> str | None:
-        """Hand the variables over, and hear what the command became: its number, or `missing`. None: it is `gone`."""
-        handle = _open_for_reader(self.words, gone)
+    def send_variables(self, variables: Mapping[str, str], gone: Callable[[], bool]) -> str | None:
+        """Send the variables, and return the command's pid in the container or `missing`.
+
+        None: the command is `gone`.
+        """
+        handle = _open_for_reader(self.exports, gone)
         if handle is None:
             return None
         try:
@@ -115,39 +121,44 @@ class Entrance:
             return None
         finally:
             os.close(handle)
-        return _hear(self._answers, gone)
+        return _read_line(self._reply, gone)
 
     def close(self) -> None:
-        os.close(self._answers)
-        for pipe in (self.words, self.reply, self.out):
+        os.close(self._reply)
+        for pipe in (self.exports, self.reply, self.out):
             pipe.unlink(missing_ok=True)
 
 
-def visit(engine: str, root: Path, command: Sequence[str], cwd: Path, variables: Mapping[str, str]) -> NoReturn:
-    """Become a command beside the training. Raises OSError when the container, or the engine, is not there."""
-    words = root / "door" / f"{secrets.token_hex(16)}.words"
-    _make_pipe(words)
+def exec_in_container(
+    engine: str, root: Path, command: Sequence[str], cwd: Path, variables: Mapping[str, str]
+) -> NoReturn:
+    """Replace this process with a command beside the training.
+
+    Raises OSError if the container or the engine is missing.
+    """
+    exports = root / "pipes" / f"{secrets.token_hex(16)}.exports"
+    _make_pipe(exports)
     if os.fork() == 0:
-        # Hands the variables over, and is gone. Nobody waits for it.
-        until_s = time.monotonic() + _VISIT_S
-        handle = _open_for_reader(words, lambda: time.monotonic() > until_s)
-        words.unlink(missing_ok=True)
+        # This child sends the variables and exits. Its parent does not wait for it.
+        until_s = time.monotonic() + _EXEC_TIMEOUT_S
+        handle = _open_for_reader(exports, lambda: time.monotonic() > until_s)
+        exports.unlink(missing_ok=True)
         if handle is not None:
             os.set_blocking(handle, True)
             _write(handle, _exports(variables))
         os._exit(0)
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     arguments = ("exec", "--interactive", *terminal, f"--workdir={cwd}", container_name(root))
-    os.execvp(engine, (engine, *arguments, "sh", "-c", _VISIT, "stoker", inside(words), *command))
+    os.execvp(engine, (engine, *arguments, "sh", "-c", _EXEC_SCRIPT, "stoker", path_inside(exports), *command))
 
 
-def inside(pipe: Path) -> str:
-    """How whoever is inside names a pipe of the door."""
+def path_inside(pipe: Path) -> str:
+    """Return the path of a pipe inside the container."""
     return f"{INSIDE}/{pipe.name}"
 
 
 def _open_for_reader(pipe: Path, gone: Callable[[], bool]) -> int | None:
-    """Open it once somebody reads. None: whoever would is `gone`."""
+    """Open the pipe once it has a reader. None: the reader is `gone`."""
     while True:
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -156,45 +167,45 @@ def _open_for_reader(pipe: Path, gone: Callable[[], bool]) -> int | None:
                 raise
         if gone():
             return None
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
 
 def _make_pipe(path: Path) -> None:
     os.mkfifo(path)
-    # Whatever the umask is.
+    # Independent of the umask.
     path.chmod(0o666)
 
 
-def _hear(pipe: int, gone: Callable[[], bool]) -> str | None:
-    """One line from a pipe. None: whoever would say it is `gone`."""
-    heard = b""
-    while not heard.endswith(b"\n"):
-        # Asked first: what was said before it went is still there.
-        left = gone()
-        if select.select([pipe], [], [], _LOOK_EVERY_S)[0]:
+def _read_line(pipe: int, gone: Callable[[], bool]) -> str | None:
+    """Read one line from a pipe. None: the writer is `gone`."""
+    line = b""
+    while not line.endswith(b"\n"):
+        # Called before reading: data that was written before the writer went is still in the pipe.
+        was_gone = gone()
+        if select.select([pipe], [], [], _POLL_S)[0]:
             part = os.read(pipe, 64)
-            heard += part
+            line += part
             if part:
                 continue
-            # Somebody opened it, said nothing yet, and closed it; it would be told again at once.
-            time.sleep(_LOOK_EVERY_S)
-        if left:
+            # A writer opened and closed the pipe without writing; `select` would report the end of file again at once.
+            time.sleep(_POLL_S)
+        if was_gone:
             return None
-    return heard.decode("ascii", "replace").strip()
+    return line.decode("ascii", "replace").strip()
 
 
 def _exports(variables: Mapping[str, str]) -> bytes:
-    """As `sh` reads them, and the function `begin`, with which a shell becomes a command.
+    """Return the variables as code for `sh`, with a function `begin` that turns the shell into a command.
 
-    A shell cannot set a variable whose name is no name of a shell's (`SM_HP_BATCH-SIZE`); `env` can, where an image has
-    one. What it is told is among its arguments for a moment. Secrets never are: their names are a shell's.
+    A shell cannot set a variable with an unusual name (`SM_HP_BATCH-SIZE`); `env` can, if the image has it. These
+    values are in the arguments of `env` for a moment. Secrets never are, because their names are valid in a shell.
     """
     named = {name: value for name, value in variables.items() if _VARIABLE.fullmatch(name)}
-    odd = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in named)
+    unusual = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in named)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in named.items()]
     # `--`: a name may begin with a dash.
-    through = f'command -v env >/dev/null && exec env -- {odd} "$@"; ' if odd else ""
-    return os.fsencode("".join([*lines, f'begin() {{ {through}exec "$@"; }}\n']))
+    call_env = f'command -v env >/dev/null && exec env -- {unusual} "$@"; ' if unusual else ""
+    return os.fsencode("".join([*lines, f'begin() {{ {call_env}exec "$@"; }}\n']))
 
 
 def _write(handle: int, data: bytes) -> None:

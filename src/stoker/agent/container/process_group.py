@@ -1,7 +1,8 @@
-"""Who runs in a container: by the cgroup that its engine made for it, else by its namespace of processes.
+"""The processes in a container: found by the cgroup that its engine created, else by its pid namespace.
 
-Membership is read from the kernel, for cgroups of both versions: asking the engine costs a process each time, and
-this is asked many times a second. Signals go to processes; the engine is asked only where this user may not send any.
+Membership is read from the kernel, for both versions of cgroups: a call of the engine costs a process each time, and
+members are listed many times a second. Signals go to processes directly; the engine is used only where this user may
+not signal them.
 """
 
 from __future__ import annotations
@@ -15,103 +16,113 @@ from pathlib import Path
 
 from stoker.processes import Process, process_table, stat_of
 
-# Where version 1 has a hierarchy for each controller, these are looked at: who is in it, and what was counted.
-_LISTING, _COUNTING = "freezer", "memory"
-_QUIET_LOOKS = 2
+# cgroup version 1 has a hierarchy for each controller: these are used for the members and for the memory counters.
+_MEMBERS_CONTROLLER, _MEMORY_CONTROLLER = "freezer", "memory"
+_QUIET_CHECKS = 2
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A container that runs. `first` are the processes that only wait there for the agent to end."""
+class RunningContainer:
+    """A running container. `idle_pids` are the processes that only wait there for the agent to end."""
 
     id: str
     init: int
-    first: frozenset[int]
-    # The cgroup that lists its members, and the one that counts its memory; None where it has none of its own.
-    listing: Path | None
-    counting: Path | None
+    idle_pids: frozenset[int]
+    # The cgroup that lists its members, and the one that counts its memory; None if the container has none of its own.
+    members_cgroup: Path | None
+    memory_cgroup: Path | None
 
     @classmethod
-    def of(cls, container: str, init: int) -> Cell:
-        """As it is now. Raises ProcessLookupError when it has ended."""
-        listing, counting = _cgroups(container, init)
-        cell = cls(container, init, frozenset(), listing, counting)
+    def of(cls, container_id: str, init: int) -> RunningContainer:
+        """Read the container as it is now. Raises ProcessLookupError if it has ended."""
+        members_cgroup, memory_cgroup = _cgroups(container_id, init)
+        container = cls(container_id, init, frozenset(), members_cgroup, memory_cgroup)
         if stat_of(init) is None:
-            raise ProcessLookupError(f"the container {container[:12]} has ended")
-        return cls(container, init, frozenset(cell.members()), listing, counting)
+            raise ProcessLookupError(f"the container {container_id[:12]} has ended")
+        return cls(container_id, init, frozenset(container.members()), members_cgroup, memory_cgroup)
 
     def members(self) -> set[int]:
-        """The pids of everybody else in it. Empty once it is gone."""
-        found = _listed(self.listing) if self.listing is not None else _in_namespace(self.init)
-        return found - self.first
+        """Return the pids of all other processes in the container. Empty once it is gone."""
+        found = (
+            _cgroup_members(self.members_cgroup) if self.members_cgroup is not None else _namespace_members(self.init)
+        )
+        return found - self.idle_pids
 
-    def without_visitors(self, commands: set[int]) -> set[int]:
-        """Those members that come from these commands.
+    def without_exec_sessions(self, commands: set[int]) -> set[int]:
+        """Return the members that come from these commands, without those of `stoker exec`.
 
-        Whoever is brought in has a parent outside. What such a one leaves behind has the container's init for a parent,
-        or, where everybody shares the machine's numbers, one outside, too: then nobody can be told from a visitor.
+        A process that `exec` starts has a parent outside the container. Its orphans get the container's init as a
+        parent or, if the container shares the machine's pid namespace, a parent outside: then sessions of `stoker exec`
+        cannot be distinguished.
         """
         found = self.members()
         if _namespace(self.init) == _namespace(os.getpid()):
             return found
         parents = {pid: stat.parent for pid in found if (stat := stat_of(pid)) is not None}
-        inside = found | self.first
-        visitors = {pid for pid, parent in parents.items() if parent not in inside and pid not in commands}
-        while more := {pid for pid, parent in parents.items() if parent in visitors and pid not in visitors}:
-            visitors |= more
-        return found - visitors
+        inside = found | self.idle_pids
+        exec_sessions = {pid for pid, parent in parents.items() if parent not in inside and pid not in commands}
+        while more := {pid for pid, parent in parents.items() if parent in exec_sessions and pid not in exec_sessions}:
+            exec_sessions |= more
+        return found - exec_sessions
 
-    def find(self, number: int) -> int:
-        """The pid here of the process that has this number inside; 0 when it is gone."""
-        depth = len(_numbers(self.init))
+    def find_pid(self, number: int) -> int:
+        """Return the pid on this machine of the process that has this pid in the container; 0 if it is gone."""
+        depth = len(_namespace_pids(self.init))
         for pid in self.members():
-            numbers = _numbers(pid)
+            numbers = _namespace_pids(pid)
             if len(numbers) == depth and numbers[-1] == number:
                 return pid
         return 0
 
 
 class ContainerGroup:
-    """Everybody in the container, once there is one. `end` has the engine end it all, where signals are not allowed."""
+    """All processes in the container, once it exists.
+
+    `end` makes the engine end the container if signals are not permitted.
+    """
 
     def __init__(self, end: Callable[[], object]) -> None:
         self._end = end
         self._commands: set[int] = set()
-        self.cell: Cell | None = None
+        self.container: RunningContainer | None = None
 
     def add(self, command: int) -> None:
-        """A command that was brought in: what it forks belongs to it. A person's (`stoker exec`) is nobody's."""
+        """Register a command of the agent: its children belong to it. Commands of `stoker exec` are not registered."""
         self._commands.add(command)
 
     @property
     def folder(self) -> str | None:
-        return str(self.cell.counting) if self.cell is not None and self.cell.counting is not None else None
+        return (
+            str(self.container.memory_cgroup)
+            if self.container is not None and self.container.memory_cgroup is not None
+            else None
+        )
 
     def members(self) -> set[int]:
-        if self.cell is None:
+        if self.container is None:
             return set()
-        found = self.cell.without_visitors(self._commands)
+        found = self.container.without_exec_sessions(self._commands)
         return {pid for pid in found if (stat := stat_of(pid)) is not None and stat.alive}
 
     def freeze(self, timeout_s: float = 5.0) -> bool:
-        # By signals, not by the cgroup's freezer: what version 1 froze cannot be killed, and a container whose agent
-        # dies meanwhile would stay for ever.
-        return self._signal_until_nobody(signal.SIGSTOP, timeout_s)
+        # By signals, not by the cgroup's freezer: processes that version 1 froze cannot be killed, and a container
+        # whose agent dies meanwhile would stay for ever.
+        return self._signal_until_none(signal.SIGSTOP, timeout_s)
 
     def kill(self, timeout_s: float = 10.0) -> bool:
-        # Stopped first: a program that forks faster than it is killed would never be caught up with.
+        # Stopped first: the killing would never catch up with a program that forks faster.
         self.freeze(timeout_s / 4)
-        return self._signal_until_nobody(signal.SIGKILL, timeout_s)
+        return self._signal_until_none(signal.SIGKILL, timeout_s)
 
-    def _signal_until_nobody(self, number: int, timeout_s: float) -> bool:
-        """Signal everybody whom it concerns, until two looks in a row find nobody."""
-        deadline, pause_s, quiet = time.monotonic() + timeout_s, 0.001, 0
-        while quiet < _QUIET_LOOKS:
+    def _signal_until_none(self, number: int, timeout_s: float) -> bool:
+        """Signal all processes that need it, until two checks in a row find none."""
+        deadline, pause_s, quiet_checks = time.monotonic() + timeout_s, 0.001, 0
+        while quiet_checks < _QUIET_CHECKS:
             found = [pid for pid in self.members() if number == signal.SIGKILL or not _halted(pid)]
             if not found:
-                quiet += 1
+                quiet_checks += 1
                 continue
-            quiet = 0
+            quiet_checks = 0
             refused = [pid for pid in found if not self._signal(pid, number)]
             if refused and number == signal.SIGKILL:
                 self._end()
@@ -122,10 +133,10 @@ class ContainerGroup:
         return True
 
     def _signal(self, pid: int, number: int) -> bool:
-        """False: this user may not."""
+        """Signal one process. False: this user may not."""
         process = Process.of(pid)
-        # Looked up after it was identified: a pid that changed hands in between is not the same process.
-        if process is None or self.cell is None or pid not in self.cell.members():
+        # Membership is checked after the process was identified: a pid that was reused in between is another process.
+        if process is None or self.container is None or pid not in self.container.members():
             return True
         try:
             process.signal(number)
@@ -139,27 +150,33 @@ def _halted(pid: int) -> bool:
     return stat is None or stat.halted or not stat.alive
 
 
-def _cgroups(container: str, init: int) -> tuple[Path | None, Path | None]:
-    """The container's own cgroups. One that does not carry its name holds others as well, and is not to be used."""
+def _cgroups(container_id: str, init: int) -> tuple[Path | None, Path | None]:
+    """Return the container's own cgroups.
+
+    A cgroup without its id in the path holds other processes too, and is not used.
+    """
     try:
         memberships = Path(f"/proc/{init}/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return None, None
-    places = find_cgroups(container, memberships, mounts)
-    unified = places.get("")
-    listing = unified or places.get(_LISTING) or next(iter(places.values()), None)
-    # Where both versions are mounted, memory is counted by the first.
-    return listing, places.get(_COUNTING) or unified
+    cgroups = find_cgroups(container_id, memberships, mounts)
+    unified = cgroups.get("")
+    members_cgroup = unified or cgroups.get(_MEMBERS_CONTROLLER) or next(iter(cgroups.values()), None)
+    # If both versions are mounted, version 1 counts the memory.
+    return members_cgroup, cgroups.get(_MEMORY_CONTROLLER) or unified
 
 
-def find_cgroups(container: str, memberships: str, mounts: str) -> dict[str, Path]:
-    """By controller (version 2 is the empty name), from the texts of /proc/<pid>/cgroup and /proc/self/mountinfo."""
+def find_cgroups(container_id: str, memberships: str, mounts: str) -> dict[str, Path]:
+    """Return folders by controller, from the texts of /proc/<pid>/cgroup and /proc/self/mountinfo.
+
+    Version 2 has the empty name.
+    """
     points = _mount_points(mounts)
     found: dict[str, Path] = {}
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
-        own = _own_part(path, container)
+        own = _own_part(path, container_id)
         if own is None:
             continue
         for controller in controllers.split(","):
@@ -171,17 +188,17 @@ def find_cgroups(container: str, memberships: str, mounts: str) -> dict[str, Pat
     return {name: folder for name, folder in found.items() if folder.is_dir()}
 
 
-def _own_part(path: str, container: str) -> str | None:
-    """The cgroup that the engine made. Inside of it some make another one, for what runs at first."""
+def _own_part(path: str, container_id: str) -> str | None:
+    """Return the cgroup that the engine created. Some engines start the processes in a nested one."""
     parts = path.split("/")
     for depth, part in enumerate(parts, 1):
-        if container in part:
+        if container_id in part:
             return "/".join(parts[:depth])
     return None
 
 
 def _mount_points(mounts: str) -> dict[str, tuple[str, str]]:
-    """By controller, which part of a hierarchy is mounted, and where."""
+    """Return for each controller the mounted part of the hierarchy and its mount point."""
     found: dict[str, tuple[str, str]] = {}
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -194,21 +211,21 @@ def _mount_points(mounts: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _listed(folder: Path) -> set[int]:
+def _cgroup_members(folder: Path) -> set[int]:
     found: set[int] = set()
     for below, _, _ in os.walk(folder):
         try:
             found.update(map(int, Path(below, "cgroup.procs").read_text().split()))
         except OSError:
             continue  # Removed meanwhile, so it was empty.
-    return found - {0}  # 0 is a process that another namespace hides from us.
+    return found - {0}  # 0 stands for a process outside this pid namespace.
 
 
-def _in_namespace(init: int) -> set[int]:
-    """Everybody in the same namespace of processes, with all that they made, further namespaces too."""
+def _namespace_members(init: int) -> set[int]:
+    """Return all processes of the same pid namespace and their descendants, including those in nested namespaces."""
     space = _namespace(init)
     if not space or space == _namespace(os.getpid()):
-        return set()  # It is gone; or everybody on this machine is in it (`pid: host`).
+        return set()  # The container is gone, or shares the machine's namespace (`pid: host`).
     table = process_table()
     below: dict[int, list[int]] = {}
     for stat in table.values():
@@ -229,8 +246,8 @@ def _namespace(pid: int) -> str:
         return ""
 
 
-def _numbers(pid: int) -> tuple[int, ...]:
-    """What a process is called in each namespace that it is in, ours first."""
+def _namespace_pids(pid: int) -> tuple[int, ...]:
+    """Return the pids of a process in each of its namespaces, this process's namespace first."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):

@@ -1,7 +1,7 @@
-"""Where an image comes from, and who may have it.
+"""Registries of images, and their passwords.
 
-Passwords go through a file of the engine's own form, in a private folder that is never on a disk: not on a command
-line, and not into what the person's own `docker login` keeps.
+A password is passed in the engine's own file format, in a private folder in memory: not on a command line, and not in
+the files of the user's own `docker login`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from stoker.model.errors import SetupFailed
 
 DOCKER_HUB = "docker.io"
-# Docker keeps the logins of its hub under this name.
+# Docker stores the login of Docker Hub under this name.
 _HUB_KEY = "https://index.docker.io/v1/"
 _ECR = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)")
 _GOOGLE = re.compile(r"(?:[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io)")
 
 
 @dataclass(frozen=True)
-class Login:
-    """For one registry."""
+class RegistryLogin:
+    """The login for one registry."""
 
     registry: str
     user: str
@@ -35,32 +35,35 @@ class Login:
 
 
 def registry_of(image: str) -> str:
-    """The registry of an image's name. A first part without a dot or a port is a part of the name."""
+    """Return the registry in an image's name. A first part without a dot or a port belongs to the name."""
     first, slash, _ = image.partition("/")
     return first if slash and (set(first) & {".", ":"} or first == "localhost") else DOCKER_HUB
 
 
 def reference_of(registry: str) -> str | None:
-    """How this machine's own identity gets a password for the registry; None where it is of no use there."""
+    """Return the secret reference for the registry's password by this machine's identity; None if it has none."""
     if found := _ECR.fullmatch(registry):
         return f"aws-ecr:{found['region']}"
     return "gcp-token" if _GOOGLE.fullmatch(registry) else None
 
 
-def make_login(registry: str, secret: str, fieldname: str) -> Login:
-    """From `user:password`, or from a password where the registry knows the user. Raises SetupFailed."""
+def make_login(registry: str, secret: str, fieldname: str) -> RegistryLogin:
+    """Build a login from `user:password`, or from a password if the registry prescribes the user.
+
+    Raises SetupFailed.
+    """
     user, colon, password = secret.partition(":")
     if _ECR.fullmatch(registry):
-        return Login(registry, "AWS", secret)
+        return RegistryLogin(registry, "AWS", secret)
     if _GOOGLE.fullmatch(registry) and not (colon and user in ("oauth2accesstoken", "_json_key", "_json_key_base64")):
-        return Login(registry, "oauth2accesstoken", secret)
+        return RegistryLogin(registry, "oauth2accesstoken", secret)
     if not (user and password):
         raise SetupFailed(f"{fieldname}: the secret has to be `user:password` for {registry}", user=True)
-    return Login(registry, user, password)
+    return RegistryLogin(registry, user, password)
 
 
-def knows(registry: str, environ: Mapping[str, str]) -> bool:
-    """Whether the person who runs this agent has logged in to the registry already, or has a helper for it."""
+def has_login(registry: str, environ: Mapping[str, str]) -> bool:
+    """Tell if the agent's user has logged in to the registry already, or has a credential helper for it."""
     for file in _config_files(environ):
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
@@ -73,8 +76,8 @@ def knows(registry: str, environ: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def login_folder(login: Login, folder: Path) -> Iterator[Path]:
-    """The engine's configuration with this login, gone with the block."""
+def login_folder(login: RegistryLogin, folder: Path) -> Iterator[Path]:
+    """Provide the engine's configuration with this login, which is deleted at the end of the block."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     try:
@@ -88,13 +91,14 @@ def login_folder(login: Login, folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def private_place(environ: Mapping[str, str]) -> Path:
-    """A folder in memory that this user may write to."""
+def private_folder(environ: Mapping[str, str]) -> Path:
+    """Return a folder in memory that this user may write to. Raises SetupFailed if there is none."""
     for place in (environ.get("XDG_RUNTIME_DIR"), "/dev/shm", "/run"):
         if place and os.access(place, os.W_OK | os.X_OK):
             return Path(place)
     raise SetupFailed(
-        "environment.container: neither /dev/shm nor /run can be written to: no place for a password", user=False
+        "environment.container: neither /dev/shm nor /run is writable, so there is no safe place for a password",
+        user=False,
     )
 
 

@@ -1,4 +1,4 @@
-"""Where users of containers keep environments: each in a folder of its own, beside those of everybody else."""
+"""Environments of the users that containers run as: each user has its own folder beside the shared environments."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.agent.environment.local_cache import UNUSED_FOR_S, Shelf
+from stoker.agent.environment.local_cache import UNUSED_FOR_S, LocalCache
 
 
-def open_shelf(environments: Path, uid: int, gid: int) -> Path:
-    """The user's own: those of others are neither to be changed by it nor, where it makes them, to be used by others.
+def create_user_cache(environments: Path, uid: int, gid: int) -> Path:
+    """Create the user's own folder: the user must not modify shared environments, nor may others use the user's.
 
     Raises OSError.
     """
-    shelf = environments / f"of-{uid}"
-    shelf.mkdir(exist_ok=True)
-    os.chown(shelf, uid, gid)
-    # It is in use, also where nothing is added to it.
-    os.utime(shelf)
+    folder = environments / f"of-{uid}"
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, uid, gid)
+    # Marks the folder as used, even if nothing is added to it.
+    os.utime(folder)
     environments.chmod(stat.S_IMODE(environments.stat().st_mode) | 0o111)
-    return shelf
+    return folder
 
 
 def prune(environments: Path, unused_for_s: float = UNUSED_FOR_S) -> None:
-    """Remove what no user used for long, whoever it is: it may never train here again. What cannot be removed stays.
+    """Remove environments of all users that were unused for this long. Those that cannot be removed stay.
 
-    A user without any environment loses its copy of uv, too, once that is as old.
+    A user without environments also loses its copy of uv, once that is as old.
     """
     for folder in environments.glob("of-*"):
         with suppress(OSError):
-            # Before the environments: to remove those is to change the folder.
+            # Read before the pruning, which changes the folder's time.
             idle_s = time.time() - folder.stat().st_mtime
-            Shelf(folder).prune(unused_for_s)
+            LocalCache(folder).prune(unused_for_s)
             if idle_s >= unused_for_s and not any(folder.glob("*.lock")):
                 shutil.rmtree(folder)

@@ -1,1 +1,1 @@
-"""What the training finds installed: made once on a machine, before any process of the training starts."""
+"""Install the training's Python, packages and tools: once per machine, before any process of the training starts."""

@@ -1,8 +1,8 @@
-"""A folder as one stream of bytes, cut into parts that are sent, fetched, verified and written apart from each other.
+"""A folder as one stream of bytes, cut into parts that are sent, fetched, verified and written independently.
 
-The listing says which folders, files and links there are. The files' bytes, in the listing's order, are the stream. A
-part is so many bytes of it, whatever files they belong to: a large file is spread over many parts, and thousands of
-small ones lie in one. So all parts can be in flight at once, which one tar archive could not.
+The listing names the folders, files and links. The bytes of the files, in the order of the listing, are the stream. A
+part is a range of the stream, whatever files it belongs to: a large file spans many parts, and one part may hold
+thousands of small files. All parts can therefore be in flight at once, which one tar archive would not allow.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from stoker.model.errors import CodecError, StokerError
-from stoker.store.safe_extraction import Extraction, Obstructed, inner_parts
+from stoker.store.safe_extraction import Extraction, PathObstructed, inner_parts
 
-# Many are in memory at once, on machines of any size.
+# Many parts are in memory at once, on machines of any size.
 PART_BYTES = 64 * 1000**2
 
 
-class Changed(StokerError):
-    """A file is not what it was when the folder was listed."""
+class FolderChanged(StokerError):
+    """A file differs from what it was when the folder was listed."""
 
 
 @dataclass(frozen=True)
-class Item:
-    """A folder, a file with its size, or a link with where it leads."""
+class ListingItem:
+    """A folder, a file with its size, or a link with its target."""
 
     kind: Literal["folder", "file", "link"]
     path: str
     size: int = 0
     executable: bool = False
     target: str = ""
-    # When a file was last written. Compiled files name the time of their source, in seconds.
+    # Modification time of a file. Compiled Python files store the modification time of their source, in seconds.
     modified_ns: int = 0
 
 
-class Listing:
-    """What there is in a folder, in an order that does not depend on the disk."""
+class FolderListing:
+    """The contents of a folder, in an order that does not depend on the disk."""
 
-    def __init__(self, items: tuple[Item, ...]) -> None:
+    def __init__(self, items: tuple[ListingItem, ...]) -> None:
         self.items = items
         self.files = tuple(item for item in items if item.kind == "file")
-        # Where each file begins in the stream, and where the last one ends.
+        # Offset of each file in the stream, followed by the end of the last file.
         self._begins = [0, *accumulate(item.size for item in self.files)]
 
     @property
@@ -57,11 +57,11 @@ class Listing:
         return self._begins[-1]
 
     def parts(self, part_bytes: int) -> list[tuple[int, int]]:
-        """Where each part begins and ends in the stream."""
+        """Return the begin and end of each part in the stream."""
         return [(begin, min(begin + part_bytes, self.size)) for begin in range(0, self.size, part_bytes)]
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Item, int, int, int]]:
-        """The files of these bytes: each with where to begin in it, how many bytes, and where those are in the part."""
+    def spans(self, begin: int, end: int) -> Iterator[tuple[ListingItem, int, int, int]]:
+        """Yield the files of this range: each with the offset in the file, the length, and the offset in the part."""
         number = max(0, bisect.bisect_right(self._begins, begin) - 1)
         while number < len(self.files) and self._begins[number] < end:
             first, last = max(begin, self._begins[number]), min(end, self._begins[number + 1])
@@ -82,69 +82,71 @@ class Listing:
         return json.dumps(rows, ensure_ascii=True, separators=(",", ":")).encode()
 
     @classmethod
-    def load(cls, data: bytes) -> Listing:
-        """Raises CodecError for anything that is no listing, or leads out of its folder."""
+    def load(cls, data: bytes) -> FolderListing:
+        """Parse a stored listing. Raises CodecError if it is malformed or a path leaves the folder."""
         try:
             return cls(tuple(_item(row) for row in json.loads(data)))
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError, Obstructed) as error:
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError, PathObstructed) as error:
             raise CodecError("listing", f"cannot be read: {error}") from None
 
 
-def _item(row: list[object]) -> Item:
+def _item(row: list[object]) -> ListingItem:
     path = row[1]
     if not isinstance(path, str):
         raise ValueError(f"{path!r} is no path")
     inner_parts(path)
     match row:
         case ["folder", _]:
-            return Item("folder", path)
+            return ListingItem("folder", path)
         case ["file", _, int(size), int(executable), int(modified_ns)] if size >= 0:
-            return Item("file", path, size, bool(executable), modified_ns=modified_ns)
+            return ListingItem("file", path, size, bool(executable), modified_ns=modified_ns)
         case ["link", _, str(target)]:
-            return Item("link", path, target=target)
+            return ListingItem("link", path, target=target)
     raise ValueError(f"{row!r:.100} is no item")
 
 
-def take_listing(folder: Path) -> Listing:
-    """What there is in the folder now. Sockets and the like are left out."""
-    return Listing(tuple(_walk(str(folder), "")))
+def list_folder(folder: Path) -> FolderListing:
+    """List the folder as it is now. Sockets and other special files are left out."""
+    return FolderListing(tuple(_walk(str(folder), "")))
 
 
-def with_compiled(listing: Listing, folder: Path) -> Listing:
-    """The listing, and what Python has compiled of its files since: the next machine need not do that again."""
+def with_compiled(listing: FolderListing, folder: Path) -> FolderListing:
+    """Return the listing plus the files that Python compiled since, so that the next machine need not."""
     known = {item.path for item in listing.items}
     compiled = []
-    for item in take_listing(folder).items:
+    for item in list_folder(folder).items:
         path = PurePosixPath(item.path)
         if item.path in known or "__pycache__" not in path.parts:
             continue
-        # `a/__pycache__/b.cpython-311.pyc` is of `a/b.py`. While it is written it has another name.
+        # `a/__pycache__/b.cpython-311.pyc` belongs to `a/b.py`. Python gives it a temporary name while writing it.
         source = path.parent.parent / f"{path.name.partition('.')[0]}.py"
         if item.kind == "folder" or (path.suffix == ".pyc" and str(source) in known):
             compiled.append(item)
-    return Listing((*listing.items, *compiled))
+    return FolderListing((*listing.items, *compiled))
 
 
-def _walk(folder: str, prefix: str) -> Iterator[Item]:
+def _walk(folder: str, prefix: str) -> Iterator[ListingItem]:
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         path = prefix + entry.name
         status = entry.stat(follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
-            yield Item("link", path, target=os.readlink(entry.path))  # noqa: PTH115 - thousands of them
+            yield ListingItem("link", path, target=os.readlink(entry.path))  # noqa: PTH115 - quicker for thousands of links
         elif stat.S_ISDIR(status.st_mode):
-            yield Item("folder", path)
+            yield ListingItem("folder", path)
             yield from _walk(entry.path, path + "/")
         elif stat.S_ISREG(status.st_mode):
-            yield Item("file", path, status.st_size, bool(status.st_mode & 0o100), modified_ns=status.st_mtime_ns)
+            yield ListingItem(
+                "file", path, status.st_size, bool(status.st_mode & 0o100), modified_ns=status.st_mtime_ns
+            )
 
 
 def fingerprint(folder: Path) -> str:
-    """Of what there is in the folder: every path, size, time and mode of files, and where links lead.
+    """Return a digest of the folder: paths, sizes, times and modes of files, and targets of links.
 
-    What Python compiles does not count, for that comes with each import. Nothing is read, so that it takes a fraction
-    of a second for tens of thousands of files. Raises OSError.
+    Compiled Python files are ignored, because every import writes them. No file is read, so tens of thousands of files
+    take a fraction of a second. Raises OSError.
     """
     digest = hashlib.sha256()
     waiting = [(str(folder), "")]
@@ -158,7 +160,7 @@ def fingerprint(folder: Path) -> str:
                 if name == "__pycache__" or name.endswith(".pyc"):
                     continue
                 if entry.is_symlink():
-                    rows.append(f"{name}\0{os.readlink(entry.path)}")  # noqa: PTH115 - thousands of them
+                    rows.append(f"{name}\0{os.readlink(entry.path)}")  # noqa: PTH115 - quicker for thousands of links
                 elif entry.is_dir(follow_symlinks=False):
                     inner.append((entry.path, f"{prefix}{name}/"))
                 else:
@@ -169,26 +171,26 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def read_part(folder: Path, listing: Listing, begin: int, end: int) -> bytearray:
-    """These bytes of the stream. Raises Changed when a file was written to since it was listed."""
+def read_part(folder: Path, listing: FolderListing, begin: int, end: int) -> bytearray:
+    """Return these bytes of the stream. Raises FolderChanged if a file was modified since it was listed."""
     data = bytearray(end - begin)
     view = memoryview(data)
     for item, offset, length, at in listing.spans(begin, end):
         try:
-            with open(folder / item.path, "rb", buffering=0) as file:  # noqa: PTH123 - thousands of them
+            with open(folder / item.path, "rb", buffering=0) as file:  # noqa: PTH123 - quicker for thousands of files
                 status = os.fstat(file.fileno())
                 if (status.st_size, status.st_mtime_ns) != (item.size, item.modified_ns):
-                    raise Changed(f"{item.path} was changed")
+                    raise FolderChanged(f"{item.path} was changed")
                 file.seek(offset)
                 if file.readinto(view[at : at + length]) != length:
-                    raise Changed(f"{item.path} was changed")
+                    raise FolderChanged(f"{item.path} was changed")
         except FileNotFoundError:
-            raise Changed(f"{item.path} was removed") from None
+            raise FolderChanged(f"{item.path} was removed") from None
     return data
 
 
-def lay_out(folder: Path, listing: Listing) -> None:
-    """Everything but the files' bytes, and the links. The folder must not be there."""
+def create_folders(folder: Path, listing: FolderListing) -> None:
+    """Create the folders and the empty files of a listing. The folder must not exist."""
     folder.mkdir(parents=True)
     with _extraction(folder) as extraction:
         for item in listing.items:
@@ -200,8 +202,8 @@ def lay_out(folder: Path, listing: Listing) -> None:
                 os.close(handle)
 
 
-def lay_links(folder: Path, listing: Listing) -> None:
-    """The links. They come last; none is made behind another."""
+def create_links(folder: Path, listing: FolderListing) -> None:
+    """Create the links, after all files. Raises CodecError for a link below another link."""
     links = {item.path for item in listing.items if item.kind == "link"}
     with _extraction(folder) as extraction:
         for item in listing.items:
@@ -211,8 +213,8 @@ def lay_links(folder: Path, listing: Listing) -> None:
                 extraction.make_link(item.path, item.target)
 
 
-def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
-    """Put these bytes of the stream where they belong. Parts may come in any order, and at once."""
+def write_part(folder: Path, listing: FolderListing, begin: int, data: bytes) -> None:
+    """Write these bytes of the stream to their files. Parts may be written in any order and concurrently."""
     view = memoryview(data)
     with _extraction(folder) as extraction:
         for item, offset, length, at in listing.spans(begin, begin + len(data)):
@@ -221,14 +223,14 @@ def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
                 done = 0
                 while done < length:
                     done += os.pwrite(handle, view[at + done : at + length], offset + done)
-                # After each of its parts: the last to come has the last word.
+                # Repeated after each part of a file: the part that is written last must leave the right time.
                 os.utime(handle, ns=(item.modified_ns, item.modified_ns))
             finally:
                 os.close(handle)
 
 
-def _open_file(extraction: Extraction, item: Item) -> int:
-    """A handle of the file, which another part may have made meanwhile."""
+def _open_file(extraction: Extraction, item: ListingItem) -> int:
+    """Open the file for writing. Another part may have created it already."""
     try:
         return extraction.create(item.path, _mode(item))
     except FileExistsError:
@@ -237,13 +239,13 @@ def _open_file(extraction: Extraction, item: Item) -> int:
 
 @contextmanager
 def _extraction(folder: Path) -> Iterator[Extraction]:
-    """Raises CodecError for a listing that is at odds with itself, or with the folder."""
+    """Open the folder for extraction. Raises CodecError for a listing that contradicts itself or the folder."""
     try:
         with Extraction(folder, follow=False) as extraction:
             yield extraction
-    except (FileExistsError, Obstructed) as error:
+    except (FileExistsError, PathObstructed) as error:
         raise CodecError("listing", f"cannot be extracted: {error}") from None
 
 
-def _mode(item: Item) -> int:
+def _mode(item: ListingItem) -> int:
     return 0o755 if item.executable else 0o644

@@ -1,4 +1,4 @@
-"""An environment is taken from this machine's shelf, else restored from the store, else made now and then kept."""
+"""Take an environment from this machine's cache, else restore it from the store, else build it and upload it."""
 
 from __future__ import annotations
 
@@ -10,137 +10,144 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stoker.agent.environment.archive import take_listing
-from stoker.agent.environment.local_cache import Held, InUse, Shelf
-from stoker.agent.environment.steps import Steps
-from stoker.agent.environment.store_cache import Cache, Damaged, Keeping
-from stoker.agent.node import Ask, Node
-from stoker.model.spec import Submission
-from stoker.providers.base import KeepsEnvironments
+from stoker.agent.environment.archive import list_folder
+from stoker.agent.environment.local_cache import EnvironmentInUse, EnvironmentLock, LocalCache
+from stoker.agent.environment.steps import SetupSteps
+from stoker.agent.environment.store_cache import BackgroundUpload, DamagedCopy, StoreCache
+from stoker.agent.node import AgentNode, AskStore
+from stoker.model.submission import Submission
+from stoker.providers.base import HasEnvironmentCache
 
 _KEY_LENGTH = 32
-_CHANGED = "its environment was changed after it was made"
+_MODIFIED = "its environment was modified after it was built"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to have one. `name` is what people know it by: the file that it is made from."""
+    """How to build one environment. `name` is the file it is built from, which users know it by."""
 
     name: str
-    # The digest of everything that decides what is in it, and where it lies.
+    # Digest of everything that decides the environment's contents and location.
     key: str
     # The machine that it is for: processor, C library and the like.
     platform: str
-    # Whether one that was restored into this folder is of any use here.
+    # Tells if the environment that was restored into this folder runs on this machine.
     runs: Callable[[Path], bool]
-    # Makes it, in this folder, which is not there. Raises SetupFailed.
+    # Builds it in this folder, which must not exist. Raises SetupFailed.
     build: Callable[[Path], None]
 
 
-def digest_of(facts: Mapping[str, object]) -> str:
-    """A key."""
+def environment_key(facts: Mapping[str, object]) -> str:
+    """Return the key of the environment that these facts determine."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
 
 
-class Making:
-    """The environments of one node's set-up. They are this process's to use for as long as it lives.
+class EnvironmentBuilder:
+    """Provide the environments of one node's set-up. This process holds their locks until it exits.
 
-    `check` is asked while anything takes time, and may raise; `waits`, too, while another node makes one.
+    `check` is called during everything that takes time and may raise; `on_wait` too, while another node builds the same
+    environment.
     """
 
     def __init__(
         self,
-        node: Node,
+        node: AgentNode,
         submission: Submission,
-        steps: Steps,
-        ask: Ask,
+        steps: SetupSteps,
+        ask: AskStore,
         check: Callable[[], None],
-        waits: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self._node = node
         self._steps = steps
         self._ask = ask
         self._check = check
-        self._waits = waits
-        # The machine stays when the job is over, and environments with it: they need no copy in the store.
-        self.here = isinstance(node.machine, KeepsEnvironments)
-        # Commands of the set-up may install into it: then it is this node's alone where others would find it.
-        own = self.here and submission.spec.setup is not None
-        self._own = Shelf(node.paths.environments)
-        self._shelf = self._own if own else Shelf(node.environments)
-        self._cache = Cache(node.store, submission.job)
-        self._held: list[Held] = []
-        self._keeping: list[Keeping] = []
+        self._on_wait = on_wait
+        # The machine outlives the job, and so do its environments: they need no copy in the store.
+        self.keeps_environments = isinstance(node.machine, HasEnvironmentCache)
+        # Commands of the set-up may install into the environment, so it must not be shared with other nodes of a
+        # machine that keeps it.
+        private = self.keeps_environments and submission.spec.setup is not None
+        self._private_cache = LocalCache(node.paths.environments)
+        self._local_cache = self._private_cache if private else LocalCache(node.environments)
+        self._store_cache = StoreCache(node.store, submission.job)
+        self._locks: list[EnvironmentLock] = []
+        self._uploads: list[BackgroundUpload] = []
 
     @property
     def root(self) -> Path:
-        """Where they lie."""
-        return self._shelf.root
+        """The folder of the environments."""
+        return self._local_cache.root
 
-    def knows(self, key: str) -> bool:
-        """Whether one was made here already. It may have been changed, or be removed any moment."""
-        return self._shelf.knows(key)
+    def contains(self, key: str) -> bool:
+        """Tell if the environment was built on this machine. It may have been modified, or be removed at any moment."""
+        return self._local_cache.contains(key)
 
-    def have(self, recipe: Recipe) -> Path:
-        """The environment, whole, and where it lies. Raises SetupFailed, and whatever tells this node to go."""
-        held = self._hold(recipe)
-        self._held.append(held)
-        if held.complete:
-            self._node.say(f"{recipe.name}: its environment is there already")
-            return held.folder
-        if held.changed:
-            self._node.say(f"{recipe.name}: {_CHANGED}, so it is made anew")
-        # Only one that lies where its key says is what others know by this key.
-        shared = not self.here and held.folder.parent == self.root
+    def get_or_build(self, recipe: Recipe) -> Path:
+        """Return the folder of the complete environment.
+
+        Raises SetupFailed, and whatever `check` raises to end this node's work.
+        """
+        lock = self._acquire(recipe)
+        self._locks.append(lock)
+        if lock.complete:
+            self._node.say(f"{recipe.name}: its environment exists already")
+            return lock.folder
+        if lock.modified:
+            self._node.say(f"{recipe.name}: {_MODIFIED}, so it is built again")
+        # An environment outside the folder that is part of its key must not be shared under that key.
+        shared = not self.keeps_environments and lock.folder.parent == self.root
         try:
-            if not shared or not self._restored(held, recipe):
-                self._build(held, recipe, shared=shared)
+            if not shared or not self._restore(lock, recipe):
+                self._build(lock, recipe, shared=shared)
         except BaseException:
-            held.abandon()
+            lock.abandon()
             raise
-        if self.here:
-            self._shelf.prune()
-        return held.folder
+        if self.keeps_environments:
+            self._local_cache.prune()
+        return lock.folder
 
-    def _hold(self, recipe: Recipe) -> Held:
+    def _acquire(self, recipe: Recipe) -> EnvironmentLock:
         try:
-            return self._shelf.hold(recipe.key, self._wait, self._node.say)
-        except InUse:
-            self._node.say(f"{recipe.name}: {_CHANGED}, and is in use, so this node gets its own")
-            return self._own.hold(recipe.key, self._check, self._node.say)
+            return self._local_cache.acquire(recipe.key, self._wait, self._node.say)
+        except EnvironmentInUse:
+            self._node.say(f"{recipe.name}: {_MODIFIED}, and is in use, so this node gets its own")
+            return self._private_cache.acquire(recipe.key, self._check, self._node.say)
 
     def _wait(self) -> None:
-        self._waits()
+        self._on_wait()
         self._check()
 
-    def settle(self, until_s: Callable[[], float]) -> None:
-        """Wait for what is being kept, until that monotonic time and no longer. It may come closer meanwhile."""
-        for keeping in self._keeping:
-            keeping.settle(until_s)
+    def wait_for_uploads(self, until_s: Callable[[], float]) -> None:
+        """Wait for the uploads until this monotonic time at most. The time may move closer meanwhile."""
+        for upload in self._uploads:
+            upload.wait(until_s)
 
-    def _restored(self, held: Held, recipe: Recipe) -> bool:
+    def _restore(self, lock: EnvironmentLock, recipe: Recipe) -> bool:
         try:
-            found = self._ask(lambda: self._cache.find(held.key))
+            found = self._ask(lambda: self._store_cache.find(lock.key))
             if found is None:
                 return False
             with self._steps.timed(f"restore of {recipe.name}", "choose a machine with a quicker disk or network"):
-                self._ask(lambda: self._cache.restore(found, held.key, recipe.platform, held.folder))
-                if not recipe.runs(held.folder):
-                    raise Damaged("its Python does not run here", *self._cache.names(found))
-        except Damaged as damaged:
-            self._node.say(f"{recipe.name}: the environment that was kept cannot be used: {damaged}; it is made anew")
-            self._ask(partial(self._cache.discard, damaged))
-            shutil.rmtree(held.folder, ignore_errors=True)
+                self._ask(lambda: self._store_cache.restore(found, lock.key, recipe.platform, lock.folder))
+                if not recipe.runs(lock.folder):
+                    raise DamagedCopy("its Python does not run here", *self._store_cache.keys_of(found))
+        except DamagedCopy as damaged:
+            self._node.say(f"{recipe.name}: the stored environment cannot be used: {damaged}; building it again")
+            self._ask(partial(self._store_cache.discard, damaged))
+            shutil.rmtree(lock.folder, ignore_errors=True)
             return False
-        self._node.say(f"{recipe.name}: restored from the store ({found.kept.size / 1e6:,.0f} MB)")
-        held.finish()
+        self._node.say(f"{recipe.name}: restored from the store ({found.manifest.size / 1e6:,.0f} MB)")
+        lock.finish()
         return True
 
-    def _build(self, held: Held, recipe: Recipe, *, shared: bool) -> None:
-        recipe.build(held.folder)
-        # Before anybody can change it.
-        listing = take_listing(held.folder)
-        held.finish()
+    def _build(self, lock: EnvironmentLock, recipe: Recipe, *, shared: bool) -> None:
+        recipe.build(lock.folder)
+        # Listed before any command can modify it.
+        listing = list_folder(lock.folder)
+        lock.finish()
         if not shared or self._node.config.rank != 0:
-            return  # The other nodes have just made the same.
-        self._keeping.append(Keeping(self._cache, held.key, recipe.platform, held.folder, listing, self._node.say))
+            return  # Rank 0 uploads: the other ranks have just built the same environment.
+        self._uploads.append(
+            BackgroundUpload(self._store_cache, lock.key, recipe.platform, lock.folder, listing, self._node.say)
+        )

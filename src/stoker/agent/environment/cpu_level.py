@@ -1,22 +1,22 @@
-"""How much this machine's processor can do: code that was compiled for one need not run on another of its kind."""
+"""The feature level of this machine's processor: code compiled for one may not run on another of its family."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
 
-# The levels that x86-64 is commonly divided into, each by the words that Linux has for what it adds.
+# The usual x86-64 levels, each with the Linux names of the features that it adds.
 _X86_64 = (
     ("v2", "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"),
     ("v3", "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"),
     ("v4", "avx512bw avx512cd avx512dq avx512f avx512vl"),
 )
-# The steps between the servers that are for rent: atomics came with ARMv8.1, then vectors of any length.
+# The differences between rentable servers: ARMv8.1 added atomics, later ones added scalable vectors.
 _ARM64 = (("v8.1", "atomics"), ("sve", "sve"), ("sve2", "sve2"))
 
 
-def read_level(cpuinfo: str, machine: str) -> str:
-    """The level of the first processor that the text tells of; empty for one without levels."""
+def parse_level(cpuinfo: str, machine: str) -> str:
+    """Return the level of the first processor in the text; empty for a processor without levels."""
     flags: set[str] = set()
     for line in cpuinfo.splitlines():
         name, _, words = line.partition(":")
@@ -33,9 +33,9 @@ def read_level(cpuinfo: str, machine: str) -> str:
 
 
 def level() -> str:
-    """Of this machine."""
+    """Return the level of this machine's processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    return read_level(text, platform.machine())
+    return parse_level(text, platform.machine())

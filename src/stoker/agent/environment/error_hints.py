@@ -1,6 +1,6 @@
-"""Why an installer failed, out of what it printed: the cause in a sentence, and whether somebody did not answer.
+"""Find out from an installer's output why it failed: the cause in a sentence, and if a retry may help.
 
-uv, pip, conda, mamba, apt and git have no better way to tell than words. Their words are here, and nowhere else.
+uv, pip, conda, mamba, apt and git report errors only as text. All patterns for their texts are in this file.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Of a cause. The whole of it is in the log.
+# Length of a cause. The log has the complete output.
 _LONGEST = 500
 _LAST_LINES = 3
-# So many lines of something else may follow an error that is still what it was about.
-_FOREIGN_LINES = 3
+# Up to this many unrelated lines may follow the error that ended the program.
+_UNRELATED_LINES = 3
 
-# How an error begins, as uv, pip, conda, mamba, apt, dpkg, git, curl and Python write it. That pip failed is not why.
+# The beginning of an error, as uv, pip, conda, mamba, apt, dpkg, git, curl and Python write it. conda's message that
+# pip failed is not a cause.
 _BEGINS = re.compile(
     r"(?!CondaEnvException: Pip failed)"
     r"(?:error: |ERROR: |\s*× |E: |dpkg: error |Errors were encountered|(?:error|critical) +libmamba |fatal: |curl: \("
     r"|Pip subprocess error:|CondaError\b|[A-Za-z_][\w.]*(?:Error|Exception|NotFound|InvalidChannel): ?)"
 )
 _BELONGS = re.compile(r"\s|cause: |hint: |note: |[├╰│└─]")
-# Marks at the beginning of a line, which the order of the words tells as well.
+# Marks at the beginning of a line. They are redundant, because the order of the lines shows the same.
 _MARKS = re.compile(r"^(?:error: |ERROR: |E: |[×├╰│└─▶> ]+|(?:error|critical) +libmamba |Pip subprocess error:)+")
 _CAUSED = re.compile(r"cause: |[├╰]─")
 _NOISE = re.compile(r"Using Python \S+ environment|[\^~ ]+$|\[(?:std(?:out|err)|end of output)\]$|--- stderr$")
 
-# It has a reason that is no accident of the line: a name or a password that is wrong, or a certificate.
+# Refusals that a retry does not change: a wrong name or password, or a bad certificate.
 _REFUSED = re.compile(r"certificate|CERT_|\b40[134] (?:Unauthorized|Forbidden|Not Found)", re.IGNORECASE)
-# Somebody did not answer, or had no time: asking again may help. What matches is what people are told.
+# A server did not answer or was overloaded: a retry may help. The matching text is part of the message to the user.
 _SILENT = re.compile(
     r"temporary failure (?:in name resolution|resolving)|name or service not known|could(?: not|n't) resolve \w*"
     r"|no address associated with hostname|failed to resolve '|dns error"
@@ -43,49 +44,52 @@ _SILENT = re.compile(
     r"|5\d\d (?:Internal Server Error|Bad Gateway|Service(?: Temporarily)? Unavailable|Gateway Time-?out)",
     re.IGNORECASE,
 )
-# What is not found may be so because whoever was asked for it did not answer, which was told before.
+# A package may be "not found" because its server did not answer, which the output reports earlier.
 _NOT_FOUND = re.compile(
     r"No matching distribution|Could not find a version|Unable to locate package|has no installation candidate"
     r"|Version '.*' for '.*' was not found|Couldn't find any package|Unable to fetch some archives"
 )
-# pip's last try, and what apt says of lists that it goes on without.
+# pip's last retry, and apt's message about package lists that it continues without.
 _GIVEN_UP = re.compile(r"Retry\(total=0\b|Failed to fetch ")
 _URL = re.compile(r"\b(?:https?|git|ssh|ftp)://[^\s'\"`<>()\[\],]+")
 _HOST = re.compile(r"(?:resolv(?:e|ing)|connect to|host=|host(?:name)?:) ?'?([A-Za-z0-9][\w-]*(?:\.[\w-]+)+)")
-# Who asks, and by what password, in an address.
+# User and password in an address.
 _USER = re.compile(r"(?<=://)[^/@\s\"'`]*@")
 
 
 @dataclass(frozen=True)
-class Cause:
-    """`text` is empty where nothing was printed. `silent`: somebody did not answer, so it may go well the next time."""
+class InstallErrorCause:
+    """Why an installer failed.
+
+    `text` is empty if nothing was printed. `transient`: a server did not answer, so a retry may help.
+    """
 
     text: str
-    silent: bool = False
+    transient: bool = False
 
 
-def read_cause(printed: Sequence[str]) -> Cause:
-    """Why a program failed that printed these lines. Long ones are cut at the end. Addresses lose their passwords."""
+def read_cause(printed: Sequence[str]) -> InstallErrorCause:
+    """Return why a program failed that printed these lines. A long cause is cut; passwords in addresses are removed."""
     lines = [_plain(line) for line in printed]
     lines = [line for line in lines if line.strip() and not _NOISE.match(line.strip())]
     block = _block(lines)
-    silent = _silent(block or lines[-_LAST_LINES:], lines)
-    if silent is not None:
-        return Cause(silent, silent=True)
-    told = _join(block) if block else " | ".join(line.strip() for line in lines[-_LAST_LINES:])
-    return Cause(told if len(told) <= _LONGEST else f"{told[: _LONGEST - 1].rstrip()}…")
+    unanswered = _unanswered_request(block or lines[-_LAST_LINES:], lines)
+    if unanswered is not None:
+        return InstallErrorCause(unanswered, transient=True)
+    text = _join(block) if block else " | ".join(line.strip() for line in lines[-_LAST_LINES:])
+    return InstallErrorCause(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1].rstrip()}…")
 
 
 def _plain(line: str) -> str:
-    """Without passwords, and with single spaces but for those that it begins with: apt aligns what it says."""
+    """Remove passwords, and reduce white space after the indentation to single spaces: apt aligns its messages."""
     words = " ".join(line.split())
     return _USER.sub("", f"{line[: len(line) - len(line.lstrip())]}{words}")
 
 
 def _block(lines: Sequence[str]) -> Sequence[str]:
-    """The lines of the last error, with those that come right before it; nothing where none is known for one."""
+    """Return the lines of the last error and of the errors right before it; empty if no error is recognised."""
     last = max((at for at, line in enumerate(lines) if _BEGINS.match(line)), default=None)
-    if last is None or sum(not _is_of_an_error(line) for line in lines[last:]) > _FOREIGN_LINES:
+    if last is None or sum(not _is_of_an_error(line) for line in lines[last:]) > _UNRELATED_LINES:
         return ()
     first = at = last
     while at > 0 and _is_of_an_error(lines[at - 1]):
@@ -98,17 +102,17 @@ def _is_of_an_error(line: str) -> bool:
     return _BEGINS.match(line) is not None or _BELONGS.match(line) is not None
 
 
-def _silent(block: Sequence[str], lines: Sequence[str]) -> str | None:
-    """Who did not answer, and how that was said last; None where everybody did."""
+def _unanswered_request(block: Sequence[str], lines: Sequence[str]) -> str | None:
+    """Describe the last server that did not answer, and how; None if all servers answered."""
     if any(_REFUSED.search(line) for line in block):
         return None
-    told = [line for line in block if _SILENT.search(line)]
-    if not told and any(_NOT_FOUND.search(line) for line in block):
-        told = [line for line in lines if _GIVEN_UP.search(line) and _SILENT.search(line)]
-    if not told:
+    reports = [line for line in block if _SILENT.search(line)]
+    if not reports and any(_NOT_FOUND.search(line) for line in block):
+        reports = [line for line in lines if _GIVEN_UP.search(line) and _SILENT.search(line)]
+    if not reports:
         return None
-    *_, how = _SILENT.findall(told[-1])
-    return f"{_place(told[-1:]) or _place(block) or _place(lines) or 'a server'} does not answer ({how.strip()})"
+    *_, how = _SILENT.findall(reports[-1])
+    return f"{_place(reports[-1:]) or _place(block) or _place(lines) or 'a server'} does not answer ({how.strip()})"
 
 
 def _place(lines: Sequence[str]) -> str | None:
@@ -118,18 +122,18 @@ def _place(lines: Sequence[str]) -> str | None:
 
 
 def _join(lines: Sequence[str]) -> str:
-    """One line for people. A cause stands behind a colon, a hint or another error behind a semicolon."""
-    told = ""
+    """Join the lines into one for the user: a cause follows a colon, a hint or another error follows a semicolon."""
+    text = ""
     for line in lines:
         words = _MARKS.sub("", line.strip())
         if not words:
             continue
-        if not told:
-            told = words.removeprefix("cause: ")
+        if not text:
+            text = words.removeprefix("cause: ")
         elif _CAUSED.match(line.strip()):
-            told = f"{told.rstrip(':')}: {words.removeprefix('cause: ')}"
+            text = f"{text.rstrip(':')}: {words.removeprefix('cause: ')}"
         elif words.startswith("hint: ") or _BEGINS.match(line):
-            told = f"{told.rstrip('.')}; {words}"
+            text = f"{text.rstrip('.')}; {words}"
         else:
-            told = f"{told} {words}"
-    return told
+            text = f"{text} {words}"
+    return text

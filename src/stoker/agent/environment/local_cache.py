@@ -1,11 +1,12 @@
-"""The environments of one machine: each is made once, by one, and used by as many as like.
+"""The environments of one machine: each is built once by one process, and used by any number of processes.
 
-    <shelf>/<key>/         the environment
-    <shelf>/<key>.ready    written last; the fingerprint of what was made
-    <shelf>/<key>.lock     locked for writing while it is made or removed, for reading while it is used
+    <root>/<key>/         the environment
+    <root>/<key>.ready    written last; the fingerprint of the complete environment
+    <root>/<key>.lock     locked for writing during build and removal, for reading during use
 
-Whoever dies leaves no lock. What has no `.ready` was left half made, and is made again. So is what was changed since: a
-training may install into the environment that it runs in, and a disk that lost power may have kept names without files.
+A process that dies leaves no lock. An environment without `.ready` is incomplete and is built again. So is one that was
+modified since: a training may install into its environment, and a disk that lost power may have kept names without
+contents.
 """
 
 from __future__ import annotations
@@ -21,53 +22,53 @@ from pathlib import Path
 
 from stoker.agent.environment.archive import fingerprint
 
-# What nobody used for so long is removed.
+# An environment that was unused for this long is removed.
 UNUSED_FOR_S = 30 * 86400.0
-_LOOK_EVERY_S = 0.1
-# Then somebody who waits is told what for.
-_WORTH_TELLING_S = 1.0
-# Others who only look are out of the way by then: whoever still holds a changed one trains with it.
-_LOOKED_S = 2.0
+_POLL_S = 0.1
+# A process that waits longer than this logs the reason.
+_LOG_WAIT_AFTER_S = 1.0
+# Readers that only check the fingerprint are done by then: a modified environment that is still locked is in use.
+_IN_USE_AFTER_S = 2.0
 
 
-class InUse(Exception):
-    """It is not what was made, and somebody trains with it, so that it cannot be made anew in its place."""
+class EnvironmentInUse(Exception):
+    """The environment was modified and a process uses it, so that it cannot be rebuilt in place."""
 
 
-class Held:
-    """An environment that this process may use for as long as it holds it, or has to make if it is not `complete`."""
+class EnvironmentLock:
+    """A lock on an environment: this process may use it until release, or must build it if it is not `complete`."""
 
-    def __init__(self, shelf: Shelf, key: str, lock: int, *, complete: bool, changed: bool = False) -> None:
+    def __init__(self, cache: LocalCache, key: str, handle: int, *, complete: bool, modified: bool = False) -> None:
         self.key = key
-        self.folder = shelf.folder(key)
+        self.folder = cache.folder(key)
         self.complete = complete
-        # It was there, and was not what had been made.
-        self.changed = changed
-        self._shelf = shelf
-        self._lock: int | None = lock
+        # The environment existed, but was modified after it was built.
+        self.modified = modified
+        self._cache = cache
+        self._handle: int | None = handle
 
     def finish(self) -> None:
-        """It is made. From here on others may use it, too."""
-        assert self._lock is not None
-        self._shelf.mark(self.key)
+        """Mark the environment as built, and let other processes use it."""
+        assert self._handle is not None
+        self._cache.mark_complete(self.key)
         self.complete = True
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        fcntl.flock(self._handle, fcntl.LOCK_SH)
 
     def abandon(self) -> None:
-        """It could not be made: nothing of it stays on the disk, and it is somebody else's turn."""
+        """Remove the incomplete environment from the disk, and let another process build it."""
         with suppress(OSError):
-            self._shelf.clear(self.key)
+            self._cache.clear(self.key)
         self.release()
 
     def release(self) -> None:
-        """Nobody of this process uses it any more. Repeating is harmless."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """End this process's use of the environment. Repeating is harmless."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
-class Shelf:
-    """The folder that they are in."""
+class LocalCache:
+    """The folder of this machine's environments."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -75,85 +76,89 @@ class Shelf:
     def folder(self, key: str) -> Path:
         return self.root / key
 
-    def knows(self, key: str) -> bool:
-        """Whether it is there, as far as a look tells."""
+    def contains(self, key: str) -> bool:
+        """Tell if the environment is marked as complete. Its contents are not checked."""
         return self._path(key, "ready").exists()
 
-    def hold(self, key: str, check: Callable[[], None], say: Callable[[str], None]) -> Held:
-        """Wait until it is there, or until it is this process's turn to make it: then its folder is not there.
+    def acquire(self, key: str, check: Callable[[], None], say: Callable[[str], None]) -> EnvironmentLock:
+        """Wait until the environment is complete, or until this process may build it: then its folder does not exist.
 
-        `check` is asked meanwhile, and may raise. Raises InUse, OSError.
+        `check` is called meanwhile, and may raise. Raises EnvironmentInUse, OSError.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         began_s = time.monotonic()
-        in_use_s: float | None = None
-        said = False
+        in_use_since_s: float | None = None
+        logged = False
         while True:
-            held, changed = self._try(key)
-            if held is not None:
-                return held
+            lock, modified = self._try(key)
+            if lock is not None:
+                return lock
             now_s = time.monotonic()
-            in_use_s = (in_use_s or now_s) if changed else None
-            if in_use_s is not None and now_s - in_use_s > _LOOKED_S:
-                raise InUse(key)
-            if not (said or changed) and now_s - began_s > _WORTH_TELLING_S:
-                say("another node on this machine is making the same environment; waiting for it")
-                said = True
+            in_use_since_s = (in_use_since_s or now_s) if modified else None
+            if in_use_since_s is not None and now_s - in_use_since_s > _IN_USE_AFTER_S:
+                raise EnvironmentInUse(key)
+            if not (logged or modified) and now_s - began_s > _LOG_WAIT_AFTER_S:
+                say("another node on this machine is building the same environment; waiting for it")
+                logged = True
             check()
-            # Two that look at the same moment are in each other's way; they should not meet again.
-            time.sleep(_LOOK_EVERY_S * random.uniform(0.5, 1.5))
+            # Two processes that try at the same moment block each other; the random pause keeps them from meeting
+            # again.
+            time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
-    def _try(self, key: str) -> tuple[Held | None, bool]:
-        """The environment, if it is there or can be made; and whether it is there and not what was made."""
-        lock = os.open(self._path(key, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        changed = False
+    def _try(self, key: str) -> tuple[EnvironmentLock | None, bool]:
+        """Try to lock the environment for use or for building.
+
+        The second result: it is marked complete, but was modified.
+        """
+        handle = os.open(self._path(key, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        modified = False
         try:
-            if self._lock(key, lock, fcntl.LOCK_SH):
-                if self._is_whole(key):
+            if self._flock(key, handle, fcntl.LOCK_SH):
+                if self._is_intact(key):
                     self._path(key, "ready").touch()
-                    return Held(self, key, lock, complete=True), False
-                changed = self._path(key, "ready").exists()
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            if self._lock(key, lock, fcntl.LOCK_EX):
-                # Somebody may have come between the two.
-                if self._is_whole(key):
-                    fcntl.flock(lock, fcntl.LOCK_SH)
-                    return Held(self, key, lock, complete=True), False
-                changed = self._path(key, "ready").exists()
+                    return EnvironmentLock(self, key, handle, complete=True), False
+                modified = self._path(key, "ready").exists()
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            if self._flock(key, handle, fcntl.LOCK_EX):
+                # Another process may have built it between the two locks.
+                if self._is_intact(key):
+                    fcntl.flock(handle, fcntl.LOCK_SH)
+                    return EnvironmentLock(self, key, handle, complete=True), False
+                modified = self._path(key, "ready").exists()
                 self.clear(key)
-                return Held(self, key, lock, complete=False, changed=changed), changed
+                return EnvironmentLock(self, key, handle, complete=False, modified=modified), modified
         except BaseException:
-            os.close(lock)
+            os.close(handle)
             raise
-        os.close(lock)
-        return None, changed
+        os.close(handle)
+        return None, modified
 
-    def _lock(self, key: str, lock: int, how: int) -> bool:
+    def _flock(self, key: str, handle: int, how: int) -> bool:
         try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        # One that was removed meanwhile locks nothing.
+        # A lock file that was removed meanwhile protects nothing.
         try:
-            return os.path.samestat(os.fstat(lock), self._path(key, "lock").stat())
+            return os.path.samestat(os.fstat(handle), self._path(key, "lock").stat())
         except FileNotFoundError:
             return False
 
-    def mark(self, key: str) -> None:
-        """Say that it is whole. Whoever calls holds the lock for writing."""
+    def mark_complete(self, key: str) -> None:
+        """Record that the environment is complete. The caller holds the lock for writing."""
         draft = self._path(key, "draft")
         draft.write_text(fingerprint(self.folder(key)))
         draft.replace(self._path(key, "ready"))
 
-    def _is_whole(self, key: str) -> bool:
-        """Whether it is what was made."""
+    def _is_intact(self, key: str) -> bool:
+        """Tell if the environment is complete and unmodified."""
         try:
             return self._path(key, "ready").read_text() == fingerprint(self.folder(key))
         except OSError:
             return False
 
     def clear(self, key: str) -> None:
-        """Take it off the disk. Whoever calls holds the lock for writing. Raises OSError."""
+        """Remove the environment from the disk. The caller holds the lock for writing. Raises OSError."""
         for suffix in ("ready", "draft"):
             self._path(key, suffix).unlink(missing_ok=True)
         folder = self.folder(key)
@@ -161,25 +166,28 @@ class Shelf:
             shutil.rmtree(folder)
 
     def prune(self, unused_for_s: float = UNUSED_FOR_S) -> list[str]:
-        """Remove what nobody used for long. Answers the keys. What cannot be removed stays."""
-        gone = []
+        """Remove environments that were unused for this long, and return their keys.
+
+        Those that cannot be removed stay.
+        """
+        removed = []
         for path in self.root.glob("*.lock"):
             key = path.name.removesuffix(".lock")
             try:
-                used_at = max(one.stat().st_mtime for one in (path, self._path(key, "ready")) if one.exists())
+                used_at = max(file.stat().st_mtime for file in (path, self._path(key, "ready")) if file.exists())
                 if time.time() - used_at < unused_for_s:
                     continue
-                lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    if self._lock(key, lock, fcntl.LOCK_EX):
+                    if self._flock(key, handle, fcntl.LOCK_EX):
                         self.clear(key)
                         path.unlink()
-                        gone.append(key)
+                        removed.append(key)
                 finally:
-                    os.close(lock)
+                    os.close(handle)
             except OSError:
                 continue
-        return gone
+        return removed
 
     def _path(self, key: str, suffix: str) -> Path:
         return self.root / f"{key}.{suffix}"

@@ -1,6 +1,6 @@
-"""The Python packages of a job: installed once on a machine, in an environment of their own, and kept for the next one.
+"""The Python packages of a job: installed once per machine, in their own environment, and cached for the next job.
 
-The Python that is there may have everything already: then nothing is made.
+No environment is built if the existing Python has every package already.
 """
 
 from __future__ import annotations
@@ -14,78 +14,79 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stoker.agent.environment import cpu_level, requirements, variables
-from stoker.agent.environment.build import Making, Recipe, digest_of
-from stoker.agent.environment.index import PackedWheels, PrivateIndex, Source, choose_wheels
-from stoker.agent.environment.python import MakeCommand, Python, find, is_plain, put_first
+from stoker.agent.environment.build import EnvironmentBuilder, Recipe, environment_key
+from stoker.agent.environment.index import PackageSource, PackedWheels, PrivateIndex, choose_wheels
+from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, put_first
 from stoker.agent.environment.requirements import NOTHING, Requirements
-from stoker.agent.environment.steps import Steps
+from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.environment.uv import find_program
 from stoker.agent.environment.venv import Uv, Venv
-from stoker.agent.node import Ask, Node
+from stoker.agent.node import AgentNode, AskStore
 from stoker.model.errors import SetupFailed, UserError
-from stoker.model.spec import Submission
+from stoker.model.submission import Submission
 from stoker.secrets.fetch_secrets import fetch
 
 _log = logging.getLogger(__name__)
 
-# Counted up when the same files would make another environment than before.
+# Increase this number when the same files would produce a different environment.
 _RECIPE = 1
-_REMEDY = "it is kept, so the next start on another machine is quick; pin versions, or use a lock file"
+_REMEDY = "it is cached, so the next start on another machine is quick; pin versions, or use a lock file"
 
 
 class Packages:
-    """One set-up of them. `command` makes commands that see what the training will see."""
+    """Set up the packages of one node. `command` builds commands that see what the training will see."""
 
     def __init__(
         self,
-        node: Node,
+        node: AgentNode,
         submission: Submission,
-        steps: Steps,
+        steps: SetupSteps,
         command: MakeCommand,
-        ask: Ask,
-        making: Making,
+        ask: AskStore,
+        builder: EnvironmentBuilder,
         *,
         image: str = "",
     ) -> None:
         self._node = node
         self._submission = submission
-        self._wishes = submission.spec.environment
+        self._environment = submission.spec.environment
         self._steps = steps
         self._command = command
         self._ask = ask
-        self._making = making
-        # What the training's container is made from, exactly; empty on the machine itself.
+        self._builder = builder
+        # Digest of the training's container image; empty if the training runs on the machine itself.
         self._image = image
 
-    def make(self, *, python: str | None = None, more: str = "") -> dict[str, str]:
-        """Everything that the job asks for. Answers the variables with which the training finds it.
+    def make(self, *, python: str | None = None, extra_key: str = "") -> dict[str, str]:
+        """Install everything that the job asks for, and return the variables with which the training finds it.
 
-        `python` is a Python that an earlier step made. `more` is whatever else decides what is installed. Raises
-        SetupFailed, and whatever tells this node to go.
+        `python` is a Python that an earlier step built. `extra_key` is anything else that decides what is installed.
+        Raises SetupFailed, and whatever `check` raises to end this node's work.
         """
-        wanted = python or self._wishes.python
-        name = self._wishes.requirements
+        wanted = python or self._environment.python
+        name = self._environment.requirements
         if name is None or name == NOTHING:
-            return self._on_top(wanted) if self._is_changed(python) else self._chosen(wanted)
+            return self._install_on_top(wanted) if self._must_protect_base(python) else self._select_python(wanted)
         _log.info("%s: finding out what is installed", name)
         files = self._read(name)
-        scripts = self._is_changed(python) or bool(self._wishes.system_packages)
+        scripts = self._must_protect_base(python) or bool(self._environment.system_packages)
         base = find(self._steps, self._command, wanted, scripts=scripts)
         uv = self._uv()
         source = self._source(base)
-        # What the base has already may do: then the requirements are resolved anew, with that in mind.
-        pins = source.pins if source is not None and not self._wishes.system_packages else ()
+        # With system packages the base may satisfy a requirement in another version, so the pins do not apply: uv
+        # resolves again.
+        pins = source.pins if source is not None and not self._environment.system_packages else ()
         target = uv.target(files, self._node.paths.code, pins)
-        key = self._key(files, base, uv, source, more)
-        # One that was made once was needed, and is as good as what its base may have got since.
-        if not self._making.knows(key) and uv.satisfied(base, target):
+        key = self._key(files, base, uv, source, extra_key)
+        # An environment that exists was needed when it was built, so the base is not checked again.
+        if not self._builder.contains(key) and uv.satisfied(base, target):
             there = f"{name}: everything is installed already in {base.path}"
-            if self._is_changed(python):
-                self._node.say(f"{there}, and what setup installs goes into an environment on top of it")
-                return self._layer(base, wanted)
-            self._node.say(f"{there}, so no environment is made")
+            if self._must_protect_base(python):
+                self._node.say(f"{there}, and setup installs into an environment on top of it")
+                return self._build_on_top(base, wanted)
+            self._node.say(f"{there}, so no environment is built")
             return put_first(base, self._links) if wanted else {}
-        venv = self._made(files, base, uv, source, target, key)
+        venv = self._build_environment(files, base, uv, source, target, key)
         for line in venv.report():
             self._node.say(line)
         return venv.environ()
@@ -94,43 +95,50 @@ class Packages:
     def _links(self) -> Path:
         return self._node.paths.root / "bin"
 
-    def _chosen(self, wanted: str | None) -> dict[str, str]:
-        """Nothing is to be installed: only the Python has to be found."""
-        if wanted is None or (self._making.here and not self._wishes.container and is_plain(wanted)):
-            return {}  # Its folder is first on the PATH.
+    def _select_python(self, wanted: str | None) -> dict[str, str]:
+        """Return the variables that select the wanted Python when nothing is to be installed."""
+        if wanted is None or (
+            self._builder.keeps_environments and not self._environment.container and is_plain_python(wanted)
+        ):
+            return {}  # The submitter's computer has it first on the PATH already.
         return put_first(find(self._steps, self._command, wanted), self._links)
 
-    def _is_changed(self, python: str | None) -> bool:
-        """Whether commands of the set-up could install into a Python that is somebody's own.
+    def _must_protect_base(self, python: str | None) -> bool:
+        """Tell if commands of the set-up could install into a Python that belongs to the owner of this computer.
 
-        One that an earlier step made is this node's. If it has no pip, theirs would be the next on the PATH.
+        A Python that an earlier step built belongs to this node. If it has no pip, the owner's pip would be next on the
+        PATH.
         """
-        if self._submission.spec.setup is None or not self._making.here or self._wishes.container is not None:
+        if (
+            self._submission.spec.setup is None
+            or not self._builder.keeps_environments
+            or self._environment.container is not None
+        ):
             return False
         return python is None or not Path(python).with_name("pip").exists()
 
-    def _on_top(self, wanted: str | None) -> dict[str, str]:
+    def _install_on_top(self, wanted: str | None) -> dict[str, str]:
         try:
             base = find(self._steps, self._command, wanted, scripts=True)
         except SetupFailed as failure:
             if wanted is not None:
                 raise
-            # A job may well need no Python at all.
+            # A job may need no Python at all.
             self._node.say(f"setup has no environment of its own: {failure}")
             return {}
-        return self._layer(base, wanted)
+        return self._build_on_top(base, wanted)
 
-    def _layer(self, base: Python, wanted: str | None) -> dict[str, str]:
-        """An environment of this node's alone, with all that its base has: what is installed goes there."""
+    def _build_on_top(self, base: Python, wanted: str | None) -> dict[str, str]:
+        """Build an environment for this node alone on top of the base, for the set-up's commands to install into."""
         folder = self._node.paths.environments / "setup"
-        # Left by an agent that was killed, maybe half made.
+        # An agent that was killed may have left an incomplete one.
         shutil.rmtree(folder, ignore_errors=True)
         venv = Venv(folder, base, self._uv(), system=True)
-        venv.make_on_top()
-        # It sees the packages of the user's home, too, which is no reason to install there.
+        venv.build_on_top()
+        # The environment sees the packages in the user's home; pip must not install there.
         environ = venv.environ() | {"PIP_USER": "0"}
         if wanted is None:
-            # Other programs are found in the order that they were found in.
+            # All other programs keep their order of precedence.
             environ["PATH"] = f"{folder}/bin{os.pathsep}{base.search}"
         return environ
 
@@ -140,48 +148,53 @@ class Packages:
         except UserError as error:
             raise SetupFailed(str(error), user=True) from None
 
-    def _source(self, base: Python) -> Source | None:
-        """Where packages come from, where that is not PyPI. Nobody is asked yet."""
+    def _source(self, base: Python) -> PackageSource | None:
+        """Return the source of packages if it is not PyPI. Sends no request."""
         if self._submission.wheels:
             wheels = choose_wheels(self._submission.wheels, base.version, platform.machine())
             return PackedWheels(self._node.store, wheels, self._node.paths.root / "wheels", self._ask)
-        if self._wishes.index is None:
+        if self._environment.index is None:
             return None
         return PrivateIndex(
-            self._wishes.index, lambda field, reference: self._ask(lambda: fetch(field, reference, os.environ))
+            self._environment.index, lambda field, reference: self._ask(lambda: fetch(field, reference, os.environ))
         )
 
     def _uv(self) -> Uv:
-        contained = self._wishes.container is not None
-        shelf = self._node.environments
-        shelf.mkdir(parents=True, exist_ok=True)
-        program = self._ask(lambda: find_program(self._node.store, self._submission.tools, shelf, copied=contained))
-        # The submitter's own cache has what other projects use; a container cannot see it, nor a machine have one.
-        cache = None if self._making.here and not contained else shelf / "cache"
+        contained = self._environment.container is not None
+        cache_folder = self._node.environments
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        program = self._ask(
+            lambda: find_program(self._node.store, self._submission.tools, cache_folder, copied=contained)
+        )
+        # The submitter's own cache has the packages of other projects; containers cannot see it, and cloud machines
+        # have none.
+        cache = None if self._builder.keeps_environments and not contained else cache_folder / "cache"
         return Uv(self._steps, self._command, program, cache, self._node.paths.root)
 
-    def _made(self, files: Requirements, base: Python, uv: Uv, source: Source | None, target: Path, key: str) -> Venv:
-        """The environment, whole."""
+    def _build_environment(
+        self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None, target: Path, key: str
+    ) -> Venv:
+        """Return the complete environment."""
 
         def venv(folder: Path) -> Venv:
-            return Venv(folder, base, uv, system=bool(self._wishes.system_packages))
+            return Venv(folder, base, uv, system=bool(self._environment.system_packages))
 
         def build(folder: Path) -> None:
-            self._node.say(f"{files.name}: making an environment on Python {base.version} ({base.path})")
+            self._node.say(f"{files.name}: building an environment on Python {base.version} ({base.path})")
             if source is None:
                 return venv(folder).make(files.name, target, _REMEDY)
             try:
-                uv.use(source.open())
+                uv.use_index(source.open())
                 venv(folder).make(files.name, target, _REMEDY)
             finally:
                 source.close()
 
         recipe = Recipe(files.name, key, _platform(base), lambda folder: venv(folder).runs(), build)
-        return venv(self._making.have(recipe))
+        return venv(self._builder.get_or_build(recipe))
 
-    def _key(self, files: Requirements, base: Python, uv: Uv, source: Source | None, more: str) -> str:
-        """The digest of everything that decides what is installed, and where."""
-        spec, wishes = self._submission.spec, self._wishes
+    def _key(self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None, extra_key: str) -> str:
+        """Return the digest of everything that decides what is installed, and where."""
+        spec, environment = self._submission.spec, self._environment
         code = self._submission.code
         facts = {
             "recipe": _RECIPE,
@@ -195,7 +208,7 @@ class Packages:
                 self._command(("uv",)),
                 code.digest if code is not None else "",
                 variables.UV_FILES,
-                here=not self._image,
+                read_files=not self._image,
             ),
             "uv": uv.version,
             "python": {
@@ -203,14 +216,14 @@ class Packages:
             },
             "platform": _platform(base),
             "image": self._image or spec.resources.image,
-            "system": uv.installed(base) if wishes.system_packages else None,
+            "system": uv.installed(base) if environment.system_packages else None,
             "index": source.identity if source is not None else None,
-            "apt": wishes.apt,
-            # Its scripts name the place.
-            "folder": str(self._making.root),
-            "more": more,
+            "apt": environment.apt,
+            # The environment's scripts contain its path.
+            "folder": str(self._builder.root),
+            "more": extra_key,
         }
-        return digest_of(facts)
+        return environment_key(facts)
 
 
 def _platform(base: Python) -> str:

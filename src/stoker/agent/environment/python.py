@@ -1,6 +1,6 @@
-"""The Python that an environment is made on: the image's own, or the one that `environment.python` names.
+"""The Python that an environment is built on: the image's own, or the one that `environment.python` names.
 
-It is looked for, and asked about itself, where the training will run: a container has other Pythons than its machine.
+It is searched and queried where the training will run: a container has other Pythons than its machine.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.environment.steps import Steps
+from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
 
-# Makes a command out of an argv, with everything else that the training will see.
+# Builds a command from an argv, with everything else that the training will see.
 MakeCommand = Callable[[tuple[str, ...]], Command]
 
 _FIELD = "environment.python"
-# No environment can be made on an older one.
+# uv cannot build an environment on an older Python.
 _OLDEST = (3, 8)
 
-# $1: what is wanted, or nothing; $2: what to ask, and $3 of what. Ends with 9 when there is no such Python, and lists
-# those there are.
+# $1: the wanted Python, or empty; $2: the script to run with it; $3: that script's argument. Exits with 9 when there is
+# no such Python, and lists the existing ones.
 _FIND = r"""
 wanted=$1
 case $wanted in
@@ -41,7 +41,7 @@ case $wanted in
     done ;;
 esac
 if [ -z "$found" ] || [ ! -x "$found" ]; then
-  # The whole path as it is: two names of one program are two answers to people.
+  # Full paths, links included: the user may know one program by two names.
   for one in python3 python3.8 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 python3.15; do
     command -v "$one"
   done
@@ -50,9 +50,9 @@ fi
 exec "$found" -I -c "$2" "$3"
 """
 
-# Printed on one line behind a mark: a Python may greet before it does what it is told.
+# Printed on one line behind a marker, because a Python may print other text at its start.
 _MARK = "stoker-python "
-# Looking into every package takes a while: only where it is asked for.
+# Reading the metadata of all packages is slow, so it is done only on request.
 _ASK = """\
 import glob, importlib.util, json, os, platform, site, sys, sysconfig
 scripts = {}
@@ -60,7 +60,7 @@ if "scripts" in sys.argv:
     from importlib import metadata
     for each in metadata.distributions():
         scripts.update({one.name: one.value for one in each.entry_points if one.group == "console_scripts"})
-# By the names of their folders: `importlib.metadata` takes longer to import than all else here.
+# By the names of their folders: importing `importlib.metadata` takes longer than all the rest.
 frameworks = {}
 for name in ("torch", "tensorflow", "jax"):
     for folder in filter(os.path.isdir, sys.path):
@@ -69,7 +69,7 @@ for name in ("torch", "tensorflow", "jax"):
         if found and name not in frameworks:
             frameworks[name] = found[0].rpartition(".")[0].split("-")[1]
 named = os.path.join(os.path.dirname(sys.executable), "python")
-# A Python without pip has mostly one packed away, to be run out of its wheel.
+# A Python without pip usually has a bundled wheel, from which pip can be run.
 pip = ["-m", "pip"] if importlib.util.find_spec("pip") else []
 for folder in (os.path.join(sysconfig.get_path("stdlib"), "ensurepip", "_bundled"), "/usr/share/python-wheels"):
     pip = pip or [os.path.join(wheel, "pip") for wheel in sorted(glob.glob(os.path.join(folder, "pip-*.whl")))[-1:]]
@@ -92,43 +92,43 @@ print("\\nstoker-python " + json.dumps({
 
 @dataclass(frozen=True)
 class Python:
-    """A Python, as it tells of itself."""
+    """A Python, as it reports itself."""
 
     path: str
     version: str
     abi: str
-    # Operating system and architecture; and the C library with its version.
+    # Operating system and architecture; C library and its version.
     platform: str
     libc: str
-    # It is a virtual environment itself.
+    # It is itself a virtual environment.
     environment: bool
-    # `python` in its folder is this one.
+    # The file `python` in its folder is this Python.
     plain: bool
-    # Where its packages are.
+    # Folders of its packages.
     sites: tuple[str, ...]
-    # PyTorch and the like, with their versions.
+    # PyTorch and other frameworks, with their versions.
     frameworks: dict[str, str]
-    # The commands that its packages bring, each with its entry point, where they were asked for.
+    # The console commands of its packages, each with its entry point; empty unless requested.
     scripts: dict[str, str]
-    # With what arguments it runs pip; none where it has no pip.
+    # The arguments with which it runs pip; empty if it has no pip.
     pip: tuple[str, ...]
-    # PATH as it was there.
+    # PATH where it runs.
     search: str
 
     @property
     def folder(self) -> str:
-        """Where it lies. The link itself counts: a virtual environment's Python is a link."""
+        """The folder of the program. Links are not resolved: the Python of a virtual environment is a link."""
         return os.path.dirname(self.path)  # noqa: PTH120
 
 
-def find(steps: Steps, command: MakeCommand, wanted: str | None, *, scripts: bool = False) -> Python:
-    """The Python that is meant: the first on the PATH, a path, a version, or a conda environment by its name.
+def find(steps: SetupSteps, command: MakeCommand, wanted: str | None, *, scripts: bool = False) -> Python:
+    """Find the wanted Python: the first on the PATH, a path, a version, or a conda environment by its name.
 
-    `scripts`: it is asked for the commands of its packages as well.
+    `scripts`: also read the console commands of its packages.
 
-    Raises SetupFailed, in one line, when there is none.
+    Raises SetupFailed with a message of one line if there is none.
     """
-    answer = steps.ask(_FIELD, command(("sh", "-c", _FIND, "sh", wanted or "", _ASK, "scripts" if scripts else "")))
+    answer = steps.capture(_FIELD, command(("sh", "-c", _FIND, "sh", wanted or "", _ASK, "scripts" if scripts else "")))
     line = next((line for line in reversed(answer.text.splitlines()) if line.startswith(_MARK)), None)
     if answer.code == 9:
         raise SetupFailed(_missing(wanted, answer.text.split()), user=True)
@@ -167,8 +167,8 @@ def _read(text: str) -> Python:
     )
 
 
-def is_plain(path: str) -> bool:
-    """Whether `python` in its folder is this one, as far as this machine can tell without asking it."""
+def is_plain_python(path: str) -> bool:
+    """Tell if the file `python` in the folder of this path is the same program, without running it."""
     named = Path(path).with_name("python")
     try:
         return os.access(path, os.X_OK) and named.samefile(path)
@@ -177,10 +177,10 @@ def is_plain(path: str) -> bool:
 
 
 def put_first(python: Python, links: Path) -> dict[str, str]:
-    """The variables with which `python` is this one.
+    """Return the variables that make this Python the command `python`.
 
-    Where its folder has another `python` than this, or none (`/usr/bin/python3.11`), `links` is made, with names that
-    lead to it.
+    If its folder has another `python` or none (`/usr/bin/python3.11`), the folder `links` is created with links to this
+    Python.
     """
     folder = python.folder
     if not python.plain and not python.environment:

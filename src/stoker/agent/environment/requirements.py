@@ -1,6 +1,6 @@
-"""Files that name Python packages: their kinds, what they include, and whether they install parts of the code itself.
+"""Files that name Python packages: their kinds, their includes, and if they install parts of the code itself.
 
-Needs the standard library alone: those who submit check with it, and machines install by it.
+Needs the standard library alone, because it runs at submission and on machines.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from stoker.model.errors import UserError
 
 Kind = Literal["requirements", "project", "uv-lock", "pylock"]
 
-# `environment.requirements: none` installs nothing, whatever lies in the folder.
+# `environment.requirements: none` installs nothing, whatever files are in the folder.
 NOTHING = "none"
-# Found by itself at the root of the code.
-USUAL = "requirements.txt"
+# Used by default if it is at the root of the code.
+DEFAULT_FILE = "requirements.txt"
 FIELD = "environment.requirements"
 
 _PATTERNS: tuple[tuple[str, Kind], ...] = (
@@ -39,16 +39,16 @@ _EXPORTS = {
     "Pipfile": "pipenv requirements > requirements.txt",
 }
 _INCLUDE = re.compile(r"(?:-r|-c|--requirements?|--constraints?)(?:\s+|=|(?<=-[rc]))(?P<name>\S+)")
-# What certainly lies elsewhere.
+# Addresses that certainly do not name a local file.
 _REMOTE = re.compile(r"(?!(?:[a-z0-9.-]+\+)?file:)(?:[a-z][a-z0-9+.-]*://[^/]|git\+)", re.IGNORECASE)
 _ARCHIVE = re.compile(r"\.(?:whl|zip|tgz|tar)\b", re.IGNORECASE)
-# Options that have no value, and those whose value is not a place. Any other may name one.
+# Options without a value, and options whose value is not a location. The value of any other option may be a location.
 _FLAGS = frozenset({"--no-index", "--pre", "--prefer-binary", "--require-hashes", "--no-deps"})
-_WORDED = frozenset({"--only-binary", "--no-binary", "--trusted-host", "--use-feature", "--hash"})
+_OTHER_OPTIONS = frozenset({"--only-binary", "--no-binary", "--trusted-host", "--use-feature", "--hash"})
 _DYNAMIC = re.compile(r"^dynamic\s*=\s*\[[^\]]*[\"'](?:optional-)?dependencies[\"']", re.MULTILINE)
 _PATH_SOURCE = re.compile(r"\b(?:path|workspace)\s*=\s*(?:[\"']|true)")
 _NAMED = re.compile(r"[A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?\s*@\s*(?P<what>\S+)")
-# Where a uv.lock or a pylock says that a package comes from.
+# The source of a package in a uv.lock or a pylock.
 _LOCKED_FROM = re.compile(
     r"\b(?P<key>path|directory|editable|virtual|registry|url|git)\s*=\s*[\"'](?P<what>[^\"']*)[\"']"
     r"|(?:\[packages\.directory\]|\bdirectory\s*=\s*\{)"
@@ -56,29 +56,29 @@ _LOCKED_FROM = re.compile(
 _TOML_STRING = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
 _TOML_TABLE = re.compile(r"^[ \t]*\[+[ \t]*([^\[\]\n]+?)[ \t]*\]+[ \t]*(?:#.*)?$", re.MULTILINE)
 _TOML_REMARK = re.compile(r"^\s*#.*$", re.MULTILINE)
-# Tables of uv's that say nothing about where `uv pip install` finds packages: it reads sources for a project alone.
+# Tables of uv's settings that do not affect where `uv pip install` finds packages: it reads sources only for a project.
 _OTHER_TABLES = ("sources", "workspace", "build-backend")
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """A file that names packages, with everything that decides what it means."""
+    """A file that names packages, with everything that decides its meaning."""
 
     # Relative to the code.
     name: str
     kind: Kind
-    # Every file that it needs, by its path relative to the code: itself, and what it includes.
+    # Every file that it needs, by path relative to the code: itself and its includes.
     files: dict[str, bytes]
-    # What uv reads besides where it is there.
+    # Files with settings that uv reads if they exist.
     settings: dict[str, bytes]
-    # Parts of the code may be installed, too: any change of the code may change what is installed.
+    # The file may install parts of the code: any change of the code may change the environment.
     local: bool
-    # So may packages that lie in the code, since uv is told to look there.
+    # uv's settings may lead it to packages in the code, with the same consequence.
     local_settings: bool = False
 
 
 def kind_of(name: str) -> Kind:
-    """What kind of file this is, by its name. Raises UserError for one that cannot be installed from."""
+    """Return the kind of the file, by its name. Raises UserError for a file that cannot be installed from."""
     last = posixpath.basename(name)
     if last in _EXPORTS:
         raise UserError(f"{FIELD}: {last} cannot be read; run `{_EXPORTS[last]}`, and name that file")
@@ -87,11 +87,11 @@ def kind_of(name: str) -> Kind:
     for pattern, kind in _PATTERNS:
         if fnmatch.fnmatchcase(last, pattern):
             return kind
-    raise UserError(f"{FIELD}: {name} is no file of packages that Stoker knows; give {_KINDS}")
+    raise UserError(f"{FIELD}: {name} is not a kind of requirements file that Stoker knows; give {_KINDS}")
 
 
 def read(code: Path, name: str) -> Requirements:
-    """Read the file and whatever it includes. Raises UserError, naming the file, for what is missing or leads out."""
+    """Read the file and its includes. Raises UserError, naming the file, if one is missing or outside the code."""
     kind = kind_of(name)
     if posixpath.isabs(name) or posixpath.normpath(name).startswith(".."):
         raise UserError(f"{FIELD}: {name} is not inside the code folder; give a path below it")
@@ -105,15 +105,17 @@ def read(code: Path, name: str) -> Requirements:
         case "requirements":
             local = _read_includes(code, name, files)
         case "project":
-            local = _project_is_here(text, folder)
+            local = _project_needs_code(text, folder)
         case "uv-lock":
             _add(code, posixpath.join(posixpath.dirname(name), "pyproject.toml"), files, f", the project of {name}")
-            local = _lock_is_here(text)
+            local = _lock_needs_code(text)
         case "pylock":
-            local = _lock_is_here(text)
+            local = _lock_needs_code(text)
     settings = _settings(code)
-    found_here = any(_settings_lead_here(each, data.decode(errors="replace"), code) for each, data in settings.items())
-    return Requirements(name, kind, files, settings, local, found_here)
+    settings_lead_to_code = any(
+        _settings_lead_to_code(word, data.decode(errors="replace"), code) for word, data in settings.items()
+    )
+    return Requirements(name, kind, files, settings, local, settings_lead_to_code)
 
 
 def _add(code: Path, name: str, files: dict[str, bytes], why: str) -> None:
@@ -126,7 +128,7 @@ def _add(code: Path, name: str, files: dict[str, bytes], why: str) -> None:
 
 
 def _settings(code: Path) -> dict[str, bytes]:
-    """What uv reads by itself where it runs."""
+    """Return the files with settings that uv reads from its working folder."""
     found: dict[str, bytes] = {}
     for name, mark in (("uv.toml", b""), ("pyproject.toml", b"[tool.uv")):
         try:
@@ -139,13 +141,13 @@ def _settings(code: Path) -> dict[str, bytes]:
 
 
 def _read_includes(code: Path, name: str, files: dict[str, bytes]) -> bool:
-    """Add what a requirements file includes, and what that includes. True: parts of the code are among it."""
+    """Add the includes of a requirements file, recursively. Returns True if they install parts of the code."""
     folder = posixpath.dirname(name)
     local = False
     for line in _lines(files[name].decode(errors="replace")):
         include = _INCLUDE.match(line)
         words = line[include.end() :].split() if include is not None else line.split()
-        local = local or any_here(words, code / folder)
+        local = local or any_local(words, code / folder)
         if include is None or _REMOTE.match(include["name"]):
             continue
         inner = posixpath.normpath(posixpath.join(folder, include["name"]))
@@ -158,49 +160,49 @@ def _read_includes(code: Path, name: str, files: dict[str, bytes]) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Requirements and options, each whole, without comments."""
+    """Yield requirements and options, with continued lines joined and without comments."""
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         bare = re.sub(r"(^|\s)#.*$", "", line).strip()
         if bare:
             yield bare
 
 
-def any_here(words: Iterable[str], folder: Path) -> bool:
-    """Whether words of a requirements file may name something that lies on this computer.
+def any_local(words: Iterable[str], folder: Path) -> bool:
+    """Tell if words of a requirements file may name something on this computer.
 
-    In doubt they do. There are many ways to say it: what is told apart is what certainly lies elsewhere.
+    In doubt they do: there are many ways to write a path, so only addresses that are certainly remote are ruled out.
     """
-    # A place follows: what is no address lies here.
-    place = False
-    for each in words:
-        option, value = _option(each)
+    # The next word is a location: local unless it is an address.
+    expects_location = False
+    for word in words:
+        option, value = _option(word)
         if option:
-            place = option not in _FLAGS and option not in _WORDED
-            if value and place and not _REMOTE.match(value):
+            expects_location = option not in _FLAGS and option not in _OTHER_OPTIONS
+            if value and expects_location and not _REMOTE.match(value):
                 return True
-            place = place and not value
+            expects_location = expects_location and not value
             continue
-        if _REMOTE.match(each):
-            place = False
+        if _REMOTE.match(word):
+            expects_location = False
             continue
-        _, at, after = each.partition("@")
-        here = not _REMOTE.match(after) if after else _looks_here(re.split(r"[;\[]", each)[0], folder)
-        if place or here:
+        _, at, after = word.partition("@")
+        is_local = not _REMOTE.match(after) if after else _looks_local(re.split(r"[;\[]", word)[0], folder)
+        if expects_location or is_local:
             return True
-        place = bool(at) and not after
+        expects_location = bool(at) and not after
     return False
 
 
 def _option(word: str) -> tuple[str, str]:
-    """An option and what is written onto it: `--find-links=wheels`, `-fwheels`. Empty for any other word."""
+    """Split `--find-links=wheels` or `-fwheels` into option and value. Both are empty for any other word."""
     if word.startswith("--"):
         name, _, value = word.partition("=")
         return name, value
     return (word[:2], word[2:].removeprefix("=")) if word.startswith("-") else ("", "")
 
 
-def _looks_here(word: str, folder: Path, *, bare: bool = False) -> bool:
-    """Whether a word that stands for itself is a path. `bare`: also without a slash, where there is such a file."""
+def _looks_local(word: str, folder: Path, *, bare: bool = False) -> bool:
+    """Tell if a word is a local path. `bare`: a name without a slash counts too, if such a file exists."""
     if _REMOTE.match(word):
         return False
     if word.startswith((".", "/", "~")) or any(part in word for part in ("file:", "$", "{", "\\")):
@@ -215,7 +217,7 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except (OSError, ValueError):
-        return False  # It is no name of a file at all.
+        return False  # The word cannot be the name of a file.
 
 
 def _strings(toml: str) -> Iterator[str]:
@@ -223,19 +225,22 @@ def _strings(toml: str) -> Iterator[str]:
         yield found[1] if found[1] is not None else found[2]
 
 
-def _project_is_here(text: str, folder: Path) -> bool:
-    """Whether a project may need parts of the code. Most texts in it are no requirements, e-mail addresses for one."""
+def _project_needs_code(text: str, folder: Path) -> bool:
+    """Tell if a project may need parts of the code.
+
+    Most strings in it are not requirements, such as e-mail addresses.
+    """
     if _DYNAMIC.search(text) or _PATH_SOURCE.search(_TOML_REMARK.sub("", text)):
         return True
     for string in _strings(text):
         named = _NAMED.match(string)
-        if "file:" in string or (named is not None and _looks_here(named["what"], folder, bare=True)):
+        if "file:" in string or (named is not None and _looks_local(named["what"], folder, bare=True)):
             return True
     return False
 
 
-def _lock_is_here(text: str) -> bool:
-    """Whether a lock may name parts of the code. The project itself is not installed: it is imported from the code."""
+def _lock_needs_code(text: str) -> bool:
+    """Tell if a lock may name parts of the code. The project itself is not installed: it is imported from the code."""
     for found in _LOCKED_FROM.finditer(text):
         itself = found["key"] in ("editable", "virtual") and found["what"] == "."
         if not itself and (found["what"] is None or not _REMOTE.match(found["what"])):
@@ -243,8 +248,8 @@ def _lock_is_here(text: str) -> bool:
     return False
 
 
-def _settings_lead_here(name: str, text: str, folder: Path) -> bool:
-    """Whether uv's settings may lead to packages in the code: `find-links`, or an index that is a folder."""
+def _settings_lead_to_code(name: str, text: str, folder: Path) -> bool:
+    """Tell if uv's settings may lead to packages in the code: by `find-links`, or by an index that is a folder."""
     texts = _TOML_TABLE.split(text)
     for table, body in zip(["", *texts[1::2]], texts[::2], strict=True):
         words = re.split(r"\s*\.\s*", table.replace('"', ""))
@@ -254,6 +259,6 @@ def _settings_lead_here(name: str, text: str, folder: Path) -> bool:
             words = words[2:]
         if words and words[0] in _OTHER_TABLES:
             continue
-        if any(_looks_here(string, folder, bare=True) for string in _strings(body)):
+        if any(_looks_local(string, folder, bare=True) for string in _strings(body)):
             return True
     return False

@@ -1,348 +1,281 @@
-"""What the training did lately: whether its accelerators, its processors, its step and its log moved.
+"""Record what a training did lately: whether its accelerators, its processors, its step and its log moved.
 
-Facts for the governor's rules about jobs that stand still; nothing is decided here. What cannot be seen is never told
-as idle.
+These are facts for the governor's rules about jobs that stand still; nothing is decided here. A value that cannot be
+read is never reported as idle.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 
-from stoker.agent.health.debuggers import is_debugged
-from stoker.agent.health.periods import Periods
+from stoker.agent.health.activity_probe import ActivitySample
+from stoker.agent.health.periods import PeriodMeans
 from stoker.agent.logs.log_pump import PREFIX
 from stoker.model.node_facts import Activity
 from stoker.model.usage_series import FINEST_S
 
 PERIOD_S = FINEST_S
-# At work: this much of one core, or so many bytes a second, between two looks. A process that only waits polls less.
+# At work: this much of one core, or so many bytes a second, between two samples. A process that only waits polls less.
 _CORE_SHARE = 0.05
 _BYTES_PER_S = 100_000.0
-# An accelerator that does no more than this does nothing.
+# An accelerator with at most this utilization is idle.
 _IDLE_SHARE = 0.01
 # A person keeps a process stopped for longer than this. A profiler that samples stops it for moments.
 _SESSION_S = 10.0
-# Accelerators that NVML does not know: TPUs (by either driver), Gaudi (by either driver), Inferentia and Trainium.
-_OTHERS = ("accel[0-9]*", "vfio/[0-9]*", "accel/accel[0-9]*", "hl[0-9]*", "neuron[0-9]*")
-
-
-def count_others(dev: Path = Path("/dev")) -> int:
-    """How many accelerators are here that cannot be read."""
-    return sum(1 for pattern in _OTHERS for _ in dev.glob(pattern))
-
 
 _log = logging.getLogger(__name__)
 
 
-class Look(NamedTuple):
-    """What is seen at one moment. None is what cannot be read."""
+@dataclass(frozen=True)
+class _Options:
+    """How a recorder samples."""
 
-    # Shares of one.
-    gpus: tuple[float | None, ...]
-    # Seconds that its processors were busy, since ever; and bytes that it moved.
-    cpu_s: float | None
-    moved: float | None
-    # Bytes that the agent itself moved, and whether it is sending a save: a training may wait for that.
-    carried: float | None = 0.0
-    sending: bool = False
-    # A person has stopped a process of it, or looks into one with a debugger.
-    debugged: bool = False
+    period_s: float
+    # Accelerators whose utilization cannot be read.
+    unreadable: int
+    # Before the training, bytes that the agent moves are progress: a download writes no log, and takes long.
+    agent_io_counts: bool
+
+
+@dataclass
+class _Times:
+    """Moments of the recording, in monotonic seconds."""
+
+    began_s: float | None = None
+    # The last sign of life, and the last sample; both known once the recording began.
+    moved_s: float = 0.0
+    sampled_s: float = 0.0
+    # The last time that it waited for another node.
+    waited_s: float | None = None
+    # The last sign of a save.
+    saving_s: float | None = None
+
+
+@dataclass
+class _Steps:
+    """The steps that the training reported."""
+
+    newest: tuple[int | None, int] | None = None
+    only_first: bool = False
+    at_s: float | None = None
+    longest_s: float = 0.0
+
+    def note(self, step: int, moves: int, now_s: float) -> bool:
+        """Take a report; return whether it is progress."""
+        reported = (step, moves) if not moves else (None, moves)
+        if reported == self.newest:
+            return False
+        self.only_first = self.newest is None and moves <= 1
+        self.newest = reported
+        if self.at_s is not None:
+            self.longest_s = max(self.longest_s, now_s - self.at_s)
+        self.at_s = now_s
+        return True
+
+
+@dataclass
+class _DebugSession:
+    """When the present session with a debugger began, and when the last one ended."""
+
+    since_s: float | None = None
+    released_s: float | None = None
+
+
+@dataclass
+class _IdleTime:
+    """How long all accelerators were seen idle, and whether all were ever read at once."""
+
+    total_s: float = 0.0
+    was_read: bool = False
 
 
 class ActivityRecorder:
-    """Looks every few seconds, in a thread of its own: a broken GPU can make a look hang for ever."""
+    """Samples every few seconds, in a thread of its own: a broken GPU can make a sample hang for ever."""
 
     def __init__(
         self,
-        see: Callable[[], Look],
+        probe: Callable[[], ActivitySample],
         *,
-        others: int = 0,
-        carrying: bool = False,
+        unreadable: int = 0,
+        agent_io_counts: bool = False,
         period_s: float = PERIOD_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._see = see
-        self._period_s = period_s
-        # Accelerators that nobody here can read.
-        self._others = others
-        # Before the training what the agent carries is what moves: a download says nothing in the log, and takes long.
-        self._carrying = carrying
+        self._probe = probe
+        self._options = _Options(period_s, unreadable, agent_io_counts)
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._series = Periods()
-        self._work = Periods()
-        self._before: tuple[float, Look] | None = None
-        self._began_s: float | None = None
-        # Known from `begin` on.
-        self._moved_s: float
-        self._looked_s: float
-        self._waited_s: float | None = None
-        self._told_step: tuple[int | None, int] | None = None
-        self._first_step = False
-        self._stepped_s: float | None = None
-        self._longest_step_s = 0.0
-        self._saving_s: float | None = None
-        self._saved: Hashable = None
-        self._reported: dict[str, float] = {}
-        # When the present session with a debugger began, and when the last one ended.
-        self._debugged_s: float | None = None
-        self._released_s: float | None = None
-        # How long all accelerators were seen idle, and whether they were ever seen.
-        self._idle_s = 0.0
-        self._read = False
+        self._utilization = PeriodMeans()
+        self._work = PeriodMeans()
+        self._previous: tuple[float, ActivitySample] | None = None
+        self._times = _Times()
+        self._steps = _Steps()
+        self._debug = _DebugSession()
+        self._idle = _IdleTime()
+        self._checkpoints: Hashable = None
+        self._metrics: dict[str, float] = {}
 
-    def begin(self, *, looking: bool = True) -> None:
-        """It starts now, whatever was before. Looks from here on, unless somebody does already."""
+    def begin(self, *, sample: bool = True) -> None:
+        """Start the clocks now. With `sample`, start the thread too: only once."""
         with self._lock:
-            self._began_s = self._moved_s = self._looked_s = self._monotonic()
-        if looking:
+            self._times.began_s = self._times.moved_s = self._times.sampled_s = self._monotonic()
+        if sample:
             threading.Thread(target=self._run, name="activity", daemon=True).start()
 
     def stop(self) -> None:
-        """Does not wait for a look that hangs."""
+        """End the thread. Does not wait for a sample that hangs."""
         self._stopping.set()
 
-    def heard(self, data: bytes) -> None:
-        """More of the log. What the agent itself says is no sign of life."""
+    def note_output(self, data: bytes) -> None:
+        """Take more of the log. Lines of the agent itself are no sign of life."""
         if any(line.strip() and not line.startswith(PREFIX.encode()) for line in data.splitlines()):
             self._move()
 
-    def stepped(self, step: int | None, moves: int = 0) -> None:
-        """The newest step of the training, and how often it moved on (`StepCount`). Each move is progress, whatever the
-        step is by now: some count anew each epoch."""
+    def note_step(self, step: int | None, moves: int = 0) -> None:
+        """Take the newest step of the training, and how often it moved on (`StepCount`).
+
+        Each move is progress, whatever its step: some trainings count anew in each epoch.
+        """
         with self._lock:
-            told = (step, moves) if not moves else (None, moves)
-            if step is None or told == self._told_step:
-                return
-            self._first_step = self._told_step is None and moves <= 1
-            self._told_step = told
             now = self._monotonic()
-            if self._stepped_s is not None:
-                self._longest_step_s = max(self._longest_step_s, now - self._stepped_s)
-            self._stepped_s = self._moved_s = now
+            if step is not None and self._steps.note(step, moves, now):
+                self._times.moved_s = now
 
-    def saved(self, state: Hashable) -> None:
-        """The state of its checkpoint folder, in any terms: a change means that it saves."""
+    def note_checkpoints(self, state: Hashable) -> None:
+        """Take the state of the checkpoint folder, in any terms: a change means that the training saves."""
         with self._lock:
-            if self._saved is not None and state != self._saved:
-                self._saving_s = self._monotonic()
-            self._saved = state
+            if self._checkpoints is not None and state != self._checkpoints:
+                self._times.saving_s = self._monotonic()
+            self._checkpoints = state
 
-    def reported(self, values: Mapping[str, float]) -> None:
-        """The newest metrics, with or without a step. Where no steps are reported, new values are a sign of life."""
-        if values != self._reported:
-            self._reported = dict(values)
+    def note_metrics(self, values: Mapping[str, float]) -> None:
+        """Take the newest metrics, with or without a step: where no steps are reported, new values are progress."""
+        if values != self._metrics:
+            self._metrics = dict(values)
             self._move()
 
-    def waits(self) -> None:
-        """It waits for somebody else, now: to be called all the time while it does."""
+    def note_waiting(self) -> None:
+        """Record that it waits for another node now. Call this again and again while it does."""
         with self._lock:
-            self._waited_s = self._moved_s = self._monotonic()
+            self._times.waited_s = self._times.moved_s = self._monotonic()
 
-    def fact(self) -> Activity | None:
-        """For the next heartbeat; None before the training starts."""
+    def report(self) -> Activity | None:
+        """Return the activity for the next heartbeat; None before `begin`."""
         now = self._monotonic()
         with self._lock:
-            if self._began_s is None:
+            if self._times.began_s is None:
                 return None
-            seen = self._sees(now)
-            devices = len(self._series.newest) + self._others
+            fresh = self._is_fresh(now)
+            period_s, waited_s = self._options.period_s, self._times.waited_s
             return Activity(
-                silent_s=round(now - self._moved_s, 3),
-                work=self._work.pack(self._period_s) if seen else (),
-                utilization=self._series.pack(self._period_s) if seen else (),
-                devices=devices,
-                waits=self._waited_s is not None and now - self._waited_s < 3 * self._period_s,
-                stepped_s=_since(now, self._stepped_s),
-                longest_step_s=round(self._longest_step_s, 3),
-                first_step=self._first_step,
-                saving_s=_since(now, self._saving_s),
-                debugged_s=_since(now, self._debugged_s) if seen else None,
-                released_s=_since(now, self._released_s),
+                silent_s=round(now - self._times.moved_s, 3),
+                work=self._work.pack(period_s) if fresh else (),
+                utilization=self._utilization.pack(period_s) if fresh else (),
+                devices=len(self._utilization.newest) + self._options.unreadable,
+                waits=waited_s is not None and now - waited_s < 3 * period_s,
+                stepped_s=_since(now, self._steps.at_s),
+                longest_step_s=round(self._steps.longest_s, 3),
+                first_step=self._steps.only_first,
+                saving_s=_since(now, self._times.saving_s),
+                debugged_s=_since(now, self._debug.since_s) if fresh else None,
+                released_s=_since(now, self._debug.released_s),
             )
 
     def idle_s(self, devices: int) -> float | None:
-        """How long all accelerators were known to be idle; None where some of them, or of the `devices` that should be
-        here, cannot be read."""
+        """How long all accelerators were known to be idle.
+
+        None if some of them, or of the `devices` that the machine should have, cannot be read.
+        """
         with self._lock:
-            seen = len(self._series.newest)
-            if not devices and not seen and not self._others:
+            readable, unreadable = len(self._utilization.newest), self._options.unreadable
+            if not devices and not readable and not unreadable:
                 return 0.0
-            return round(self._idle_s, 3) if self._read and not self._others and seen >= devices else None
+            all_read = self._idle.was_read and not unreadable and readable >= devices
+            return round(self._idle.total_s, 3) if all_read else None
+
+    def take(self, sample: ActivitySample) -> None:
+        """Record one more sample."""
+        now = self._monotonic()
+        with self._lock:
+            if self._is_paused(now, sample):
+                self._times.sampled_s = now
+                self._previous = (now, sample)
+                return
+            if len(sample.gpus) != len(self._utilization.newest):
+                # A device came or went: earlier values are of other devices.
+                self._utilization = PeriodMeans()
+            elif not self._is_fresh(now):
+                # The values in between are not known: no window may reach over the gap.
+                self._utilization.add([None] * len(sample.gpus))
+            if not self._is_fresh(now):
+                self._work.add([None])
+            self._note_idle(now, sample)
+            self._times.sampled_s = now
+            self._utilization.add(sample.gpus)
+            self._note_work(now, sample)
 
     def _move(self) -> None:
         with self._lock:
-            self._moved_s = self._monotonic()
+            self._times.moved_s = self._monotonic()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._period_s):
+        while not self._stopping.wait(self._options.period_s):
             try:
-                self.take(self._see())
-            except Exception:  # noqa: BLE001 - without it nobody would know whether the training stands still
-                _log.exception("looking at what the training does failed")
+                self.take(self._probe())
+            except Exception:  # noqa: BLE001 - edge of a thread: without it a standstill could not be seen any more
+                _log.exception("sampling the training's activity failed")
 
-    def take(self, look: Look) -> None:
-        """One more look at it."""
-        now = self._monotonic()
-        with self._lock:
-            if self._is_paused(now, look):
-                self._looked_s = now
-                self._before = (now, look)
-                return
-            if len(look.gpus) != len(self._series.newest):
-                # A device came or went: what was seen before is of others.
-                self._series = Periods()
-            elif not self._sees(now):
-                # Nobody knows what they did meanwhile: no window may reach over it.
-                self._series.add([None] * len(look.gpus))
-            if not self._sees(now):
-                self._work.add([None])
-            self._note_idle(now, look)
-            self._looked_s = now
-            self._series.add(look.gpus)
-            self._note_work(now, look)
-
-    def _is_paused(self, now: float, look: Look) -> bool:
-        """Stop all clocks while a debugger holds the training. What a person held for long begins anew afterwards."""
-        if look.debugged:
-            passed_s = max(0.0, now - self._looked_s)
-            self._debugged_s = now if self._debugged_s is None else self._debugged_s
-            self._moved_s = min(now, self._moved_s + passed_s)
-            if self._stepped_s is not None:
-                self._stepped_s = min(now, self._stepped_s + passed_s)
+    def _is_paused(self, now: float, sample: ActivitySample) -> bool:
+        """Stop all clocks while a debugger holds the training. After a long session they begin anew."""
+        times, steps, debug = self._times, self._steps, self._debug
+        if sample.debugged:
+            passed_s = max(0.0, now - times.sampled_s)
+            debug.since_s = now if debug.since_s is None else debug.since_s
+            times.moved_s = min(now, times.moved_s + passed_s)
+            if steps.at_s is not None:
+                steps.at_s = min(now, steps.at_s + passed_s)
             return True
-        if self._debugged_s is not None and now - self._debugged_s >= _SESSION_S:
-            self._released_s = self._moved_s = now
-            if self._stepped_s is not None:
-                self._stepped_s = now
-        self._debugged_s = None
+        if debug.since_s is not None and now - debug.since_s >= _SESSION_S:
+            debug.released_s = times.moved_s = now
+            if steps.at_s is not None:
+                steps.at_s = now
+        debug.since_s = None
         return False
 
-    def _note_idle(self, now: float, look: Look) -> None:
-        if not look.gpus or None in look.gpus:
+    def _note_idle(self, now: float, sample: ActivitySample) -> None:
+        if not sample.gpus or None in sample.gpus:
             return
-        self._read = True
-        if self._sees(now) and all(share is not None and share <= _IDLE_SHARE for share in look.gpus):
-            self._idle_s += now - self._looked_s
+        self._idle.was_read = True
+        if self._is_fresh(now) and all(share is not None and share <= _IDLE_SHARE for share in sample.gpus):
+            self._idle.total_s += now - self._times.sampled_s
 
-    def _sees(self, now: float) -> bool:
-        """Whether the last look is young enough to say something."""
-        return now - self._looked_s < 3 * self._period_s
+    def _is_fresh(self, now: float) -> bool:
+        """Return whether the last sample is recent enough to be reported."""
+        return now - self._times.sampled_s < 3 * self._options.period_s
 
-    def _note_work(self, now: float, look: Look) -> None:
-        if self._before is None:
-            self._before = (now, look)
+    def _note_work(self, now: float, sample: ActivitySample) -> None:
+        if self._previous is None:
+            self._previous = (now, sample)
             return
-        (at_s, before), self._before = self._before, (now, look)
+        (at_s, before), self._previous = self._previous, (now, sample)
         passed_s = now - at_s
-        busy = _rose(before.cpu_s, look.cpu_s, _CORE_SHARE * passed_s)
-        moved = _rose(before.moved, look.moved, _BYTES_PER_S * passed_s)
-        carried = _rose(before.carried, look.carried, _BYTES_PER_S * passed_s)
-        if carried and self._carrying:
-            self._moved_s = now
-        if look.sending:
-            self._saving_s = now
-        if busy or moved or carried or look.sending:
+        busy = _rose(before.cpu_s, sample.cpu_s, _CORE_SHARE * passed_s)
+        moved = _rose(before.moved, sample.moved, _BYTES_PER_S * passed_s)
+        carried = _rose(before.carried, sample.carried, _BYTES_PER_S * passed_s)
+        if carried and self._options.agent_io_counts:
+            self._times.moved_s = now
+        if sample.sending:
+            self._times.saving_s = now
+        if busy or moved or carried or sample.sending:
             self._work.add([1.0])
         else:
-            # Where it cannot be seen whether it works, it may.
+            # A process that cannot be read may be at work.
             self._work.add([None if busy is None or moved is None or carried is None else 0.0])
-
-
-class Sight:
-    """Looks at the processes of a training, or at those on the way to it."""
-
-    def __init__(
-        self,
-        gpus: Callable[[], Sequence[float | None]],
-        # None: somebody is at work whom nobody here can see.
-        members: Callable[[], set[int] | None],
-        *,
-        # Others use this computer, too: what its network does says nothing about the training.
-        shared: bool,
-        sending: Callable[[], bool] = lambda: False,
-        # The pid of the agent, where it is at work itself.
-        agent: int | None = None,
-        proc: Path = Path("/proc"),
-    ) -> None:
-        self._gpus = gpus
-        self._members = members
-        self._shared = shared
-        self._sending = sending
-        self._agent = agent
-        self._proc = proc
-
-    def __call__(self) -> Look:
-        shares = tuple(None if share is None else share / 100 for share in self._gpus())
-        members, carried = self._members(), 0.0 if self._agent is None else self._carried(self._agent)
-        if members is None:
-            return Look(shares, None, None, carried)
-        debugged = is_debugged(members, self._proc)
-        return Look(shares, self._cpu_s(members), self._bytes(members), carried, self._sending(), debugged)
-
-    def _cpu_s(self, members: set[int]) -> float | None:
-        """Of all that are there, and of their children that were."""
-        ticks = [found for pid in members if (found := self._ticks(pid)) is not None]
-        if not ticks and self._agent is not None:
-            return 0.0  # The agent is alone at it.
-        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
-
-    def _ticks(self, pid: int) -> int | None:
-        try:
-            fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            return sum(int(fields[number]) for number in (11, 12, 13, 14))
-        except (OSError, ValueError, IndexError):
-            return None
-
-    def _bytes(self, members: set[int]) -> float | None:
-        """Read and written, and received where the machine is the training's own. One that nobody may look into may do
-        anything."""
-        found = [self._of_process(pid) for pid in members if self._is_there(pid)]
-        # An agent sees the network of the whole machine, and so what daemons fetch for it.
-        seeing = sorted(members) if self._agent is None else [self._agent]
-        if not self._shared and seeing:
-            received = (self._received(pid) for pid in seeing)
-            found.append(next((each for each in received if each is not None), None))
-        known = [each for each in found if each is not None]
-        if not found and self._agent is not None:
-            return 0.0
-        return sum(known) if known and len(known) == len(found) else None
-
-    def _is_there(self, pid: int) -> bool:
-        return (self._proc / str(pid)).exists()
-
-    def _of_process(self, pid: int) -> float | None:
-        """As it asked for them, and as disks moved them: what it maps into its memory, it never asks for."""
-        found = self._counted(pid, "rchar", "wchar", "read_bytes", "write_bytes")
-        # One that ended at this moment did nothing more.
-        return found if found is not None or self._is_there(pid) else 0.0
-
-    def _carried(self, agent: int) -> float | None:
-        """Without what it reads from memory: it reads all day what the kernel says of others."""
-        return self._counted(agent, "wchar", "read_bytes", "write_bytes")
-
-    def _counted(self, pid: int, *names: str) -> float | None:
-        try:
-            lines = (self._proc / str(pid) / "io").read_text().splitlines()
-            parts = dict(line.split(": ") for line in lines)
-            return float(sum(int(parts[name]) for name in names))
-        except (OSError, ValueError, KeyError):
-            return None
-
-    def _received(self, pid: int) -> float | None:
-        """By all interfaces that it sees: a container may have its own."""
-        try:
-            lines = (self._proc / str(pid) / "net" / "dev").read_text().splitlines()[2:]
-            return float(sum(int(line.partition(":")[2].split()[0]) for line in lines))
-        except (OSError, ValueError, IndexError):
-            return None
 
 
 def _since(now: float, moment_s: float | None) -> float | None:
@@ -350,5 +283,5 @@ def _since(now: float, moment_s: float | None) -> float | None:
 
 
 def _rose(before: float | None, now: float | None, least: float) -> bool | None:
-    """Whether by so much at least; None where nobody knows."""
+    """Return whether a counter rose by `least` or more; None if it could not be read."""
     return None if before is None or now is None else now - before >= least

@@ -1,4 +1,4 @@
-"""Find processes that a person has stopped, or looks into with a debugger."""
+"""Find processes that a person has stopped, or attached a debugger to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TRACED, _STOPPED = "t", "T"
 # System calls by which a process waits for its standard input alone, by the kind of machine: the number of `read`, and
 # those of `select` with its variants, as readline calls them.
 _CALLS = {"x86_64": (0, (23, 270)), "aarch64": (63, (72,))}
-# Deeper chains of parents are no agent's.
+# The agent is never further up than this.
 _MOST_PARENTS = 32
 
 
@@ -71,7 +71,7 @@ def _is_below(proc: Path, pid: int, ancestor: int) -> bool:
 
 
 def _fields(proc: Path, pid: int) -> list[str]:
-    """State and parent first; the name before them may contain anything."""
+    """Return the fields from the state on, then the parent; the name before them may contain anything."""
     try:
         return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -83,5 +83,5 @@ def _tracer(proc: Path, pid: int) -> int:
         lines: Iterable[str] = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
         return 0
-    told = next((line.partition(":")[2].strip() for line in lines if line.startswith("TracerPid:")), "0")
-    return int(told) if told.isdigit() else 0
+    tracer = next((line.partition(":")[2].strip() for line in lines if line.startswith("TracerPid:")), "0")
+    return int(tracer) if tracer.isdigit() else 0

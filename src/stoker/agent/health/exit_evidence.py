@@ -1,6 +1,6 @@
-"""After the training died: what the kernel and the file system say about it.
+"""Collect what the kernel and the file system report about a training that died.
 
-Facts only. Which of them excuse the user is decided by the retry rules.
+These are facts only: the retry rules decide which of them excuse the user.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ KERNEL_LOG = Path("/dev/kmsg")
 OWN_CGROUP = Path("/proc/self/cgroup")
 # A launcher such as torchrun exits by itself soon after the kernel killed one of its workers.
 _OOM_RECENT_S = 60.0
-# The kernel's clock is not quite the monotonic one.
+# The kernel's clock differs a little from the monotonic one.
 _SLACK_S = 2.0
 _DISK_FULL_BYTES = 16 * 1024 * 1024
-# The kernel's ring is smaller than this; a hostile file in its place would not be.
+# The kernel's ring is smaller than this; a hostile file in its place may be endless.
 _MAX_RECORDS = 100_000
 
 _OOM = re.compile(r"Out of memory: Killed process|Memory cgroup out of memory: Killed process|oom-kill:")
@@ -38,18 +38,18 @@ def collect(
     kernel_log: Path = KERNEL_LOG,
     own_cgroup: Path = OWN_CGROUP,
 ) -> tuple[str, ...]:
-    """Facts such as `oom`, `xid:79`, `disk-full`, sorted. `started_at` is `time.monotonic()` when the training started.
+    """Return facts such as `oom`, `xid:79`, `disk-full`, sorted. `started_at` is the monotonic time of the start.
 
-    `cgroup` is the training's own group under /sys/fs/cgroup, if it had one. Never raises: what cannot be read is no
-    evidence.
+    `cgroup` is the training's own group under /sys/fs/cgroup, if it had one. Never raises: a source that cannot be
+    read is no evidence.
     """
     facts: set[str] = set()
     oom_kills = None if cgroup is None else _oom_kills(cgroup)
     if oom_kills:
         facts.add("oom")
-    # A group that does not count memory is not named by the kernel either.
+    # The kernel does not name a group that does not count memory.
     named_as = cgroup if oom_kills is not None else None
-    # Such a training is counted where this process is.
+    # The memory of such a training is counted in the group of this process.
     memory_group = _memory_group(own_cgroup) if named_as is None else None
     others: set[str] = set()
     killed = signal == signals.SIGKILL or exit_code in (137, -9)
@@ -70,7 +70,7 @@ def collect(
 
 
 def _oom_kills(cgroup: Path) -> int | None:
-    """How often the kernel killed in this group for want of memory; None where nobody counts."""
+    """Return how often the kernel killed in this group for lack of memory; None if that is not counted."""
     # Version 2 of cgroups has the first file, version 1 the second.
     for name in ("memory.events", "memory.oom_control"):
         try:
@@ -84,7 +84,7 @@ def _oom_kills(cgroup: Path) -> int | None:
 
 
 def _ours(line: str, cgroup: Path | None) -> bool:
-    """Whether an out-of-memory kill may have hit the training. With a group of its own, the kernel names it."""
+    """Return whether an out-of-memory kill may have hit the training. The kernel names the training's own group."""
     if cgroup is None:
         return True
     named = _OOM_CGROUP.search(line)
@@ -96,7 +96,7 @@ def _ours(line: str, cgroup: Path | None) -> bool:
 
 
 def _memory_group(own_cgroup: Path) -> str | None:
-    """The group that the memory of this process is counted in, as the kernel names it; None where it is not known."""
+    """Return the group in which the memory of this process is counted, as the kernel names it; None if unknown."""
     try:
         lines = [line.split(":", 2) for line in own_cgroup.read_text().splitlines()]
     except OSError:
@@ -106,7 +106,7 @@ def _memory_group(own_cgroup: Path) -> str | None:
 
 
 def _of_another_group(line: str, memory_group: str | None) -> bool:
-    """Whether the kernel says that it killed in a group that has nothing to do with this one."""
+    """Return whether the kernel reports a kill in a group that is unrelated to this one."""
     named = _OOM_CGROUP.search(line)
     if memory_group is None or named is None:
         return False
@@ -116,7 +116,7 @@ def _of_another_group(line: str, memory_group: str | None) -> bool:
 
 
 def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
-    """The kernel's log with its times in seconds since boot; nothing where it may not be read."""
+    """Yield the kernel's log with its times in seconds since boot; nothing if it may not be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -126,7 +126,7 @@ def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
             try:
                 record = os.read(fd, 8192)
             except BrokenPipeError:
-                # The ring went round under us; the next read goes on with what is left of it.
+                # The ring was overwritten meanwhile; the next read goes on with its oldest record.
                 continue
             except OSError:
                 return

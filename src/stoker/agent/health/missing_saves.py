@@ -1,4 +1,4 @@
-"""Notice that a script trains and its checkpoint folder stays empty, and find what looks like its saves elsewhere."""
+"""Detect that a script trains and its checkpoint folder stays empty, and find files elsewhere that look like saves."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from stoker.agent.output_files import Baseline
 from stoker.core.governor_settings import DEFAULT as POLICY
 from stoker.core.saved_work import nothing_saved_yet
 
-# When files are first looked for, without a word: should the machine be lost, its heartbeat has told where they are.
+# The first search, without a message: if the machine is lost later, its heartbeat has the paths.
 _FIRST_S = 15.0
-# How often they are looked for, while there is no checkpoint.
+# How often files are searched for while there is no checkpoint.
 _AGAIN_S = 60.0
-# The training's disk and processor are for the training: a look ends after so much time, or so many names.
+# Disk and processor are for the training: a search ends after so much time, or so many names.
 _LOOK_S = 0.5
 _MOST_NAMES = 20_000
 _DEEPEST = 6
 _MOST_FOUND = 5
-# A clock of a file system may lag behind the machine's.
+# The clock of a file system may lag behind the machine's.
 _SLACK_S = 2.0
 
 # fmt: off
@@ -32,16 +32,15 @@ _ENDINGS = (
 )
 # fmt: on
 _FOLDERS = ("checkpoint-", "checkpoint_", "ckpt-", "ckpt_", "global_step")
-# Folders that hold other people's files.
+# Folders that hold files of others.
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "wandb", "mlruns"})
 
 
 class MissingSaves:
-    """One attempt's watch. `look` is quick and may be called often; files are looked for on a thread of its own.
+    """Watches one attempt. `check` is quick and may be called often; the search runs in a thread of its own.
 
-    `say` tells the user, in the job's log. `shown` is what the job file calls the folder. Files of `baseline` lay there
-    before the training, such as a dataset that came with the code; `selection` takes checkpoints where others lie
-    beside them.
+    `say` writes to the job's log. `shown` is the folder's name in the job file. Files of `baseline` were there before
+    the training, such as a dataset that came with the code. `selection` tells checkpoints from other files beside them.
     """
 
     def __init__(
@@ -67,9 +66,12 @@ class MissingSaves:
         self.elsewhere: tuple[str, ...] = ()
         self.warning: str | None = None
 
-    def look(self, status: SyncStatus, trained_s: float, *, noticed: bool = False, leaving: bool = False) -> None:
-        """`noticed`: the machine may be taken soon, so it is said at once. `leaving`: the training ends now; what was
-        saved is said afterwards."""
+    def check(self, status: SyncStatus, trained_s: float, *, noticed: bool = False, leaving: bool = False) -> None:
+        """Search for saves if one is due.
+
+        `noticed`: the machine may be taken soon, so the warning comes at once. `leaving`: the training ends now; the
+        caller reports what was saved afterwards.
+        """
         if status.last is not None or status.files:
             self.warning, self.elsewhere = None, ()
             return
@@ -82,14 +84,14 @@ class MissingSaves:
         self._thread.start()
 
     def conclude(self, trained_s: float) -> None:
-        """Look for the last time, when the training is over. What became of its work is said by the caller."""
+        """Search for the last time, when the training is over. The caller reports the result."""
         self.settle()
         if not self.elsewhere:
             self._search(trained_s, warns=False)
         self.warning = None
 
     def settle(self, timeout_s: float = 2 * _LOOK_S) -> None:
-        """Wait for a search that is under way."""
+        """Wait for a search that is running."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -106,11 +108,11 @@ class MissingSaves:
 def find_saves(
     code: Path, folder: Path, since: float, baseline: Baseline | None = None, selection: Selection | None = None
 ) -> tuple[str, ...]:
-    """Files and folders below `code`, written since then, that look like saves and are none yet: newest first.
+    """Return files and folders below `code`, written since then, that look like saves and are none yet: newest first.
 
-    Not what is looked for in `folder`, and not what `baseline` has.
+    Checkpoints in `folder` and unchanged files of `baseline` are no results.
 
-    Bounded in time and in names; what it does not get to is left out. Follows no link. Never raises.
+    The search is bounded in time and in names, and may miss files. Follows no link. Never raises.
     """
     until_s = time.monotonic() + _LOOK_S
     found: dict[str, float] = {}
@@ -131,12 +133,12 @@ def find_saves(
                     if entry.is_dir(follow_symlinks=False):
                         if _is_save_folder(entry, since) and entry.path not in before:
                             found[entry.path + "/"] = entry.stat(follow_symlinks=False).st_mtime
-                        elif depth < _DEEPEST and _is_worth_a_look(entry, kept):
+                        elif depth < _DEEPEST and _is_searched(entry, kept):
                             pending.append((entry.path, depth + 1))
                     elif entry.name.lower().endswith(_ENDINGS) and entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
                         own = known.get(entry.path) == (status.st_size, status.st_mtime_ns)
-                        if status.st_mtime >= since and not own and not _is_taken(entry.path, kept, takes):
+                        if status.st_mtime >= since and not own and not _is_checkpoint(entry.path, kept, takes):
                             found[entry.path] = status.st_mtime
         except OSError:
             continue
@@ -148,11 +150,11 @@ def _is_save_folder(entry: os.DirEntry[str], since: float) -> bool:
     return entry.name.lower().startswith(_FOLDERS) and entry.stat(follow_symlinks=False).st_mtime >= since
 
 
-def _is_taken(path: str, folder: str, takes: Callable[[str], bool]) -> bool:
-    """Whether a file is one that the checkpoint folder is searched for."""
+def _is_checkpoint(path: str, folder: str, takes: Callable[[str], bool]) -> bool:
+    """Return whether a file is a checkpoint in the checkpoint folder."""
     inside = os.path.relpath(os.path.realpath(path), folder)
     return not inside.startswith("../") and takes(inside)
 
 
-def _is_worth_a_look(entry: os.DirEntry[str], kept: str) -> bool:
+def _is_searched(entry: os.DirEntry[str], kept: str) -> bool:
     return not entry.name.startswith(".") and entry.name not in _SKIPPED and os.path.realpath(entry.path) != kept

@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from stoker.model.node_facts import Series
 from stoker.model.usage_series import pack
 
-# Two minutes, an hour and a half, a day (`series.LONGEST_S`): each period made of so many of the one before.
-_KEPT = ((1, 120), (60, 90), (10, 144))
+# Two minutes, an hour and a half, a day (`usage_series.LONGEST_S`): each period is made of so many of the one before.
+_LEVELS = ((1, 120), (60, 90), (10, 144))
 
 
-class Periods:
-    """What was seen of some devices, at all resolutions. The devices stay the same."""
+class PeriodMeans:
+    """The values of some devices at all resolutions. The devices stay the same."""
 
     def __init__(self) -> None:
-        self._levels = [_Level(count, most) for count, most in _KEPT]
+        self._levels = [_Level(count, most) for count, most in _LEVELS]
 
     @property
     def newest(self) -> Sequence[float | None]:
-        """What was seen last, by device; empty where nothing was."""
+        """The last values, by device; empty if there are none."""
         return self._levels[0].newest
 
     def add(self, values: Sequence[float | None]) -> None:
-        """Take what was seen in one more period, by device. None is what could not be read."""
+        """Add the values of one more period, by device. None is a value that could not be read."""
         for level in self._levels:
             made = level.add(values)
             if made is None:
@@ -32,7 +32,7 @@ class Periods:
             values = made
 
     def pack(self, period_s: float) -> tuple[Series, ...]:
-        """All of it for a heartbeat, where the finest period is so long."""
+        """Return all values for a heartbeat. `period_s` is the length of the finest period."""
         found = []
         for level in self._levels:
             period_s *= level.count
@@ -50,7 +50,7 @@ class _Level:
         self.newest: Sequence[float | None] = ()
 
     def add(self, values: Sequence[float | None]) -> Sequence[float | None] | None:
-        """Take one more. Answers the period that it completed."""
+        """Add one more; return the period that it completed, or None."""
         self.newest = values
         self._open.append(values)
         if len(self._open) < self.count:

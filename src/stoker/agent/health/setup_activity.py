@@ -1,7 +1,7 @@
-"""What a node does on its way to its training: who works for it there, and whether anything moves.
+"""Record what a node does on its way to its training: which processes work for it, and whether anything moves.
 
-Code, inputs, images, packages and checkpoints take as long as they take, and nobody bounds that. What the rules about
-jobs that stand still need to know of it is told here, as `activity` tells it of the training.
+Code, inputs, images, packages and checkpoints take as long as they take, without a time limit. The rules about jobs
+that stand still judge the set-up by these facts, as they judge the training by those of `activity`.
 """
 
 from __future__ import annotations
@@ -10,63 +10,68 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.agent.health.activity import ActivityRecorder, Sight
+from stoker.agent.health.activity import ActivityRecorder
+from stoker.agent.health.activity_probe import ActivityProbe
 from stoker.model.node_facts import Activity
 from stoker.processes import Stat, process_table
 
-# What pulls images for docker. podman does it itself.
+# The processes that pull images for docker. podman pulls them itself.
 _DAEMONS = frozenset({"dockerd", "containerd"})
 
 
-class Preparing:
-    """`group` are those who run in the node's enclosure; `pulling`: an image is being had for it."""
+class SetupActivity:
+    """Records the activity of a set-up. `group` returns the processes in the node's runtime.
+
+    `pulling` returns whether an image is being pulled; `shared`: the computer has other users.
+    """
 
     def __init__(self, group: Callable[[], set[int]], pulling: Callable[[], bool], *, shared: bool) -> None:
         self._group = group
         self._pulling = pulling
         self._shared = shared
-        sight = Sight(lambda: (), self.workers, shared=shared, agent=os.getpid())
-        self._recorder = ActivityRecorder(sight, carrying=True)
-        self._looking = False
+        probe = ActivityProbe(lambda: (), self.workers, shared=shared, agent=os.getpid())
+        self._recorder = ActivityRecorder(probe, agent_io_counts=True)
+        self._samples = False
 
     def begin(self) -> None:
-        """Something else begins: from here on something must move."""
-        self._recorder.begin(looking=not self._looking)
-        self._looking = True
+        """Start the clocks anew for the next phase."""
+        self._recorder.begin(sample=not self._samples)
+        self._samples = True
 
     def stop(self) -> None:
+        """End the thread. Does not wait for a sample that hangs."""
         self._recorder.stop()
 
-    def waits(self) -> None:
-        """For another node, now: to be called all the time while it does."""
-        self._recorder.waits()
+    def note_waiting(self) -> None:
+        """Record that this node waits for another one now. Call this again and again while it does."""
+        self._recorder.note_waiting()
 
-    def heard(self, data: bytes) -> None:
-        """More of the log."""
-        self._recorder.heard(data)
+    def note_output(self, data: bytes) -> None:
+        """Take more of the log."""
+        self._recorder.note_output(data)
 
-    def fact(self) -> Activity | None:
-        """For the next heartbeat; None before anything began."""
-        return self._recorder.fact()
+    def report(self) -> Activity | None:
+        """Return the activity for the next heartbeat; None before `begin`."""
+        return self._recorder.report()
 
     def members(self) -> set[int]:
-        """Everybody of this node's who is at work: in its enclosure, and whoever else the agent has started."""
-        return self._group() | below(process_table(), {os.getpid()})
+        """Return the processes of this node that are at work: those in its runtime, and children of the agent."""
+        return self._group() | descendants(process_table(), {os.getpid()})
 
     def workers(self) -> set[int] | None:
-        """Those, and whoever pulls an image for them; None where nobody may see that one at work."""
+        """Return `members` and the daemons that pull an image for them; None if those may not be looked at."""
         if not self._pulling():
             return self.members()
         if self._shared:
-            # A daemon of somebody's own computer may not be looked into, and works for others, too.
+            # The daemon of a shared computer may not be looked at, and works for others, too.
             return None
         table = process_table()
         daemons = {pid for pid in table if _name(pid) in _DAEMONS}
-        return self.members() | daemons | below(table, daemons)
+        return self.members() | daemons | descendants(table, daemons)
 
 
-def below(table: dict[int, Stat], roots: set[int]) -> set[int]:
-    """All whom these started, and those whom they did."""
+def descendants(table: dict[int, Stat], roots: set[int]) -> set[int]:
+    """Return the children of these processes, the children's children, and so on; not the processes themselves."""
     found: set[int] = set()
     todo = roots
     while todo:

@@ -1,7 +1,7 @@
-"""What every process of a training is doing right now, for whoever asks why it stands still.
+"""Dump the stacks of all processes of a training, to explain a standstill.
 
-Collected before anybody is asked to leave, and kept in the store beside the log: a hang is rarely seen twice. Best
-effort: what cannot be had is said so, and nothing here may keep the node from going on.
+The dump is collected before any node is asked to leave, and stored beside the log: a hang is rarely seen twice. Best
+effort: the dump states which parts are missing, and nothing here may keep the node from going on.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from stoker.secrets.masked_output import can_mask
 from stoker.secrets.masker import Masker
 from stoker.store.parallel import run_all
 
-# One stuck process must not keep the rest from being looked at, and all of them together not the ladder: ranks have
-# `Policy.evidence_s` for it.
+# One stuck process must not keep the others from being dumped, and all together must not delay the governor's next
+# measure: ranks have `GovernorSettings.evidence_s` for a dump.
 _STACK_LIMIT_S = 20.0
 _STACKS_LIMIT_S = 45.0
-# A GPU that fell off the bus never answers: what is known by then is worth more.
+# A GPU that fell off the bus never answers: the dump goes on without it.
 _GPUS_LIMIT_S = 10.0
 _AT_ONCE = 8
 _MOST_PROCESSES = 64
@@ -39,8 +39,8 @@ _MOST_BYTES = 4 * 1024 * 1024
 _PYTHON = "python"
 
 
-def find_spy() -> Path | None:
-    """py-spy, where it is installed: beside this Python, else on the PATH."""
+def find_py_spy() -> Path | None:
+    """Return the installed py-spy: beside this Python, else on the PATH; None if there is none."""
     beside = Path(sysconfig.get_path("scripts")) / "py-spy"
     if os.access(beside, os.X_OK):
         return beside
@@ -48,7 +48,7 @@ def find_spy() -> Path | None:
     return Path(found) if found else None
 
 
-def testify(
+def collect_stack_dump(
     members: Iterable[int],
     log: Path,
     secrets: Mapping[str, str],
@@ -58,7 +58,7 @@ def testify(
     agent: bool = False,
     proc: Path = Path("/proc"),
 ) -> bytes:
-    """A text for people, without secrets. `agent`: what this process itself is doing is part of it."""
+    """Return a text for people, without secrets. `agent`: the stacks of this process are part of it."""
     pids = sorted(members)[:_MOST_PROCESSES]
     pythons = [pid for pid in pids if _is_python(proc, pid)]
     ends_s = time.monotonic() + _STACKS_LIMIT_S
@@ -76,14 +76,14 @@ def testify(
 
 
 def _within(limit_s: float, ask: Callable[[], list[str]]) -> list[str]:
-    """What it answers, in a thread of its own: one that hangs is left behind."""
+    """Return the answer of `ask`, called in a thread of its own: a call that hangs is left behind."""
     found: list[str] = []
     done = threading.Event()
 
     def work() -> None:
         try:
             found.extend(ask())
-        except Exception as error:  # noqa: BLE001 - the rest of the evidence does not depend on it
+        except Exception as error:  # noqa: BLE001 - edge of a thread: a broken driver must not cost the rest of the dump
             found.append(f"({error!r})")
         done.set()
 
@@ -97,7 +97,7 @@ def _titled(title: str, lines: Iterable[str]) -> str:
 
 
 def _process(proc: Path, pid: int) -> str:
-    """Its number, state, what it waits for in the kernel, and what it is."""
+    """Describe a process: its number, its state, what it waits for in the kernel, and its command."""
     folder = proc / str(pid)
     try:
         head, _, rest = (folder / "stat").read_text(errors="replace").rpartition(")")
@@ -121,7 +121,7 @@ def _is_python(proc: Path, pid: int) -> bool:
 
 
 def _stack(spy: Path | None, proc: Path, pid: int, ends_s: float) -> str:
-    """Of all its threads, with frames of native code where they can be had. `ends_s`: when the time for it is over."""
+    """Return the stacks of a process, with native frames if possible. `ends_s` is the monotonic time limit."""
     if spy is None:
         return f"(there is no py-spy on this machine)\n{_kernel_stack(proc, pid)}"
     problem = "there was no time left to look"
@@ -148,7 +148,7 @@ def _stack(spy: Path | None, proc: Path, pid: int, ends_s: float) -> str:
 
 
 def _own_stacks() -> list[str]:
-    """Of all threads of this process. py-spy would halt whoever has to end it when it hangs."""
+    """Return the stacks of this process. py-spy would stop the very process that must end py-spy when it hangs."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames().items()
     return [f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames]

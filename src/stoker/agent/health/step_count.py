@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 
-# Steps that are remembered. A training that counts anew in every epoch comes back to a step after more of them.
+# How many steps are remembered. A training that counts anew in every epoch returns to a step only after more.
 _REMEMBERED = 64
-# Of so many changes of the step, this share may go down in a training that counts anew.
+# Of so many changes of the step, at most this share goes down in a training that counts anew.
 _CHANGES = 32
 _DOWN_SHARE = 0.25
 
 
 class StepCount:
-    """How often the training moved on.
+    """Counts how often the training moved on.
 
-    Looking at the newest step now and then is not enough: epochs of ten steps show the same one at every look. Nor is
+    Comparing the newest step now and then is not enough: epochs of ten steps may show the same step each time. Nor is
     every change a move: side threads of two ranks that hang at different steps report them in turn for ever.
     """
 
@@ -26,8 +26,11 @@ class StepCount:
         self._down: deque[bool] = deque(maxlen=_CHANGES)
 
     def note(self, step: int, values: Mapping[str, float]) -> None:
-        """A report with a step. The same step again is no move; a step that was reported lately is one if it comes with
-        other values, or as part of counting up."""
+        """Take a report with a step.
+
+        The same step again is no move. A step that was reported lately is a move if it comes with other values, or if
+        the steps count up.
+        """
         known = self._recent.get(step)
         self._recent[step] = {**(known or {}), **values}
         self._recent.move_to_end(step)

@@ -1,8 +1,7 @@
-"""Sample what the machine is doing: processor, memory, disk, accelerators.
+"""Sample the usage of the machine: processor, memory, disk, accelerators.
 
-Figures are of the whole machine, not of the training's processes: a node belongs to one job, and what the training
-shares it with (data loaders of a container, the kernel's own work) is part of what it costs. A value that cannot be
-read is None, never 0.
+Figures are of the whole machine, not of the training's processes: a node belongs to one job, and everything else on it
+(data loaders of a container, the kernel's own work) is part of its cost. A value that cannot be read is None, never 0.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ _DRIVER_SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Pa
 
 
 class UsageSampler:
-    """Takes samples. CPU is of the time since the sample before; the first one covers the time since creation."""
+    """Takes samples. The CPU value covers the time since the last sample; the first one, since creation."""
 
     def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder = folder
         self._proc = proc
-        self._gpus = Gpus()
+        self._gpus = GpuReader()
         self._busy_s = self._cpu_seconds()
         self._at = time.monotonic()
 
     def sample(self) -> Usage:
-        """Never raises. May block as long as a broken GPU driver does."""
+        """Take a sample. Never raises. May block as long as a broken GPU driver does."""
         used, total = self._memory()
         return Usage(
             cpu_percent=self._cpu_percent(),
@@ -55,7 +54,7 @@ class UsageSampler:
         return round(max(0.0, 100 * (busy_s - before_s) / passed_s), 1)
 
     def _cpu_seconds(self) -> float | None:
-        """Seconds that all cores together have been busy since boot."""
+        """Return the seconds that all cores together have been busy since boot."""
         try:
             with (self._proc / "stat").open("rb") as file:
                 fields = [int(word) for word in file.readline().split()[1:9]]
@@ -87,8 +86,8 @@ class UsageSampler:
         return stat.f_bavail * stat.f_frsize
 
 
-class Gpus:
-    """NVML, loaded at the first sample and only where there is a driver."""
+class GpuReader:
+    """Reads GPUs through NVML, which is loaded at the first sample and only if there is a driver."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -96,14 +95,14 @@ class Gpus:
         self._tried = False
 
     def utilization(self) -> tuple[float | None, ...]:
-        """Percent, of each."""
+        """Return the utilization of each GPU in percent."""
         return tuple(each.utilization for each in self.sample())
 
     def sample(self) -> tuple[GpuUsage, ...]:
         return tuple(self._read(index, device, name) for index, (device, name) in enumerate(self._opened()))
 
     def processes(self) -> list[str]:
-        """Who uses each, a line each. Empty where that cannot be told."""
+        """Return one line for each process on each GPU; none if the driver does not tell."""
         found = []
         for index, (device, name) in enumerate(self._opened()):
             with suppress(Exception):
@@ -129,7 +128,7 @@ class Gpus:
                 name = pynvml.nvmlDeviceGetName(device)
                 self._devices.append((device, name.decode() if isinstance(name, bytes) else str(name)))
             self._nvml = pynvml
-        except Exception:  # noqa: BLE001 - a missing or broken NVML only means that there are no GPU figures
+        except Exception:  # noqa: BLE001 - pynvml raises anything: without a working NVML there are no GPU figures
             return
 
     def _read(self, index: int, device: Any, name: str) -> GpuUsage:
@@ -168,7 +167,7 @@ class UsageThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait for a sample that hangs."""
+        """End the thread. Does not wait for a sample that hangs."""
         self._stopping.set()
 
     def _run(self) -> None:

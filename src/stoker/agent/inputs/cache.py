@@ -1,14 +1,14 @@
-"""What was fetched of an input, kept on this machine for whoever needs the same.
+"""Files fetched for an input, cached on this machine for every job that needs the same objects.
 
-    <root>/<digest of the URL>-<digest of what was listed there>/
-        lock      held by whoever uses it: alone while it is filled, together when all is there. Its time: the last use
-        journal   which boot of this computer; then a line for each part of a file that is whole
-        done      appears when all is there; nothing in `files` is younger
-        settled   appears when all of it is on the disk, too
-        files/    what the training sees
+    <root>/<digest of the URL>-<digest of the listing>/
+        lock      locked exclusively while the folder is filled, shared while it is used. Its time: the last use
+        journal   the boot id of this computer; then a line for each complete part of a file
+        done      written when all files are complete; no file in `files` is younger
+        settled   written when all files are on the disk too
+        files/    the folder that the training sees
 
-On `local` many nodes and jobs share one root. A file is never changed in place: another version of an object is
-another folder, which takes over by links what has stayed the same.
+On `local` many nodes and jobs share one root. A file is never changed in place: another version of an object goes to
+another folder, which links to the files that are the same.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from stoker.agent.inputs.source import Listing
+from stoker.agent.inputs.source import InputListing
 from stoker.processes import boot_id
 from stoker.store.base import Meta
-from stoker.store.safe_extraction import Extraction, Obstructed
+from stoker.store.safe_extraction import Extraction, PathObstructed
 
-# Larger files come in parts of this size, several at once.
+# Larger files are fetched in parts of this size, several at once.
 PART_BYTES = 8 << 20
-KEEP_UNUSED_S = 30 * 86400.0
-_LOOK_EVERY_S = 0.2
-_GONE = ".gone-"
+UNUSED_FOR_S = 30 * 86400.0
+_POLL_S = 0.2
+_DELETED = ".gone-"
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of an object's bytes: all of them, where it is small."""
+class ObjectPart:
+    """A range of an object's bytes: all of them if the object is small."""
 
     meta: Meta
     begin: int
@@ -55,44 +55,45 @@ class Part:
         return json.dumps([self.meta.key, self.meta.etag, self.meta.size, self.begin]) + "\n"
 
 
-class InUse(Exception):
-    """Others use it, and it is not as it was fetched: it can be neither trusted nor repaired now."""
+class InputInUse(Exception):
+    """Other processes use the folder, and its files were modified: it can be neither trusted nor repaired now."""
 
 
-class Kept:
-    """One folder of the root. `take` it before anything else; it stays this process's until it ends."""
+class CacheEntry:
+    """One folder of the root. Call `acquire` before anything else; this process then holds its lock until it exits."""
 
-    def __init__(self, root: Path, listing: Listing) -> None:
+    def __init__(self, root: Path, listing: InputListing) -> None:
         self.root = root
         self.listing = listing
-        self.folder = root / f"{listing.family[:12]}-{listing.digest[:32]}"
+        self.folder = root / f"{listing.url_digest[:12]}-{listing.digest[:32]}"
         self.files = self.folder / "files"
         self._journal: IO[str] | None = None
-        self._writing = threading.Lock()
+        self._journal_lock = threading.Lock()
         self._lock = -1
 
     @property
     def path(self) -> Path:
-        """What the training is told."""
+        """The path for the training."""
         return self.files / self.listing.single if self.listing.single is not None else self.files
 
-    # ── Whose it is ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Locking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, check: Callable[[], None], waits: Callable[[], None]) -> bool:
-        """Whether all is there. If not, it is this process's alone, to be filled.
+    def acquire(self, check: Callable[[], None], on_wait: Callable[[], None]) -> bool:
+        """Lock the folder. Returns True if all files are complete. If not, this process has it alone, and must fill it.
 
-        `waits` is called once when somebody else is filling it, and `check` all the time then. Raises InUse, OSError.
+        `on_wait` is called once if another process is filling it, and `check` repeatedly then. Raises InputInUse,
+        OSError.
         """
-        told = False
+        waited = False
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except FileNotFoundError:
-                continue  # Pruned in the very moment between.
+                continue  # The folder was pruned between the two calls.
             try:
-                taken = self._taken(lock)
-            except InUse:
+                taken = self._try_acquire(lock)
+            except InputInUse:
                 os.close(lock)
                 raise
             if taken is not None:
@@ -100,45 +101,45 @@ class Kept:
                 self._lock = lock
                 return taken
             os.close(lock)
-            if not told:
-                waits()
-                told = True
+            if not waited:
+                on_wait()
+                waited = True
             check()
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
-    def _taken(self, lock: int) -> bool | None:
-        """As `take`; None: not now."""
+    def _try_acquire(self, lock: int) -> bool | None:
+        """As `acquire`, without waiting. None: not now."""
         if _try_lock(lock, fcntl.LOCK_EX):
             if not _is_same(lock, self.folder / "lock"):
-                return None  # Pruned, as above.
-            if not self._is_whole():
+                return None  # The folder was pruned, as above.
+            if not self._is_complete():
                 return False
             fcntl.flock(lock, fcntl.LOCK_SH)
             return True
         if not _try_lock(lock, fcntl.LOCK_SH):
             return None
-        if not self._is_whole():
-            raise InUse
+        if not self._is_complete():
+            raise InputInUse
         return True
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         try:
             done = (self.folder / "done").stat()
             if not (self.folder / "settled").exists() and (self.folder / "done").read_text() != boot_id():
-                return False  # The power went before it was on the disk.
+                return False  # The computer crashed before the files were on the disk.
             return all(_is_file(self.files / meta.key, meta.size, done.st_mtime_ns) for meta in self.listing.files)
         except OSError:
             return False
 
     # ── Filling it ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def missing(self) -> list[Part]:
-        """The parts that are not there yet. What is whole, here or in another version's folder, stays. Raises OSError.
+    def missing(self) -> list[ObjectPart]:
+        """Begin to fill the folder, and return the parts to fetch.
 
-        From here on the folder is being filled.
+        Complete parts, also of another version's folder, are reused. Raises OSError.
         """
         self.files.mkdir(exist_ok=True)
-        there = self._there()
+        complete = self._complete_parts()
         for name in ("done", "settled"):
             (self.folder / name).unlink(missing_ok=True)
         self._journal = (self.folder / "journal").open("w", encoding="utf-8")
@@ -146,43 +147,44 @@ class Kept:
         missing = []
         for meta in self.listing.files:
             for part in _parts(meta):
-                if (meta.key, meta.etag, meta.size, part.begin) in there:
+                if (meta.key, meta.etag, meta.size, part.begin) in complete:
                     self._journal.write(part.line())
                 else:
                     missing.append(part)
         self._journal.flush()
         return missing
 
-    def note(self, part: Part) -> None:
-        """This part is whole. May be called by several threads."""
+    def record(self, part: ObjectPart) -> None:
+        """Record that this part is complete. Thread-safe."""
         assert self._journal is not None
-        with self._writing:
+        with self._journal_lock:
             self._journal.write(part.line())
 
     def flush(self) -> None:
-        """So that whoever comes after a crash finds what was noted."""
+        """Flush the journal, so that recorded parts are found after a crash of this process."""
         assert self._journal is not None
-        with self._writing:
+        with self._journal_lock:
             self._journal.flush()
 
     def finish(self) -> None:
-        """All is there: others may use it, too. Raises OSError."""
+        """Mark all files as complete, and let other processes use them. Raises OSError."""
         assert self._journal is not None
         self._journal.close()
         draft = self.folder / ".done"
         draft.write_text(boot_id())
         draft.replace(self.folder / "done")
         fcntl.flock(self._lock, fcntl.LOCK_SH)
-        threading.Thread(target=self._settle, daemon=True, name="settle").start()
+        threading.Thread(target=self._sync_to_disk, daemon=True, name="settle").start()
 
     def release(self) -> None:
-        """It is nobody's. What was fetched stays for whoever comes next."""
+        """Release the lock. Fetched parts stay for the next process."""
         if self._journal is not None:
             self._journal.close()
         os.close(self._lock)
 
-    def _settle(self) -> None:
-        # Nobody waits for the disk: until then a crash of the computer costs a second fetch, and nothing else.
+    def _sync_to_disk(self) -> None:
+        # Runs in the background: until the data is on the disk, a crash of the computer costs a second fetch and
+        # nothing else.
         with suppress(OSError):
             handle = os.open(self.files, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -192,18 +194,18 @@ class Kept:
             if settled:
                 (self.folder / "settled").touch()
 
-    def _there(self) -> set[tuple[str, str, int, int]]:
+    def _complete_parts(self) -> set[tuple[str, str, int, int]]:
         found, latest = _read_journal(self.folder), _done_at_ns(self.folder)
         here = {entry for entry in found if _is_file(self.files / entry[0], entry[2], latest)}
-        for other in sorted(self.root.glob(f"{self.listing.family[:12]}-*")):
+        for other in sorted(self.root.glob(f"{self.listing.url_digest[:12]}-*")):
             if other != self.folder:
                 here |= self._adopt(other, here)
         return here
 
     def _adopt(self, other: Path, here: set[tuple[str, str, int, int]]) -> set[tuple[str, str, int, int]]:
-        """Link the files that were fetched for another listing of this URL and are the same objects."""
+        """Link files that were fetched for another listing of this URL and are the same objects."""
         adopted: set[tuple[str, str, int, int]] = set()
-        with suppress(OSError, Obstructed):
+        with suppress(OSError, PathObstructed):
             lock = os.open(other / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
                 if not _try_lock(lock, fcntl.LOCK_SH):
@@ -221,31 +223,31 @@ class Kept:
 
 
 def _link(source: Path, target: Path, key: str) -> None:
-    """Have the file of one folder in another, too. Raises OSError: either may have been changed by a training."""
+    """Link a file of one folder into another. Raises OSError: a training may have modified either."""
     with (
         Extraction(source, follow=False) as theirs,
         Extraction(target, follow=False) as mine,
-        theirs.parent(key, make=False) as (there, name),
+        theirs.parent(key, make=False) as (complete, name),
         mine.parent(key) as (here, _),
     ):
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=here)
-        os.link(name, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+        os.link(name, name, src_dir_fd=complete, dst_dir_fd=here, follow_symlinks=False)
 
 
-def prune(root: Path, unused_s: float = KEEP_UNUSED_S) -> None:
-    """Forget what nobody has used for so long. Never raises: nothing depends on it."""
+def prune(root: Path, unused_s: float = UNUSED_FOR_S) -> None:
+    """Delete entries that were unused for this long. Never raises, because nothing depends on it."""
     for folder in _folders(root):
         with suppress(OSError):
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
                 if time.time() - os.fstat(lock).st_mtime > unused_s and _try_lock(lock, fcntl.LOCK_EX):
-                    # At once: nobody may begin to fill what is being emptied.
-                    folder.rename(root / f"{_GONE}{folder.name}")
+                    # Renamed first, which is atomic: no process may begin to fill a folder that is being deleted.
+                    folder.rename(root / f"{_DELETED}{folder.name}")
             finally:
                 os.close(lock)
-    for gone in root.glob(f"{_GONE}*"):
-        shutil.rmtree(gone, ignore_errors=True)
+    for deleted in root.glob(f"{_DELETED}*"):
+        shutil.rmtree(deleted, ignore_errors=True)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -262,15 +264,15 @@ def _done_at_ns(folder: Path) -> int | None:
         return None
 
 
-def _parts(meta: Meta) -> Iterator[Part]:
+def _parts(meta: Meta) -> Iterator[ObjectPart]:
     if not meta.size:
-        yield Part(meta, 0, 0)
+        yield ObjectPart(meta, 0, 0)
     for begin in range(0, meta.size, PART_BYTES):
-        yield Part(meta, begin, min(begin + PART_BYTES, meta.size))
+        yield ObjectPart(meta, begin, min(begin + PART_BYTES, meta.size))
 
 
 def _read_journal(folder: Path) -> set[tuple[str, str, int, int]]:
-    """Of another boot it says nothing, unless all was on the disk: what it names may not have got there."""
+    """Return the complete parts. The journal of an earlier boot is ignored unless its data was on the disk."""
     found: set[tuple[str, str, int, int]] = set()
     try:
         first, *lines = (folder / "journal").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -291,7 +293,7 @@ def _is_file(path: Path, size: int, not_after_ns: int | None = None) -> bool:
     except OSError:
         return False
     if stat.S_ISDIR(found.st_mode):
-        return size == 0  # What an empty object stood for.
+        return size == 0  # The folder that an empty object stands for.
     changed = not_after_ns is not None and found.st_mtime_ns > not_after_ns
     return stat.S_ISREG(found.st_mode) and found.st_size == size and not changed
 

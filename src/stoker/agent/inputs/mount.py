@@ -1,4 +1,4 @@
-"""`mode: mount`: a bucket seen as a folder, through whichever program for that the machine has. Only to be read."""
+"""`mode: mount`: mount a bucket as a read-only folder, with a FUSE program that the machine has."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.processes.spawn import Launch, start
+from stoker.processes.spawn import LaunchSpec, start
 from stoker.processes.unmounting import abort_below, mounted_below, unmount_below
 
-# Of those that a machine has, the first.
+# In order of preference.
 TOOLS = {"s3": ("mount-s3", "rclone", "s3fs"), "gs": ("gcsfuse", "rclone")}
 _LIMIT_S = 60.0
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 _QUOTED_CHARACTERS = 300
 
 
 class NotMountable(Exception):
-    """It could not be mounted; the message says why, and what would help."""
+    """The URL could not be mounted; the message says why, and what would help."""
 
 
 @dataclass(frozen=True)
 class MountCommand:
-    """What to run, in the foreground, and what it finds in its environment: None takes a variable away."""
+    """A command to run in the foreground, and changes of its environment: None removes a variable."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Mounted:
-    """A folder that is mounted, and the process that serves it."""
+class ActiveMount:
+    """A mounted folder, and the process that serves it."""
 
     tool: str
     target: Path
     server: subprocess.Popen[bytes]
 
-    def cut(self) -> None:
-        """Have everybody fail who waits for it: one that does not answer keeps them from dying. Repeating is harmless.
+    def abort(self) -> None:
+        """Abort the mount, so that all accesses to it fail: processes that wait for a dead mount cannot be killed.
 
-        The mount stays, and is good for nothing.
+        The mount point stays, but is unusable. Repeating is harmless.
         """
         abort_below(self.target)
         self.server.kill()
 
 
 def mount_command(tool: str, url: str, target: Path, environ: Mapping[str, str], *, root: bool) -> MountCommand:
-    """How `tool` shows the folder `url` at `target`, to everybody where `root` asks. Pure.
+    """Return the command with which `tool` mounts the folder `url` at `target`; with `root`, for all users. Pure.
 
-    Credentials are the tool's own to find, where every program of that cloud finds them: nothing of them is here.
+    The tool finds its credentials where every program of that cloud does: they are not passed here.
     """
     scheme, _, place = url.partition("://")
     bucket, _, prefix = place.strip("/").partition("/")
@@ -79,13 +79,13 @@ def _mountpoint(bucket: str, prefix: str, target: Path, environ: Mapping[str, st
     endpoint = _s3_endpoint(environ)
     if endpoint is not None:
         argv += [f"--endpoint-url={endpoint}", "--force-path-style", f"--region={_s3_region(environ)}"]
-    # It finds out where the bucket is, unless it is told.
+    # It detects the bucket's region unless one is set.
     return MountCommand((*argv, bucket, str(target)), {"AWS_REGION": None, "AWS_DEFAULT_REGION": None})
 
 
 def _gcsfuse(bucket: str, prefix: str, target: Path, environ: Mapping[str, str], root: bool) -> MountCommand:
     """https://cloud.google.com/storage/docs/cloud-storage-fuse/cli-options"""
-    # Without the implicit ones, only folders that somebody made an object for would be seen.
+    # Without this option, only folders with an object of their own would be visible.
     argv = ["gcsfuse", "--foreground", "--implicit-dirs", "-o", "ro"]
     if root:
         argv += ["-o", "allow_other"]
@@ -101,7 +101,7 @@ def _rclone(
 ) -> MountCommand:
     """https://rclone.org/commands/rclone_mount/ and https://rclone.org/docs/#environment-variables
 
-    The person's own remotes are left alone: no configuration is read or written.
+    The user's own remotes are left alone: no configuration is read or written.
     """
     argv = ["rclone", "mount", "--config=", "--read-only", "--vfs-cache-mode=off"]
     if root:
@@ -112,7 +112,7 @@ def _rclone(
         env |= {"RCLONE_S3_ENV_AUTH": "true", "RCLONE_S3_PROVIDER": "Other" if endpoint else "AWS"}
         env |= {"RCLONE_S3_REGION": _s3_region(environ)} | ({"RCLONE_S3_ENDPOINT": endpoint} if endpoint else {})
         if bundle := environ.get("AWS_CA_BUNDLE"):
-            # The library that it speaks to S3 with cannot use the variable, and fails of it.
+            # rclone's S3 library cannot use this variable, and fails because of it.
             argv.append(f"--ca-cert={bundle}")
             env["AWS_CA_BUNDLE"] = None
     else:
@@ -147,13 +147,13 @@ def _s3_region(environ: Mapping[str, str]) -> str:
 
 
 def find_tool(url: str, *, path: str | None = None) -> str:
-    """The program that mounts such a URL here. Raises NotMountable."""
+    """Return the program that mounts such a URL on this machine. Raises NotMountable."""
     scheme = url.partition("://")[0]
     tools = TOOLS.get(scheme)
     if tools is None:
         raise NotMountable(f"{scheme}:// cannot be mounted; s3:// and gs:// can")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise NotMountable("this machine has no /dev/fuse that may be used; leave out `mode: mount`")
+        raise NotMountable("this machine has no usable /dev/fuse; leave out `mode: mount`")
     found = next((tool for tool in tools if shutil.which(tool, path=path)), None)
     if found is None:
         wanted = f"{', '.join(tools[:-1])} or {tools[-1]}"
@@ -161,10 +161,10 @@ def find_tool(url: str, *, path: str | None = None) -> str:
     return found
 
 
-def mount(url: str, target: Path, log: Path, check: Callable[[], None], *, region: str | None = None) -> Mounted:
-    """Mount the folder `url` at `target`, and wait until it is there.
+def mount(url: str, target: Path, log: Path, check: Callable[[], None], *, region: str | None = None) -> ActiveMount:
+    """Mount the folder `url` at `target`, and wait until it is mounted.
 
-    Who serves it ends with the thread that calls this; `unmount_below` takes the mount away. What it says is in `log`.
+    The server process ends with the calling thread; `unmount_below` removes the mount. The server's output is in `log`.
     Raises NotMountable, and whatever `check` raises, with nothing left mounted.
     """
     tool = find_tool(url)
@@ -176,25 +176,27 @@ def mount(url: str, target: Path, log: Path, check: Callable[[], None], *, regio
     env |= {name: value for name, value in command.env.items() if value is not None}
     with log.open("wb") as output:
         server = start(
-            Launch(command.argv, env, stdout=output, stderr=subprocess.STDOUT, dies_with_parent=True, cwd=log.parent)
+            LaunchSpec(
+                command.argv, env, stdout=output, stderr=subprocess.STDOUT, dies_with_parent=True, cwd=log.parent
+            )
         )
     deadline_s = time.monotonic() + _LIMIT_S
     try:
         while not mounted_below(target):
             if server.poll() is not None:
-                raise NotMountable(f"{tool} ended with {server.returncode}{_last_words(log)}")
+                raise NotMountable(f"{tool} ended with {server.returncode}{_output_tail(log)}")
             if time.monotonic() >= deadline_s:
-                raise NotMountable(f"{tool} did not mount it within {_LIMIT_S:g} s{_last_words(log)}")
+                raise NotMountable(f"{tool} did not mount it within {_LIMIT_S:g} s{_output_tail(log)}")
             check()
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
     except BaseException:
         unmount_below(target)
         server.kill()
         server.wait()
         raise
-    return Mounted(tool, target, server)
+    return ActiveMount(tool, target, server)
 
 
-def _last_words(log: Path) -> str:
+def _output_tail(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f": {' | '.join(lines[-3:])[-_QUOTED_CHARACTERS:]}" if lines else ""

@@ -1,4 +1,4 @@
-"""Have every input of a job on this machine, in the way that its mode says. May be repeated."""
+"""Provide every input of a job on this machine, according to its mode. May be repeated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.agent.inputs import shard_list
-from stoker.agent.inputs.cache import InUse, Kept, prune
-from stoker.agent.inputs.download import Fetch, size_text, time_text
-from stoker.agent.inputs.mount import Mounted, NotMountable, mount
-from stoker.agent.inputs.source import Listing, Shard, Source, list_files, local_path
-from stoker.agent.node import Node
+from stoker.agent.inputs.cache import CacheEntry, InputInUse, prune
+from stoker.agent.inputs.download import InputDownload, size_text, time_text
+from stoker.agent.inputs.mount import ActiveMount, NotMountable, mount
+from stoker.agent.inputs.source import InputListing, InputSource, Shard, list_files, local_path
+from stoker.agent.node import AgentNode
 from stoker.model import keys
 from stoker.model.errors import NoCredentials, SetupFailed, StokerError, StoreUnavailable, UserError
 from stoker.model.spec import Input
@@ -26,113 +26,118 @@ from stoker.store.safe_extraction import Extraction
 
 T = TypeVar("T")
 
-# A source that is written to all the time is no data set.
-_MOST_CHANGES = 5
+# A source that changes all the time is not a data set.
+_MAX_CHANGES = 5
 _FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
+_MAX_PAUSE_S = 5.0
 _CREDENTIALS_S = 60.0
-# Of files that nodes share out, who looks later may not find others.
-_RESTS = "the nodes share out what the first of them found: leave that as it is, and submit again"
+# A list of files that the nodes have divided cannot change later.
+_FIXED_LIST = "the nodes divide the files that the first node found: leave them unchanged, and submit again"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Inputs:
-    """The inputs of one node. `kept` is where copies are kept. `check` is called all the time, and may raise; `waits`,
-    too, while another node brings them."""
+    """The inputs of one node. `cache_root` is the folder of cached copies.
+
+    `check` is called continuously, and may raise; `on_wait` too, while another node fetches the same input.
+    """
 
     def __init__(
         self,
-        node: Node,
+        node: AgentNode,
         check: Callable[[], None],
         *,
-        waits: Callable[[], None] = lambda: None,
-        kept: Path | None = None,
+        on_wait: Callable[[], None] = lambda: None,
+        cache_root: Path | None = None,
     ) -> None:
         self._node = node
-        self._kept = kept or node.inputs
-        self._own = node.paths.inputs
+        self._cache_root = cache_root or node.inputs
+        self._private_root = node.paths.inputs
         self._mounts = node.paths.mounts
         self._shard = Shard(node.config.rank, node.config.nodes)
         self._say = node.say
-        # What the training has to see of this machine.
+        # Paths of this machine that the training must see.
         self.paths: list[Path] = []
-        self._mounted: list[Mounted] = []
+        self._mounted: list[ActiveMount] = []
         self._check = check
-        self._waits = waits
+        self._on_wait = on_wait
 
-    def bring(self, inputs: Mapping[str, Input]) -> dict[str, str]:
-        """Where each is: a folder, a file, or for `stream` the URL itself. Raises SetupFailed that names the input."""
+    def provide(self, inputs: Mapping[str, Input]) -> dict[str, str]:
+        """Return the location of each input: a folder, a file, or for `stream` the URL itself.
+
+        Raises SetupFailed, which names the input.
+        """
         where = {}
         for name, wanted in inputs.items():
             try:
-                where[name] = self._bring(name, wanted)
+                where[name] = self._locate(name, wanted)
             except SetupFailed:
                 raise
             except (NotMountable, StokerError) as error:
-                # A store that does not answer never gets here: it is asked until it does.
+                # A store that does not answer never gets here: requests are repeated until it answers.
                 raise SetupFailed(f"inputs.{name}: {error}", user=True) from error
             except OSError as error:
                 raise SetupFailed(f"inputs.{name}: {_disk_text(error)}", user=True) from error
-        prune(self._kept)
+        prune(self._cache_root)
         return where
 
-    def cut(self) -> None:
-        """Let nobody wait for what is mounted any more. It is good for nothing then. Repeating is harmless."""
+    def abort(self) -> None:
+        """Abort all mounts, so that no process waits for them. They are unusable then. Repeating is harmless."""
         for mounted in self._mounted:
-            mounted.cut()
+            mounted.abort()
 
-    def _bring(self, name: str, wanted: Input) -> str:
+    def _locate(self, name: str, wanted: Input) -> str:
         if wanted.mode == "stream":
             return wanted.source
-        path = self._bring_here(name, wanted)
+        path = self._fetch(name, wanted)
         self.paths.append(path)
         return str(path)
 
-    def _bring_here(self, name: str, wanted: Input) -> Path:
+    def _fetch(self, name: str, wanted: Input) -> Path:
         shard = self._shard if wanted.shard and self._shard.nodes > 1 else None
         path = local_path(wanted.source)
         if path is not None:
             return self._use_in_place(name, Path(path), shard)
-        say = partial(self._tell, name)
-        source = Source(wanted.source, say)
+        say = partial(self._say_about, name)
+        source = InputSource(wanted.source, say)
         if wanted.mode == "mount":
             return self._mount(name, source)
         if shard is not None:
             return self._copy_shard(name, source, shard, say)
-        for _ in range(_MOST_CHANGES):
+        for _ in range(_MAX_CHANGES):
             listing = self._ask(source.list, say)
             try:
                 return self._copy(name, listing, say)
             except ObjectChanged as error:
-                say(f"{error}: it is changed while it is fetched; looking again at what is there")
+                say(f"{error}: it changed while it was fetched; listing the files again")
         raise SetupFailed(f"inputs.{name}: {wanted.source} keeps changing while it is fetched", user=True)
 
-    def _tell(self, name: str, text: str) -> None:
+    def _say_about(self, name: str, text: str) -> None:
         self._say(f"inputs.{name}: {text}")
 
     # ── A folder of this machine ──────────────────────────────────────────────────────────────────────────────────────
 
     def _use_in_place(self, name: str, path: Path, shard: Shard | None) -> Path:
-        """On the submitter's own computer a folder needs no copy."""
+        """Use a folder of the submitter's own computer without a copy."""
         if not path.exists():
-            raise FileNotFoundError(errno.ENOENT, "is not there on this machine", str(path))
+            raise FileNotFoundError(errno.ENOENT, "does not exist on this machine", str(path))
         if shard is None or not path.is_dir():
             return path
 
         def find() -> tuple[Meta, ...]:
-            # By their names alone: what is read in place is read as it is then.
-            return tuple(Meta(file, 0, shard_list.UNTOLD, "") for file in sorted(list_files(path)))
+            # By their names alone: the files are read in place, in the state they have then.
+            return tuple(Meta(file, 0, shard_list.UNKNOWN_TIME, "") for file in sorted(list_files(path)))
 
-        files = self._agree(name, path.as_uri(), find, shard, partial(self._tell, name))
-        # What the links lead to.
+        files = self._agree(name, path.as_uri(), find, shard, partial(self._say_about, name))
+        # The targets of the links.
         self.paths.append(path)
-        view = self._own / name
+        view = self._private_root / name
         shutil.rmtree(view, ignore_errors=True)
         with Extraction(view, follow=False) as extraction, extraction.staging() as staging:
             for file in shard.of(files):
                 if not os.path.lexists(path / file.key):
-                    raise UserError(f"{path / file.key} is not there any more; {_RESTS}")
-                # Placed, and not made through what stands there: the list is what a node wrote into the store.
+                    raise UserError(f"{path / file.key} no longer exists; {_FIXED_LIST}")
+                # Placed safely, not written through existing links: the list comes from a node by way of the store.
                 staging.place_link(file.key, str(path / file.key))
         return view
 
@@ -146,99 +151,99 @@ class Inputs:
         shard: Shard,
         say: Callable[[str], None],
     ) -> tuple[Meta, ...]:
-        """All files of an input, as the first node of the job found them."""
+        """Return all files of an input, as the first node of the job found them."""
 
         def find_enough() -> tuple[Meta, ...]:
             found = find()
             if len(found) < shard.nodes:
-                raise UserError(f"{_count_text(len(found))} cannot be shared out among {shard.nodes} nodes")
+                raise UserError(f"{_count_text(len(found))} cannot be divided among {shard.nodes} nodes")
             return found
 
         key = keys.shared_files(self._node.config.job, name)
         return self._ask(lambda: shard_list.agree(self._node.store, key, url, find_enough), say)
 
-    def _copy_shard(self, name: str, source: Source, shard: Shard, say: Callable[[str], None]) -> Path:
+    def _copy_shard(self, name: str, source: InputSource, shard: Shard, say: Callable[[str], None]) -> Path:
         files = self._agree(name, source.url, lambda: source.list().files, shard, say)
-        listing = self._ask(partial(source.those, files), say)
+        listing = self._ask(partial(source.with_files, files), say)
         try:
             return self._copy(name, listing.part(shard), say)
         except ObjectChanged as error:
-            raise UserError(f"{error}; {_RESTS}") from error
+            raise UserError(f"{error}; {_FIXED_LIST}") from error
 
     def _wait(self) -> None:
-        self._waits()
+        self._on_wait()
         self._check()
 
     # ── A copy ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _copy(self, name: str, listing: Listing, say: Callable[[str], None]) -> Path:
-        kept = Kept(self._kept, listing)
+    def _copy(self, name: str, listing: InputListing, say: Callable[[str], None]) -> Path:
+        entry = CacheEntry(self._cache_root, listing)
         try:
-            whole = kept.take(self._wait, lambda: say("another node of this machine is fetching it; waiting"))
-        except InUse:
-            # Somebody's training wrote into it. Theirs stays as it is.
-            kept = Kept(self._own / name, listing)
-            whole = kept.take(self._check, lambda: None)
+            complete = entry.acquire(self._wait, lambda: say("another node of this machine is fetching it; waiting"))
+        except InputInUse:
+            # A training modified the shared copy and still uses it. It stays as it is.
+            entry = CacheEntry(self._private_root / name, listing)
+            complete = entry.acquire(self._check, lambda: None)
         what = f"{_files_text(listing)}, {size_text(listing.size)}"
-        if whole:
-            say(f"{what}, there already")
-            return kept.path
+        if complete:
+            say(f"{what}, already on this machine")
+            return entry.path
         try:
-            self._fill(kept, what, say)
+            self._fill(entry, what, say)
         except BaseException:
-            kept.release()
+            entry.release()
             raise
-        return kept.path
+        return entry.path
 
-    def _fill(self, kept: Kept, what: str, say: Callable[[str], None]) -> None:
-        parts = kept.missing()
+    def _fill(self, entry: CacheEntry, what: str, say: Callable[[str], None]) -> None:
+        parts = entry.missing()
         wanted = sum(part.end - part.begin for part in parts)
-        free = shutil.disk_usage(kept.folder).free
+        free = shutil.disk_usage(entry.folder).free
         if wanted > free:
-            raise OSError(errno.ENOSPC, f"{size_text(wanted)} are to come, and {size_text(free)} are free")
-        there = f"; {size_text(kept.listing.size - wanted)} are there" if wanted < kept.listing.size else ""
-        say(f"fetching {what} from {kept.listing.url}{there}")
+            raise OSError(errno.ENOSPC, f"{size_text(wanted)} are missing, and {size_text(free)} are free")
+        there = f"; {size_text(entry.listing.size - wanted)} are on this machine" if wanted < entry.listing.size else ""
+        say(f"fetching {what} from {entry.listing.url}{there}")
         began_s = time.monotonic()
-        Fetch(kept, parts, say).run(self._check)
-        kept.finish()
+        InputDownload(entry, parts, say).run(self._check)
+        entry.finish()
         took_s = max(0.001, time.monotonic() - began_s)
         say(f"fetched {size_text(wanted)} in {time_text(took_s)}, {size_text(wanted / took_s)}/s")
 
     # ── A mount ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _mount(self, name: str, source: Source) -> Path:
-        say = partial(self._tell, name)
-        # Asked first: who mounts it says in other words, or not at all, that it is not there or not allowed.
+    def _mount(self, name: str, source: InputSource) -> Path:
+        say = partial(self._say_about, name)
+        # Checked first: the mounting program reports a missing or forbidden bucket less clearly, or not at all.
         folder, file = self._ask(source.find, say)
         self._mounts.mkdir(exist_ok=True)
         target = self._mounts / name
         mounted = mount(folder, target, self._mounts / f"{name}.log", self._check, region=source.region)
         self._mounted.append(mounted)
-        say(f"{folder} is mounted with {mounted.tool}, to be read")
+        say(f"{folder} is mounted read-only with {mounted.tool}")
         return target / file if file is not None else target
 
     def _ask(self, question: Callable[[], T], say: Callable[[str], None]) -> T:
-        """Ask the store until it answers. Credentials that do not come in time are an answer."""
-        began_s, pause_s, told = time.monotonic(), _FIRST_PAUSE_S, False
+        """Repeat a request until the store answers. Credentials that do not come in time are an error."""
+        began_s, pause_s, reported = time.monotonic(), _FIRST_PAUSE_S, False
         while True:
             try:
                 return run_watched(question, self._check)
             except StoreUnavailable as error:
                 if isinstance(error, NoCredentials) and time.monotonic() - began_s > _CREDENTIALS_S:
                     raise
-                if not told:
+                if not reported:
                     say(f"{error}; trying again")
-                    told = True
+                    reported = True
             until_s = time.monotonic() + pause_s
             while (left_s := until_s - time.monotonic()) > 0:
                 self._check()
                 time.sleep(min(0.1, left_s))
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+            pause_s = min(_MAX_PAUSE_S, pause_s * 2)
 
 
-def _files_text(listing: Listing) -> str:
+def _files_text(listing: InputListing) -> str:
     count = _count_text(len(listing.files))
-    return count if len(listing.files) == listing.found else f"{count} of {listing.found}"
+    return count if len(listing.files) == listing.total_files else f"{count} of {listing.total_files}"
 
 
 def _count_text(files: int) -> str:

@@ -1,4 +1,4 @@
-"""Where an input comes from: a folder of a bucket or one object in it, and what is there now."""
+"""The source of an input: a folder of a bucket or one object in it, and its current contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from stoker.model.errors import StoreError
-from stoker.store.base import Meta, ObjectNamesUnusable, can_be_key, open_store
+from stoker.store.base import Meta, ObjectNamesUnusable, is_valid_key, open_store
 from stoker.store.bucket import BucketStore
 
 T = TypeVar("T")
@@ -25,70 +25,71 @@ class NothingThere(StoreError):
 
 @dataclass(frozen=True)
 class Shard:
-    """Every `nodes`-th file, from the `rank`-th on."""
+    """Every `nodes`-th file, starting with the `rank`-th."""
 
     rank: int
     nodes: int
 
     def of(self, files: tuple[T, ...]) -> tuple[T, ...]:
-        """Its part of them. They are sorted, so that all nodes take apart the same."""
+        """Return this shard's part of the files. They must be sorted, so that all nodes divide the same sequence."""
         return files[self.rank :: self.nodes]
 
 
 @dataclass(frozen=True)
-class Listing:
-    """What is to be fetched, sorted by name. `single`: the URL names this one object, and no folder."""
+class InputListing:
+    """The files to fetch, sorted by name. `single`: the URL names this one object, not a folder."""
 
     url: str
     bucket: BucketStore
     files: tuple[Meta, ...]
     single: str | None = None
-    # Of how many files these are a part.
-    found: int = 0
+    # The number of files in the whole input.
+    total_files: int = 0
 
     @property
     def size(self) -> int:
         return sum(meta.size for meta in self.files)
 
     @property
-    def family(self) -> str:
-        """The same for whatever was ever found at this URL."""
+    def url_digest(self) -> str:
+        """The digest of the URL: the same for all contents that were ever found there."""
         return _digest([self.url])
 
     @property
     def digest(self) -> str:
-        """The same for the same objects in the same versions, and for nothing else."""
-        return digest_of(self.url, self.files)
+        """The digest of the objects and their versions."""
+        return listing_digest(self.url, self.files)
 
-    def part(self, shard: Shard) -> Listing:
-        """What of a whole listing one node gets."""
+    def part(self, shard: Shard) -> InputListing:
+        """Return one node's part of a complete listing."""
         return replace(self, files=shard.of(self.files))
 
 
-def digest_of(url: str, files: Iterable[Meta]) -> str:
-    """As of a listing of them."""
+def listing_digest(url: str, files: Iterable[Meta]) -> str:
+    """Return the digest of a listing of these files."""
     return _digest(chain([url], (f"{meta.key}\0{meta.size}\0{meta.etag}" for meta in files)))
 
 
 def local_path(source: str) -> str | None:
-    """The path on this machine that a source names; None for a URL of any other kind."""
+    """Return the path on this machine that a source names; None for a URL of any other kind."""
     if source.startswith("file://"):
         return unquote(source.removeprefix("file://").removeprefix("localhost"))
     return None if "://" in source else source
 
 
 def list_files(folder: Path) -> list[str]:
-    """Every file below a folder of this machine, by its path in it. Raises OSError for what cannot be looked into.
+    """Return the relative paths of all files below a folder of this machine.
 
-    Links are followed, but for those that lead back to a folder that they are in: they have no end.
+    Links are followed, except links to a parent folder, which would never end. Raises OSError for a folder that cannot
+    be read.
     """
     found: list[str] = []
     todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while todo:
         below, above = todo.pop()
         place = folder / below
-        found_here = place.stat()
-        identity = (found_here.st_dev, found_here.st_ino)
+        status = place.stat()
+        identity = (status.st_dev, status.st_ino)
         if identity in above:
             continue
         above |= {identity}
@@ -107,40 +108,40 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        return False  # A link to itself leads nowhere.
+        return False  # A link to itself.
 
 
-class Source:
-    """An input's URL. `told` hears what a person should know about it."""
+class InputSource:
+    """The URL of an input. `say` writes a line to the job's log."""
 
-    def __init__(self, url: str, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, url: str, say: Callable[[str], None] = lambda _: None) -> None:
         self.url = url
-        self._told = told
-        # The bucket's, where it is known to be another than that of the environment.
+        self._say = say
+        # The bucket's region, if it is known to differ from that of the environment.
         self.region: str | None = None
 
-    def list(self) -> Listing:
-        """What is there now. Raises NothingThere, ObjectNamesUnusable, UserError, and what a store raises."""
+    def list(self) -> InputListing:
+        """List the current contents. Raises NothingThere, ObjectNamesUnusable, UserError, and the store's errors."""
         return self._in_region(self._list)
 
-    def those(self, files: tuple[Meta, ...]) -> Listing:
-        """What was there when these were listed. Raises as `list`."""
-        return self._in_region(lambda: Listing(self.url, self._reached(), files, found=len(files)))
+    def with_files(self, files: tuple[Meta, ...]) -> InputListing:
+        """Return a listing of these files, as they were when they were listed. Raises as `list`."""
+        return self._in_region(lambda: InputListing(self.url, self._open_checked(), files, total_files=len(files)))
 
     def find(self) -> tuple[str, str | None]:
-        """The URL of a folder that is there, and which one file in it is meant, if it is one. Raises as `list`."""
+        """Return the URL of an existing folder, and the one file in it that the URL names, if any. Raises as `list`."""
         return self._in_region(self._find)
 
-    def _list(self) -> Listing:
+    def _list(self) -> InputListing:
         folder = self._open(self.url)
         files = _usable(self.url, [meta for meta in folder.list("") if meta.key])
         if files:
-            return Listing(self.url, folder, files, found=len(files))
+            return InputListing(self.url, folder, files, total_files=len(files))
         bucket, meta = self._single()
-        return Listing(self.url, bucket, (meta,), single=meta.key, found=1)
+        return InputListing(self.url, bucket, (meta,), single=meta.key, total_files=1)
 
-    def _reached(self) -> BucketStore:
-        """The folder, asked once: that tells whether the bucket is in another region."""
+    def _open_checked(self) -> BucketStore:
+        """Open the folder and send one request, which fails if the bucket is in another region."""
         folder = self._open(self.url)
         next(iter(folder.list("")), None)
         return folder
@@ -151,12 +152,13 @@ class Source:
         return self.url.rpartition("/")[0], self._single()[1].key
 
     def _single(self) -> tuple[BucketStore, Meta]:
-        """The one object that the URL names, in the folder that it is in.
+        """Return the one object that the URL names, and its folder.
 
-        Looked for where there is nothing below it: who may read a folder need not be allowed to ask for its name.
+        Called only if nothing is below the URL: permission to read a folder need not include a request for its own
+        name.
         """
         above, _, name = self.url.rpartition("/")
-        # A bucket's own name is no object, and neither is what ends with a slash.
+        # A bucket's own name is not an object, nor is a name that ends with a slash.
         if name and not above.endswith(":/"):
             bucket = self._open(above)
             meta = bucket.head(name)
@@ -165,7 +167,7 @@ class Source:
         raise NothingThere(f"there is nothing at {self.url}")
 
     def _in_region(self, question: Callable[[], T]) -> T:
-        # Where the bucket is not S3's, nobody needs to import it.
+        # Imported here, because other buckets do not need it.
         from stoker.store.s3 import WrongRegion
 
         try:
@@ -192,26 +194,26 @@ class Source:
         bucket = self.url.partition("://")[2].partition("/")[0]
         self.region = bucket_region(bucket)
         if self.region is not None:
-            self._told(f"the bucket is in {self.region}, another region: it takes longer, and the transfer is charged")
+            self._say(f"the bucket is in {self.region}, another region: it takes longer, and the transfer is charged")
         return self.region is not None
 
 
-def _usable(url: str, found: list[Meta]) -> tuple[Meta, ...]:
-    """The objects that are files, sorted. Raises ObjectNamesUnusable for what no disk can hold."""
+def _usable(url: str, objects: list[Meta]) -> tuple[Meta, ...]:
+    """Return the objects that are files, sorted. Raises ObjectNamesUnusable for names that a disk cannot hold."""
     folders: set[str] = set()
-    for meta in found:
-        if not can_be_key(meta.key):
+    for meta in objects:
+        if not is_valid_key(meta.key):
             raise ObjectNamesUnusable(f"{url}: an object there is called {meta.key!r}, which leads out of its folder")
         above = meta.key.rpartition("/")[0]
         while above and above not in folders:
             folders.add(above)
             above = above.rpartition("/")[0]
     files = []
-    for meta in found:
+    for meta in objects:
         if meta.key not in folders:
             files.append(meta)
         elif meta.size:
-            # Empty ones are how some programs make folders.
+            # An empty object is how some programs create a folder.
             raise ObjectNamesUnusable(f"{url}: {meta.key} is both an object and a folder, which no disk can hold")
     return tuple(sorted(files, key=lambda meta: meta.key))
 

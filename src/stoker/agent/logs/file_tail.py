@@ -1,6 +1,6 @@
-"""Read a file that somebody else appends to, and give its disk back behind what was read.
+"""Read a file that another process appends to, and free the disk blocks that were read.
 
-A training may put a link or a pipe in the place of its file, and from inside a container: neither is ever opened.
+A training may put a link or a pipe in the place of its file, also from inside a container: neither is ever opened.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 
 from stoker.agent.confinement import open_plain
 
-# Punching is a system call and a journal entry: worth it for this much.
+# Punching a hole is a system call and a journal entry: done only for at least this much.
 PUNCH_STEP_BYTES = 4 * 1024 * 1024
-# Left alone behind what is durable: the last lines are quoted from the file, and the cause of a failure is found there.
+# Bytes that are not freed behind the durable offset: the last lines are quoted from the file, and the cause of a
+# failure is found there.
 KEEP_BYTES = 1024 * 1024
 _BLOCK = 4096
 _FALLOC_FL_KEEP_SIZE = 1
@@ -24,21 +25,21 @@ _FALLOC_FL_PUNCH_HOLE = 2
 class FileTail:
     """A position in a growing file.
 
-    `offset` counts bytes since the file began. It goes on counting when the file is cut short under us, so that an
+    `offset` counts bytes since the file began. It continues when the file is truncated by another process, so that an
     offset never means two things.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
         self.offset = offset
-        # Offset minus place in the file: not 0 only after the file was cut short.
+        # Offset minus position in the file: not 0 only after the file was truncated.
         self._shift = 0
         self._punched = 0
         self._can_punch = True
         self._looked = False
 
     def waiting(self) -> int:
-        """Bytes that were not read yet. A file that is not there has none."""
+        """Return the number of unread bytes. An absent file has none."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:
@@ -48,8 +49,8 @@ class FileTail:
         size = status.st_size
         place = self.offset - self._shift
         if size < place:
-            # At the first look a crash has taken back the end of a file that was sent already, and what is left may be
-            # holes. Later somebody has emptied the file, and all that is in it is new.
+            # On the first call, a crash has lost the end of a file that was sent already, and the rest may be holes.
+            # Later, another process has truncated the file, and everything in it is new.
             place = 0 if self._looked else size
             self._shift = self.offset - place
             self._punched = 0
@@ -57,7 +58,7 @@ class FileTail:
         return size - place
 
     def read(self, limit: int) -> bytes:
-        """The next bytes, at most `limit`, and move on behind them. Raises OSError."""
+        """Return the next bytes, at most `limit`, and advance. Raises OSError."""
         count = min(limit, self.waiting())
         if count <= 0:
             return b""
@@ -70,7 +71,7 @@ class FileTail:
         return data
 
     def forget(self, durable: int) -> None:
-        """Give back the disk below the offset `durable`, in large steps. Does nothing where that cannot be done."""
+        """Free the disk blocks below the offset `durable`, in large steps. Does nothing where that is not supported."""
         place = durable - self._shift
         upto = (place - KEEP_BYTES) // _BLOCK * _BLOCK
         if not self._can_punch or upto - self._punched < PUNCH_STEP_BYTES:
@@ -78,7 +79,7 @@ class FileTail:
         try:
             _punch(self._path, self._punched, upto - self._punched)
         except (OSError, AttributeError):
-            # A file system without holes, or a C library without the call: the file just stays as large as it is.
+            # A file system without holes, or a C library without the call: the file stays as large as it is.
             self._can_punch = False
         else:
             self._punched = upto

@@ -1,8 +1,8 @@
-"""Bring what the training prints to the store, whatever it prints and however long the store is away.
+"""Bring the output of the training to the store, whatever it prints and however long the store is away.
 
-The training writes into `<node>/train.log` itself, so it is never slowed down by us and loses nothing when the agent
-is killed. The pump only reads the file behind it. The file is the buffer: memory stays bounded during an outage, and
-what is durable is punched out of the file, so that the disk does too.
+The training writes into `<node>/train.log` itself, so it is never slowed down by the agent and loses nothing when the
+agent is killed. The pump reads the file behind it. The file is the buffer: memory stays bounded during an outage, and
+so does the disk, because durable bytes are punched out of the file.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from stoker.store.log_chunks import (
 )
 
 PREFIX = "[stoker] "
-# A folder costs nothing to write to; a bucket costs money per put, and somebody else's time.
-NEAR_FLUSH_S = 0.2
-FAR_FLUSH_S = 2.0
-# How often a far store's pump looks at the file: what comes after a silence is sent without waiting.
-_FAR_POLL_S = 0.25
-# With this much waiting a put is worth its price at once.
+# A local folder costs nothing to write to; each put to a bucket costs money and load.
+LOCAL_FLUSH_S = 0.2
+REMOTE_FLUSH_S = 2.0
+# How often the pump for a remote store looks at the file: output after a silence is sent without waiting.
+_REMOTE_POLL_S = 0.25
+# With this many bytes waiting, a put is worth its price at once.
 _FULL_BYTES = 1024 * 1024
 _TAIL_LINE_CHARS, _TAIL_END_CHARS = 2000, 300
 
@@ -47,7 +47,7 @@ Tap = Callable[[bytes, float], None]
 
 @dataclass(frozen=True)
 class PumpStatus:
-    """How far the file was read, how far it is durable, and what went wrong last (None: nothing)."""
+    """How far the file was read, how far it is durable, and the last error (None: there was none)."""
 
     offset: int
     durable_offset: int
@@ -55,7 +55,7 @@ class PumpStatus:
 
 
 class LogPump:
-    """Tails `path` into `layout.log_chunk(node, 0…)`.
+    """Copies the file at `path` into the log chunks of a node.
 
     `earlier` are the node folders of earlier boots on this machine: what they made durable is not sent again.
     """
@@ -69,9 +69,9 @@ class LogPump:
         *,
         earlier: Sequence[str] = (),
         tap: Tap | None = None,
-        near: bool | None = None,
+        is_local: bool | None = None,
     ) -> None:
-        near = store.near if near is None else near
+        is_local = store.is_local if is_local is None else is_local
         self._store = store
         self._path = path
         self._tail = FileTail(path, start_offset)
@@ -79,10 +79,10 @@ class LogPump:
         self._earlier = tuple(earlier)
         self._tap = tap
         self._writer = ChunkWriter(store, lambda n, size: keys.log_chunk(node, n, size))
-        self._flush_s = NEAR_FLUSH_S if near else FAR_FLUSH_S
+        self._flush_s = LOCAL_FLUSH_S if is_local else REMOTE_FLUSH_S
         self._flushed_at = -self._flush_s
         self._last_ms = 0
-        self._thread = PumpThread("log-pump", self._turn, NEAR_FLUSH_S if near else _FAR_POLL_S)
+        self._thread = PumpThread("log-pump", self._turn, LOCAL_FLUSH_S if is_local else _REMOTE_POLL_S)
 
     @property
     def status(self) -> PumpStatus:
@@ -92,16 +92,18 @@ class LogPump:
         self._thread.start()
 
     def drain(self, deadline_s: float, until_s: Callable[[], float] | None = None) -> bool:
-        """Wait until everything that is in the file now is durable. False: not within the deadline, which `until_s`
-        may move closer."""
+        """Wait until everything that is in the file now is durable. Return False if the deadline passes before.
+
+        `until_s` may move the deadline closer.
+        """
         return self._thread.drain(deadline_s, until_s)
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread. What is not durable stays in the file. Does not drain."""
+        """End the thread without draining. Bytes that are not durable stay in the file."""
         self._thread.stop(timeout_s)
 
     def tail(self, n_lines: int = 20, max_bytes: int = 16 * 1024) -> tuple[str, ...]:
-        """The last lines of the file, as a person would see them. Never raises."""
+        """Return the last lines of the file, as a person would see them. Never raises."""
         return last_lines(self._path, n_lines, max_bytes)
 
     def _turn(self, hurry: bool) -> Turn:
@@ -126,7 +128,7 @@ class LogPump:
         data = self._tail.read(min(MAX_CHUNK_BYTES, self._writer.room) - HEADER_BYTES)
         if not data:
             return
-        # Readers merge nodes by this time; a clock set back must not turn a node's own lines around.
+        # Readers merge nodes by this time; a clock set back must not reverse a node's own lines.
         self._last_ms = max(self._last_ms, int(time.time() * 1000))
         self._writer.add(encode_segment(Segment(self._last_ms, offset, data)))
         if self._tap is not None:
@@ -145,7 +147,7 @@ class LogPump:
 
 
 def durable_offset(store: Store, nodes: Sequence[str]) -> int:
-    """How far into the log file the boots that wrote to these node folders got. Raises StoreError."""
+    """Return how far into the log file the boots got that wrote to these node folders. Raises StoreError."""
     reached = 0
     for node in nodes:
         segments = parse_segments(last_chunk(store, f"{node}/log/")).segments
@@ -154,15 +156,15 @@ def durable_offset(store: Store, nodes: Sequence[str]) -> int:
 
 
 def say(path: Path, text: str) -> None:
-    """Tell the user something, in the log, between the lines of the training. One write; never raises.
+    """Write a message for the user into the log, between the lines of the training. One write; never raises.
 
-    A message is lost when the disk is full: the training's own words have no other place to go either.
+    A message is lost when the disk is full: the training's own output has no other place to go either.
     """
     lines = "".join(f"{PREFIX}{line}\n" for line in text.splitlines() or [""])
     try:
         with open(path, "a+b", buffering=0, opener=open_plain) as file:
             size = os.fstat(file.fileno()).st_size
-            # A line that the training has not ended yet is ended here, or the message would hide at its end.
+            # A line that the training has not ended yet is ended first, or the message would hide at its end.
             glued = size > 0 and os.pread(file.fileno(), 1, size - 1) not in (b"\n", b"")
             file.write((b"\n" if glued else b"") + lines.encode("utf-8", "replace"))
     except OSError as error:
@@ -170,12 +172,12 @@ def say(path: Path, text: str) -> None:
 
 
 def last_lines(path: Path, n_lines: int = 20, max_bytes: int = 16 * 1024, since: int = 0) -> tuple[str, ...]:
-    """The last lines of a file, decoded leniently, a progress bar as its last state. Never raises.
+    """Return the last lines of a file, decoded leniently, a progress bar as its last state. Never raises.
 
     `since` is where a line begins: nothing before it counts.
     """
     try:
-        # The training may have put a pipe in its place: opening that would never end, nor would the agent.
+        # The training may have put a pipe in its place: opening that would block the agent for ever.
         with open(path, "rb", buffering=0, opener=open_plain) as file:
             size = os.fstat(file.fileno()).st_size
             start = max(since, size - max_bytes)
@@ -186,14 +188,16 @@ def last_lines(path: Path, n_lines: int = 20, max_bytes: int = 16 * 1024, since:
     if lines and not lines[-1]:
         lines.pop()
     if start > since and len(lines) > 1:
-        # The first one was cut.
+        # The first line was cut.
         lines.pop(0)
     return tuple(_shortened(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-n_lines:])
 
 
 def _shortened(line: str) -> str:
-    """The beginning and the end of a line that is too long: launchers quote a whole command before they say how it
-    ended."""
+    """Return the beginning and the end of a line that is too long.
+
+    Launchers quote a whole command before they say how it ended.
+    """
     if len(line) <= _TAIL_LINE_CHARS:
         return line
     return f"{line[: _TAIL_LINE_CHARS - _TAIL_END_CHARS]} … {line[3 - _TAIL_END_CHARS :]}"

@@ -1,4 +1,4 @@
-"""A thread that keeps moving what lies on the node's disk to the store, for as long as it takes."""
+"""A thread that moves data from the node's disk to the store, for as long as it takes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-# What a turn found: nothing is left to make durable; something waits for its time; there is more to do at once.
+# The result of a turn: nothing is left to make durable; something waits for its time; there is more to do at once.
 Turn = Literal["idle", "waiting", "busy"]
 
 _FIRST_DELAY_S = 0.5
-# An outage may last hours, and the store should be asked gently; but a minute more of silence helps nobody.
+# An outage may last hours, and the store should be asked gently; but waiting longer than this does not help.
 _LONGEST_DELAY_S = 30.0
-# While somebody waits for `drain`, seconds count.
+# The longest pause while a caller waits in `drain`.
 _HURRIED_DELAY_S = 0.5
-# How often a deadline that may move is looked at.
+# How often a deadline that may move is checked.
 _LOOK_S = 0.1
 
 
@@ -38,14 +38,15 @@ class PumpThread:
 
     @property
     def error(self) -> str | None:
-        """What went wrong at the last turn; None when nothing did."""
+        """The error of the last turn; None if it had none."""
         return self._error
 
     def start(self) -> None:
         self._thread.start()
 
     def drain(self, deadline_s: float, until_s: Callable[[], float] | None = None) -> bool:
-        """Hurry, and wait until a turn that began after this call found everything durable. False: not in time.
+        """Hurry, and wait until a turn that began after this call found everything durable. Return False if not in
+        time.
 
         `until_s` gives an end (monotonic seconds) that may turn up meanwhile and be sooner.
         """
@@ -66,7 +67,7 @@ class PumpThread:
                 self._waiters -= 1
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread after its present turn. Does not drain."""
+        """End the thread after its present turn, without draining."""
         with self._changed:
             self._stopping = True
             self._nudge()
@@ -90,7 +91,7 @@ class PumpThread:
             found: Turn = "waiting"
             try:
                 found = self._turn(hurry)
-            except Exception as error:  # noqa: BLE001 - whatever it was, what is on the disk must be tried again
+            except Exception as error:  # noqa: BLE001 - the edge of the thread: data on the disk must be tried again after any error
                 failures += 1
                 message: str | None = f"{type(error).__name__}: {error}"
                 delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)

@@ -1,5 +1,5 @@
-"""What a machine on AWS needs before and besides an SDK: its metadata, and signed requests. Standard library alone.
+"""Metadata and signed requests for a machine on AWS, before and beside an SDK. Standard library alone.
 
-This package also travels inside the user-data and runs there on any Python 3.6 or newer, so that a machine whose
-Python is too old for Stoker can still say so: no newer syntax, no dataclasses, annotations in quotes where need be.
+Parts of this package are embedded in the user-data, and run there on Python 3.6 or newer, so that a machine whose
+Python is too old for Stoker can report that: no newer syntax, no dataclasses, annotations in quotes where needed.
 """

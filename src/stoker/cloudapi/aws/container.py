@@ -1,4 +1,4 @@
-"""The credentials of a container's role, where a container has no machine's metadata: on SageMaker and ECS.
+"""The credentials of a container's role, for containers without machine metadata: on SageMaker and ECS.
 
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker.cloudapi.aws.imds import Answer, Imds, ImdsError
+from stoker.cloudapi.aws.imds import Imds, ImdsAnswer, ImdsError
 from stoker.cloudapi.aws.sigv4 import Credentials
 
 RELATIVE = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
@@ -23,30 +23,30 @@ _ANSWER_BYTES = 1 << 16
 
 
 def metadata(environ: Mapping[str, str]) -> Imds:
-    """What tells the role of whatever this runs on: a container that has one of its own, else the machine."""
+    """Return the source of credentials: the container's own role if it has one, else the machine's."""
     if environ.get(RELATIVE) or environ.get(FULL):
         return ContainerRole(environ)
     return Imds(environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"))
 
 
 class ContainerRole(Imds):
-    """As the metadata service of a machine, as far as a container is told: its credentials, and its region."""
+    """The part of a machine's metadata service that a container has: its credentials and its region."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__(_HOST, _TIMEOUT_S)
         self._environ = environ
 
-    def ask(self, path: str) -> Answer:
-        """Nobody is asked: the region is in the environment, and nothing else is known."""
+    def ask(self, path: str) -> ImdsAnswer:
+        """Answer without a request: the region is in the environment, and nothing else is known."""
         region = self._environ.get("AWS_REGION") or self._environ.get("AWS_DEFAULT_REGION")
-        return Answer(region if path == "meta-data/placement/region" else None, "")
+        return ImdsAnswer(region if path == "meta-data/placement/region" else None, "")
 
     def credentials(self) -> Credentials | None:
-        """Those of the container's role. Raises ImdsError."""
+        """Return the credentials of the container's role. Raises ImdsError."""
         relative = self._environ.get(RELATIVE)
         parts = urlsplit(f"{_HOST}{relative}" if relative else self._environ.get(FULL, ""))
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        # Past any proxy: this address means this container.
+        # Without a proxy: the address is local to this container.
         connection = kind(parts.netloc, timeout=_TIMEOUT_S)
         try:
             where = f"{parts.path}?{parts.query}" if parts.query else parts.path
@@ -62,7 +62,7 @@ class ContainerRole(Imds):
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, ImdsError):
                 raise
-            raise ImdsError(f"the container's credentials do not come: {error or type(error).__name__}") from None
+            raise ImdsError(f"the container's credentials are not available: {error or type(error).__name__}") from None
         finally:
             connection.close()
 

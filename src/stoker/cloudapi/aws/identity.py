@@ -1,6 +1,6 @@
-"""Whom AWS is asked as, without an SDK: keys in the environment, in `~/.aws`, else the role of container or machine.
+"""Find AWS credentials without an SDK: in the environment, in `~/.aws`, else the role of the container or machine.
 
-What only an SDK can read (single sign-on, roles of profiles) is left to boto3, where it is installed.
+Credentials that only an SDK can read (single sign-on, roles of profiles) are left to boto3 if it is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.cloudapi.aws.imds import Imds, ImdsError
 from stoker.cloudapi.aws.sigv4 import Credentials
 
 _KEYS = ("aws_access_key_id", "aws_secret_access_key")
-# What a profile may say instead of keys, and only an SDK understands.
+# Settings of a profile that replace keys and that only an SDK understands.
 _SDK_ONLY = (
     "sso_session",
     "sso_start_url",
@@ -32,12 +32,12 @@ _HOW = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 
 
 class NoIdentity(Exception):
-    """There is nobody to ask as; the message says what to do."""
+    """There are no credentials; the message says what to do."""
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Credentials, and where they are used unless something else is said. `machine`: the role of this machine."""
+class AwsIdentity:
+    """Credentials, and their default region. `machine`: they are the role of this machine."""
 
     credentials: Credentials = field(repr=False)
     region: str
@@ -45,13 +45,16 @@ class Identity:
     domain: str = "amazonaws.com"
 
 
-def find(environ: Mapping[str, str], imds: Imds | None = None) -> Identity:
-    """The first that there is. Raises NoIdentity, and ImdsError where only the machine could tell."""
+def find(environ: Mapping[str, str], imds: Imds | None = None) -> AwsIdentity:
+    """Return the first identity that exists.
+
+    Raises NoIdentity, and ImdsError if only the machine's metadata could have it.
+    """
     profile = _Profile(environ)
     credentials = _from_variables(environ) or profile.credentials() or _from_sdk(environ, profile)
     if credentials is not None:
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or profile.get("region")
-        return Identity(credentials, region, machine=False, domain=domain_of(region))
+        return AwsIdentity(credentials, region, machine=False, domain=domain_of(region))
     imds = imds or container.metadata(environ)
     contained = isinstance(imds, container.ContainerRole)
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not contained:
@@ -59,10 +62,10 @@ def find(environ: Mapping[str, str], imds: Imds | None = None) -> Identity:
     credentials = imds.credentials()
     if credentials is None:
         raise ImdsError("the machine has no instance profile")
-    # The machine's own region: that of the environment is the bucket's.
+    # The machine's own region: the environment has the bucket's.
     region = imds.get("meta-data/placement/region") or ""
     domain = imds.get("meta-data/services/domain") or domain_of(region)
-    return Identity(credentials, region, machine=True, domain=domain)
+    return AwsIdentity(credentials, region, machine=True, domain=domain)
 
 
 def domain_of(region: str) -> str:
@@ -75,7 +78,7 @@ def _from_variables(environ: Mapping[str, str]) -> Credentials | None:
 
 
 class _Profile:
-    """The chosen part of the files under `~/.aws`."""
+    """The chosen profile of the files in `~/.aws`."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.named = environ.get("AWS_PROFILE")
@@ -122,7 +125,7 @@ def _from_sdk(environ: Mapping[str, str], profile: _Profile) -> Credentials | No
         found: Any = session.get_credentials()
         frozen: Any = found.get_frozen_credentials() if found is not None else None
     except Exception as error:
-        # botocore's errors are many, and all of them are about the user's files.
+        # botocore has many exception types without a common base, and all of them concern the user's files.
         lines = str(error).splitlines() or [type(error).__name__]
         raise NoIdentity(f"{wanted} gives no credentials: {lines[0]}") from error
     if frozen is None or not frozen.access_key:

@@ -1,7 +1,7 @@
-"""Ask the instance metadata service (IMDSv2) about the machine this runs on.
+"""Query the instance metadata service (IMDSv2) of this machine.
 
-AWS_EC2_METADATA_SERVICE_ENDPOINT says where it is, else it is where it always is. There is no way back to version 1.
-Runs on Python 3.6 or newer: see the package.
+AWS_EC2_METADATA_SERVICE_ENDPOINT overrides its address. There is no fallback to version 1. Runs on Python 3.6 or newer:
+see the package.
 """
 
 import http.client
@@ -21,18 +21,21 @@ _TOKEN_USE_S = 10800.0
 
 
 class ImdsError(OSError):
-    """It did not answer, or not with sense. Says nothing about what was asked."""
+    """The service did not answer, or its answer is malformed. This says nothing about the requested value."""
 
 
-class Answer(NamedTuple):
-    """`text` is None where there is no such thing. `date` is the service's own clock, as HTTP writes it, or empty."""
+class ImdsAnswer(NamedTuple):
+    """One answer.
+
+    `text` is None if the value does not exist. `date` is the service's own clock as in HTTP, or empty.
+    """
 
     text: "str | None"
     date: str
 
 
 class Imds:
-    """One machine's metadata. Safe to use from several threads."""
+    """One machine's metadata. Thread-safe."""
 
     def __init__(self, endpoint: "str | None" = None, timeout_s: float = 2.0) -> None:
         where = endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or LINK_LOCAL
@@ -45,24 +48,24 @@ class Imds:
         self._token_until_s = 0.0
 
     def get(self, path: str) -> "str | None":
-        """What stands at `latest/<path>`, or None where nothing does. Raises ImdsError."""
+        """Return the value at `latest/<path>`, or None if there is none. Raises ImdsError."""
         return self.ask(path).text
 
-    def ask(self, path: str) -> Answer:
-        """The same, with the date of the answer. Raises ImdsError."""
+    def ask(self, path: str) -> ImdsAnswer:
+        """Return the same with the date of the answer. Raises ImdsError."""
         for fresh in (False, True):
             status, text, date = self._call("GET", path, {"X-aws-ec2-metadata-token": self._session(fresh)})
             if status == 200:
-                return Answer(text, date)
+                return ImdsAnswer(text, date)
             if status == 404:
-                return Answer(None, date)
-            # 401: the session is not one of this service, which may have begun anew.
+                return ImdsAnswer(None, date)
+            # 401: the service does not know the session, for example after its restart.
             if status != 401:
                 break
         raise ImdsError(f"the metadata service answered {status} for {path}")
 
     def credentials(self) -> "Credentials | None":
-        """Those of the machine's role, or None where it has none (yet). Raises ImdsError."""
+        """Return the credentials of the machine's role, or None if it has none (yet). Raises ImdsError."""
         place = "meta-data/iam/security-credentials/"
         role = self.get(place)
         if not role or not role.strip():
@@ -90,7 +93,7 @@ class Imds:
             return self._token
 
     def _call(self, method: str, path: str, headers: "dict[str, str]") -> "tuple[int, str, str]":
-        # Past any proxy: this address means this machine.
+        # Without a proxy: the address is local to this machine.
         connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
         try:
             connection.request(method, f"{self._base}/latest/{path}", headers=headers)

@@ -1,7 +1,8 @@
 """Write to CloudWatch Logs from a machine, with its role's credentials. Standard library alone.
 
 https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html
-The limits below are the service's. No sequence token is needed any more.
+
+The limits below are the service's. Sequence tokens are no longer needed.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ from stoker.cloudapi.aws.container import metadata
 from stoker.cloudapi.aws.imds import Imds, ImdsError
 from stoker.cloudapi.aws.sigv4 import Credentials, sign
 
-# One PutLogEvents: its messages in UTF-8 and 26 bytes for each.
+# Limits of one PutLogEvents: its messages in UTF-8, plus 26 bytes each.
 MOST_BATCH_BYTES = 1_048_576
 EVENT_OVERHEAD_BYTES = 26
 MOST_BATCH_EVENTS = 10_000
 MOST_BATCH_SPAN_MS = 24 * 3600 * 1000
-# The service takes 1 MiB since April 2025; what reads logs behind it (subscriptions, exports) is content with this.
+# The service accepts 1 MiB since April 2025; consumers behind it (subscriptions, exports) accept this much.
 MOST_EVENT_BYTES = 256 * 1024 - EVENT_OVERHEAD_BYTES
 
 _GROUP = re.compile(r"[A-Za-z0-9_./#-]{1,512}")
 _TIMEOUT_S = 10.0
-# The metadata service shows new credentials five minutes before the old ones end.
+# The metadata service provides new credentials five minutes before the old ones expire.
 _CREDENTIALS_FOR_S = 120.0
 _ANSWER_BYTES = 1 << 20
 _STALE = ("ExpiredTokenException", "UnrecognizedClientException", "InvalidSignatureException")
 
 
-class LogsError(OSError):
-    """CloudWatch Logs refused, or did not answer (`code` is empty then)."""
+class CloudWatchLogsError(OSError):
+    """CloudWatch Logs refused, or did not answer (then `code` is empty)."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-class Event(NamedTuple):
-    """One line. `size` is what it counts in a batch."""
+class LogEvent(NamedTuple):
+    """One line. `size` is its size in a batch."""
 
     at_ms: int
     message: str
@@ -55,18 +56,18 @@ class Event(NamedTuple):
 
 
 def is_group(name: str) -> bool:
-    """Whether a log group may have this name."""
+    """Tell if this is a valid name of a log group."""
     return _GROUP.fullmatch(name) is not None
 
 
-def event(at_ms: int, message: str) -> Event:
-    """An event as the service counts it. It takes no empty ones."""
+def event(at_ms: int, message: str) -> LogEvent:
+    """Build an event with its size. The service accepts no empty message."""
     text = message or " "
-    return Event(at_ms, text, len(text.encode()) + EVENT_OVERHEAD_BYTES)
+    return LogEvent(at_ms, text, len(text.encode()) + EVENT_OVERHEAD_BYTES)
 
 
 class CloudWatchLogs:
-    """The service in this machine's region. Not thread-safe. Every method raises LogsError."""
+    """The service in this machine's region. Not thread-safe. Every method raises CloudWatchLogsError."""
 
     def __init__(self, imds: Imds | None = None, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
@@ -75,34 +76,36 @@ class CloudWatchLogs:
         self._region = ""
         self._credentials: Credentials | None = None
         self._credentials_until_s = 0.0
-        # What the service's clock is ahead of ours by, where it complained.
+        # How far the service's clock is ahead of this machine's, measured when it rejects a request time.
         self._ahead = timedelta(0)
 
     def create_stream(self, group: str, stream: str) -> None:
-        """Make a stream. One that is there is as good as made."""
+        """Create a stream, unless it exists."""
         self._make("CreateLogStream", {"logGroupName": group, "logStreamName": stream})
 
     def create_group(self, group: str) -> bool:
-        """Make a group. False: it was there already."""
+        """Create a group. False: it existed already."""
         return self._make("CreateLogGroup", {"logGroupName": group})
 
     def retain(self, group: str, days: int) -> None:
-        """Let the group forget what is older."""
+        """Let the group delete older events."""
         self.call("PutRetentionPolicy", {"logGroupName": group, "retentionInDays": days})
 
-    def put(self, group: str, stream: str, events: Sequence[Event]) -> int:
-        """Write a batch, which is within the limits. Answers how many events the service took and dropped: too old,
-        or of a clock that is hours ahead."""
-        told = [{"timestamp": each.at_ms, "message": each.message} for each in events]
-        answer = self.call("PutLogEvents", {"logGroupName": group, "logStreamName": stream, "logEvents": told})
+    def put(self, group: str, stream: str, events: Sequence[LogEvent]) -> int:
+        """Write a batch that is within the limits.
+
+        Returns how many events the service accepted and dropped: too old, or from a clock that is hours ahead.
+        """
+        log_events = [{"timestamp": each.at_ms, "message": each.message} for each in events]
+        answer = self.call("PutLogEvents", {"logGroupName": group, "logStreamName": stream, "logEvents": log_events})
         rejected = answer.get("rejectedLogEventsInfo")
         return _dropped(rejected, len(events)) if isinstance(rejected, dict) else 0
 
     def call(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """One request. Tried again at once where only credentials or the clock had to be looked up anew."""
+        """Send one request. It is repeated at once after refreshing stale credentials or the clock offset."""
         try:
             return self._call(operation, params)
-        except LogsError as error:
+        except CloudWatchLogsError as error:
             if error.code not in _STALE:
                 raise
             self._credentials = None
@@ -111,7 +114,7 @@ class CloudWatchLogs:
     def _make(self, operation: str, params: Mapping[str, Any]) -> bool:
         try:
             self.call(operation, params)
-        except LogsError as error:
+        except CloudWatchLogsError as error:
             if error.code != "ResourceAlreadyExistsException":
                 raise
             return False
@@ -132,16 +135,16 @@ class CloudWatchLogs:
                 service="logs",
             )
         except ImdsError as error:
-            raise LogsError("", str(error)) from None
+            raise CloudWatchLogsError("", str(error)) from None
         status, date, data = self._post(url, headers, body)
         tree = _parsed(data)
         if status == 200:
             return tree
         code = str(tree.get("__type") or tree.get("code") or status).rpartition("#")[2].partition(":")[0]
         if code in _STALE and date:
-            self._mind_clock(date)
-        said = tree.get("message") or tree.get("Message") or ""
-        raise LogsError(code, f"{operation} was answered with {code}{f': {said}' if said else ''}")
+            self._adjust_clock(date)
+        detail = tree.get("message") or tree.get("Message") or ""
+        raise CloudWatchLogsError(code, f"{operation} was answered with {code}{f': {detail}' if detail else ''}")
 
     def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
         parts = urlsplit(url)
@@ -152,16 +155,16 @@ class CloudWatchLogs:
             answer = connection.getresponse()
             return answer.status, answer.getheader("Date") or "", answer.read(_ANSWER_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise LogsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
+            raise CloudWatchLogsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
         finally:
             connection.close()
 
     def _url(self) -> str:
-        """Where the service is. The machine's own region, which need not be the bucket's."""
+        """Return the address of the service in the machine's own region, which need not be the bucket's."""
         if not self._region:
             self._region = self._imds.get("meta-data/placement/region") or ""
             if not self._region:
-                raise LogsError("", "the metadata service does not tell the region")
+                raise CloudWatchLogsError("", "the metadata service does not report the region")
         if not self._endpoint:
             domain = self._imds.get("meta-data/services/domain") or "amazonaws.com"
             self._endpoint = f"https://logs.{self._region}.{domain}"
@@ -172,16 +175,16 @@ class CloudWatchLogs:
             self._credentials = self._imds.credentials()
             self._credentials_until_s = time.monotonic() + _CREDENTIALS_FOR_S
         if self._credentials is None:
-            raise LogsError("", "the machine has no instance profile")
+            raise CloudWatchLogsError("", "the machine has no instance profile")
         return self._credentials
 
-    def _mind_clock(self, date: str) -> None:
+    def _adjust_clock(self, date: str) -> None:
         try:
             now = parsedate_to_datetime(date).astimezone(timezone.utc)
         except (ValueError, TypeError):
             return
         ahead = now - datetime.now(timezone.utc)
-        # The service tolerates minutes; a reply's whole seconds are no reason to move.
+        # The service tolerates minutes; the rounding of a reply's date to seconds must not shift the clock.
         self._ahead = ahead if abs(ahead) > timedelta(minutes=1) else timedelta(0)
 
 

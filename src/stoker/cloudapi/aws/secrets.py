@@ -1,4 +1,4 @@
-"""Read secrets, and make tokens that expire, with signed requests. Standard library alone.
+"""Read secrets and create temporary tokens, with signed requests. Standard library alone.
 
 https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_GetSecretValue.html
 https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_GetParameter.html
@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from stoker.cloudapi.aws.identity import Identity, domain_of
+from stoker.cloudapi.aws.identity import AwsIdentity, domain_of
 from stoker.cloudapi.aws.sigv4 import sign
 
 _TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ _ANSWER_BYTES = 1 << 20
 
 _ABSENT = ("ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound")
 _DENIED = ("AccessDeniedException", "AccessDenied", "KMSAccessDeniedException")
-# Credentials that are not taken: of a machine they may be old or not known everywhere yet.
+# Rejected credentials: those of a machine may be expired, or not known everywhere yet.
 _STALE = (
     "ExpiredTokenException",
     "ExpiredToken",
@@ -41,7 +41,7 @@ _LATER = ("ThrottlingException", "TooManyRequestsException", "LimitExceededExcep
 
 
 class AwsError(OSError):
-    """It refused (`code` is its word for that), or did not answer (`code` is empty)."""
+    """AWS refused (`code` is its error code), or did not answer (`code` is empty)."""
 
     def __init__(self, code: str, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -54,7 +54,7 @@ class AwsError(OSError):
 
 @dataclass(frozen=True)
 class _Service:
-    """`name` is what requests are signed for, `host` what addresses begin with, `variable` ends an override's name."""
+    """An AWS service: `name` in signatures, `host` in addresses, `variable` as the suffix of the override variable."""
 
     name: str
     host: str
@@ -68,21 +68,21 @@ _REGISTRY = _Service("ecr", "api.ecr", "ECR")
 
 
 class Aws:
-    """AWS as somebody. Every method raises AwsError."""
+    """AWS with one identity. Every method raises AwsError."""
 
-    def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
+    def __init__(self, identity: AwsIdentity, environ: Mapping[str, str]) -> None:
         self._identity = identity
         self._environ = environ
-        # What the service's clock is ahead of ours by, where it complained.
+        # How far the service's clock is ahead of this machine's, measured when it rejects a request time.
         self._ahead = timedelta(0)
 
     def region_of(self, name: str) -> str:
-        """Of an ARN its own, else the default."""
+        """Return the region in an ARN, else the default."""
         parts = name.split(":")
         return parts[3] if len(parts) > 5 and parts[0] == "arn" and parts[3] else self._identity.region
 
     def secret(self, name: str) -> bytes:
-        """The current version of a secret, by name or ARN."""
+        """Return the current version of a secret, by name or ARN."""
         tree = self._rpc(_SECRETS, self.region_of(name), "secretsmanager.GetSecretValue", {"SecretId": name})
         text, binary = tree.get("SecretString"), tree.get("SecretBinary")
         if isinstance(text, str):
@@ -90,20 +90,20 @@ class Aws:
         return _decoded(binary, "GetSecretValue")
 
     def parameter(self, name: str) -> bytes:
-        """A parameter, decrypted, by name or ARN."""
+        """Return a parameter, decrypted, by name or ARN."""
         params = {"Name": name, "WithDecryption": True}
         tree = self._rpc(_PARAMETERS, self.region_of(name), "AmazonSSM.GetParameter", params)
         return _text(tree.get("Parameter"), "Value", "GetParameter").encode()
 
     def artifact_token(self, domain: str, owner: str) -> str:
-        """A token for a domain of CodeArtifact. It lasts for as long as the credentials do, up to 12 hours."""
+        """Return a token for a CodeArtifact domain. It is valid as long as the credentials are, up to 12 hours."""
         query = f"domain={quote(domain, safe='')}" + (f"&domain-owner={owner}" if owner else "")
         url = f"{self._endpoint(_ARTIFACTS, self._identity.region)}/v1/authorization-token?{query}"
         tree = self._post(_ARTIFACTS, self._identity.region, url, {}, b"", "GetAuthorizationToken")
         return _text(tree, "authorizationToken", "GetAuthorizationToken")
 
     def registry_password(self, region: str) -> str:
-        """The password of the user `AWS` for every registry of a region that these credentials reach. 12 hours."""
+        """Return the password of the user `AWS` for a region's registries that these credentials may use. 12 hours."""
         target = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
         tree = self._rpc(_REGISTRY, region or self._identity.region, target, {})
         data = tree.get("authorizationData")
@@ -114,7 +114,7 @@ class Aws:
     def _endpoint(self, service: _Service, region: str) -> str:
         named = self._environ.get(f"AWS_ENDPOINT_URL_{service.variable}") or self._environ.get("AWS_ENDPOINT_URL")
         if not region:
-            raise AwsError("NoRegion", "no region is named; set AWS_REGION, or give the ARN")
+            raise AwsError("NoRegion", "no region is set; set AWS_REGION, or give the ARN")
         domain = self._identity.domain if region == self._identity.region else domain_of(region)
         return (named or f"https://{service.host}.{region}.{domain}").rstrip("/")
 
@@ -126,24 +126,26 @@ class Aws:
     def _post(
         self, service: _Service, region: str, url: str, headers: Mapping[str, str], body: bytes, operation: str
     ) -> dict[str, Any]:
-        """One request; a second one at once where only the clock was wrong."""
+        """Send one request; repeat it at once if only the clock was wrong."""
         for again in (True, False):
             now = datetime.now(timezone.utc) + self._ahead
             digest = hashlib.sha256(body).hexdigest()
             signed = sign("POST", url, self._identity.credentials, region, now, headers, digest, service.name)
-            status, told, data = _send(url, signed, body)
+            status, reply_headers, data = _send(url, signed, body)
             if status == 200:
                 return _parsed(data)
             tree = _parsed(data)
-            named = str(tree.get("__type") or told.get("x-amzn-errortype") or tree.get("code") or status)
+            named = str(tree.get("__type") or reply_headers.get("x-amzn-errortype") or tree.get("code") or status)
             code = named.rpartition("#")[2].partition(":")[0]
-            if not (again and code == "InvalidSignatureException" and self._mind_clock(told.get("date", ""))):
+            if not (
+                again and code == "InvalidSignatureException" and self._adjust_clock(reply_headers.get("date", ""))
+            ):
                 break
-        said = tree.get("message") or tree.get("Message") or ""
-        raise AwsError(code, f"{operation} was answered with {code}{f': {said}' if said else ''}", status)
+        detail = tree.get("message") or tree.get("Message") or ""
+        raise AwsError(code, f"{operation} was answered with {code}{f': {detail}' if detail else ''}", status)
 
-    def _mind_clock(self, date: str) -> bool:
-        """Whether the service's clock is another one."""
+    def _adjust_clock(self, date: str) -> bool:
+        """Measure the service's clock. Returns True if it differs from this machine's."""
         try:
             ahead = parsedate_to_datetime(date).astimezone(timezone.utc) - datetime.now(timezone.utc)
         except (ValueError, TypeError):
@@ -161,8 +163,8 @@ def _send(url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         connection.request("POST", target, body=body, headers=dict(headers))
         answer = connection.getresponse()
-        told = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, told, answer.read(_ANSWER_BYTES)
+        reply_headers = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, reply_headers, answer.read(_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise AwsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
     finally:
@@ -180,7 +182,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 def _text(tree: object, name: str, operation: str) -> str:
     value = tree.get(name) if isinstance(tree, dict) else None
     if not isinstance(value, str):
-        # What the answer is stays untold: it may hold what nobody should see.
+        # The answer itself is not shown: it may contain a secret.
         raise AwsError("", f"{operation} was answered without {name}")
     return value
 

@@ -1,6 +1,7 @@
-"""Sign a request as AWS wants it: Signature Version 4, in headers.
+"""Sign a request with AWS Signature Version 4, in headers.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
+
 Runs on Python 3.6 or newer: see the package.
 """
 
@@ -12,12 +13,12 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
-# What stays as it is everywhere in a signed request; in a path the slashes do, too.
+# Characters that are never encoded in a signed request; in a path, slashes neither.
 _UNRESERVED = "-_.~"
 
 
 class Credentials(NamedTuple):
-    """A role's credentials come with a token, and end."""
+    """AWS credentials. Those of a role have a token, and expire."""
 
     key: str
     secret: str
@@ -34,7 +35,7 @@ def sign(
     payload_digest: str = hashlib.sha256(b"").hexdigest(),
     service: str = "s3",
 ) -> "dict[str, str]":
-    """The headers to send with this request, `headers` among them. Pure.
+    """Return the headers to send with this request, including `headers`. Pure.
 
     `url` is as it will be sent: its path is encoded once (see `encoded`), which is what S3 signs. `at` is UTC.
     `payload_digest` is the SHA-256 of the body, in hexadecimal.
@@ -71,7 +72,7 @@ def sign(
 
 
 def encoded(path: str) -> str:
-    """A path as it stands in a signed URL."""
+    """Encode a path for a signed URL."""
     return quote(path, safe="/" + _UNRESERVED)
 
 
@@ -79,12 +80,12 @@ def _canonical_query(query: str) -> str:
     pairs: list[tuple[str, str]] = []
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
-        pairs.append((_again(name), _again(value)))
+        pairs.append((_normalised(name), _normalised(value)))
     return "&".join(f"{name}={value}" for name, value in sorted(pairs))
 
 
-def _again(text: str) -> str:
-    """One encoding, whichever the URL was written with."""
+def _normalised(text: str) -> str:
+    """Normalise the encoding, whichever the URL was written with."""
     return quote(unquote(text), safe=_UNRESERVED)
 
 

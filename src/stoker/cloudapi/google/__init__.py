@@ -1,5 +1,5 @@
-"""What a machine on Google Cloud needs before and besides an SDK: its metadata, and its log. Standard library alone.
+"""Metadata and logs for a machine on Google Cloud, before and beside an SDK. Standard library alone.
 
-`metadata` also travels inside the startup script and runs there on any Python 3.6 or newer, so that a machine whose
-Python is too old for Stoker can still say so: no newer syntax, no dataclasses, annotations in quotes where need be.
+`metadata` is also embedded in the startup script, and runs there on Python 3.6 or newer, so that a machine whose Python
+is too old for Stoker can report that: no newer syntax, no dataclasses, annotations in quotes where needed.
 """

@@ -1,6 +1,7 @@
 """Write to Cloud Logging from a machine, as its service account. Standard library alone.
 
 https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries/write
+
 The limits below are within the service's: 256 KiB an entry, as it counts them, and 10 MB a request.
 """
 
@@ -18,7 +19,7 @@ from stoker.cloudapi.google.metadata import Metadata, MetadataError
 MOST_REQUEST_BYTES = 5 * 1000 * 1000
 MOST_ENTRIES = 1000
 MOST_TEXT_BYTES = 240 * 1000
-# An entry's own fields beside its text, in JSON.
+# Size of an entry's other fields in JSON.
 ENTRY_OVERHEAD_BYTES = 160
 
 _ENDPOINT = "https://logging.googleapis.com"
@@ -29,48 +30,48 @@ _ANSWER_BYTES = 1 << 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-class LogsError(OSError):
-    """Cloud Logging refused (`status` is Google's word for it), or did not answer (it is empty then)."""
+class CloudLoggingError(OSError):
+    """Cloud Logging refused (`status` is Google's status name), or did not answer (then `status` is empty)."""
 
     def __init__(self, status: str, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
-class Entry(NamedTuple):
-    """One line. Entries with the same time and `insert_id` are one."""
+class GoogleLogEntry(NamedTuple):
+    """One line. The service merges entries with the same time and `insert_id`."""
 
     at_ms: int
     insert_id: str
     text: str
 
 
-class Source(NamedTuple):
-    """Which machine the lines are of. `instance` is its number."""
+class GoogleLogSource(NamedTuple):
+    """The machine that wrote the lines. `instance` is its numeric id."""
 
     instance: str
     zone: str
 
 
 def is_log(name: str) -> bool:
-    """Whether a log may have this name."""
+    """Tell if this is a valid name of a log."""
     return _LOG.fullmatch(name) is not None
 
 
 def log_name(project: str, log: str) -> str:
-    """A log as requests and queries name it."""
+    """Return the full name of a log in requests and queries."""
     return f"projects/{project}/logs/{quote(log, safe='')}"
 
 
 def query(project: str, log: str, job: str, attempt: "int | None" = None, rank: "int | None" = None) -> str:
-    """What finds a job's lines in Cloud Logging: in its explorer, or with `gcloud logging read`. Pure."""
+    """Return the query for a job's lines, for the Logs Explorer or `gcloud logging read`. Pure."""
     parts = [f'logName="{log_name(project, log)}"']
     parts += [f'labels.{name}="{value}"' for name, value in labels(job, attempt, rank).items()]
     return " AND ".join(parts)
 
 
 def labels(job: str, attempt: "int | None" = None, rank: "int | None" = None) -> "dict[str, str]":
-    """By which lines are found. A value that is not known is left out."""
+    """Return the labels of a job's lines. Unknown values are left out."""
     found = {"job": job, "attempt": attempt, "node": rank}
     return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -82,7 +83,7 @@ class CloudLogging:
         self,
         log: str,
         marks: "Mapping[str, str]",
-        source: Source,
+        source: GoogleLogSource,
         metadata: "Metadata | None" = None,
         environ: "Mapping[str, str] | None" = None,
     ) -> None:
@@ -94,33 +95,37 @@ class CloudLogging:
         self._endpoint = where if "://" in where else "http://" + where
         self._project = ""
 
-    def write(self, entries: "Sequence[Entry]") -> int:
-        """Write a batch, which is within the limits; repeating it is harmless. Answers how many were not taken while
-        the others were. Raises LogsError."""
+    def write(self, entries: "Sequence[GoogleLogEntry]") -> int:
+        """Write a batch that is within the limits; repeating it is harmless.
+
+        Returns how many entries were refused while the others were accepted. Raises CloudLoggingError.
+        """
         try:
             body = self._body(entries)
             status, tree = self._post(body, self._metadata.token()[0])
             if status == 401:
                 status, tree = self._post(body, self._metadata.token(fresh=True)[0])
         except MetadataError as error:
-            raise LogsError("", str(error)) from None
+            raise CloudLoggingError("", str(error)) from None
         if status == 200:
             return 0
-        told = _part(tree, "error")
-        refused = _refused(told)
+        error_tree = _part(tree, "error")
+        refused = _refused(error_tree)
         if refused:
             return min(refused, len(entries))
-        word = str(told.get("status") or status)
-        said = str(told.get("message") or "")
-        raise LogsError(word, f"entries:write was answered with {word}{': ' + said if said else ''}")
+        status_name = str(error_tree.get("status") or status)
+        detail = str(error_tree.get("message") or "")
+        raise CloudLoggingError(
+            status_name, f"entries:write was answered with {status_name}{': ' + detail if detail else ''}"
+        )
 
-    def _body(self, entries: "Sequence[Entry]") -> bytes:
+    def _body(self, entries: "Sequence[GoogleLogEntry]") -> bytes:
         if not self._project:
             self._project = (self._metadata.get("project/project-id") or "").strip()
             if not self._project:
-                raise LogsError("", "the metadata server does not tell the project")
+                raise CloudLoggingError("", "the metadata server does not report the project")
         where = {"project_id": self._project, "instance_id": self._source.instance, "zone": self._source.zone}
-        told = {
+        request = {
             "logName": log_name(self._project, self._log),
             "resource": {"type": "gce_instance", "labels": where},
             "labels": self._labels,
@@ -130,7 +135,7 @@ class CloudLogging:
                 for each in entries
             ],
         }
-        return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode()
 
     def _post(self, body: bytes, token: str) -> "tuple[int, dict[str, Any]]":
         parts = urlsplit(self._endpoint)
@@ -142,13 +147,13 @@ class CloudLogging:
             answer = connection.getresponse()
             return answer.status, _parsed(answer.read(_ANSWER_BYTES))
         except (OSError, http.client.HTTPException) as error:
-            raise LogsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
+            raise CloudLoggingError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
         finally:
             connection.close()
 
 
 def text_size(text: str) -> int:
-    """What a line counts in a request."""
+    """Return the size of a line in a request."""
     return len(json.dumps(text, ensure_ascii=False).encode()) + ENTRY_OVERHEAD_BYTES
 
 
@@ -158,7 +163,7 @@ def _moment(at_ms: int) -> str:
 
 
 def _refused(error: "Mapping[str, Any]") -> int:
-    """How many entries were refused while the others were taken."""
+    """Return how many entries were refused while the others were accepted."""
     details = error.get("details")
     for detail in details if isinstance(details, list) else ():
         errors = _part(detail, "logEntryErrors") if isinstance(detail, dict) else {}

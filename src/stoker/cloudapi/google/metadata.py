@@ -1,7 +1,7 @@
-"""Ask Compute Engine's metadata server about the machine this runs on.
+"""Query Compute Engine's metadata server about this machine.
 
-GCE_METADATA_HOST says where it is, else GCE_METADATA_IP, else it is where it always is. What answers without Google's
-header is not it. Runs on Python 3.6 or newer: see the package.
+GCE_METADATA_HOST, else GCE_METADATA_IP, overrides its address. An answer without Google's header is not from it. Runs
+on Python 3.6 or newer: see the package.
 """
 
 import http.client
@@ -12,12 +12,12 @@ import time
 from urllib.parse import quote
 
 LINK_LOCAL = "169.254.169.254"
-# The server shows a new token five minutes before the old one ends, and the same one until then.
+# The server provides a new token five minutes before the old one expires, and the same one until then.
 _TOKEN_SPARE_S = 225.0
-# What a long poll may take longer than it was asked to.
+# Extra time that a long poll may take.
 _SLACK_S = 5.0
 _MOST_BYTES = 1 << 20
-# The etag that nothing ever has: the answer comes at once.
+# An etag that no value has: the answer comes at once.
 _NO_ETAG = "NONE"
 
 _ACCOUNT = "instance/service-accounts/default/"
@@ -26,15 +26,15 @@ EMAIL = _ACCOUNT + "email"
 
 
 class MetadataError(OSError):
-    """It did not answer, or not with sense. Says nothing about what was asked."""
+    """The server did not answer, or its answer is malformed. This says nothing about the requested value."""
 
 
 class NoServiceAccount(MetadataError):
-    """It answered: the machine has no service account."""
+    """The server answered that the machine has no service account."""
 
 
 class Metadata:
-    """One machine's metadata. Safe to use from several threads. Tries everything once: patience is the caller's."""
+    """One machine's metadata. Thread-safe. Each request is sent once: retries are the caller's task."""
 
     def __init__(self, host: "str | None" = None, timeout_s: float = 2.0) -> None:
         self._host = host or os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or LINK_LOCAL
@@ -44,11 +44,11 @@ class Metadata:
         self._token_ends_s = 0.0
 
     def get(self, path: str) -> "str | None":
-        """What stands at `computeMetadata/v1/<path>`, or None where nothing does. Raises MetadataError."""
+        """Return the value at `computeMetadata/v1/<path>`, or None if there is none. Raises MetadataError."""
         return self._call(path, self._timeout_s)[0]
 
     def wait(self, path: str, etag: str, timeout_s: float) -> "tuple[str | None, str]":
-        """The value and its etag, once it is another than `etag` says, or when the time is over.
+        """Return the value and its etag once the etag differs from `etag`, or at the timeout.
 
         With an empty `etag` the answer comes at once. Raises MetadataError.
         """
@@ -57,17 +57,17 @@ class Metadata:
         return self._call(path + query, timeout_s + _SLACK_S)
 
     def token(self, fresh: bool = False) -> "tuple[str, float]":
-        """An access token of the machine's service account, and for how many seconds it is good.
+        """Return an access token of the machine's service account, and its remaining lifetime in seconds.
 
-        Kept until shortly before its end; `fresh` asks for another one all the same. Raises MetadataError, and of these
-        NoServiceAccount where there is none.
+        It is cached until shortly before it expires; `fresh` requests a new one. Raises MetadataError, or its subclass
+        NoServiceAccount if there is no account.
         """
         with self._lock:
             if fresh or time.monotonic() >= self._token_ends_s - _TOKEN_SPARE_S:
                 try:
                     self._renew()
                 except MetadataError:
-                    # The old one is good for a while yet.
+                    # The old token is still valid for a while.
                     if fresh or time.monotonic() >= self._token_ends_s:
                         raise
             return self._token, self._token_ends_s - time.monotonic()
@@ -84,7 +84,7 @@ class Metadata:
             raise MetadataError(f"the service account's token cannot be read: {error!r}") from None
 
     def _call(self, path: str, timeout_s: float) -> "tuple[str | None, str]":
-        # Past any proxy: this address means this machine.
+        # Without a proxy: the address is local to this machine.
         connection = http.client.HTTPConnection(self._host, timeout=timeout_s)
         try:
             connection.request("GET", "/computeMetadata/v1/" + path, headers={"Metadata-Flavor": "Google"})
@@ -96,7 +96,7 @@ class Metadata:
         finally:
             connection.close()
         if flavor != "Google":
-            raise MetadataError(f"{self._host} answers, but is no metadata server of Google's")
+            raise MetadataError(f"{self._host} answers, but is not Google's metadata server")
         if answer.status == 404:
             return None, etag
         if answer.status != 200:

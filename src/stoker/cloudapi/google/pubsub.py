@@ -11,25 +11,25 @@ from urllib.parse import urlsplit
 
 _ENDPOINT = "https://pubsub.googleapis.com"
 _VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_PUBSUB"
-# A machine that is about to end has better things to do than to wait for this.
+# A machine that is about to end must not wait long for this.
 _TIMEOUT_S = 3.0
 _ANSWER_BYTES = 1 << 16
 
 
 class PublishError(OSError):
-    """It was not taken. `status` is the answer's; 0 where there was none."""
+    """The message was not accepted. `status` is that of the answer; 0 if there was none."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
         self.status = status
 
 
-def publish(topic: str, told: "dict[str, object]", token: str, timeout_s: float = _TIMEOUT_S) -> None:
+def publish(topic: str, message: "dict[str, object]", token: str, timeout_s: float = _TIMEOUT_S) -> None:
     """Send one message to `projects/…/topics/…`. Raises PublishError."""
     where = os.environ.get(_VARIABLE) or _ENDPOINT
     parts = urlsplit(where if "://" in where else "http://" + where)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    data = base64.b64encode(json.dumps(told).encode()).decode()
+    data = base64.b64encode(json.dumps(message).encode()).decode()
     body = json.dumps({"messages": [{"data": data}]})
     headers = {"Authorization": "Bearer " + token, "Content-Type": "application/json"}
     connection = kind(parts.netloc, timeout=timeout_s)

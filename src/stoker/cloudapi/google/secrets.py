@@ -1,5 +1,6 @@
-"""Read secrets from Secret Manager, as the machine's service account or as a person. Standard library alone, but for
-kinds of credentials that only google-auth can read.
+"""Read secrets from Secret Manager, as the machine's service account or as a user.
+
+Standard library alone, except for kinds of credentials that only google-auth can read.
 
 https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
 """
@@ -29,7 +30,7 @@ _ANSWER_BYTES = 1 << 20
 
 
 class GoogleError(OSError):
-    """It refused (`status` is its word for that), or did not answer (`status` is empty)."""
+    """Google refused (`status` is its status name), or did not answer (`status` is empty)."""
 
     def __init__(self, status: str, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -41,44 +42,44 @@ class GoogleError(OSError):
 
 
 @dataclass(frozen=True)
-class Identity:
-    """A token, and the project it is used in unless something else is said. `machine`: of its service account."""
+class GoogleIdentity:
+    """A token, and its default project. `machine`: it belongs to the machine's service account."""
 
     token: str = field(repr=False)
     project: str
     machine: bool
-    # Who is billed for a person's questions.
+    # The project that is billed for a user's requests.
     billed: str = ""
 
 
-def find(environ: Mapping[str, str], metadata: Metadata | None = None) -> Identity:
-    """The person's application-default credentials, else the machine's account.
+def find(environ: Mapping[str, str], metadata: Metadata | None = None) -> GoogleIdentity:
+    """Return the user's application-default credentials, else the machine's account.
 
-    Raises UserError for a file that cannot be used, GoogleError, and MetadataError where only the machine could tell.
+    Raises UserError for an unusable file, GoogleError, and MetadataError if only the machine could have credentials.
     """
     path = credentials_file()
     if path is None:
         metadata = metadata or Metadata()
-        return Identity(metadata.token()[0], (metadata.get("project/project-id") or "").strip(), machine=True)
+        return GoogleIdentity(metadata.token()[0], (metadata.get("project/project-id") or "").strip(), machine=True)
     tree = _read(path)
     named = environ.get("GOOGLE_CLOUD_PROJECT") or environ.get("CLOUDSDK_CORE_PROJECT")
     billed = str(tree.get("quota_project_id") or "")
     project = str(named or tree.get("project_id") or billed)
     kind = str(tree.get("type") or "")
     token = _login(tree) if kind == "authorized_user" else _from_library(path, kind)
-    return Identity(token, project, machine=False, billed=billed if kind == "authorized_user" else "")
+    return GoogleIdentity(token, project, machine=False, billed=billed if kind == "authorized_user" else "")
 
 
 class SecretManager:
-    """Secret Manager as somebody."""
+    """Secret Manager with one identity."""
 
-    def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
+    def __init__(self, identity: GoogleIdentity, environ: Mapping[str, str]) -> None:
         self._identity = identity
         where = environ.get(_VARIABLE) or _ENDPOINT
         self._endpoint = (where if "://" in where else "http://" + where).rstrip("/")
 
     def access(self, name: str, version: str) -> bytes:
-        """A version of a secret, by name or as `projects/…/secrets/…`. Raises GoogleError."""
+        """Return a version of a secret, by name or as `projects/…/secrets/…`. Raises GoogleError."""
         if "/" not in name:
             if not self._identity.project:
                 raise GoogleError(
@@ -103,10 +104,11 @@ class SecretManager:
 
 
 def _refusal(status: int, tree: Mapping[str, Any]) -> GoogleError:
-    told = tree.get("error")
-    told = told if isinstance(told, dict) else {}
-    word, said = str(told.get("status") or status), str(told.get("message") or "")
-    return GoogleError(word, f"versions.access was answered with {word}{': ' + said if said else ''}", status)
+    error = tree.get("error")
+    error = error if isinstance(error, dict) else {}
+    status_name, detail = str(error.get("status") or status), str(error.get("message") or "")
+    text = f"versions.access was answered with {status_name}{': ' + detail if detail else ''}"
+    return GoogleError(status_name, text, status)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _login(tree: Mapping[str, Any]) -> str:
-    """A token for a person, from what `gcloud auth application-default login` left."""
+    """Return a token for a user, from the file that `gcloud auth application-default login` wrote."""
     form = {"grant_type": "refresh_token"}
     form |= {name: str(tree.get(name) or "") for name in ("client_id", "client_secret", "refresh_token")}
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -127,7 +129,7 @@ def _login(tree: Mapping[str, Any]) -> str:
     if status == 200 and isinstance(token, str):
         return token
     if 400 <= status < 500 and status != 429:
-        raise UserError("Google no longer takes your login; `gcloud auth application-default login`")
+        raise UserError("Google no longer accepts your login; run `gcloud auth application-default login`")
     raise GoogleError("", f"Google did not answer to your login: {status}")
 
 
@@ -137,7 +139,7 @@ def _from_library(path: Path, kind: str) -> str:
     except UserError:
         raise
     except Exception as error:
-        # google-auth's errors are many; which of them pass, they do not all tell.
+        # google-auth has many exception types, and not all of them tell if the failure is temporary.
         lines = str(error).splitlines() or [type(error).__name__]
         raise GoogleError("", f"Google did not answer to your credentials: {lines[0][:300]}") from error
 

@@ -1,7 +1,7 @@
-"""What woke the governor, from what a cloud sends. Pure, and never raises: payloads are whatever somebody sends.
+"""Parse payloads of clouds into events that wake the governor. Pure, and never raises: a payload may be anything.
 
-Only names are taken from an event, and only such as can be names: what they stand for is then asked of the store and of
-the cloud.
+Only names are taken from a payload, and only texts that can be names; their state is then read from the store and the
+cloud.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# The detail-type of EC2's warnings: the machine's own agent hears the same within seconds.
+# The detail-types of EC2's interruption warnings. The machine's own agent receives the same within seconds.
 NOTICES = (
     "EC2 Spot Instance Interruption Warning",
     "EC2 Instance Rebalance Recommendation",
     "EC2 Capacity Reservation Instance Interruption Warning",
-    # As AWS called the one above before.
+    # AWS's earlier name of the one above.
     "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
 )
 STATES = "EC2 Instance State-change Notification"
 TRAINING = "SageMaker Training Job State Change"
-# Of alarms in other regions: a topic takes none but those of its own.
+# Alarms of other regions come through EventBridge: a topic accepts only alarms of its own region.
 ALARM = "CloudWatch Alarm State Change"
 SCHEDULED = "Scheduled Event"
 
@@ -33,24 +33,24 @@ _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]{1,2}")
 # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 _TRAINING_NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
-_MOST_WORDS = 80
+_MAX_EXCERPT = 80
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Nothing happened; it is time to look at everything."""
+    """The regular tick: pass over everything."""
 
 
 @dataclass(frozen=True)
 class JobWake:
-    """Somebody did something about a job: submitted, stopped or resumed it, or left one of its machines."""
+    """A person submitted, stopped or resumed a job, or left a shell on one of its machines."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class MachineWake:
-    """Something happened to a machine. `warned`: its cloud takes it back, and its agent is about to say so."""
+    """A machine changed. `warned`: its cloud is about to reclaim it, and its agent is about to report that."""
 
     provider: str
     instance: str
@@ -60,7 +60,7 @@ class MachineWake:
 
 @dataclass(frozen=True)
 class TrainingWake:
-    """A SageMaker training job went on to another state, or an alarm about it did: a job's of ours, or others'."""
+    """A SageMaker training job, or an alarm about it, changed its state. The job may be Stoker's own or external."""
 
     name: str
     region: str
@@ -68,66 +68,66 @@ class TrainingWake:
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """Not for us, or not to be understood; why, for the function's own log."""
+class IgnoredEvent:
+    """A payload that is not for this governor or cannot be parsed, with the reason for the function's log."""
 
     why: str
 
 
-Woken = Tick | JobWake | MachineWake | TrainingWake | Nothing
+WakeEvent = Tick | JobWake | MachineWake | TrainingWake | IgnoredEvent
 
 
-def of_aws(payload: object) -> tuple[Woken, ...]:
-    """What Lambda was called with: by EventBridge, by SNS, by a person's command or by anything else."""
+def of_aws(payload: object) -> tuple[WakeEvent, ...]:
+    """The events in a payload of Lambda: from EventBridge, from SNS, from a person's command or from anything else."""
     if not isinstance(payload, dict):
-        return (Nothing(f"{_words(payload)} is no event"),)
+        return (IgnoredEvent(f"{_excerpt(payload)} is no event"),)
     if "stoker" in payload:
-        return _asked(payload["stoker"])
+        return _from_request(payload["stoker"])
     records = payload.get("Records")
     if isinstance(records, list):
-        return tuple(_record(each) for each in records) or (Nothing("no records"),)
-    return (_bus(payload),)
+        return tuple(_from_sns_record(each) for each in records) or (IgnoredEvent("no records"),)
+    return (_from_bus(payload),)
 
 
-def of_message(payload: object) -> tuple[Woken, ...]:
-    """A message of Pub/Sub's: pushed, or as the data of a CloudEvent. Its own data is JSON, in base64."""
+def of_message(payload: object) -> tuple[WakeEvent, ...]:
+    """The events in a message of Pub/Sub: pushed, or as the data of a CloudEvent. Its own data is JSON in base64."""
     message = payload.get("message") if isinstance(payload, dict) else None
     if not isinstance(message, dict):
-        return (Nothing(f"{_words(payload)} is no message"),)
+        return (IgnoredEvent(f"{_excerpt(payload)} is no message"),)
     try:
         data = json.loads(base64.b64decode(str(message.get("data") or ""), validate=True))
     except (binascii.Error, ValueError, RecursionError):
-        return (Nothing("a message whose data is no JSON"),)
-    return _asked(data.get("stoker") if isinstance(data, dict) else data)
+        return (IgnoredEvent("a message whose data is no JSON"),)
+    return _from_request(data.get("stoker") if isinstance(data, dict) else data)
 
 
-def _asked(told: object) -> tuple[Woken, ...]:
-    """Our own words: `{"tick": true}` or `{"jobs": ["spirals-bcd2f"]}`."""
-    if not isinstance(told, dict):
-        return (Nothing(f"{_words(told)} is nothing that is asked of a governor"),)
-    if told.get("tick") is True:
+def _from_request(data: object) -> tuple[WakeEvent, ...]:
+    """The events in a request of Stoker's own: `{"tick": true}` or `{"jobs": ["spirals-bcd2f"]}`."""
+    if not isinstance(data, dict):
+        return (IgnoredEvent(f"{_excerpt(data)} is nothing that is asked of a governor"),)
+    if data.get("tick") is True:
         return (Tick(),)
-    jobs = told.get("jobs")
+    jobs = data.get("jobs")
     if not isinstance(jobs, list) or not jobs:
-        return (Nothing(f"{_words(told)} names no jobs"),)
-    return tuple(JobWake(job) if _is(_JOB, job) else Nothing(f"{_words(job)} is no job") for job in jobs)
+        return (IgnoredEvent(f"{_excerpt(data)} names no jobs"),)
+    return tuple(JobWake(job) if _is(_JOB, job) else IgnoredEvent(f"{_excerpt(job)} is no job") for job in jobs)
 
 
-def _record(record: object) -> Woken:
-    """One of several that SNS may deliver at once; what matters of an alarm is JSON in its message."""
+def _from_sns_record(record: object) -> WakeEvent:
+    """The event in one of the records that SNS delivers together. An alarm is JSON in the record's message."""
     message = _part(record, "Sns").get("Message")
     try:
-        told = json.loads(message) if isinstance(message, str) else None
+        data = json.loads(message) if isinstance(message, str) else None
     except (ValueError, RecursionError):
-        told = None
-    told = told if isinstance(told, dict) else {}
-    # AWS writes the region out in words there; the alarm's own address has it as events do.
-    region = _region_of_arn(told.get("AlarmArn")) or str(told.get("Region"))
-    return _alarmed(_hosts(_part(told, "Trigger")), region)
+        data = None
+    data = data if isinstance(data, dict) else {}
+    # `Region` holds the region's long name there; the alarm's ARN has the name that events use.
+    region = _region_of_arn(data.get("AlarmArn")) or str(data.get("Region"))
+    return _from_alarm(_hosts(_part(data, "Trigger")), region)
 
 
 def _hosts(trigger: dict[str, Any]) -> Iterator[str]:
-    """The hosts that an alarm measures: one metric, or an expression of several."""
+    """The hosts that an alarm measures, in one metric or in an expression of several."""
     metrics = trigger.get("Metrics")
     several = [_part(_part(each, "MetricStat"), "Metric") for each in metrics] if isinstance(metrics, list) else []
     for metric in (trigger, *several):
@@ -138,7 +138,7 @@ def _hosts(trigger: dict[str, Any]) -> Iterator[str]:
                 yield named["value"]
 
 
-def _bus(event: dict[str, Any]) -> Woken:
+def _from_bus(event: dict[str, Any]) -> WakeEvent:
     kind, region, detail = event.get("detail-type"), event.get("region"), _part(event, "detail")
     if kind == SCHEDULED:
         return Tick()
@@ -146,28 +146,28 @@ def _bus(event: dict[str, Any]) -> Woken:
         instance = detail.get("instance-id")
         if _is(_INSTANCE, instance) and _is(_REGION, region):
             return MachineWake("ec2", str(instance), str(region), warned=kind in NOTICES)
-        return Nothing(f"{kind}: names no machine")
+        return IgnoredEvent(f"{kind}: names no machine")
     if kind == TRAINING:
         name = detail.get("TrainingJobName")
         if _is(_TRAINING_NAME, name) and _is(_REGION, region):
             return TrainingWake(str(name), str(region))
-        return Nothing(f"{kind}: names no training job")
+        return IgnoredEvent(f"{kind}: names no training job")
     if kind == ALARM:
-        return _alarmed(_bus_hosts(_part(detail, "configuration")), region)
-    return Nothing(f"{_words(kind)} is no event that is known here")
+        return _from_alarm(_bus_hosts(_part(detail, "configuration")), region)
+    return IgnoredEvent(f"{_excerpt(kind)} is no event that is known here")
 
 
-def _alarmed(hosts: Iterable[str], region: object) -> Woken:
+def _from_alarm(hosts: Iterable[str], region: object) -> WakeEvent:
     for host in hosts:
         # A host of a training job is measured as `<job>/algo-1`.
         name, slash, _ = host.partition("/")
         if slash and _is(_TRAINING_NAME, name) and _is(_REGION, region):
             return TrainingWake(name, str(region))
-    return Nothing("an alarm that is about no training job")
+    return IgnoredEvent("an alarm that is about no training job")
 
 
 def _bus_hosts(configuration: dict[str, Any]) -> Iterator[str]:
-    """The hosts that an alarm measures, as EventBridge tells them."""
+    """The hosts that an alarm measures, in the format of EventBridge."""
     metrics = configuration.get("metrics")
     for each in metrics if isinstance(metrics, list) else ():
         host = _part(_part(_part(each, "metricStat"), "metric"), "dimensions").get("Host")
@@ -189,9 +189,9 @@ def _part(value: object, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _words(value: object) -> str:
-    """A glimpse of it for the log, which must not be what a stranger fills."""
+def _excerpt(value: object) -> str:
+    """A short excerpt for the log: a stranger must not be able to fill it."""
     try:
-        return repr(value)[:_MOST_WORDS]
+        return repr(value)[:_MAX_EXCERPT]
     except (RecursionError, ValueError):
         return type(value).__name__

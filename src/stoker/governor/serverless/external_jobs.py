@@ -1,4 +1,4 @@
-"""What a serverless governor needs of external jobs, given to it as an argument."""
+"""The interface through which a serverless governor governs external jobs; an implementation is passed to it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from stoker.governor.serverless.events import TrainingWake
 
 
 @dataclass
-class Looked:
-    """What was done, a line each, and what could not be looked at, by the training job or the region."""
+class ExternalJobsResult:
+    """Actions, a line each, and problems, by training job or region."""
 
     done: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    # Training jobs that have to be looked at again, as far as they were listed.
+    # Training jobs that need another pass, as far as they were listed.
     active: int = 0
-    # Nobody could tell how many these are: no reason to rest.
+    # The number of such jobs is unknown, so the schedule stays on.
     unknown: bool = False
-    # Training jobs that are no more.
+    # Training jobs that do not exist any more.
     gone: set[str] = field(default_factory=set)
-    # People are to be told something yet.
-    untold: bool = False
+    # Notifications are still to be sent.
+    unsent: bool = False
 
 
 class ExternalJobs(Protocol):
     """Govern training jobs that Stoker did not start. Both raise StoreError when the store does not answer."""
 
-    def wake(self, wake: TrainingWake) -> Looked:
-        """Look at one training job."""
+    def wake(self, wake: TrainingWake) -> ExternalJobsResult:
+        """Make a pass over one training job."""
         ...
 
-    def tick(self) -> Looked:
-        """Look at all of them."""
+    def tick(self) -> ExternalJobsResult:
+        """Make a pass over all of them."""
         ...

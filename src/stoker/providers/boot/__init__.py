@@ -1,6 +1,6 @@
-"""How a plain machine of any cloud becomes a node: `script` is written where it is launched, `install` runs on it.
+"""Turn a plain machine of any cloud into a node: the launcher renders `script`, and the machine runs `install`.
 
-`install`, and what a cloud adds to it, travels inside the machine's boot script and runs there on any Python 3.6 or
-newer, so that a machine whose Python is too old for Stoker can still say so: no newer syntax, no dataclasses,
-annotations in quotes where need be, and the standard library alone.
+`install`, `retry`, `agent_service` and a cloud's own `bootstrap` travel inside the machine's boot script. They run
+there on any Python 3.6 or newer, so that a machine whose Python is too old for Stoker can still report that: no newer
+syntax, no dataclasses, newer annotations in quotes, and the standard library alone.
 """

@@ -1,7 +1,7 @@
-"""The script that a plain machine runs at its first boot to become a node. Built purely.
+"""The script with which a plain machine becomes a node at its first boot. Built purely.
 
-bash with two passengers: `boot.json`, which says what this claim is about, and `boot.pyz`, a zip of
-`stoker.providers.boot` and what the machine's cloud adds to it. It carries no credential: the machine has an identity
+The script is bash and carries two files: `boot.json`, the settings of this claim, and `boot.pyz`, a zip of
+`stoker.providers.boot` and the bootstrap of the machine's cloud. It carries no credential: the machine has an identity
 of its own.
 """
 
@@ -26,34 +26,37 @@ from stoker.model.node_config import NodeConfig
 from stoker.providers.base import LaunchOrder
 from stoker.providers.image_info import newer_image
 
-# A machine that has no agent by then never gets one. Longer than the bootstrap's own patience.
+# A machine without an agent by then is switched off. Longer than the bootstrap's own retries.
 BOOT_LIMIT_S = 900
 
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|_KEY(_ID)?$", re.IGNORECASE)
 
+# The modules of `stoker.providers.boot` that run on the machine.
+_BOOT_MODULES = ("install", "retry", "agent_service")
+
 
 @dataclass(frozen=True)
-class Boot:
-    """What a machine is told about itself. Its rank and its name it learns from its metadata."""
+class BootSettings:
+    """The settings of a machine's boot. The machine learns its rank and its name from its metadata."""
 
     store: str
     provider: str
     job: str
     claim: int
     nodes: int
-    # The agents to choose from, by Python and architecture (`cp311-x86_64`), each by its name in the store.
+    # The agent bundles to choose from: the name in the store by Python and architecture (`cp311-x86_64`).
     bundles: Mapping[str, str]
-    # Where the bucket is to be found. Nothing secret.
+    # Variables with which the bucket is found. Nothing secret.
     environ: Mapping[str, str] = field(default_factory=dict)
-    # The machine is off after this long, whatever happens.
+    # The machine switches itself off after this long, in every case.
     max_life_s: float | None = None
-    # What only its own cloud's bootstrap reads.
+    # Settings that only the bootstrap of its own cloud reads.
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def boot_of(order: LaunchOrder, provider: str, environ: Mapping[str, str], **more: Any) -> Boot:
-    """What the machines of this order are told."""
-    return Boot(
+def boot_settings(order: LaunchOrder, provider: str, environ: Mapping[str, str], **more: Any) -> BootSettings:
+    """The boot settings of this order's machines."""
+    return BootSettings(
         store=order.store,
         provider=provider,
         job=order.job,
@@ -66,8 +69,9 @@ def boot_of(order: LaunchOrder, provider: str, environ: Mapping[str, str], **mor
     )
 
 
-def render(boot: Boot, payload: bytes, *, gives_back: bool = False) -> str:
-    """The script. `gives_back`: switching the machine off is not the end of it, and `--leave` has to be asked for."""
+def render(boot: BootSettings, payload: bytes, *, gives_back: bool = False) -> str:
+    """Render the script. `gives_back`: a machine that is switched off still exists, so `--leave` must delete it
+    first."""
     return _SCRIPT.format(
         job=boot.job,
         tags=" ".join(sorted(boot.bundles)),
@@ -80,11 +84,11 @@ def render(boot: Boot, payload: bytes, *, gives_back: bool = False) -> str:
     )
 
 
-def config_of(boot: Boot) -> dict[str, object]:
-    """What the machine's bootstrap reads. Raises ValueError for what is secret."""
+def config_of(boot: BootSettings) -> dict[str, object]:
+    """The content of `boot.json`. Raises ValueError if a variable's name looks like a secret."""
     for name in boot.environ:
         if _SECRET.search(name):
-            raise ValueError(f"{name} has no place in a boot script, which anybody on the machine can read")
+            raise ValueError(f"{name} must not be in a boot script, which every user of the machine can read")
     bucket, _, prefix = boot.store.partition("://")[2].partition("/")
     prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     node = NodeConfig(
@@ -97,7 +101,7 @@ def config_of(boot: Boot) -> dict[str, object]:
         instance="",
         max_life_s=boot.max_life_s,
     )
-    # A template: the machine fills in its own rank.
+    # A template: the machine inserts its own rank.
     output = keys.node(boot.job, boot.claim, cast(int, "{rank}"), keys.boot("{instance}", 0))
     return {
         "bucket": bucket,
@@ -111,15 +115,15 @@ def config_of(boot: Boot) -> dict[str, object]:
 
 
 def payload(package: str, *beside: str) -> bytes:
-    """The cloud's `bootstrap`, `stoker.providers.boot` and these modules as a zip that Python runs, compressed as a
-    whole.
+    """Pack the cloud's `bootstrap`, `stoker.providers.boot` and the `beside` modules as a zip that Python runs,
+    gzipped.
 
-    The same bytes for the same sources. Packages need no `__init__`: what is empty is left out.
+    The same sources give the same bytes. Every `__init__` is packed empty.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_entry("__main__.py"), _lean(_source(f"{package}.bootstrap")))
-        modules = ["stoker.providers.boot.install", *beside]
+        modules = [*(f"stoker.providers.boot.{name}" for name in _BOOT_MODULES), *beside]
         folders = sorted(
             {"/".join(name.split(".")[:depth]) for name in modules for depth in range(1, name.count(".") + 1)}
         )
@@ -132,7 +136,7 @@ def payload(package: str, *beside: str) -> bytes:
 
 @lru_cache(maxsize=8)
 def lean_source(module: str) -> str:
-    """A module as it travels to a machine."""
+    """A module's source as it is sent to a machine."""
     return _lean(_source(module))
 
 
@@ -146,7 +150,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _lean(source: str) -> str:
-    """The source without its comments and docstrings: a third of the little room there is."""
+    """The source without comments and docstrings, which would take a third of the limited space."""
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) or ast.get_docstring(node) is None:
@@ -159,7 +163,7 @@ def _lean(source: str) -> str:
     return "".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-# A Python that reported, or any: what it cannot do, a governor does, once it finds the machine stopped.
+# Try the Python that booted, then others. If none succeeds, a governor deletes the machine once it finds it stopped.
 _LEAVE = r"""cd "${0%/*}" || exit 1
 for python in $(cat python 2>/dev/null) python3 /opt/pytorch/bin/python /opt/conda/bin/python; do
     timeout 60 "$python" boot.pyz boot.json --leave
@@ -167,7 +171,7 @@ for python in $(cat python 2>/dev/null) python3 /opt/pytorch/bin/python /opt/con
 done
 """
 
-# Doubled braces are bash's own. `root` and the searched folders can be moved for tests.
+# Doubled braces are bash's own. Tests can move `root` and the folders that are searched for Pythons.
 _SCRIPT = r"""#!/bin/bash
 # Stoker: this machine becomes a node of {job}. It ends with its agent, or when one of the timers below fires.
 set -u

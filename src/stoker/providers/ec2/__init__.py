@@ -1,13 +1,13 @@
-"""Plain EC2 machines.
+"""The provider for plain EC2 machines.
 
-The node's side (`machine`) needs the standard library alone; boto3 is imported by whoever asks EC2 for something.
+The node's side (`machine`) needs the standard library alone; boto3 is imported when a request is sent to AWS.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Before the function of that name: imported later, the module would take its place in this namespace.
+# Before the function `machine`: imported later, the module would replace the function in this namespace.
 from stoker.providers.ec2.machine import Ec2Machine
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ __all__ = ["CAPABILITIES", "connect", "machine"]
 
 
 def connect(context: Context) -> Ec2Provider:
-    """The provider for one store's machines. Asks nobody yet."""
+    """Return the provider for one store's machines. Sends no request yet."""
     from stoker.providers.ec2.provider import Ec2Provider
 
     return Ec2Provider(context)
 
 
 def machine(node_dir: Path) -> Ec2Machine:
-    """The node as its agent sees it."""
+    """Return the node as its agent sees it."""
     return Ec2Machine(node_dir)
 
 

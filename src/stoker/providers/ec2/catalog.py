@@ -1,7 +1,7 @@
-"""EC2's machine types: a table in the project, and which of them serve a job.
+"""EC2's machine types: the packaged table, and the choice of the types that serve a job.
 
-The table (`data/ec2_machines.json`) is written by `scripts/write_ec2_tables.py`. EC2 brings out new types all the time:
-one that a job names and the table does not know is taken as it is, and its facts are learnt from EC2.
+`scripts/write_ec2_tables.py` writes the table (`data/ec2_machines.json`). EC2 adds types all the time: a type that a
+job names is accepted even if the table does not have it, and EC2 is asked for its facts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib import resources as package
 from typing import Any
 
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers import machine_types
 from stoker.providers.machine_types import Arch, same_gpu, size
 
@@ -37,13 +37,13 @@ _MIB = 1024**2
 _LOOKS_LIKE_A_TYPE = re.compile(
     r"[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|[0-9]*xlarge|metal(-[0-9]+xl)?)"
 )
-# What follows the generation names the options, and `g` among them is AWS's own processor, which is arm64.
+# The letters after the generation name the options; `g` among them is AWS's own processor, which is arm64.
 _OPTIONS = re.compile(r"[a-z]+[0-9]+([a-z]*)")
 
 
 @dataclass(frozen=True)
 class MachineType(machine_types.MachineType):
-    """What EC2 says of a machine type."""
+    """The facts about an EC2 machine type."""
 
     efa_interfaces: int = 0
 
@@ -56,12 +56,12 @@ def table() -> Mapping[str, MachineType]:
 
 
 def find(name: str) -> MachineType | None:
-    """The machine type of the table; None when it is not there."""
+    """The machine type of the table; None if it is missing there."""
     return table().get(name)
 
 
 def facts(name: str) -> MachineType:
-    """The machine type of the table, else what its name tells: the processor, and no more."""
+    """The machine type of the table, otherwise the facts that its name tells: only the processor."""
     found = find(name)
     if found is not None:
         return found
@@ -71,7 +71,7 @@ def facts(name: str) -> MachineType:
 
 
 def described(found: Mapping[str, Any]) -> MachineType:
-    """A machine type as DescribeInstanceTypes tells it."""
+    """Convert a machine type from DescribeInstanceTypes."""
     gpu: Mapping[str, Any] = next(iter(found.get("GpuInfo", {}).get("Gpus", ())), {})
     neuron: Mapping[str, Any] = next(iter(found.get("NeuronInfo", {}).get("NeuronDevices", ())), {})
     accelerator = gpu or neuron
@@ -86,7 +86,7 @@ def described(found: Mapping[str, Any]) -> MachineType:
         arch="arm64" if "arm64" in found["ProcessorInfo"]["SupportedArchitectures"] else "x86_64",
         efa_interfaces=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
         spot="spot" in found.get("SupportedUsageClasses", ("spot",)),
-        # AWS's own run nothing that was written for CUDA.
+        # AWS's own accelerators do not run CUDA programs.
         maker="aws" if neuron and not gpu else "nvidia",
         burstable=found.get("BurstablePerformanceSupported", False),
     )
@@ -111,12 +111,12 @@ def _from_row(name: str, row: Mapping[str, Any]) -> MachineType:
     )
 
 
-def _wishes(resources: Resources) -> dict[str, str]:
+def _extra_needs(resources: Resources) -> dict[str, str]:
     return {"ec2.efa": "EFA"} if resources.ec2 is not None and resources.ec2.efa else {}
 
 
-def _misfit(machine: MachineType, resources: Resources) -> str:
-    if not _wishes(resources) or machine.efa_interfaces:
+def _mismatch(machine: MachineType, resources: Resources) -> str:
+    if not _extra_needs(resources) or machine.efa_interfaces:
         return ""
     return f"resources.ec2.efa: {machine.name} has no Elastic Fabric Adapter; leave efa out, or name another machine"
 
@@ -127,8 +127,8 @@ _CATALOG = machine_types.Catalog(
     facts=facts,
     name=_LOOKS_LIKE_A_TYPE,
     examples=("g5.xlarge", "p5.48xlarge"),
-    wishes=_wishes,
-    misfit=_misfit,
+    extra_needs=_extra_needs,
+    mismatch=_mismatch,
 )
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves

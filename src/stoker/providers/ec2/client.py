@@ -1,4 +1,4 @@
-"""Clients of AWS: made when first used, one for each service and region."""
+"""boto3 clients: made when first used, one for each service and region."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ import importlib.util
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stoker.model.errors import AuthDenied, NotInstalled, UserError
 
-# What brings boto3.
+# The command that installs boto3.
 INSTALL = "pip install 'stoker[aws]'"
-# EC2 answers in well under a second; what hangs is better asked again by the next pass than waited for.
+# EC2 answers in well under a second; a request that hangs is better repeated by the next pass than waited for.
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
-# Passes are repeated by nature. A few quick retries bridge a hiccup; more would only hide an outage.
+# A governor repeats its passes anyway. A few quick retries bridge a short failure; more would only hide an outage.
 _ATTEMPTS = 3
-# A governor may run for months, and the person's files change meanwhile: credentials are read again.
+# A governor may run for months while the user's files change: credentials are read again after this long.
 _SESSION_S = 900.0
 
 
 def installed() -> bool:
-    """Whether boto3 is there."""
+    """Return True if boto3 is installed."""
     return importlib.util.find_spec("boto3") is not None
 
 
 class Clients:
-    """boto3's clients for one account. Asks nobody until a client is used."""
+    """boto3's clients for one account. Sends no request until a client is used."""
 
     def __init__(self) -> None:
         self._session: Any = None
         self._clients: dict[tuple[str, str, int, float], Any] = {}
         self._lock = threading.Lock()
-        self._made_s = 0.0
+        self._session_made_s = 0.0
 
     def get(
         self, service: str, region: str | None, *, attempts: int = _ATTEMPTS, read_timeout_s: float = _READ_TIMEOUT_S
     ) -> Any:
-        """A client. Raises UserError without boto3 or without a region, AuthDenied for a profile that is not there."""
+        """Return a client. Raises UserError without boto3 or a region, AuthDenied for a profile that does not exist."""
         with self._lock:
-            if time.monotonic() - self._made_s > _SESSION_S:
+            if time.monotonic() - self._session_made_s > _SESSION_S:
                 self._session, self._clients = None, {}
-            # First of all: it tells in one line that boto3 is missing.
+            # First, because it reports in one line that boto3 is missing.
             session = self.session()
             where = region or session.region_name
             if where is None:
@@ -54,7 +55,7 @@ class Clients:
                 settings = Config(
                     connect_timeout=_CONNECT_TIMEOUT_S,
                     read_timeout=read_timeout_s,
-                    # What is between here and AWS may forget a connection that is silent for minutes.
+                    # A router on the way to AWS may drop a connection that is silent for minutes.
                     tcp_keepalive=True,
                     retries={"mode": "standard", "total_max_attempts": attempts},
                     user_agent_extra="stoker",
@@ -63,7 +64,7 @@ class Clients:
             return self._clients[key]
 
     def default_region(self) -> str | None:
-        """The region of the person's own settings."""
+        """The region of the user's own AWS settings."""
         region: str | None = self.session().region_name
         return region
 
@@ -74,10 +75,22 @@ class Clients:
             import boto3
             from botocore.exceptions import BotoCoreError
 
-            self._made_s = time.monotonic()
+            self._session_made_s = time.monotonic()
             try:
-                # boto3 itself reads the second name alone; every other SDK, and our own advice, the first.
+                # boto3 itself reads only AWS_DEFAULT_REGION; every other SDK, and Stoker's advice, uses AWS_REGION.
                 self._session = boto3.session.Session(region_name=os.environ.get("AWS_REGION") or None)
             except BotoCoreError as error:
                 raise AuthDenied(f"AWS's settings cannot be used: {error}") from error
         return self._session
+
+
+def pages(call: Callable[..., Any], part: str, **asked: Any) -> Iterator[Any]:
+    """Yield the members of `part` from all pages of a call's answer."""
+    token = ""
+    while True:
+        answer = call(**asked, **({"NextToken": token} if token else {}))
+        yield from answer.get(part, ())
+        # The last page has an empty token in some calls, and none in others.
+        token = answer.get("NextToken") or ""
+        if not token:
+            return

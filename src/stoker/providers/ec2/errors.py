@@ -1,4 +1,4 @@
-"""EC2's errors, mapped once, by code."""
+"""Map EC2's errors to `stoker.model.errors`, once and by code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,
-    Misnamed,
     NoCapacity,
+    NoSuchResource,
     NotFound,
     ProviderError,
     QuotaExceeded,
@@ -79,16 +79,16 @@ _CODES: dict[str, type[ProviderError]] = {
             "ThrottlingException",
             "TooManyRequestsException",
         ),
-        # Somebody renews them, and the same request succeeds.
+        # The same request succeeds after the credentials are renewed.
         Transient: ("ExpiredToken", "ExpiredTokenException", "RequestExpired"),
     }.items()
     for code in codes
 }
-# The request is at fault, whatever exactly is wrong with it.
+# Prefixes of codes that blame the request.
 _AT_FAULT = ("Invalid", "Malformed", "Missing", "Unsupported", "Unknown", "Incorrect", "Incompatible", "Validation")
 
 
-# What a person named in the job file, by the beginning of the code that says it will not do.
+# The field of the job file by the prefix of the code that rejects it.
 _FIELDS = (
     ("InvalidAMIID", "resources.image"),
     ("InvalidCapacityReservation", "resources.ec2.reservation"),
@@ -99,59 +99,60 @@ _FIELDS = (
     ("InvalidSubnet", "resources.ec2.subnet"),
     ("NoSuchEntity", "resources.ec2.profile"),
 )
-# What to do about what only a person can change.
+# Advice on problems that only the user can solve.
 _ADVICE: dict[type[ProviderError], str] = {
     QuotaExceeded: "; ask for more in Service Quotas: `stoker check ec2` shows which",
     AuthDenied: "; `stoker check ec2` shows which permission, `stoker iam ec2` prints the policies",
 }
 
 
-def calling(what: str, call: Callable[[], T], means: Callable[[str, Any], ProviderError] | None = None) -> T:
-    """Call AWS. `what` begins the message of whatever goes wrong, for people. `means` is for services beside EC2."""
-    # Imported by now by whoever made the client.
+def call_aws(what: str, call: Callable[[], T], means: Callable[[str, Any], ProviderError] | None = None) -> T:
+    """Call AWS and map its errors. `what` starts the message of an error. `means` maps errors of services beside
+    EC2."""
+    # boto3 is imported already: the caller has a client.
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
     from botocore.parsers import ResponseParserError
 
     try:
         return call()
     except ClientError as error:
-        raise (means or mapped)(what, error.response) from error
+        raise (means or map_error)(what, error.response) from error
     except NoCredentialsError as error:
         raise Transient(f"{what}: no AWS credentials here; `aws configure`, or set AWS_PROFILE") from error
     except ParamValidationError as error:
         raise InvalidRequest(f"{what}: {' '.join(str(error).split())[:400]}") from error
     except (BotoCoreError, ResponseParserError) as error:
-        # No answer at all, or none that can be understood.
+        # No answer, or one that cannot be parsed.
         raise Transient(f"{what}: {first_line(error)}") from error
 
 
-def mapped(what: str, response: Any) -> ProviderError:
-    """The error that an answer of EC2's means."""
-    told = response.get("Error", {})
-    code = str(told.get("Code", ""))
-    message = first_line(str(told.get("Message", "")) or "no reason given")
+def map_error(what: str, response: Any) -> ProviderError:
+    """The error that an answer of EC2 stands for."""
+    details = response.get("Error", {})
+    code = str(details.get("Code", ""))
+    message = first_line(str(details.get("Message", "")) or "no reason given")
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    kind = kind_of(code, status)
+    kind = error_type(code, status)
     field = next((field for start, field in _FIELDS if code.startswith(start)), "")
     if not field and "iam instance profile" in message.lower():
         field = "resources.ec2.profile"
     if field and kind is InvalidRequest:
-        kind = Misnamed
+        kind = NoSuchResource
     return kind(f"{field or what}: {message} ({code}){_ADVICE.get(kind, '')}")
 
 
-def kind_of(code: str, status: int = 0) -> type[ProviderError]:
+def error_type(code: str, status: int = 0) -> type[ProviderError]:
     found = _CODES.get(code) or _CODES.get(code.partition(".")[0])
     if found is not None:
         return found
     if code.endswith("LimitExceeded"):
         return QuotaExceeded
-    # An answer that blames the request will be the same tomorrow. A token that was used before is no fault.
+    # An answer that blames the request will be the same tomorrow. A token that was used before is not a fault.
     blames = 400 <= status < 500 and status not in (408, 429) and not code.startswith("Idempotent")
     return InvalidRequest if blames or (status < 400 and code.startswith(_AT_FAULT)) else Transient
 
 
 def first_line(error: object) -> str:
-    """An error's first line, short enough to be one."""
+    """An error's first line, shortened."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:400]

@@ -1,6 +1,6 @@
-"""What AWS has to allow, as policies: for the person, for the governor, and for the machines.
+"""The policies that AWS has to grant: to the user, the governor and the machines. Makes no requests.
 
-A node reads its job and writes facts under `work/`; it can write no decision and end no machine. Asks nobody.
+A node reads its job and writes facts under `work/`; it can write no decision and end no machine.
 """
 
 from __future__ import annotations
@@ -8,31 +8,34 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.providers.base import Grant, Grants
+from stoker.model.resources import Resources
 from stoker.providers.ec2 import permissions, secret_access, tags
 from stoker.providers.ec2.permissions import allow, arn
 from stoker.providers.ec2.request import DEFAULT_PROFILE
+from stoker.providers.grants import Grant, Grants, MachineRole
 from stoker.store.find_job import SUFFIX_LENGTH
 
-# The role that the Fault Injection Service takes on, for `stoker interrupt`.
+# The role that the Fault Injection Service assumes, for `stoker interrupt`.
 FIS_ROLE = "stoker-fis"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateLogStream", "logs:PutLogEvents"]
 
-# Who may write what: see `stoker.model.keys`.
+# The folders that each part may write: see `stoker.model.keys`.
 _PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
 _SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, "check/")
 _DERIVED = (
-    *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.TOLD),
-    *(keys.DRY, keys.MARKET, keys.PLACES, keys.FOREIGN_INDEX, "probes/"),
+    *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.OUTBOX),
+    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, "probes/"),
 )
 _GOVERNED = (f"{keys.JOBS}*/log/", *_DERIVED)
-# What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex` and `stoker rm`.
+# The record of costs is permanent: no part that writes it may remove it. Users write it with `stoker reindex` and
+# `stoker rm`.
 _SPENT = keys.SPENT
 _NODE_READS = (keys.JOBS, *_PACKED, "policy/", keys.WORK, keys.REMOVED)
 
@@ -46,8 +49,8 @@ def grants(
     secrets: tuple[str, ...] = (),
     notify: tuple[str, ...] = (),
 ) -> Grants:
-    """The policies for one store. Pure. Raises UserError for what is no bucket, no name of a job, no secret here."""
-    place = _Place.of(store, "--bucket")
+    """The policies for one store. Pure. Raises UserError for an invalid bucket, job name or secret."""
+    place = _BucketPrefix.of(store, "--bucket")
     if job is not None and _NAME.fullmatch(job) is None:
         raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
     return Grants(
@@ -61,15 +64,21 @@ def grants(
     )
 
 
-class _Place:
-    """A bucket, and the folder of the store in it."""
+def machine_role(resources: Resources) -> MachineRole | None:
+    """The instance profile that these resources name."""
+    profile = resources.ec2.profile if resources.ec2 is not None else None
+    return None if profile is None else MachineRole("aws", "resources.ec2.profile", profile, DEFAULT_PROFILE)
 
-    def __init__(self, bucket: str, prefix: str) -> None:
-        self.bucket = bucket
-        self.prefix = prefix
+
+@dataclass(frozen=True)
+class _BucketPrefix:
+    """A bucket and the folder of the store in it."""
+
+    bucket: str
+    prefix: str
 
     @classmethod
-    def of(cls, url: str, option: str) -> _Place:
+    def of(cls, url: str, option: str) -> _BucketPrefix:
         bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
         if not url.startswith("s3://") or not bucket:
             raise UserError(f"{option}: machines on EC2 need a bucket; give it as s3://BUCKET/PREFIX, not {url!r}")
@@ -79,14 +88,14 @@ class _Place:
         return [f"arn:aws:s3:::{self.bucket}/{self.prefix}{folder}*" for folder in folders]
 
     def objects_or_itself(self) -> list[str]:
-        """What is below the folder; and the object of that name, since an input may be one."""
+        """The objects below the folder, and the object of that name: an input may be either."""
         itself = [f"arn:aws:s3:::{self.bucket}/{self.prefix.rstrip('/')}"] if self.prefix else []
         return [*itself, *self.objects("")]
 
     def listing(self, sid: str) -> dict[str, Any]:
-        """Without it S3 answers 403 for what is absent, which says nothing, instead of 404.
+        """Allow listing. Without it S3 answers 403 instead of 404 for an absent object, which proves nothing.
 
-        The key that was asked for counts as the prefix then: https://tracker.ceph.com/issues/74398
+        The requested key counts as the prefix in that case: https://tracker.ceph.com/issues/74398
         """
         whole = f"arn:aws:s3:::{self.bucket}"
         if not self.prefix:
@@ -98,9 +107,8 @@ class _Place:
 # ── The policies ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _person(place: _Place, store: str) -> Grant:
+def _person(place: _BucketPrefix, store: str) -> Grant:
     tag = tags.store_tag(store)
-    visits = permissions.statements(permissions.VISIT, tag, "Visit")
     sessions = [
         "arn:aws:ssm:*::document/AWS-StartSSHSession",
         "arn:aws:ssm:*:*:document/SSM-SessionManagerRunShell",
@@ -116,16 +124,16 @@ def _person(place: _Place, store: str) -> Grant:
         allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, keys.WORK)),
         *permissions.statements(permissions.PLAN, tag, "Plan"),
         allow("Prices", "pricing:GetProducts", "*"),
-        *visits,
+        *permissions.statements(permissions.SHELL, tag, "Visit"),
         allow("VisitSessions", "ssm:StartSession", sessions),
         *permissions.statements(permissions.CHECK, tag, "Check"),
-        allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{keys.deployment(store)}"),
+        allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{keys.deployment_name(store)}"),
         allow("Interrupt", _FIS_ACTIONS, "*"),
         pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
     ]
     about = "submit, look, stop and resume; the plan and its prices; ssh and exec (Visit…); interrupt; check"
     policy = policy_of(statements)
-    return Grant("person", about, policy, commands=(managed("person", policy),))
+    return Grant("person", about, policy, commands=(managed_policy_commands("person", policy),))
 
 
 _FIS_ACTIONS = [
@@ -136,26 +144,28 @@ _FIS_ACTIONS = [
 ]
 
 
-def _governor(place: _Place, store: str, notify: tuple[str, ...]) -> Grant:
+def _governor(place: _BucketPrefix, store: str, notify: tuple[str, ...]) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT, keys.FAMILIES)),
+        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT, keys.CLONE_CHAINS)),
         allow("Forget", "s3:DeleteObject", place.objects(*_DERIVED)),
         *secret_access.channels(notify),
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
-        # EC2 itself looks the image up, with the rights of whoever launches.
+        # EC2 resolves the image with the permissions of the launching account.
         allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),
-        # Those of single jobs too: this policy is written anew whenever one of them is made.
+        # Includes roles of single jobs: this policy is rewritten whenever one of them is made.
         pass_role("PassNodeRole", [_role(None), _role("*")], permissions.machine_service()),
     ]
     about = "decide about jobs, and launch, name and end machines that carry this store's tag; no other machine"
     policy = policy_of(statements)
-    commands = (managed("governor", policy), _linked_role("spot.amazonaws.com"))
+    commands = (managed_policy_commands("governor", policy), _linked_role("spot.amazonaws.com"))
     return Grant("governor", about, policy, commands=commands)
 
 
-def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]) -> Grant:
+def _node(
+    place: _BucketPrefix, job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]
+) -> Grant:
     own = "" if job is None else f"{job}-{'?' * SUFFIX_LENGTH}/"
     work = place.objects(keys.WORK + own)
     reads = [folder + own if folder in (keys.JOBS, keys.WORK) else folder for folder in _NODE_READS]
@@ -165,7 +175,7 @@ def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | N
         allow("WriteFacts", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], work),
     ]
     for number, url in enumerate(inputs, 1):
-        there = _Place.of(url, "--input")
+        there = _BucketPrefix.of(url, "--input")
         statements.append(there.listing(f"ListInput{number}"))
         statements.append(allow(f"ReadInput{number}", "s3:GetObject", there.objects_or_itself()))
     if logs is not None:
@@ -173,25 +183,31 @@ def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | N
         statements.append(allow("CopyLogs", _LOGS_ACTIONS, [group, f"{group}:*"]))
     statements += secret_access.statements(secrets)
     role = _role(job)
-    trust = trusting(permissions.machine_service())
+    trust = trust_policy(permissions.machine_service())
     whose = "any job" if job is None else f"jobs called {job}"
     about = f"the machines of {whose}: read jobs, code and agents, write under work/; nothing of EC2"
     policy = policy_of(statements)
-    return Grant("node", about, policy, trust, (made_role(role, trust), put_policy(role, policy), *_profile(role)))
+    return Grant(
+        "node",
+        about,
+        policy,
+        trust,
+        (create_role_command(role, trust), put_policy_command(role, policy), *_profile(role)),
+    )
 
 
 def _interrupter(store: str) -> Grant:
-    """Optional: without it `stoker interrupt` ends the machine."""
+    """An optional role: without it `stoker interrupt` ends the machine."""
     ours = {"StringEquals": {f"aws:ResourceTag/{tags.STORE}": tags.store_tag(store)}}
     statements = [
         allow("Find", "ec2:DescribeInstances", "*"),
         allow("Interrupt", "ec2:SendSpotInstanceInterruptions", [arn("instance")], ours),
     ]
-    trust = trusting("fis.amazonaws.com")
+    trust = trust_policy("fis.amazonaws.com")
     policy = policy_of(statements)
     commands = (
-        made_role(FIS_ROLE, trust),
-        put_policy(FIS_ROLE, policy),
+        create_role_command(FIS_ROLE, trust),
+        put_policy_command(FIS_ROLE, policy),
         _linked_role("fis.amazonaws.com"),
     )
     about = "optional: what the Fault Injection Service may do for `stoker interrupt`; else it ends the machine"
@@ -214,13 +230,13 @@ def policy_of(statements: list[dict[str, Any]]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def trusting(service: str) -> dict[str, Any]:
+def trust_policy(service: str) -> dict[str, Any]:
     return policy_of([{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}])
 
 
 # ── Their commands ────────────────────────────────────────────────────────────────────────────────────────────────────
-# For `sh -eu`, in this order, and as often as anybody likes: what is there is left, or written anew. What a look says
-# goes nowhere, since its only use is whether there is something; what a change says is an error or nothing.
+# For `sh -eu`, in this order, and repeatable: an existing resource is kept or updated. The output of a look-up is
+# discarded, because only its exit status matters; a change prints an error or nothing.
 
 _MANAGED = """\
 POLICY=arn:(PARTITION):iam::$(aws sts get-caller-identity --query Account --output text):policy/(NAME)
@@ -239,24 +255,24 @@ echo "(WHOM): aws iam attach-user-policy --user-name NAME --policy-arn $POLICY\"
 _WHOM = {"person": "next, for each person", "governor": "and for governors, of which stoker run is one"}
 
 
-def managed(name: str, policy: dict[str, Any], whom: str = "") -> str:
-    """A policy that can be attached to users, groups and roles; who they are is not known here."""
+def managed_policy_commands(name: str, policy: dict[str, Any], whom: str = "") -> str:
+    """Commands for a policy that can be attached to users, groups and roles, which are not known here."""
     text = _MANAGED.replace("(PARTITION)", permissions.partition()).replace("(NAME)", f"stoker-{name}")
     return text.replace("(WHOM)", _WHOM[whom or name]).replace("(DOCUMENT)", _quoted(policy))
 
 
-def made_role(role: str, trust: dict[str, Any]) -> str:
+def create_role_command(role: str, trust: dict[str, Any]) -> str:
     make = f"aws iam create-role --role-name {role} --assume-role-policy-document {_quoted(trust)}"
     return _unless(f"aws iam get-role --role-name {role}", make)
 
 
 def _linked_role(service: str) -> str:
-    """A role of AWS's own, needed once in an account. Its name is AWS's to choose, its path is not."""
+    """Create a service-linked role, needed once in an account. AWS chooses its name, but its path is known."""
     look = f"aws iam list-roles --path-prefix /aws-service-role/{service}/ --query 'Roles[].RoleName' --output text"
     return f"{look} | grep -q . ||\n  aws iam create-service-linked-role --aws-service-name {service} >/dev/null"
 
 
-def put_policy(role: str, policy: dict[str, Any]) -> str:
+def put_policy_command(role: str, policy: dict[str, Any]) -> str:
     return f"aws iam put-role-policy --role-name {role} --policy-name stoker --policy-document {_quoted(policy)}"
 
 
@@ -275,7 +291,7 @@ def _unless(look: str, make: str) -> str:
 
 
 def _quoted(document: dict[str, Any]) -> str:
-    """Written out: nothing has to be asked for when it runs, and whoever runs it has read what they allow."""
+    """Quote the whole document: the command needs no other file, and its reader sees what it allows."""
     return shlex.quote(json.dumps(document, indent=2))
 
 
@@ -307,7 +323,7 @@ list the names of all objects in the store, and read all packed code.
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html has the variables that there are,
 # and what aws:userid is for an instance.
 _ALWAYS = """\
-Per instance: S3 is told the role and the instance of a request (aws:userid is ROLE-ID:INSTANCE-ID), but tags of an
+Per instance: a request to S3 carries the role and the instance (aws:userid is ROLE-ID:INSTANCE-ID), but tags of an
 instance do not become aws:PrincipalTag, and no variable holds the bare instance id, so that no policy can say `its own
 folder`. A bucket policy can name one instance (StringLike aws:userid *:i-0123456789abcdef0); it would have to be
 edited at every launch.

@@ -1,4 +1,4 @@
-"""Machine images by alias. EC2 resolves `resolve:ssm:…` by itself, so nothing is looked up before a launch."""
+"""Machine images by alias. EC2 itself resolves `resolve:ssm:…`, so no look-up precedes a launch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Arch = Literal["x86_64", "arm64"]
 
 _ID = re.compile(r"ami-[0-9a-z]+")
 _DLAMI = re.compile(r"dlami/pytorch-(?P<version>\d+\.\d+)(-ubuntu-(?P<ubuntu>\d\d\.\d\d))?")
-# The newest that AWS documents a public parameter for; `dlami/pytorch-2.8` and the like name others.
+# The newest version with a documented public parameter; `dlami/pytorch-2.8` and the like name others.
 _PYTORCH = "2.9"
 _DLAMI_UBUNTU = "24.04"
 _DEBIAN_ARCH: dict[Arch, str] = {"x86_64": "amd64", "arm64": "arm64"}
 
-# What the distributions bring, by what the parameters call them.
+# The Python of each distribution, by a part of its parameter's name.
 _PYTHONS: dict[str, Python] = {
     "/debian/release/12/": (3, 11),
     "/debian/release/13/": (3, 13),
@@ -44,9 +44,9 @@ ALIASES = (
 
 @dataclass(frozen=True)
 class Image:
-    """What stands in a request. `name` is set where the id has to be looked up first, by the image's name.
+    """The image of a request. `name` is set if the id must be looked up first, by the image's name.
 
-    `root` is its root device; None where only EC2 knows.
+    `root` is its root device; None if only EC2 knows it.
     """
 
     id: str | None
@@ -55,7 +55,7 @@ class Image:
 
 
 def find(wanted: str, arch: Arch) -> Image:
-    """The image that is meant: an id, an alias, a parameter, or a name. Raises UserError for an unknown alias."""
+    """The image for an id, an alias, a parameter or a name. Raises UserError for an unknown alias."""
     if _ID.fullmatch(wanted):
         return Image(wanted)
     if wanted.startswith("ssm:"):
@@ -69,12 +69,12 @@ def find(wanted: str, arch: Arch) -> Image:
 
 
 def default(arch: Arch, gpus: int) -> Image:
-    """What a job gets that names no image: one with drivers and PyTorch where there are GPUs."""
+    """The image for a job that names none: with drivers and PyTorch if the machine has GPUs."""
     return find(DEFAULT_GPU if gpus else DEFAULT, arch)
 
 
 def python_of(wanted: str | None, gpus: int) -> Python | None:
-    """The Python of the distribution behind an alias, beside which there may be newer ones; None for other images."""
+    """The Python of the distribution behind an alias, which may have newer ones as well; None for other images."""
     parameter, _ = _alias(wanted or (DEFAULT_GPU if gpus else DEFAULT), "x86_64")
     return next((python for part, python in _PYTHONS.items() if part in (parameter or "")), None)
 

@@ -1,4 +1,4 @@
-"""AWS's console, for people: where a machine and its log are shown. Pure."""
+"""Addresses of machines and logs in AWS's console. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from urllib.parse import quote
 
 from stoker.model import keys
 from stoker.model.spec import Logs
-from stoker.providers.console_links import Seat
+from stoker.providers.console_links import NodeIdentity
 from stoker.providers.ec2 import tags
 
 
-def name(seat: Seat) -> str:
-    """The tag that the console lists the machine under."""
-    return tags.name(seat.job, seat.attempt, 0 if seat.nodes == 1 else None)
+def name(node: NodeIdentity) -> str:
+    """The `Name` tag under which the console lists the machine."""
+    return tags.name(node.job, node.attempt, 0 if node.nodes == 1 else None)
 
 
 def machine(instance: str, region: str | None) -> str | None:
@@ -30,15 +30,15 @@ def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> st
 
 
 def own_logs(instance: str, region: str | None) -> None:
-    """EC2 keeps a machine's console for an hour, and nothing that could be asked for later."""
+    """None: EC2 keeps a machine's console output for an hour, and nothing that could be queried later."""
 
 
 def own_logs_link(instance: str, region: str | None) -> None:
-    """Nor is it shown anywhere."""
+    """None: see `own_logs`."""
 
 
 def home(service: str, region: str | None) -> str:
-    """Each partition has a console of its own."""
+    """The console's address, which differs by partition."""
     domain = f"{region}.console.aws.amazon.com"
     if str(region).startswith("cn-"):
         domain = f"{region}.console.amazonaws.cn"
@@ -48,5 +48,5 @@ def home(service: str, region: str | None) -> str:
 
 
 def _twice(name: str) -> str:
-    """The console wants names encoded twice, with a dollar for the second per cent."""
+    """Encode a name twice, as the console expects it, with a dollar instead of the second percent sign."""
     return quote(quote(name, safe=""), safe="").replace("%", "$")

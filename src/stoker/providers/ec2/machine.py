@@ -15,16 +15,16 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from stoker.cloudapi.aws.imds import Answer, Imds, ImdsError
+from stoker.cloudapi.aws.imds import Imds, ImdsAnswer, ImdsError
 from stoker.model.node_facts import NoticeFact
 
 _log = logging.getLogger(__name__)
 
-# A notice comes about two minutes ahead: every second of it is worth asking for.
+# A notice comes about two minutes ahead: every second of it counts.
 POLL_S = 2.0
-# Hints come long before anything happens.
+# Hints come long before an event, and are read only in every n-th poll.
 _HINTS_EVERY = 5
-# A notice whose time cannot be read.
+# The grace of a notice whose time cannot be parsed.
 _UNKNOWN_GRACE_S = 60.0
 _ADDRESS_LIMIT_S = 30.0
 
@@ -35,14 +35,14 @@ _MAINTENANCE = "meta-data/events/maintenance/scheduled"
 
 @dataclass(frozen=True)
 class _Reclaim:
-    """A hard notice, with its end on this machine's own clock."""
+    """A hard notice, with its deadline on this machine's monotonic clock."""
 
     fact: NoticeFact
     deadline_s: float
 
 
 class Ec2Machine:
-    """Watches the metadata service from a thread of its own: one that does not answer delays nobody."""
+    """The machine, with a thread that polls the metadata service, so that a slow answer does not block the agent."""
 
     def __init__(self, node_dir: Path, imds: Imds | None = None, poll_s: float | None = None) -> None:
         self._node_dir = node_dir
@@ -52,22 +52,25 @@ class Ec2Machine:
         self._reclaim: _Reclaim | None = None
         self._hint: NoticeFact | None = None
         self._hints_seen: set[str] = set()
-        self._told: NoticeFact | None = None
+        self._reported: NoticeFact | None = None
         self._silent = False
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="metadata", daemon=True).start()
 
     def notice(self) -> NoticeFact | None:
-        """The notice in force: a hard one for good, else the newest hint. `grace_s` is what is left when first told."""
+        """The notice in force: a hard one for good, else the newest hint.
+
+        `grace_s` is the rest of the grace when the notice is first returned.
+        """
         reclaim = self._reclaim
         if reclaim is None:
             return self._hint
-        if self._told is None:
-            self._told = replace(reclaim.fact, grace_s=max(0.0, reclaim.deadline_s - time.monotonic()))
-        return self._told
+        if self._reported is None:
+            self._reported = replace(reclaim.fact, grace_s=max(0.0, reclaim.deadline_s - time.monotonic()))
+        return self._reported
 
     def address(self) -> str:
-        """The address in its network, where the other nodes reach it."""
+        """The address in the machine's network, at which the other nodes reach it."""
         until_s = time.monotonic() + _ADDRESS_LIMIT_S
         while self._address is None:
             try:
@@ -81,20 +84,20 @@ class Ec2Machine:
         return self._address
 
     def master_port(self, preferred: int) -> int:
-        """A machine of its own has all its ports."""
+        """The preferred port: a machine of its own has all its ports."""
         return preferred
 
     def wake_governors(self) -> None:
-        """EC2 itself tells a governor that is deployed of warnings and of machines that end."""
+        """Do nothing: EC2 itself notifies a deployed governor of warnings and of machines that end."""
 
     def power_off(self) -> None:
-        """End this process, from whichever thread: its service switches the machine off. Does not return."""
+        """End this process, from any thread: its service switches the machine off. Does not return."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
     def close(self) -> None:
-        """Ask nothing any more. An agent never does this: its process ends with its machine."""
+        """Stop polling. An agent never calls this: its process ends with its machine."""
         self._closed.set()
 
     # ── The watch ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,18 +106,18 @@ class Ec2Machine:
         turn = 0
         while self._reclaim is None and not self._closed.is_set():
             try:
-                self._look(hints=turn % _HINTS_EVERY == 0)
+                self._poll(hints=turn % _HINTS_EVERY == 0)
                 self._silent = False
             except ImdsError as error:
                 if not self._silent:
                     _log.warning("%s", error)
                 self._silent = True
-            except Exception:  # noqa: BLE001 - whatever it says, the watch for the one thing that counts goes on
+            except Exception:  # noqa: BLE001 - an unexpected answer must not end the watch for a reclaim
                 _log.exception("metadata")
             turn += 1
             self._closed.wait(self._poll_s)
 
-    def _look(self, *, hints: bool) -> None:
+    def _poll(self, *, hints: bool) -> None:
         answer = self._imds.ask(_SPOT)
         if answer.text is not None:
             self._reclaim = _reclaim(answer)
@@ -130,17 +133,17 @@ class Ec2Machine:
             self._take_hint(f"{event.get('EventId')} {event.get('NotBefore')}", source, str(event.get("NotBefore")))
 
     def _take_hint(self, identity: str, source: str, when: str) -> None:
-        """Each is told once; one that is changed is another one."""
+        """Record each hint once; a changed one counts as new."""
         if identity not in self._hints_seen:
             self._hints_seen.add(identity)
-            self._hint = NoticeFact(hard=False, source=source, at=_moment(when) or _now(), grace_s=0.0)
+            self._hint = NoticeFact(hard=False, source=source, at=_parse_time(when) or _now(), grace_s=0.0)
 
 
-def _reclaim(answer: Answer) -> _Reclaim:
-    # `time` is EC2's clock; so is the date of the answer, whatever this machine's own clock says.
-    asked = _moment(answer.date) or _now()
+def _reclaim(answer: ImdsAnswer) -> _Reclaim:
+    # `time` is on EC2's clock, and so is the date of the answer; this machine's clock may differ.
+    asked = _parse_time(answer.date) or _now()
     text = answer.text or ""
-    end = _moment(_part(text, "time"))
+    end = _parse_time(_part(text, "time"))
     grace_s = _UNKNOWN_GRACE_S if end is None else max(0.0, (end - asked).total_seconds())
     action = _part(text, "action") or "terminate"
     fact = NoticeFact(hard=True, source=f"EC2: spot {action}", at=asked, grace_s=grace_s)
@@ -148,7 +151,7 @@ def _reclaim(answer: Answer) -> _Reclaim:
 
 
 def _events(text: str | None) -> list[dict[str, Any]]:
-    """The maintenance that is still to come."""
+    """The maintenance events that are still to come."""
     try:
         found = json.loads(text or "[]")
     except ValueError:
@@ -165,8 +168,8 @@ def _part(text: str, name: str) -> str:
     return str(found.get(name, "")) if isinstance(found, dict) else ""
 
 
-def _moment(text: str) -> datetime | None:
-    """A time as the metadata service writes it: ISO 8601, `21 Jan 2019 09:00:43 GMT`, or HTTP's form of that."""
+def _parse_time(text: str) -> datetime | None:
+    """Parse a time of the metadata service: ISO 8601, `21 Jan 2019 09:00:43 GMT`, or HTTP's form of that."""
     try:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

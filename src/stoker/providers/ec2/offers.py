@@ -1,24 +1,25 @@
-"""What EC2 has to offer for a job: machine types × zones × spot or on-demand, with their prices.
+"""EC2's offerings for a job: machine types × zones × spot or on-demand, with their prices.
 
-`offline` needs no cloud: the project's tables, and EC2 chooses the zone. `live` asks EC2 where each type is to be had
-and what spot costs there now: two calls, three where a type is newer than the table.
+`offline` needs no cloud: it uses the packaged tables, and EC2 chooses the zone. `live` asks EC2 which zones have each
+type and for the current spot prices: two calls, three if a type is newer than the table.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers import offerings
 from stoker.providers.ec2 import catalog, places, prices
 from stoker.providers.ec2.catalog import MachineType
+from stoker.providers.ec2.client import pages
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -27,15 +28,15 @@ PROVIDER = "ec2"
 # EC2 chooses the zone.
 ANY_ZONE = ""
 _LINUX = "Linux/UNIX"
-# The same thing: some answers still tell apart what has long been the only network there is.
+# The same product: some answers still use the name that distinguished VPCs, now the only network.
 _ALSO_LINUX = (_LINUX, f"{_LINUX} (Amazon VPC)")
 
 
 def offline(resources: Resources) -> tuple[Offering, ...]:
-    """What the project's tables know, best first. Zones are those that the job names, else EC2 chooses; a spot price is
-    never known.
+    """The offerings of the packaged tables, best first. Zones are those that the job names, else EC2 chooses one; spot
+    prices are never known.
 
-    Raises UserError without a region, for a name that no machine type can have, and for a place that cannot be.
+    Raises UserError without a region, for a name that no machine type can have, and for a place that cannot exist.
     """
     region = _region(resources)
     places.check(region, resources.zones)
@@ -47,9 +48,9 @@ def offline(resources: Resources) -> tuple[Offering, ...]:
 
 
 def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
-    """What can be had in the client's region, best first. Plain data: it may be kept for a while.
+    """The offerings of the client's region, best first. Plain data, which may be cached for a while.
 
-    Raises what boto3 raises, and UserError for a name that no machine type can have, or a place that cannot be.
+    Raises boto3's errors, and UserError for a name that no machine type can have, or a place that cannot exist.
     """
     region = ec2.meta.region_name
     places.check(region, resources.zones)
@@ -70,12 +71,12 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
 
 
 def unchecked(resources: Resources) -> tuple[str, ...]:
-    """What these resources name and the project's tables do not have, a line each."""
+    """Names in these resources that the packaged tables do not have, one line each."""
     return (*places.unchecked(_region(resources), resources.zones), *catalog.unchecked(resources))
 
 
 def why_none(resources: Resources) -> str:
-    """Why nothing is offered for these resources, in one line that names the field."""
+    """The reason why there are no offerings for these resources, in one line that names the field."""
     why = catalog.why_none(resources)
     if why:
         return why
@@ -86,17 +87,17 @@ def why_none(resources: Resources) -> str:
 
 
 def _learn(ec2: EC2Client, names: list[str]) -> dict[str, MachineType]:
-    """The facts of types that the table does not have. What EC2 does not know either is not in the answer."""
-    # By a filter: asked for by name, one type that is not there would spoil the answer for the others.
+    """The facts of types that the table does not have. Types that EC2 does not know either are left out."""
+    # A filter, because a request by name fails for all types if one does not exist.
     filters = [{"Name": "instance-type", "Values": names}]
-    found = _pages(ec2.describe_instance_types, "InstanceTypes", Filters=filters)
+    found = pages(ec2.describe_instance_types, "InstanceTypes", Filters=filters)
     return {each["InstanceType"]: catalog.described(each) for each in found}
 
 
 def _zones(ec2: EC2Client, names: list[str], wanted: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Where each type is to be had: in the zones named, else in the zones of the region itself."""
+    """The zones of each type: those that the job names, else all zones of the region itself."""
     filters = [{"Name": "instance-type", "Values": names}]
-    found = _pages(
+    found = pages(
         ec2.describe_instance_type_offerings,
         "InstanceTypeOfferings",
         LocationType="availability-zone",
@@ -105,15 +106,15 @@ def _zones(ec2: EC2Client, names: list[str], wanted: tuple[str, ...]) -> dict[st
     zones: dict[str, set[str]] = {}
     for each in found:
         zone = each["Location"]
-        # Local Zones and Wavelength Zones are far from the bucket, and priced apart: only for who names them.
+        # Local Zones and Wavelength Zones are far from the bucket and priced separately: only for jobs that name them.
         if zone in wanted if wanted else _is_plain_zone(zone):
             zones.setdefault(each["InstanceType"], set()).add(zone)
     return {name: tuple(sorted(there)) for name, there in zones.items()}
 
 
 def _spot_prices(ec2: EC2Client, names: list[str], now: datetime) -> dict[tuple[str, str], float]:
-    """The spot price in force, by machine and zone."""
-    found = _pages(
+    """The current spot price, by machine and zone."""
+    found = pages(
         ec2.describe_spot_price_history,
         "SpotPriceHistory",
         InstanceTypes=names,
@@ -129,17 +130,6 @@ def _spot_prices(ec2: EC2Client, names: list[str], now: datetime) -> dict[tuple[
         if key not in latest or latest[key][0] < each["Timestamp"]:
             latest[key] = (each["Timestamp"], amount)
     return {key: amount for key, (_, amount) in latest.items()}
-
-
-def _pages(call: Callable[..., Any], part: str, **asked: Any) -> Iterable[Any]:
-    token = ""
-    while True:
-        answer = call(**asked, **({"NextToken": token} if token else {}))
-        yield from answer.get(part, ())
-        # The end is an empty token in one call and none in another.
-        token = answer.get("NextToken") or ""
-        if not token:
-            return
 
 
 # ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -167,7 +157,7 @@ def _offerings(
     for machine in machines:
         listed = prices.on_demand(region, machine.name)
         for zone in where[machine.name]:
-            # The table is of the region itself; its Local Zones cost something else.
+            # The table holds the region's own prices; its Local Zones have others.
             price = listed if zone == ANY_ZONE or _is_plain_zone(zone) else None
             amount = None if price is None else price.amount
             source = offerings.table_source(price)
@@ -189,7 +179,7 @@ def _is_plain_zone(zone: str) -> bool:
 
 
 def _amount(text: Any) -> float | None:
-    """EC2 tells prices as text."""
+    """Parse a price, which EC2 returns as text."""
     try:
         amount = float(text)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What a job merges into a request to AWS, against botocore's own description of that call."""
+"""Check a job's overrides of a request to AWS against botocore's description of that call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def check(
     service: str = "ec2",
     operation: str = "RunInstances",
 ) -> None:
-    """Raise UserError for a field that the call does not have, or a value that it does not take.
+    """Raise UserError for a field that the call does not have, or a value that it does not accept.
 
-    Nothing is said without botocore: AWS itself will.
+    Without botocore nothing is checked: AWS itself will refuse.
     """
     if not overrides or importlib.util.find_spec("botocore") is None:
         return
@@ -29,14 +29,14 @@ def check(
     from botocore.validate import ParamValidator
 
     report: str = ParamValidator().validate(overrides, shape).generate_report()
-    # What is missing here is in the request that this is merged into.
+    # Fields that are missing here are in the request that the overrides are merged into.
     wrong = [line for line in report.splitlines() if line and not line.startswith("Missing required")]
     if wrong:
         raise UserError(f"{where}: {wrong[0][:1].lower()}{wrong[0][1:]}")
 
 
 def _problems(operation: str, where: str, value: Any, shape: Any) -> Iterator[str]:
-    """Names that are not there, and lists and mappings that are none: what botocore says less well."""
+    """Unknown names, and values that should be lists or mappings: botocore's messages about them are less clear."""
     if shape.type_name == "list":
         if not isinstance(value, list):
             yield f"{where}: must be a list, as {operation} takes it"

@@ -1,4 +1,4 @@
-"""What Stoker asks of AWS, and why: the one table behind `stoker iam ec2` and `stoker check ec2`."""
+"""The AWS operations that Stoker uses, with reasons: the table behind `stoker iam ec2` and `stoker check ec2`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Literal
 
 from stoker.providers.ec2 import tags
 
-# What may be touched: whatever is there (it is only looked at), what is being made and carries this store's tag from
-# its first moment on, and what is there and carries it.
+# The resources of an operation: `anything` (read only), `made` (a new resource that carries this store's tag from its
+# creation), `ours` (an existing resource that carries it).
 Scope = Literal["anything", "made", "ours"]
 
-# The resources that an operation of EC2 makes or touches, as their ARNs name them.
+# The resource types that an operation of EC2 makes or uses, as ARNs name them.
 _LAUNCHED = ("instance", "volume", "network-interface", "spot-instances-request")
 _USED = ("subnet", "security-group", "key-pair", "placement-group", "capacity-reservation")
 _SHARED = ("image", "snapshot")
-# Where AWS, Canonical and Debian publish the ids of their newest images.
+# The parameters in which AWS, Canonical and Debian publish the ids of their newest images.
 PUBLIC_PARAMETERS = "arn:aws:ssm:*::parameter/aws/service/*"
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation, with the resources it is limited to where its scope is not `anything`."""
+    """One operation, with the resource types that it is limited to unless its scope is `anything`."""
 
     action: str
     scope: Scope
@@ -51,7 +51,7 @@ GOVERNOR: tuple[Operation, ...] = (
     Operation("ec2:GetConsoleOutput", "ours", "why a machine did not boot", ("instance",)),
 )
 
-# What a person needs beside the store: the plan, the way to a machine, a rehearsal, and `stoker check`.
+# The operations that a user needs besides the store: for plans, logins and `stoker check`.
 PLAN = tuple(
     each
     for each in GOVERNOR
@@ -63,7 +63,7 @@ PLAN = tuple(
         "ec2:DescribeSubnets",
     }
 )
-VISIT: tuple[Operation, ...] = (
+SHELL: tuple[Operation, ...] = (
     Operation("ec2:DescribeInstances", "anything", "where a machine is"),
     Operation("ec2:DescribeImages", "anything", "who logs in on an image"),
     Operation("ec2-instance-connect:SendSSHPublicKey", "ours", "lend a machine a key for a minute", ("instance",)),
@@ -78,7 +78,7 @@ CHECK: tuple[Operation, ...] = (
 
 
 def launch_statements(store: str) -> list[dict[str, Any]]:
-    """RunInstances and the tags it gives. What it makes must carry the store's tag; what it uses need not."""
+    """Allow RunInstances and its tags. New resources must carry the store's tag; resources that it uses need not."""
     asked = {"StringEquals": {f"aws:RequestTag/{tags.STORE}": store}}
     launched = [arn(kind) for kind in _LAUNCHED]
     used = [*map(arn, _USED), *(f"arn:aws:ec2:*::{kind}/*" for kind in _SHARED)]
@@ -101,7 +101,7 @@ def launch_statements(store: str) -> list[dict[str, Any]]:
 
 
 def statements(operations: tuple[Operation, ...], store: str, sid: str) -> list[dict[str, Any]]:
-    """Statements that allow these operations and no more. Launching has its own, see `launch_statements`."""
+    """Statements that allow these operations and no more. A launch has its own, see `launch_statements`."""
     plain = [each for each in operations if each.action not in ("ec2:RunInstances", "ec2:CreateTags")]
     found = []
     look = [each.action for each in plain if each.scope == "anything"]
@@ -120,7 +120,7 @@ def statements(operations: tuple[Operation, ...], store: str, sid: str) -> list[
 
 
 def statement_for(action: str, store: str) -> str:
-    """The statements that allow one operation, for a person to paste."""
+    """The statements that allow one operation, for the user to paste."""
     found = [each for each in statements(GOVERNOR, store, "") if action in _listed(each["Action"])]
     if not found:
         found = [allow("", action, "*")]
@@ -131,38 +131,38 @@ def statement_for(action: str, store: str) -> str:
 def allow(
     sid: str, action: str | list[str], resource: str | list[str], condition: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One statement, for the partition that this computer works in."""
+    """One statement, for the partition of this computer's region."""
     resources = [resource] if isinstance(resource, str) else resource
-    homed = [each.replace("arn:aws:", f"arn:{partition()}:", 1) for each in resources]
+    for_region = [each.replace("arn:aws:", f"arn:{partition()}:", 1) for each in resources]
     found: dict[str, Any] = {
         "Sid": sid,
         "Effect": "Allow",
         "Action": action,
-        "Resource": homed[0] if isinstance(resource, str) else homed,
+        "Resource": for_region[0] if isinstance(resource, str) else for_region,
     }
     return found | ({"Condition": condition} if condition else {})
 
 
 def partition(region: str | None = None) -> str:
-    """China and GovCloud are AWSs of their own, with other names for everything. The chosen region tells."""
+    """The partition of the region: China and GovCloud are separate AWSs with other ARNs."""
     region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
     return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
 def machine_service(region: str | None = None) -> str:
-    """EC2, as the one that takes on a machine's role."""
+    """EC2's service name, which assumes the role of a machine."""
     return "ec2.amazonaws.com.cn" if partition(region) == "aws-cn" else "ec2.amazonaws.com"
 
 
-def homed(statement: dict[str, Any], region: str) -> dict[str, Any]:
-    """A statement for the partition of this region, whichever this computer works in."""
+def for_region(statement: dict[str, Any], region: str) -> dict[str, Any]:
+    """A statement for the partition of this region, independent of this computer's."""
     text = json.dumps(statement).replace(f'"arn:{partition()}:', f'"arn:{partition(region)}:')
-    told: dict[str, Any] = json.loads(text.replace(f'"{machine_service()}"', f'"{machine_service(region)}"'))
-    return told
+    converted: dict[str, Any] = json.loads(text.replace(f'"{machine_service()}"', f'"{machine_service(region)}"'))
+    return converted
 
 
 def arn(kind: str) -> str:
-    """Every resource of EC2's of a kind, in any region of the account that the policy is in."""
+    """Every EC2 resource of a type, in any region of the policy's account."""
     return f"arn:aws:ec2:*:*:{kind}/*"
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from stoker.model.errors import UserError
 from stoker.providers import machine_types
 from stoker.providers.ec2 import catalog
-from stoker.providers.ec2.errors import calling
+from stoker.providers.ec2.client import Clients, pages
+from stoker.providers.ec2.errors import call_aws
 from stoker.providers.price_book import PriceBook, parse, price
-from stoker.providers.price_table import Refreshed, RegionPrices
+from stoker.providers.price_table import PriceRefresh, RegionPrices
 
 if TYPE_CHECKING:
     from mypy_boto3_pricing import PricingClient
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "featured",
-    "kept",
-    "kept_path",
     "on_demand",
     "packaged",
     "parse",
     "refresh",
     "refresh_now",
+    "refreshed_path",
+    "refreshed_tables",
     "render",
     "tables",
 ]
 
-# The price list is served from few regions, this one among them, whichever region is asked about.
+# The price list is served from a few regions, this one among them, for all regions.
 API_REGION = "us-east-1"
 _SERVICE = "AmazonEC2"
 _API_SOURCE = "AWS price list API"
@@ -56,78 +57,66 @@ _BOOK = PriceBook("ec2", "USD per hour, on demand, Linux", _family)
 on_demand = _BOOK.on_demand
 tables = _BOOK.tables
 packaged = _BOOK.packaged
-kept = _BOOK.kept
-kept_path = _BOOK.kept_path
+refreshed_tables = _BOOK.refreshed_tables
+refreshed_path = _BOOK.refreshed_path
 render = _BOOK.render
 
 
 def featured(names: Iterable[str]) -> list[str]:
-    """The machines that people ask for first: of each family with accelerators, the smallest."""
+    """The machines that users request most often: the smallest of each family with accelerators."""
     return machine_types.featured(map(catalog.facts, names), _family)
 
 
-def refresh(client: PricingClient, regions: Iterable[str], *, today: date | None = None) -> Refreshed:
-    """Ask AWS's price list about these regions, and keep the answer beside what is kept of others.
+def refresh(client: PricingClient, regions: Iterable[str], *, today: date | None = None) -> PriceRefresh:
+    """Ask AWS's price list about these regions, and save the answer beside the saved prices of others.
 
-    Raises the errors of `ProviderError`, and UserError for a region that AWS has no prices of or a home that cannot be
-    written. Nothing is kept unless all was read.
+    Raises the subclasses of `ProviderError`, and UserError for a region without prices or a home folder that is not
+    writable. Saves nothing unless all regions were read.
     """
     day = today or datetime.now(timezone.utc).date()
-    brought: dict[str, RegionPrices] = {}
+    refreshed: dict[str, RegionPrices] = {}
     for region in regions:
-        found = dict(_asked(client, region))
+        found = dict(_price_list(client, region))
         if not found:
             raise UserError(f"--region: AWS has no prices for {region}; name a region such as us-east-1")
-        brought[region] = RegionPrices(_API_SOURCE, day, found)
-    return _BOOK.keep(brought)
+        refreshed[region] = RegionPrices(_API_SOURCE, day, found)
+    return _BOOK.save_refreshed(refreshed)
 
 
-def refresh_now(regions: Iterable[str] = ()) -> Refreshed:
-    """Refresh with this computer's own AWS settings; without regions, all that a table has.
+def refresh_now(regions: Iterable[str] = ()) -> PriceRefresh:
+    """Refresh with this computer's AWS settings; without regions, all regions of the tables.
 
     Raises UserError without boto3.
     """
-    from stoker.providers.ec2.client import Clients
-
     return refresh(Clients().get("pricing", API_REGION), tuple(regions) or tuple(tables()))
 
 
 # ── AWS's price list ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _asked(client: PricingClient, region: str) -> Iterable[tuple[str, float]]:
-    """The machines of a region with their prices, page by page."""
+def _price_list(client: PricingClient, region: str) -> Iterable[tuple[str, float]]:
+    """The machines of a region with their prices."""
     wanted = {**_PLAIN, "regionCode": region}
     filters: list[FilterTypeDef] = [
         {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
     ]
     found: dict[str, float] = {}
-    token = ""
-    while True:
-        more: dict[str, Any] = {"NextToken": token} if token else {}
-
-        def ask(more: dict[str, Any] = more) -> Any:
-            return client.get_products(ServiceCode=_SERVICE, Filters=filters, **more)
-
-        answer = calling("pricing:GetProducts", ask)
-        for text in answer["PriceList"]:
-            product = json.loads(text)
-            name, amount = _offered(product, wanted)
-            if amount is not None:
-                # Should AWS list one machine twice, it must not look cheaper than it may turn out.
-                found[name] = max(amount, found.get(name, 0.0))
-        token = answer.get("NextToken") or ""
-        if not token:
-            return found.items()
+    products = pages(client.get_products, "PriceList", ServiceCode=_SERVICE, Filters=filters)
+    for text in call_aws("pricing:GetProducts", lambda: list(products)):
+        name, amount = _parse_product(json.loads(text), wanted)
+        if amount is not None:
+            # If AWS lists a machine twice, it must not look cheaper than it may turn out to be.
+            found[name] = max(amount, found.get(name, 0.0))
+    return found.items()
 
 
-def _offered(product: Mapping[str, Any], wanted: Mapping[str, str]) -> tuple[str, float | None]:
-    """The machine, and what it costs on demand; None for anything else that the list sells."""
+def _parse_product(product: Mapping[str, Any], wanted: Mapping[str, str]) -> tuple[str, float | None]:
+    """The machine and its on-demand price; None as the price for any other product."""
     attributes = product.get("product", {}).get("attributes", {})
     name = attributes.get("instanceType", "")
     if not name or any(attributes.get(key, value) != value for key, value in wanted.items()):
         return name, None
-    # Capacity blocks are paid ahead and listed at nothing; a machine is never free.
+    # Capacity blocks are paid in advance and listed with a price of 0; no machine is free.
     if attributes.get("marketoption", "OnDemand") != "OnDemand":
         return name, None
     for term in product.get("terms", {}).get("OnDemand", {}).values():

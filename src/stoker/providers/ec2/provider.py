@@ -1,4 +1,4 @@
-"""The ec2 provider."""
+"""The ec2 provider: plain EC2 machines in one account."""
 
 from __future__ import annotations
 
@@ -13,37 +13,46 @@ from typing import Any
 from stoker.model import codec
 from stoker.model.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
-from stoker.model.spec import Resources, Spec, is_port
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec, is_port
 from stoker.providers import registry
-from stoker.providers.base import Finding, Gone, LaunchOrder, Request, Terminated, Visit, Way
+from stoker.providers.base import (
+    CheckResult,
+    EndReason,
+    LaunchOrder,
+    Request,
+    ShellCommand,
+    ShellRequest,
+    TerminateResult,
+)
 from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
-from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling, first_line
+from stoker.providers.ec2.client import Clients, pages
+from stoker.providers.ec2.errors import call_aws, first_line
 from stoker.providers.registry import Context
 
 _STATES: dict[str, InstanceState] = {
     "pending": "pending",
     "running": "running",
     "shutting-down": "stopping",
-    # Somebody stopped it. Its disk costs money until it is terminated.
+    # A user stopped it. Its disk costs money until it is terminated.
     "stopping": "stopping",
     "stopped": "off",
     "terminated": "gone",
 }
-# Why a machine ended, in EC2's words: it was taken back, or it itself or somebody else asked for its end.
+# EC2's codes for the end of a machine: a reclaim, its own shutdown, a requested end.
 _RECLAIMED = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"})
 _BY_ITSELF = "Client.InstanceInitiatedShutdown"
 _ASKED_FOR = frozenset({"Client.UserInitiatedShutdown", "Client.UserInitiatedHibernate"})
 _PAGE = 1000
-# EC2 takes this many ids in one filter.
+# EC2 accepts this many ids in one filter.
 _IDS = 200
-# Prices and zones change slowly; a job that tries one dry zone after another need not ask each time.
+# Prices and zones change slowly; a job that tries one zone after another need not ask each time.
 _OFFERS_FOR_S = 120.0
 
 
 class Ec2Provider:
-    """One store's machines in one account. Holds clients, and what was offered a moment ago."""
+    """One store's machines in one account. Its state is the boto3 clients and the latest offerings."""
 
     name = "ec2"
 
@@ -62,7 +71,7 @@ class Ec2Provider:
         return self._clients
 
     def check(self, spec: Spec) -> None:
-        """Raise UserError for what EC2 would refuse."""
+        """Raise UserError for a spec that EC2 would refuse."""
         registry.check_store(self.name, self._context.store)
         port = spec.env.get("MASTER_PORT")
         if port is not None and not is_port(port):
@@ -70,40 +79,40 @@ class Ec2Provider:
         request.check(spec)
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
-        """Machine types × zones × spot or on-demand, best first. Offline, from the project's own tables."""
+        """Machine types × zones × spot or on-demand, best first. Offline, from the packaged tables."""
         if self._context.offline:
-            return offers.offline(_placed(resources, _environment_region()))
-        resources = _placed(resources, resources.region or self._clients.default_region())
+            return offers.offline(_with_region(resources, _environment_region()))
+        resources = _with_region(resources, resources.region or self._clients.default_region())
         key = codec.dumps(resources)
-        kept = self._offered.get(key)
-        if kept is not None and time.monotonic() - kept[0] < _OFFERS_FOR_S:
-            return kept[1]
+        cached = self._offered.get(key)
+        if cached is not None and time.monotonic() - cached[0] < _OFFERS_FOR_S:
+            return cached[1]
         ec2 = self._clients.get("ec2", resources.region)
         narrowed = self._in_subnet(ec2, resources)
-        found = calling("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
+        found = call_aws("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
         self._offered[key] = (time.monotonic(), found)
         return found
 
     def why_none(self, resources: Resources) -> str:
-        """Why `offerings` is empty, in one line."""
+        """The reason why `offerings` is empty, in one line."""
         return offers.why_none(resources)
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
-        """What these resources name and no table of the project's has, a line each."""
-        return offers.unchecked(_placed(resources, _environment_region()))
+        """Names in these resources that no packaged table has, one line each."""
+        return offers.unchecked(_with_region(resources, _environment_region()))
 
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
-        """The processors of these machines, for the agents to install on them."""
+        """The processor architectures of these machines, for the agents to install on them."""
         return {catalog.facts(offering.machine).arch for offering in offerings}
 
     def build(self, order: LaunchOrder) -> tuple[Request, ...]:
-        """The placement group, the look-up of the image where one is needed, and one RunInstances. Pure."""
+        """The placement group, the look-up of the image if one is needed, and one RunInstances. Pure."""
         return request.build(order)
 
-    # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Launch ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
-        """Send the requests. Idempotent by the client token; a gang comes whole or not at all."""
+        """Send the requests. Idempotent by the client token; a gang is launched completely or not at all."""
         launched: list[Any] = []
         image: Mapping[str, Any] = {}
         own_group = any(each.operation == "CreatePlacementGroup" for each in requests)
@@ -111,13 +120,13 @@ class Ec2Provider:
             ec2 = self._clients.get(each.service, each.region)
             match each.operation:
                 case "CreatePlacementGroup":
-                    self._make_group(ec2, each.params)
+                    self._create_group(ec2, each.params)
                 case "DescribeImages":
                     image = _newest_image(ec2, each.params)
                 case "RunInstances":
-                    # Once: EC2 says "no capacity" with the status of a server's error, which boto3 would try again.
+                    # One attempt: EC2 reports "no capacity" with the status of a server error, which boto3 would retry.
                     once = self._clients.get(each.service, each.region, attempts=1)
-                    launched += self._run(once, _filled(each.params, image), own_group=own_group)
+                    launched += self._run(once, _with_image(each.params, image), own_group=own_group)
                 case other:
                     raise InvalidRequest(f"not a request to the ec2 provider: {other}")
         region = requests[-1].region
@@ -125,18 +134,21 @@ class Ec2Provider:
         self._name_ranks(requests[-1], found)
         return found
 
-    def rehearse(self, *launches: tuple[Request, ...]) -> None:
-        """Ask EC2 whether it would, by a dry run. A placement group of ours is not there yet, and left out."""
-        for requests in launches:
-            self._rehearse(requests)
+    def preflight(self, *launches: tuple[Request, ...]) -> None:
+        """Ask EC2 by a dry run whether it would accept the launches.
 
-    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:  # noqa: ARG002 - of nothing there is none
-        """Raise UserError where the account's quotas forbid all of these. Asks only about GPUs."""
+        A placement group of the claim does not exist yet, and is left out of the request.
+        """
+        for requests in launches:
+            self._dry_run(requests)
+
+    def check_quota(self, offerings: Sequence[Offering], nodes: int) -> None:  # noqa: ARG002 - only a quota of 0 counts
+        """Raise UserError if the account's quotas rule out all of these. Asks only about machines with GPUs."""
         from stoker.providers.ec2 import quotas
 
-        quotas.check_limits(self._clients, offerings)
+        quotas.check_quota(self._clients, offerings)
 
-    def _rehearse(self, requests: tuple[Request, ...]) -> None:
+    def _dry_run(self, requests: tuple[Request, ...]) -> None:
         own_group = any(each.operation == "CreatePlacementGroup" for each in requests)
         for each in self.resolved(requests):
             if each.operation != "RunInstances":
@@ -146,40 +158,44 @@ class Ec2Provider:
                 params["Placement"] = {key: to for key, to in params["Placement"].items() if key != "GroupName"}
             ec2 = self._clients.get("ec2", each.region, attempts=1)
             try:
-                calling(params["InstanceType"], lambda: ec2.run_instances(**params, DryRun=True))  # noqa: B023 - called at once
+                call_aws(params["InstanceType"], lambda: ec2.run_instances(**params, DryRun=True))  # noqa: B023 - called at once
             except NotFound as error:
                 raise InvalidRequest(str(error)) from error
             except ProviderError as error:
                 if "(DryRunOperation)" not in str(error):
                     raise
 
-    def _make_group(self, ec2: Any, params: Mapping[str, Any]) -> None:
+    def _create_group(self, ec2: Any, params: Mapping[str, Any]) -> None:
         try:
-            calling("placement group", lambda: ec2.create_placement_group(**params))
+            call_aws("placement group", lambda: ec2.create_placement_group(**params))
         except InvalidRequest as error:
             if "Duplicate" not in str(error):
                 raise
 
     def _run(self, ec2: Any, params: dict[str, Any], *, own_group: bool) -> list[Any]:
         try:
-            answer = calling(params["InstanceType"], lambda: ec2.run_instances(**params))
+            answer = call_aws(params["InstanceType"], lambda: ec2.run_instances(**params))
             return list(answer["Instances"])
         except NotFound as error:
-            # A placement group of ours is not known everywhere yet; whatever a person named is not there.
+            # A placement group that was just made is not known everywhere yet. Anything else that is missing was named
+            # by the user.
             ours = own_group and "(InvalidPlacementGroup" in str(error)
             raise (Transient if ours else InvalidRequest)(str(error)) from error
         except ProviderError as error:
-            # Somebody finished this claim before, with a request that reads a little differently, or its machines have
-            # ended since. They are what this token stands for.
+            # Another governor launched this claim before, with a slightly different request, or its machines have ended
+            # since. The token stands for those machines.
             if "(Idempotent" not in str(error):
                 raise
-            found = self._described(ec2, [{"Name": "client-token", "Values": [params["ClientToken"]]}])
+            found = self._describe(ec2, [{"Name": "client-token", "Values": [params["ClientToken"]]}])
             if len(found) < params["MinCount"]:
-                raise Transient(f"{params['InstanceType']}: launched before, and not listed yet") from error
+                raise Transient(f"{params['InstanceType']}: was launched before and is not listed yet") from error
             return found
 
     def _name_ranks(self, run: Request, instances: tuple[Instance, ...]) -> None:
-        """The machines of a gang came with one name; give each its own. Only for people, so a failure is nothing."""
+        """Give each machine of a gang its own name: they were launched with one.
+
+        Names are only for people, so a failure is ignored.
+        """
         if len(instances) < 2:
             return
         ec2 = self._clients.get("ec2", run.region)
@@ -187,40 +203,40 @@ class Ec2Provider:
         for instance in instances:
             named = [{"Key": tags.NAME, "Value": f"{base}-{instance.rank}"}]
             try:
-                calling("name", lambda: ec2.create_tags(Resources=[instance.id], Tags=named))  # noqa: B023 - called at once
+                call_aws("name", lambda: ec2.create_tags(Resources=[instance.id], Tags=named))  # noqa: B023 - called at once
             except ProviderError:
                 return
 
-    # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── State ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
-        """Everything with this store's tag that is not gone. One call for a thousand machines."""
+        """Every machine with this store's tag that is not gone. One call for a thousand machines."""
         ec2 = self._clients.get("ec2", region)
         alive = [state for state, meaning in _STATES.items() if meaning != "gone"]
         filters = [
             {"Name": f"tag:{tags.STORE}", "Values": [self._store]},
             {"Name": "instance-state-name", "Values": alive},
         ]
-        found = (self._instance(each, region) for each in self._described(ec2, filters))
+        found = (self._instance(each, region) for each in self._describe(ec2, filters))
         return tuple(instance for instance in found if instance is not None)
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
-        """The state of each id. `unheard-of` where EC2 does not know it: dead for an hour, or born a moment ago."""
+        """The state of each id. `unheard-of` if EC2 does not know it: ended an hour ago, or launched a moment ago."""
         ec2 = self._clients.get("ec2", region)
         wanted = list(ids)
         found: dict[str, InstanceState] = dict.fromkeys(wanted, "unheard-of")
         for start in range(0, len(wanted), _IDS):
-            # A filter answers those that are there; asking by id would answer nothing if one of them is not.
+            # A filter returns the machines that exist; a request by id fails if one of them does not.
             filters = [{"Name": "instance-id", "Values": wanted[start : start + _IDS]}]
-            for each in self._described(ec2, filters):
+            for each in self._describe(ec2, filters):
                 found[each["InstanceId"]] = _state(each)
         return found
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
-        """Ask for its end. `gone` when EC2 says that it has ended, or never heard of it."""
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
+        """Request the end of a machine. `gone` if EC2 says that it has ended, or does not know it."""
         ec2 = self._clients.get("ec2", region)
         try:
-            answer = calling(instance, lambda: ec2.terminate_instances(InstanceIds=[instance]))
+            answer = call_aws(instance, lambda: ec2.terminate_instances(InstanceIds=[instance]))
         except NotFound:
             return "gone"
         states = [each["CurrentState"]["Name"] for each in answer["TerminatingInstances"]]
@@ -229,95 +245,95 @@ class Ec2Provider:
     # ── For people ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> str:
-        """Rehearse a reclaim, or end the machine where that cannot be; the answer says which. NotFound: it is gone."""
+        """Simulate a reclaim, or end the machine if that is not possible; the answer says which. NotFound: it is
+        gone."""
         from stoker.providers.ec2 import reclaim
 
         return reclaim.interrupt(self._clients, instance, grace_s, region)
 
-    def way(self, instance: str, visit: Visit, spec: Spec, region: str | None = None) -> AbstractContextManager[Way]:
-        """By key pair, EC2 Instance Connect or SSM, whichever is open."""
+    def shell_command(
+        self, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None = None
+    ) -> AbstractContextManager[ShellCommand]:
+        """Log in by key pair, EC2 Instance Connect or SSM, whichever is available first."""
         from stoker.providers.ec2 import access
 
-        return access.way(self._clients, instance, visit, spec, region)
+        return access.shell_command(self._clients, instance, shell_request, spec, region)
 
-    def checkup(self, spec: Spec) -> Iterator[Finding]:
-        """Credentials, permissions by dry run, profile, quotas, image and network. Makes and ends nothing."""
-        from stoker.providers.ec2.check import examine
+    def check_account(self, spec: Spec) -> Iterator[CheckResult]:
+        """Check credentials, permissions by dry run, profile, quotas, image and network. Makes and ends nothing."""
+        from stoker.providers.ec2 import check
 
-        return examine(self, spec, self._context.store)
+        return check.check_account(self, spec, self._context.store)
 
     def resolved(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """The requests that would change something, with what only EC2 knew filled in. Changes nothing itself."""
+        """The requests that would change something, with the image's facts from EC2 filled in. Changes nothing
+        itself."""
         image: Mapping[str, Any] = {}
         for each in requests:
             if each.operation == "DescribeImages":
                 image = _newest_image(self._clients.get("ec2", each.region), each.params)
             else:
-                yield replace(each, params=_filled(each.params, image)) if "ImageId" in each.params else each
+                yield replace(each, params=_with_image(each.params, image)) if "ImageId" in each.params else each
 
-    # ── What is left ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── After the end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def list_leftovers(self, region: str | None = None) -> tuple[Leftover, ...]:
-        """Disks that hang on no machine, and placement groups. One call where there are none."""
+        """Disks that are attached to no machine, and placement groups. One call if there are none."""
         ec2 = self._clients.get("ec2", region)
-        return leftovers.listed(ec2, self._store, region)
+        return leftovers.list_leftovers(ec2, self._store, region)
 
     def remove(self, leftover: Leftover) -> None:
         leftovers.remove(self._clients.get("ec2", leftover.region), leftover)
 
-    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
-        """EC2's own word: a reclaim, or a launch that failed after it was accepted."""
+    def end_reason(self, instance: str, region: str | None = None) -> EndReason | None:
+        """EC2's reason: a reclaim, or a launch that failed after it was accepted."""
         ec2 = self._clients.get("ec2", region)
-        for found in self._described(ec2, [{"Name": "instance-id", "Values": [instance]}]):
-            told = found.get("StateReason") or {}
-            code, message = str(told.get("Code", "")), str(told.get("Message", ""))
+        for found in self._describe(ec2, [{"Name": "instance-id", "Values": [instance]}]):
+            cause = found.get("StateReason") or {}
+            code, message = str(cause.get("Code", "")), str(cause.get("Message", ""))
             if code in _RECLAIMED:
-                return Gone(reclaimed=True, reason="spot reclaim")
+                return EndReason(reclaimed=True, reason="spot reclaim")
             if code == _BY_ITSELF:
-                return Gone(reclaimed=False, reason="it switched itself off", by_itself=True)
-            # Ours to change: a key that it may not use, a limit on disks. EC2's own trouble is no reason to stop.
+                return EndReason(reclaimed=False, reason="it switched itself off", by_itself=True)
+            # Causes that the user can change: a key that may not be used, a limit on disks. EC2's own problems are no
+            # reason to stop.
             if code.startswith("Client.") and code not in _ASKED_FOR:
-                return Gone(reclaimed=False, reason=first_line(message or code))
+                return EndReason(reclaimed=False, reason=first_line(message or code))
         return None
 
     def job_of(self, instance: str, region: str | None = None) -> str | None:
-        """By its tags, which EC2 remembers for about an hour after a machine's end."""
+        """The job in the machine's tags, which EC2 remembers for about an hour after a machine's end."""
         ec2 = self._clients.get("ec2", region)
-        for each in self._described(ec2, [{"Name": "instance-id", "Values": [instance]}]):
+        for each in self._describe(ec2, [{"Name": "instance-id", "Values": [instance]}]):
             found = self._instance(each, region)
             if found is not None:
                 return found.job
         return None
 
     def console(self, instance: str, region: str | None = None) -> str | None:
-        """What the machine's console showed. EC2 keeps it for an hour after the machine's end."""
+        """The machine's console output. EC2 keeps it for an hour after the machine's end."""
         ec2 = self._clients.get("ec2", region)
-        answer = calling(instance, lambda: ec2.get_console_output(InstanceId=instance))
-        # boto3 has decoded it already.
+        answer = call_aws(instance, lambda: ec2.get_console_output(InstanceId=instance))
+        # boto3 has already decoded it.
         output: str | None = answer.get("Output")
         return output or None
 
-    def _described(self, ec2: Any, filters: list[dict[str, Any]]) -> list[Any]:
-        found: list[Any] = []
-        asked: dict[str, Any] = {"Filters": filters, "MaxResults": _PAGE}
-        while True:
-            answer = calling("instances", lambda: ec2.describe_instances(**asked))
-            found += [each for reservation in answer["Reservations"] for each in reservation["Instances"]]
-            if not answer.get("NextToken"):
-                return found
-            asked["NextToken"] = answer["NextToken"]
+    def _describe(self, ec2: Any, filters: list[dict[str, Any]]) -> list[Any]:
+        found = pages(ec2.describe_instances, "Reservations", Filters=filters, MaxResults=_PAGE)
+        reservations = call_aws("instances", lambda: list(found))
+        return [each for reservation in reservations for each in reservation["Instances"]]
 
     def _instance(self, found: Mapping[str, Any], region: str | None) -> Instance | None:
-        """None for what is not a machine of ours: filters take wildcards, so the tag is compared once more."""
-        told = tags.read(found.get("Tags", ()))
-        job, claim = told.get(tags.JOB), told.get(tags.CLAIM, "")
-        if not job or not claim.isdigit() or told.get(tags.STORE) != self._store:
+        """The machine, or None if it is not of this store."""
+        owner = tags.owner_of(found, self._store)
+        if owner is None:
             return None
+        job, claim = owner
         return Instance(
             id=found["InstanceId"],
             provider="ec2",
             job=job,
-            claim=int(claim),
+            claim=claim,
             rank=int(found.get("AmiLaunchIndex", 0)),
             state=_state(found),
             created_at=found["LaunchTime"],
@@ -326,11 +342,11 @@ class Ec2Provider:
         )
 
     def _in_subnet(self, ec2: Any, resources: Resources) -> Resources:
-        """A subnet is in one zone: nothing else can be had."""
+        """Restrict the zones to the subnet's: a subnet is in one zone."""
         subnet = resources.ec2.subnet if resources.ec2 else None
         if subnet is None:
             return resources
-        answer = calling("resources.ec2.subnet", lambda: ec2.describe_subnets(SubnetIds=[subnet]))
+        answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(SubnetIds=[subnet]))
         zone = answer["Subnets"][0]["AvailabilityZone"]
         if resources.zones and zone not in resources.zones:
             raise UserError(f"resources.zones: {subnet} is in {zone}; name that zone, or another subnet")
@@ -340,21 +356,21 @@ class Ec2Provider:
 def _state(found: Mapping[str, Any]) -> InstanceState:
     state = _STATES.get(found["State"]["Name"], "running")
     if state in ("off", "stopping") and (found.get("HibernationOptions") or {}).get("Configured"):
-        return "running"  # It may only sleep, and go on with its training one day.
+        return "running"  # It may be hibernating, and continue its training later.
     return state
 
 
 def _environment_region() -> str | None:
-    """The region by the variables that every SDK reads; its files are not read where nothing may be asked."""
+    """The region of the variables that every SDK reads. AWS's files are not read offline."""
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
-def _placed(resources: Resources, region: str | None) -> Resources:
+def _with_region(resources: Resources, region: str | None) -> Resources:
     return resources if resources.region else replace(resources, region=region)
 
 
 def _newest_image(ec2: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    answer = calling("resources.image", lambda: ec2.describe_images(**params))
+    answer = call_aws("resources.image", lambda: ec2.describe_images(**params))
     found = sorted(answer["Images"], key=lambda image: str(image.get("CreationDate", "")))
     if not found:
         wanted = " ".join(params.get("ImageIds") or [value for one in params["Filters"][:1] for value in one["Values"]])
@@ -363,8 +379,8 @@ def _newest_image(ec2: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
     return newest
 
 
-def _filled(params: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with what only EC2 knew."""
+def _with_image(params: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with the image's id and root device from EC2."""
     if not image:
         return params
     filled = dict(params)
@@ -374,5 +390,5 @@ def _filled(params: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
         each | {"DeviceName": image["RootDeviceName"]} if each.get("DeviceName") == request.ROOT_DEVICE else each
         for each in filled.get("BlockDeviceMappings", ())
     ]
-    # An override may have named the root device before anybody knew that it is the root device.
-    return filled | request.merged({"BlockDeviceMappings": []}, {"BlockDeviceMappings": disks})
+    # An override may have named the root device before it was known to be the root device, hence the merge.
+    return filled | request.merge_overrides({"BlockDeviceMappings": []}, {"BlockDeviceMappings": disks})

@@ -1,4 +1,4 @@
-"""How many machines an account may have: EC2 counts vCPUs, for each family, spot and on-demand apart."""
+"""The account's limits on machines: EC2 counts vCPUs for each family, separately for spot and on-demand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from stoker.model.errors import ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling
+from stoker.providers.ec2.errors import call_aws
 
 SERVICE = "ec2"
 
 
 @dataclass(frozen=True)
 class Quota:
-    """One limit. `families` are the letters that names of its machine types begin with."""
+    """One limit. `families` are the prefixes of the machine types that count against it."""
 
     code: str
     name: str
@@ -39,7 +39,7 @@ QUOTAS = (
 
 
 def quota_of(machine: str, spot: bool) -> Quota | None:
-    """The limit that a machine type falls under; None where the table does not know."""
+    """The limit that applies to a machine type; None if the table does not know it."""
     match = re.match(r"([a-z]+)([0-9]*)", machine)
     if match is None:
         return None
@@ -51,7 +51,7 @@ def quota_of(machine: str, spot: bool) -> Quota | None:
 
 
 def needed(offerings: Iterable[Offering], nodes: int) -> dict[str, int]:
-    """The fewest vCPUs with which some of these could be had, by the limit that they fall under."""
+    """The fewest vCPUs that allow at least one of these offerings, by the code of its limit."""
     least: dict[str, int] = {}
     for offering in offerings:
         quota = quota_of(offering.machine, offering.spot)
@@ -61,11 +61,11 @@ def needed(offerings: Iterable[Offering], nodes: int) -> dict[str, int]:
     return least
 
 
-def check_limits(clients: Clients, offerings: Sequence[Offering]) -> None:
-    """Raise UserError where the account may have none of these, spot or on-demand.
+def check_quota(clients: Clients, offerings: Sequence[Offering]) -> None:
+    """Raise UserError if the account may have none of these, spot or on-demand.
 
-    One call for each limit that they fall under, until one is not zero; none for machines without GPUs, of which every
-    account may have some. What is not told forbids nothing.
+    One call for each limit, until one is not zero; none for machines without GPUs, of which every account may have
+    some. An unknown limit rules out nothing.
     """
     limits = {quota_of(each.machine, each.spot) for each in offerings}
     if not offerings or not all(each.gpus for each in offerings) or None in limits:
@@ -76,18 +76,18 @@ def check_limits(clients: Clients, offerings: Sequence[Offering]) -> None:
         client = clients.get("service-quotas", region, attempts=1)
         for limit in found:
             asked = {"ServiceCode": SERVICE, "QuotaCode": limit.code}
-            answer = calling("quota", lambda: client.get_service_quota(**asked))  # noqa: B023 - called at once
+            answer = call_aws("quota", lambda: client.get_service_quota(**asked))  # noqa: B023 - called at once
             if float(answer["Quota"]["Value"]) > 0:
                 return
     except ProviderError:
         return
-    told = " and ".join(f"{limit.name} ({limit.code}) is 0" for limit in found)
-    more = f"ask for more: {raising(found[0], region, offerings[0].cpus)}"
-    raise UserError(f"the account may have none of these machines: its quota of {told}; {more}")
+    limits_text = " and ".join(f"{limit.name} ({limit.code}) is 0" for limit in found)
+    more = f"ask for more: {increase_command(found[0], region, offerings[0].cpus)}"
+    raise UserError(f"the account may have none of these machines: its quota of {limits_text}; {more}")
 
 
-def raising(quota: Quota, region: str | None, vcpus: int | None) -> str:
-    """The command that asks for more."""
+def increase_command(quota: Quota, region: str | None, vcpus: int | None) -> str:
+    """The command that requests a higher limit."""
     return (
         f"aws service-quotas request-service-quota-increase --region {region}"
         f" --service-code {SERVICE} --quota-code {quota.code} --desired-value {vcpus or 8}"

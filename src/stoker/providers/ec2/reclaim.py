@@ -1,6 +1,6 @@
-"""A reclaim, rehearsed: by the Fault Injection Service where it may, else by ending the machine.
+"""Simulate a reclaim: by the Fault Injection Service if it is allowed, otherwise by ending the machine.
 
-An experiment is made from a template, which is removed again at once: what has begun goes on without it.
+An experiment is made from a template, which is removed at once: a running experiment does not need it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling
+from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.iam import FIS_ROLE
 
 ACTION = "aws:ec2:send-spot-instance-interruptions"
-# What the action takes. EC2's notice itself always comes two minutes ahead.
+# The range that the action accepts. EC2's notice itself always comes two minutes ahead.
 _LEAST_MINUTES = 2
 _MOST_MINUTES = 15
-# An experiment that cannot begin says so within seconds.
+# An experiment that cannot start reports that within seconds.
 _BEGIN_LIMIT_S = 60.0
 _LOOK_EVERY_S = 1.0
 _BEGUN = ("running", "completed")
 _FAILED = ("failed", "stopped", "stopping", "cancelled")
 
 
-class NotInjected(Exception):
-    """The Fault Injection Service cannot do it here; the message says why."""
+class InjectionRefused(Exception):
+    """The Fault Injection Service cannot be used here; the message says why."""
 
 
 def interrupt(
@@ -38,25 +38,25 @@ def interrupt(
     *,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Let the machine be reclaimed, and answer how. Raises NotFound when it is gone, and what is not a refusal.
+    """Let the machine be reclaimed and describe how. Raises NotFound if it is gone, and every error that is no refusal.
 
-    Only what says that it will never work leads to ending the machine; a silence is raised, and may be repeated.
+    Only a permanent refusal leads to ending the machine. A missing answer is raised, and the call may be repeated.
     """
     ec2 = clients.get("ec2", region)
     found = _described(ec2, instance)
     minutes = min(_MOST_MINUTES, max(_LEAST_MINUTES, math.ceil(grace_s / 60)))
     try:
         if found.get("InstanceLifecycle") != "spot":
-            raise NotInjected("it is no spot machine")
+            raise InjectionRefused("it is not a spot machine")
         _inject(clients, instance, minutes, region, pause)
-    except NotInjected as why:
-        calling(instance, lambda: ec2.terminate_instances(InstanceIds=[instance]))
+    except InjectionRefused as why:
+        call_aws(instance, lambda: ec2.terminate_instances(InstanceIds=[instance]))
         return f"{instance} was ended at once, without a notice: {why}"
     return f"the Fault Injection Service takes {instance} away in {minutes} minutes; EC2's notice comes 2 minutes ahead"
 
 
 def _described(ec2: Any, instance: str) -> Mapping[str, Any]:
-    answer = calling(instance, lambda: ec2.describe_instances(InstanceIds=[instance]))
+    answer = call_aws(instance, lambda: ec2.describe_instances(InstanceIds=[instance]))
     found = [each for reservation in answer["Reservations"] for each in reservation["Instances"]]
     if not found or found[0]["State"]["Name"] not in ("pending", "running"):
         raise NotFound(f"{instance} is gone")
@@ -68,25 +68,25 @@ def _inject(clients: Clients, instance: str, minutes: int, region: str | None, p
     fis = clients.get("fis", region)
     known = clients.session().get_available_regions("fis")
     if known and _region_of(fis) not in known:
-        raise NotInjected(f"there is no Fault Injection Service in {_region_of(fis)}")
+        raise InjectionRefused(f"there is no Fault Injection Service in {_region_of(fis)}")
     try:
-        identity = calling("sts", clients.get("sts", region).get_caller_identity)
+        identity = call_aws("sts", clients.get("sts", region).get_caller_identity)
         request = template(instance, minutes, _region_of(fis), str(identity["Account"]), str(identity["Arn"]))
-        made = calling(ACTION, lambda: fis.create_experiment_template(**request))
+        made = call_aws(ACTION, lambda: fis.create_experiment_template(**request))
         name = made["experimentTemplate"]["id"]
         try:
-            begun = calling(ACTION, lambda: fis.start_experiment(experimentTemplateId=name))["experiment"]
+            begun = call_aws(ACTION, lambda: fis.start_experiment(experimentTemplateId=name))["experiment"]
             _wait_until_begun(fis, begun, pause)
         finally:
             _remove(fis, name)
     except (AuthDenied, InvalidRequest, NotFound, QuotaExceeded) as error:
-        raise NotInjected(
-            f"the Fault Injection Service refused ({error}); `stoker iam ec2` tells what it needs"
+        raise InjectionRefused(
+            f"the Fault Injection Service refused ({error}); `stoker iam ec2` prints the permissions that it needs"
         ) from error
 
 
 def template(instance: str, minutes: int, region: str, account: str, caller: str) -> dict[str, Any]:
-    """The experiment: this one machine, once. Pure."""
+    """The experiment template: this machine, once. Pure."""
     partition = caller.split(":")[1]
     return {
         "description": f"stoker interrupt {instance}",
@@ -110,13 +110,14 @@ def template(instance: str, minutes: int, region: str, account: str, caller: str
 
 
 def _region_of(client: Any) -> str:
-    """Where the client speaks to."""
+    """The region of the client."""
     region: str = client.meta.region_name
     return region
 
 
 def _wait_until_begun(fis: Any, experiment: Mapping[str, Any], pause: Callable[[float], None]) -> None:
-    """A role that cannot be taken on, or a machine that cannot be found, shows only after the start."""
+    """Wait for the experiment to run: a role that cannot be assumed, or a missing machine, shows only after the
+    start."""
     until_s = time.monotonic() + _BEGIN_LIMIT_S
     while True:
         state = experiment.get("state", {})
@@ -125,14 +126,14 @@ def _wait_until_begun(fis: Any, experiment: Mapping[str, Any], pause: Callable[[
         if state.get("status") in _FAILED:
             raise InvalidRequest(f"its experiment failed: {state.get('reason') or 'no reason given'}")
         if time.monotonic() > until_s:
-            return  # It has been started, and nobody says that it failed.
+            return  # It was started, and no failure was reported.
         pause(_LOOK_EVERY_S)
         name = experiment["id"]
-        experiment = calling(ACTION, lambda: fis.get_experiment(id=name))["experiment"]  # noqa: B023 - called at once
+        experiment = call_aws(ACTION, lambda: fis.get_experiment(id=name))["experiment"]  # noqa: B023 - called at once
 
 
 def _remove(fis: Any, name: str) -> None:
     try:
-        calling(ACTION, lambda: fis.delete_experiment_template(id=name))
+        call_aws(ACTION, lambda: fis.delete_experiment_template(id=name))
     except ProviderError:
-        return  # It does nothing by itself, and the next one has a name of its own.
+        return  # A template has no effect by itself, and the next one has another name.

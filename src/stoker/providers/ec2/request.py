@@ -1,7 +1,7 @@
-"""Requests to EC2: built as data, purely.
+"""Build requests to EC2, as data and purely.
 
-A gang is one RunInstances with MinCount = MaxCount = nodes: it comes whole or not at all. The rank of a node is its
-launch index, which its metadata tells from the first moment on.
+A gang is one RunInstances with MinCount = MaxCount = nodes: it is launched completely or not at all. The rank of a node
+is its launch index, which its metadata contain from the start.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from typing import Any
 
 from stoker.cloudapi.aws.logs import is_group
 from stoker.model.errors import UserError
-from stoker.model.spec import Ec2Resources, Spec
+from stoker.model.resources import Ec2Resources
+from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
 from stoker.providers.machine_types import disk_size
 
-# What `stoker iam ec2` calls the profile it describes.
+# The name of the profile that `stoker iam ec2` describes.
 DEFAULT_PROFILE = "stoker-node"
-# Stands where launching fills in what only EC2 knows: see `Ec2Provider.launch`.
+# Placeholders for values that only EC2 knows: see `Ec2Provider.launch`.
 IMAGE_ID = "(the newest image of that name)"
 ROOT_DEVICE = "(the image's root device)"
 _TOKEN_LENGTH = 64
-# Docker on the machine is one more hop away from the metadata than the machine itself.
+# A container on the machine is one network hop further from the metadata service than the machine itself.
 _METADATA_HOPS = 2
 
-# What an override may not take away: the machine would be nobody's, be made twice, or outlive its job.
+# Fields that overrides must not change: the machine would have no owner, be made twice, or outlive its job.
 _PROTECTED = (
     "ClientToken",
     "DisableApiTermination",
@@ -46,7 +47,7 @@ _PROTECTED = (
 
 
 def build(order: LaunchOrder) -> tuple[Request, ...]:
-    """Everything that is asked of EC2 for one claim, in order. Pure: the same order gives the same requests."""
+    """All requests to EC2 for one claim, in order. Pure: the same order gives the same requests."""
     spec = order.spec
     ec2 = spec.resources.ec2 or Ec2Resources()
     region = order.offering.region
@@ -59,12 +60,12 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
     if image.id is None or image.root is None:
         found.append(Request("ec2", "DescribeImages", _look_up(image), region))
     params = _run(order, ec2, image, group)
-    found.append(Request("ec2", "RunInstances", merged(params, ec2.overrides), region))
+    found.append(Request("ec2", "RunInstances", merge_overrides(params, ec2.overrides), region))
     return tuple(found)
 
 
 def check(spec: Spec) -> None:
-    """Raise UserError for what EC2 would refuse, or what would take a machine out of Stoker's hands."""
+    """Raise UserError for a spec that EC2 would refuse, or that would put a machine out of Stoker's control."""
     tags.check(spec.written_tags)
     if spec.resources.region:
         places.check(spec.resources.region, spec.resources.zones)
@@ -91,18 +92,18 @@ def check(spec: Spec) -> None:
 
 
 def _instead(name: str) -> str:
-    """What to do, where a field is not for overrides."""
-    return "is told by resources.image; write it there" if name == "ImageId" else "is Stoker's own; leave it out"
+    """The advice for a protected field."""
+    return "is set by resources.image; write it there" if name == "ImageId" else "is Stoker's own; leave it out"
 
 
 def token(order: LaunchOrder) -> str:
-    """The client token: the same for everybody who finishes this claim, and nobody else's in the account.
+    """The client token: the same for every governor that repeats this claim's launch, and unique in the account.
 
-    EC2 keeps tokens by zone where a request names one. A claim has one offering, so it asks in one zone for ever.
+    EC2 stores tokens by zone if a request names one. A claim has one offering, so it always asks in the same zone.
     https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
     """
     digest = hashlib.sha256(f"{order.store}\0{order.token}".encode()).hexdigest()
-    # Readable at the front, exact at the end.
+    # Readable at the front, unique by the digest.
     return f"{order.token[: _TOKEN_LENGTH - 33]}-{digest[:32]}"
 
 
@@ -117,12 +118,12 @@ def find_image(order: LaunchOrder) -> images.Image:
     return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
 
 
-def merged(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides win, part by part; a list replaces a list, save that tags and disks are merged one by one."""
-    return request_overrides.merged(params, overrides, _IDENTITIES)
+def merge_overrides(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge overrides field by field; a list replaces a list, but tags and disks are merged one by one."""
+    return request_overrides.merge_overrides(params, overrides, _IDENTITIES)
 
 
-# Lists whose members have a name of their own.
+# Lists whose members have an identifying field.
 _IDENTITIES = {"TagSpecifications": "ResourceType", "Tags": "Key", "BlockDeviceMappings": "DeviceName"}
 
 
@@ -142,7 +143,7 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Image, group: str 
         "MinCount": order.nodes,
         "MaxCount": order.nodes,
         "ClientToken": token(order),
-        "UserData": userdata.render(userdata.boot(order)),
+        "UserData": userdata.render(userdata.settings_of(order)),
         "IamInstanceProfile": _profile(ec2.profile or DEFAULT_PROFILE),
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {
@@ -155,7 +156,7 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Image, group: str 
         "TagSpecifications": _tagged(order),
     }
     placement: dict[str, Any] = {}
-    # A subnet is in one zone, and says so itself.
+    # A subnet determines the zone.
     if order.offering.zone and not ec2.subnet:
         placement["AvailabilityZone"] = order.offering.zone
     if group is not None:
@@ -170,8 +171,8 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Image, group: str 
 
 
 def _tagged(order: LaunchOrder) -> list[dict[str, Any]]:
-    # A single machine gets its whole name at once; the machines of a gang are told apart right after the launch.
-    named = tags.listed(tags.of_order(order, 0 if order.nodes == 1 else None))
+    # A single machine gets its full name at once; the machines of a gang are renamed right after the launch.
+    named = tags.to_aws(tags.of_order(order, 0 if order.nodes == 1 else None))
     kinds = ["instance", "volume", "network-interface", *(["spot-instances-request"] if order.offering.spot else [])]
     return [{"ResourceType": kind, "Tags": named} for kind in kinds]
 
@@ -207,7 +208,7 @@ def _market(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
 
 
 def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
-    """Plain fields where they do; interfaces where EC2 wants them."""
+    """Plain fields if possible; network interfaces if EC2 requires them."""
     groups = list(ec2.security_groups)
     if not ec2.efa and ec2.public_ip is None:
         found: dict[str, Any] = {"SubnetId": ec2.subnet} if ec2.subnet else {}
@@ -215,7 +216,7 @@ def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
     cards = max(1, catalog.facts(order.offering.machine).efa_interfaces) if ec2.efa else 1
     interfaces = []
     for card in range(cards):
-        # The first interface is device 0 of card 0; every further card's is its device 1.
+        # The first interface is device 0 of card 0; on every further card it is device 1.
         interface: dict[str, Any] = {"DeviceIndex": 0 if card == 0 else 1, "DeleteOnTermination": True}
         if ec2.efa:
             interface |= {"InterfaceType": "efa", "NetworkCardIndex": card}
@@ -237,12 +238,12 @@ def _profile(name: str) -> dict[str, str]:
 
 
 def _wants_group(order: LaunchOrder) -> bool:
-    # Burstable machines cannot be in a cluster.
+    # Burstable machines cannot be in a cluster placement group.
     return order.nodes > 1 and not order.offering.machine.startswith(("t2.", "t3.", "t3a.", "t4g."))
 
 
 def _group(order: LaunchOrder, name: str) -> dict[str, Any]:
-    tagged = [{"ResourceType": "placement-group", "Tags": tags.listed(tags.of_order(order, None))}]
+    tagged = [{"ResourceType": "placement-group", "Tags": tags.to_aws(tags.of_order(order, None))}]
     return {"GroupName": name, "Strategy": "cluster", "TagSpecifications": tagged}
 
 

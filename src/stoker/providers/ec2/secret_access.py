@@ -1,4 +1,4 @@
-"""What a machine's role needs to read the secrets that jobs refer to, and to make their tokens. Asks nobody."""
+"""The permissions with which a machine's role reads the secrets of jobs and makes their tokens. Makes no requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stoker.model.errors import UserError
 from stoker.model.secret_refs import Reference
 from stoker.providers.ec2.permissions import allow
 
-# What is read besides the token, which by itself opens nothing.
+# Reads besides the token, which alone grants no access.
 _ARTIFACT_READS = ["codeartifact:GetRepositoryEndpoint", "codeartifact:ReadFromRepository"]
 _IMAGE_READS = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
 
-# What channels are read with, and what the statements about them are called.
+# The actions on notification channels, with the Sids of their statements.
 _CHANNELS = {
     "sns:Publish": "Tell",
     "secretsmanager:GetSecretValue": "ReadChannelSecrets",
@@ -27,7 +27,7 @@ NOTE = (
 
 
 def statements(secrets: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One or two for each reference. Raises UserError for one that machines on EC2 cannot follow."""
+    """The statements for these references. Raises UserError for one that machines on EC2 cannot resolve."""
     found: list[dict[str, Any]] = []
     for number, text in enumerate(secrets, 1):
         found += _statements(number, _parsed(text))
@@ -35,9 +35,10 @@ def statements(secrets: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def channels(notify: tuple[str, ...]) -> list[dict[str, Any]]:
-    """For governors: topics that they publish to, and secrets that are addresses. Others need nothing of AWS's.
+    """The statements for governors: topics that they publish to, and secrets that are addresses.
 
-    One statement for each action, however many there are: IAM bounds how long a role's policies may be.
+    Other channels need no permission. One statement for each action, because IAM limits the length of a role's
+    policies.
     """
     wanted: dict[str, list[str]] = {}
     for to in notify:
@@ -66,11 +67,11 @@ def _statements(number: int, wanted: Reference) -> list[dict[str, Any]]:
     name = wanted.name
     match wanted.kind:
         case "aws-sm":
-            # Six characters of Secrets Manager's own end every ARN.
+            # Secrets Manager appends six characters to every ARN.
             where = name if name.startswith("arn:") else f"arn:aws:secretsmanager:*:*:secret:{name}-??????"
             return [allow(f"ReadSecret{number}", "secretsmanager:GetSecretValue", where)]
         case "aws-ssm":
-            # A version or a label is no part of the resource.
+            # A version or a label is not part of the resource.
             where = (
                 name if name.startswith("arn:") else f"arn:aws:ssm:*:*:parameter/{name.partition(':')[0].lstrip('/')}"
             )

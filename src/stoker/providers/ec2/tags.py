@@ -1,4 +1,4 @@
-"""The tags by which Stoker knows its own, and what EC2 allows in a tag."""
+"""The tags that mark Stoker's resources, and EC2's rules for tags."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _OURS = "stoker:"
 _MOST_TAGS = 50
 _KEY_LENGTH = 128
 _VALUE_LENGTH = 256
-# Tags are readable on the machine, whose metadata service has no room for spaces and slashes in a name.
+# Tags are readable on the machine, whose metadata service allows no spaces and slashes in a tag's name.
 _KEY = re.compile(r"[A-Za-z0-9+\-=.,_:@]+")
 _NO_KEYS = frozenset({".", "..", "_index"})
 
 
 def store_tag(url: str) -> str:
-    """The value of `stoker:store`: the store's address, or its digest where that is too long for a tag."""
+    """The value of `stoker:store`: the store's address, or its digest if the address is too long for a tag."""
     return url if len(url) <= _VALUE_LENGTH else f"sha256:{hashlib.sha256(url.encode()).hexdigest()}"
 
 
 def of_order(order: LaunchOrder, rank: int | None) -> dict[str, str]:
-    """Every tag of an order's things. `rank` is None where one thing serves all ranks."""
+    """Every tag of an order's resources. `rank` is None for a resource that serves all ranks."""
     return {
         NAME: name(order.job, order.attempt, rank),
         JOB: order.job,
@@ -44,22 +44,32 @@ def of_order(order: LaunchOrder, rank: int | None) -> dict[str, str]:
 
 
 def name(job: str, attempt: int, rank: int | None) -> str:
-    """What the console lists a machine under. A gang is launched by one request, and so has one name."""
+    """The name under which the console lists a machine. A gang is launched by one request, so it has one name."""
     return f"{job}-{attempt}" + ("" if rank is None else f"-{rank}")
 
 
-def listed(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """As EC2 wants them."""
+def to_aws(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Convert tags to the form of EC2's requests."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def read(tags: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """As EC2 gives them."""
+def from_aws(tags: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Convert tags from the form of EC2's answers."""
     return {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in tags}
 
 
+def owner_of(found: Mapping[str, Any], store: str) -> tuple[str, int] | None:
+    """The job and claim of a resource; None if it is not of this store.
+
+    EC2's filters interpret wildcards, so the store's tag is compared once more.
+    """
+    tags = from_aws(found.get("Tags", ()))
+    job, claim = tags.get(JOB), tags.get(CLAIM, "")
+    return (job, int(claim)) if job and claim.isdigit() and tags.get(STORE) == store else None
+
+
 def check(tags: Mapping[str, str]) -> None:
-    """Raise UserError for a job's tag that EC2, or the metadata on the machine, would refuse."""
+    """Raise UserError for a job's tag that EC2, or the metadata service on the machine, would refuse."""
     most = _MOST_TAGS - 5
     if len(tags) > most:
         raise UserError(f"tags: EC2 takes {most} beside Stoker's own, found {len(tags)}")

@@ -1,4 +1,4 @@
-"""The user-data: the boot script (`stoker.providers.boot.script`) within what EC2 takes. Built purely."""
+"""The user-data: the boot script (`stoker.providers.boot.script`) within EC2's size limit. Built purely."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.boot import script
-from stoker.providers.boot.script import Boot
+from stoker.providers.boot.script import BootSettings
 
-# What EC2 takes, before base64.
+# EC2's limit, before base64.
 MOST_BYTES = 16_384
 
 
-def boot(order: LaunchOrder) -> Boot:
-    """What the machine is told about itself."""
+def settings_of(order: LaunchOrder) -> BootSettings:
+    """The boot settings of this order's machines."""
     environ = dict(order.environ)
     if order.offering.region:
         environ.setdefault("AWS_DEFAULT_REGION", order.offering.region)
-    return script.boot_of(order, "ec2", environ)
+    return script.boot_settings(order, "ec2", environ)
 
 
-def render(told: Boot) -> str:
-    """The script. Raises UserError for a store that a machine cannot reach, or more than EC2 takes."""
-    registry.check_store("ec2", told.store)
-    text = script.render(told, payload())
+def render(settings: BootSettings) -> str:
+    """Render the script. Raises UserError for a store that a machine cannot reach, or a script over EC2's limit."""
+    registry.check_store("ec2", settings.store)
+    text = script.render(settings, payload())
     size = len(text.encode())
     if size > MOST_BYTES:
         raise UserError(
@@ -36,5 +36,5 @@ def render(told: Boot) -> str:
 
 @lru_cache(maxsize=1)
 def payload() -> bytes:
-    """What runs on the machine."""
+    """The program that runs on the machine."""
     return script.payload("stoker.providers.ec2", "stoker.cloudapi.aws.imds", "stoker.cloudapi.aws.sigv4")

@@ -1,4 +1,4 @@
-"""What an answer of AWS's means to somebody who only looks, and what to do about it. Pure."""
+"""Interpret AWS's answers to checks, and suggest fixes. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.model.errors import (
     StokerError,
     UserError,
 )
-from stoker.providers.ec2.errors import first_line, mapped
+from stoker.providers.ec2.errors import first_line, map_error
 
 POLICIES = "`stoker iam ec2` prints the policies"
 LATER = "it may pass: check again in a while"
@@ -31,7 +31,7 @@ _FIXES = {
     "resources.ec2.subnet": "set resources.ec2.subnet to one that is there in this region, or leave it out for the "
     "default one",
 }
-# Said where a job names no subnet, and there is no default one.
+# Codes for a job that names no subnet in a region without a default one.
 _NO_SUBNET = frozenset({"MissingInput", "VPCIdNotSpecified"})
 _REQUEST = (
     "`stoker run --dry-run` prints the request; it is made of resources.machine, zones and image, and of resources.ec2 "
@@ -40,8 +40,8 @@ _REQUEST = (
 
 
 @dataclass(frozen=True)
-class Tried:
-    """How a dry run ended. `denied`: a permission is what is missing."""
+class DryRunResult:
+    """The result of a dry run. `denied`: a permission is missing."""
 
     ok: bool | None
     detail: str
@@ -49,32 +49,32 @@ class Tried:
     fix: str = ""
 
 
-def judged(code: str, message: str, status: int = 400) -> Tried:
-    """What an answer to a dry run means."""
+def dry_run_result(code: str, message: str, status: int = 400) -> DryRunResult:
+    """Interpret the answer to a dry run."""
     if code == "DryRunOperation":
-        return Tried(True, "allowed")
-    error = mapped("", {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}})
+        return DryRunResult(True, "allowed")
+    error = map_error("", {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}})
     if isinstance(error, AuthDenied):
-        return Tried(False, f"denied: {_plain(message)}", denied=True)
+        return DryRunResult(False, f"denied: {_plain(message)}", denied=True)
     subnet = _FIXES["resources.ec2.subnet"] if code in _NO_SUBNET else ""
-    return Tried(verdict(error), f"{message} ({code})", fix=subnet or fix_of(error))
+    return DryRunResult(verdict(error), f"{message} ({code})", fix=subnet or fix_of(error))
 
 
 def verdict(error: StokerError) -> bool | None:
-    """A silence proves nothing."""
+    """False for a refusal; None for any other error, because a missing answer proves nothing."""
     return False if isinstance(error, (AuthDenied, InvalidRequest, NotFound, QuotaExceeded, UserError)) else None
 
 
-def said(error: StokerError) -> str:
-    """What AWS said, without the advice to look with the very command that is looking."""
-    told = answer_of(error).get("Error", {})
-    if told and isinstance(error, (AuthDenied, QuotaExceeded)):
-        return f"{_plain(str(told.get('Message', '')))} ({told.get('Code', '')})"
+def aws_message(error: StokerError) -> str:
+    """AWS's message, without the advice to run the check that is running."""
+    details = answer_of(error).get("Error", {})
+    if details and isinstance(error, (AuthDenied, QuotaExceeded)):
+        return f"{_plain(str(details.get('Message', '')))} ({details.get('Code', '')})"
     return str(error)
 
 
 def fix_of(error: StokerError) -> str:
-    """What to do about it; nothing where the message itself says so."""
+    """The fix for an error; empty if the message itself contains it."""
     if isinstance(error, UserError):
         return ""
     if isinstance(error, AuthDenied):
@@ -87,17 +87,17 @@ def fix_of(error: StokerError) -> str:
     return _REQUEST if isinstance(error, (InvalidRequest, NotFound)) else LATER
 
 
-def to_learn(error: ProviderError, action: str) -> str:
-    """What to do about a look that failed, where nothing is wrong with what was looked at."""
+def permission_fix(error: ProviderError, action: str) -> str:
+    """The fix for a check that itself failed, if nothing is known to be wrong with its subject."""
     return f"allow {action} to learn it" if isinstance(error, AuthDenied) else LATER
 
 
 def answer_of(error: StokerError) -> Mapping[str, Any]:
-    """AWS's own answer, where there was one."""
+    """AWS's own answer, if there was one."""
     found: Mapping[str, Any] = getattr(error.__cause__, "response", {})
     return found
 
 
 def _plain(message: str) -> str:
-    """The rest is an encoded message that only an administrator can decode."""
+    """The readable part: the rest is an encoded message that only an administrator can decode."""
     return first_line(message.partition(" Encoded authorization")[0])

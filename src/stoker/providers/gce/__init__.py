@@ -1,14 +1,14 @@
 """Plain Compute Engine machines.
 
-The node's side (`machine`) needs the standard library alone; httpx and google-auth are imported by whoever asks Google
-for something.
+The node's side (`machine`) needs the standard library alone; httpx and google-auth are imported by the client when it
+is first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Before the function of that name: imported later, the module would take its place in this namespace.
+# Imported before the function `machine` is defined: a later import of the module would replace it in this namespace.
 from stoker.providers.gce.machine import GceMachine
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["CAPABILITIES", "connect", "machine"]
 
 
 def connect(context: Context) -> GceProvider:
-    """The provider for one store's machines. Asks nobody yet."""
+    """The provider for one store's machines. Makes no call yet."""
     from stoker.providers.gce.provider import GceProvider
 
     return GceProvider(context)

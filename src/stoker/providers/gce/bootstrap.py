@@ -1,7 +1,7 @@
-"""A Compute Engine machine becomes a node: see `stoker.providers.boot.install`. Its metadata say who it is, its service
-account opens the bucket and lets it delete itself.
+"""Turn a Compute Engine machine into a node: see `stoker.providers.boot.install`. The metadata identify the machine;
+its service account gives access to the bucket and lets the machine delete itself.
 
-Runs from a zip inside the startup script, on Python 3.6 or newer: `boot.json` holds what it must know.
+Runs from a zip inside the startup script, on Python 3.6 or newer. `boot.json` is its configuration.
 """
 
 import http.client
@@ -13,27 +13,26 @@ from typing import Any
 from urllib.parse import quote
 
 from stoker.cloudapi.google.metadata import EMAIL, SCOPES, Metadata, MetadataError, NoServiceAccount
-from stoker.providers.boot.install import (
+from stoker.providers.boot.install import BootCloud, main
+from stoker.providers.boot.retry import (
     ABSENT_S,
     ANSWER_S,
     DENIED_S,
     ROLE_S,
     BootFailed,
-    Cloud,
-    Unsettled,
-    exchange,
-    main,
-    patiently,
-    save,
+    RetryableFailure,
+    retry,
+    save_body,
+    send_request,
 )
 
 _STORAGE = "https://storage.googleapis.com"
 _COMPUTE = "https://compute.googleapis.com/compute/v1"
 _COMPUTE_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
-# What the machine was told from outside is told its agent, too.
+# Variables of the boot's environment that are passed on to the agent.
 _PASSED_ON = ("GCE_METADATA_HOST", "GCE_METADATA_IP")
 
-# Of each, one is enough.
+# One scope of each tuple is enough.
 _AUTH = "https://www.googleapis.com/auth/"
 _ALL = _AUTH + "cloud-platform"
 _STORAGE_SCOPES = (_ALL, _AUTH + "devstorage.read_write", _AUTH + "devstorage.full_control")
@@ -45,7 +44,7 @@ Answer = http.client.HTTPResponse
 
 
 class Identity:
-    """This machine, as its metadata tells it. Raises BootFailed when it does not."""
+    """The identity of this machine, from its metadata. Raises BootFailed when they do not answer."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -58,16 +57,18 @@ class Identity:
         def ask() -> str:
             found = self._get(path)
             if not found:
-                raise Unsettled(f"the metadata server has no {path} — start the machine again", ABSENT_S)
+                raise RetryableFailure(f"the metadata server has no {path} — start the machine again", ABSENT_S)
             return found.strip()
 
-        return patiently(ask)
+        return retry(ask)
 
     def _get(self, path: str) -> "str | None":
         try:
             return self._metadata.get(path)
         except MetadataError as error:
-            raise Unsettled(f"{error} — choose a resources.image that lets machines reach it", ANSWER_S) from None
+            raise RetryableFailure(
+                f"{error} — choose a resources.image that lets machines reach it", ANSWER_S
+            ) from None
 
     def token(self) -> str:
         """Raises Unsettled."""
@@ -75,19 +76,19 @@ class Identity:
             return self._metadata.token()[0]
         except NoServiceAccount as error:
             remedy = "set resources.gce.service_account to one that may use the bucket (see `stoker iam gce`)"
-            raise Unsettled(f"{error} — {remedy}", ROLE_S) from None
+            raise RetryableFailure(f"{error} — {remedy}", ROLE_S) from None
         except MetadataError as error:
-            raise Unsettled(f"{error} — check the machine's service account", ROLE_S) from None
+            raise RetryableFailure(f"{error} — check the machine's service account", ROLE_S) from None
 
     def forget_token(self) -> None:
-        """The next one is asked for anew: this one was refused."""
+        """Fetch a new token, because the cached one was refused."""
         try:
             self._metadata.token(fresh=True)
         except MetadataError:
             pass
 
     def lacks(self, scopes: "tuple[str, ...]") -> bool:
-        """Whether the machine was given none of these. False where that is not known."""
+        """Return whether the machine has none of these scopes. False where that is not known."""
         try:
             found = self._metadata.get(SCOPES)
         except MetadataError:
@@ -102,7 +103,7 @@ class Identity:
 
 
 class Bucket:
-    """Requests to one bucket as the service account, until there is an agent that can do better: the XML API."""
+    """Requests to one bucket as the service account, over the XML API, for the time before the agent runs."""
 
     def __init__(self, name: str, environ: "dict[str, str]", identity: Identity) -> None:
         self._name = name
@@ -111,9 +112,9 @@ class Bucket:
         self._identity = identity
 
     def get(self, key: str, target: Path) -> str:
-        """Fetch an object into a file. Answers its SHA-256. Raises Unsettled."""
+        """Fetch an object into a file, and return its SHA-256. Raises Unsettled."""
         found = []
-        self._ask("GET", key, b"", lambda answer: found.append(save(answer, target)))
+        self._ask("GET", key, b"", lambda answer: found.append(save_body(answer, target)))
         return found[0]
 
     def put(self, key: str, data: bytes) -> None:
@@ -123,7 +124,7 @@ class Bucket:
     def _ask(self, method: str, key: str, data: bytes, take: "Callable[[Answer], object]") -> None:
         url = f"{self._endpoint.rstrip('/')}/{self._name}/{quote(key, safe='/-_.~')}"
         headers = {"Authorization": "Bearer " + self._identity.token()}
-        exchange(method, url, headers, data, take, lambda answer: self._refused(method, key, answer), _NETWORK)
+        send_request(method, url, headers, data, take, lambda answer: self._refused(method, key, answer), _NETWORK)
 
     def _refused(self, method: str, key: str, answer: Answer) -> None:
         text = answer.read(8192).decode(errors="replace")
@@ -133,18 +134,20 @@ class Bucket:
             self._identity.forget_token()
         if answer.status in (401, 403):
             if self._identity.lacks(_STORAGE_SCOPES):
-                raise Unsettled(f"{what} is denied: the machine lacks the scope of Cloud Storage — {_add(_ALL)}", 0.0)
+                raise RetryableFailure(
+                    f"{what} is denied: the machine lacks the scope of Cloud Storage — {_add(_ALL)}", 0.0
+                )
             right = "storage.objects.get" if method == "GET" else "storage.objects.create"
             who = self._identity.account()
-            raise Unsettled(f"{what} is denied ({code}) — give {who} {right} (see `stoker iam gce`)", DENIED_S)
+            raise RetryableFailure(f"{what} is denied ({code}) — give {who} {right} (see `stoker iam gce`)", DENIED_S)
         if answer.status == 404:
-            raise Unsettled(f"{what} is not there ({code}) — submit the job again", ABSENT_S)
-        raise Unsettled(f"{what}: Cloud Storage answered {answer.status} ({code}) — try again later", ANSWER_S)
+            raise RetryableFailure(f"{what} is not there ({code}) — submit the job again", ABSENT_S)
+        raise RetryableFailure(f"{what}: Cloud Storage answered {answer.status} ({code}) — try again later", ANSWER_S)
 
 
-class Gce(Cloud):
-    """The machine, and the bucket as its service account sees it. One that is switched off still costs: it deletes
-    itself."""
+class Gce(BootCloud):
+    """This machine, and the bucket with its service account. A machine that is switched off still costs money, so that
+    it deletes itself."""
 
     def __init__(self, config: "dict[str, Any]") -> None:
         environ = config["environ"]
@@ -158,7 +161,8 @@ class Gce(Cloud):
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """By its name. Only where it is asked for: a machine that has none must be able to leave. Raises BootFailed."""
+        """The rank, by the machine's name. Computed on use: a machine without a rank must still be able to delete
+        itself. Raises BootFailed."""
         names = self._config["names"]
         if self._identity.name not in names:
             raise BootFailed(f"{self._identity.name} is none of the machines that were asked for — launch it again")
@@ -174,19 +178,19 @@ class Gce(Cloud):
         return {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
 
     def leave(self) -> None:
-        """Ask for the end of this very machine. By its name, which is its own for as long as it runs: the condition on
-        its role goes by names."""
+        """Request the deletion of this machine, by its name, because the condition on its role tests names. No other
+        machine has this name while this one runs."""
         environ = self._config["environ"]
         base = environ.get(_COMPUTE_VARIABLE) or os.environ.get(_COMPUTE_VARIABLE) or _COMPUTE
         project = self._config.get("project") or self._identity.must("project/project-id")
         url = f"{base.rstrip('/')}/projects/{project}/zones/{self.zone}/instances/{self._identity.name}"
         headers = {"Authorization": "Bearer " + self._identity.token()}
-        exchange("DELETE", url, headers, b"", lambda answer: answer.read(), self._kept, _NETWORK)
+        send_request("DELETE", url, headers, b"", lambda answer: answer.read(), self._not_deleted, _NETWORK)
 
-    def _kept(self, answer: Answer) -> None:
+    def _not_deleted(self, answer: Answer) -> None:
         answer.read(8192)
         if answer.status == 404:
-            return  # Gone already.
+            return  # The machine is deleted already.
         if answer.status == 401:
             self._identity.forget_token()
         if answer.status in (401, 403):
@@ -194,8 +198,8 @@ class Gce(Cloud):
                 why = f"the machine lacks the scope of Compute Engine ({_add(_ALL)})"
             else:
                 why = f"{self._identity.account()} lacks compute.instances.delete (see `stoker iam gce`)"
-            raise Unsettled(f"{why} — it is switched off, and the next governor deletes it", ABSENT_S)
-        raise Unsettled(f"Compute Engine answered {answer.status} — the next governor deletes it", ANSWER_S)
+            raise RetryableFailure(f"{why} — it is switched off, and the next governor deletes it", ABSENT_S)
+        raise RetryableFailure(f"Compute Engine answered {answer.status} — the next governor deletes it", ANSWER_S)
 
 
 def _add(scope: str) -> str:

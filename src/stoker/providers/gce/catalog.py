@@ -1,4 +1,4 @@
-"""Compute Engine's machine types: a table in the project, and which of them serve a job.
+"""Compute Engine's machine types: a packaged table, and which of them serve a job.
 
 The table (`data/gce_machines.json`) is written by `scripts/write_gce_tables.py`. GPUs belong to a machine type, or are
 attached to an N1 machine; then both make the name: `n1-standard-8+nvidia-tesla-t4:1`.
@@ -19,15 +19,15 @@ from stoker.providers.machine_types import Arch, same_gpu, size
 
 __all__ = [
     "MachineType",
-    "attached",
-    "described",
     "facts",
     "family",
     "find",
     "fitting",
+    "from_api",
     "same_gpu",
     "serves",
     "size",
+    "split_name",
     "table",
     "takes_gpus",
     "unchecked",
@@ -35,16 +35,16 @@ __all__ = [
 ]
 
 _MIB = 1024**2
-# `g2-standard-8`, `a3-highgpu-8g`, `n2-custom-8-32768`, `e2-medium`, `ct5lp-hightpu-4t`; then what is attached.
+# `g2-standard-8`, `a3-highgpu-8g`, `n2-custom-8-32768`, `e2-medium`, `ct5lp-hightpu-4t`; then an attached GPU.
 _LOOKS_LIKE_A_TYPE = re.compile(r"[a-z]{1,2}[0-9]+[a-z]{0,2}(-[a-z0-9]+){1,4}(\+nvidia-[a-z0-9-]+:[1-9][0-9]?)?")
 _CUSTOM = re.compile(r"[a-z0-9]+-custom-(?P<cpus>[0-9]+)-(?P<memory_mib>[0-9]+)(-ext)?")
-# Arm processors: Ampere's, and Google's own.
+# Series with Arm processors: Ampere's, and Google's own.
 _ARM = re.compile(r"(t2a|c4a|n4a|a4x)-")
 
-# What follows the series, besides what the table has: of machines that are too rare for it.
+# Machine classes (the part after the series) of machines that are too rare for the table.
 _CLASSES = frozenset({"custom", "edgegpu", "highlssd", "hightpu", "hypermem", "maxgpu", "megamem", "ultramem"})
 
-# What Google calls the GPUs that it sells, and what people call them.
+# Google's names of GPUs, and the common ones.
 ACCELERATORS = {
     "nvidia-tesla-t4": "T4",
     "nvidia-tesla-v100": "V100",
@@ -76,9 +76,9 @@ GPU_MEMORY_MIB = {
 
 @dataclass(frozen=True)
 class MachineType(machine_types.MachineType):
-    """What Compute Engine says of a machine type."""
+    """A machine type of Compute Engine."""
 
-    # Can be had without being spot and without a reservation.
+    # Sold on demand: neither spot nor a reservation is required.
     standard: bool = True
 
 
@@ -90,16 +90,16 @@ def table() -> Mapping[str, MachineType]:
 
 
 def find(name: str) -> MachineType | None:
-    """The machine type of the table; None when it is not there."""
+    """The machine type in the table; None when the table does not have it."""
     return table().get(name)
 
 
 def facts(name: str) -> MachineType:
-    """The machine type of the table, else what its name tells: its processor, what is attached, a custom size."""
+    """The machine type in the table, else what its name implies: processor, attached GPUs, custom size."""
     found = find(name)
     if found is not None:
         return found
-    base, accelerator, count = attached(name)
+    base, accelerator, count = split_name(name)
     host = find(base) if accelerator else None
     custom = _CUSTOM.fullmatch(base)
     cpus = host.cpus if host else int(custom["cpus"]) if custom else None
@@ -113,21 +113,21 @@ def facts(name: str) -> MachineType:
     )
 
 
-def attached(name: str) -> tuple[str, str | None, int]:
-    """The machine type itself, the GPU that is attached to it, and how many; None and 0 where there is none."""
+def split_name(name: str) -> tuple[str, str | None, int]:
+    """Split a name into machine type, attached GPU and number of GPUs; None and 0 where there is none."""
     base, _, rest = name.partition("+")
     accelerator, _, count = rest.partition(":")
     return base, accelerator or None, int(count) if count.isdigit() else 0
 
 
 def takes_gpus(name: str) -> bool:
-    """Whether GPUs can be attached to it: https://cloud.google.com/compute/docs/gpus#n1-gpus. Others bring theirs."""
+    """Return whether GPUs can be attached: https://cloud.google.com/compute/docs/gpus#n1-gpus"""
     return name.startswith("n1-")
 
 
 def family(name: str) -> str:
-    """`a2-highgpu` of `a2-highgpu-8g`, `n1+nvidia-tesla-t4` of whatever that is attached to."""
-    base, accelerator, _ = attached(name)
+    """`a2-highgpu` for `a2-highgpu-8g`, `n1+nvidia-tesla-t4` for any N1 machine with that GPU."""
+    base, accelerator, _ = split_name(name)
     return f"{base.partition('-')[0]}+{accelerator}" if accelerator else base.rpartition("-")[0] or base
 
 
@@ -135,8 +135,8 @@ def arch_of(name: str) -> Arch:
     return "arm64" if _ARM.match(name) else "x86_64"
 
 
-def described(found: Mapping[str, Any]) -> MachineType:
-    """A machine type as Compute Engine's `machineTypes` tell it."""
+def from_api(found: Mapping[str, Any]) -> MachineType:
+    """The machine type of an entry of Compute Engine's `machineTypes`."""
     built_in: Mapping[str, Any] = next(iter(found.get("accelerators") or ()), {})
     kind, count = built_in.get("guestAcceleratorType"), built_in.get("guestAcceleratorCount", 0)
     name = str(found["name"])
@@ -151,7 +151,7 @@ def described(found: Mapping[str, Any]) -> MachineType:
 
 
 def _gpus(accelerator: str | None, count: int) -> dict[str, Any]:
-    """A GPU that nobody here has heard of is called what Google calls it, and TPUs are none."""
+    """The fields about GPUs. An unknown GPU keeps Google's name; a TPU gets the maker `google`."""
     if not accelerator or not count:
         return {}
     gpu = ACCELERATORS.get(accelerator, accelerator.removeprefix("nvidia-").upper())
@@ -160,17 +160,17 @@ def _gpus(accelerator: str | None, count: int) -> dict[str, Any]:
 
 
 def _misspelt(name: str) -> bool:
-    """Whether `standrad` stands for `standard`, or a GPU is attached that almost is one."""
-    base, accelerator, _ = attached(name)
+    """Return whether the name has a likely typing error: `standrad` for `standard`, or almost the name of a GPU."""
+    base, accelerator, _ = split_name(name)
     classes = _CLASSES.union(known.split("-")[1] for known in table())
     gpu = accelerator.removesuffix("-vws") if accelerator else None
-    return did_you_mean.is_slip(base.split("-")[1:2], classes) or bool(
-        gpu and did_you_mean.is_slip([gpu], ACCELERATORS)
+    return did_you_mean.is_typo(base.split("-")[1:2], classes) or bool(
+        gpu and did_you_mean.is_typo([gpu], ACCELERATORS)
     )
 
 
 def _impossible(name: str) -> str:
-    base, accelerator, count = attached(name)
+    base, accelerator, count = split_name(name)
     if accelerator is None or takes_gpus(base):
         return ""
     return f"only N1 machines take attached GPUs; write n1-standard-8+{accelerator}:{count}, or a type that brings GPUs"
@@ -196,8 +196,8 @@ _CATALOG = machine_types.Catalog(
     facts=facts,
     name=_LOOKS_LIKE_A_TYPE,
     examples=("g2-standard-8", "a2-highgpu-1g", "n1-standard-8+nvidia-tesla-t4:1"),
-    misspelt=_misspelt,
-    impossible=_impossible,
+    is_misspelt=_misspelt,
+    impossible_reason=_impossible,
 )
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves

@@ -1,4 +1,4 @@
-"""Google's APIs over HTTP: httpx for the wire, google-auth for credentials. Both are imported when first used."""
+"""Google's APIs over HTTP: httpx for requests, google-auth for credentials. Both are imported when first used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
 from stoker.providers.gce import settings
-from stoker.providers.gce.errors import first_line, refused
+from stoker.providers.gce.errors import first_line, response_error
 
 Service = Literal[
     "compute",
@@ -32,40 +32,40 @@ Service = Literal[
     "storage",
 ]
 
-# As gcloud names them, so that one setting moves both.
+# The variables of gcloud, so that one setting redirects both.
 _OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 _CONNECT_S = 5.0
 _READ_S = 30.0
-# For what is only looked at before a submission: firewalls that let nothing through do not answer either.
+# For lookups before a submission, which can be skipped: behind a closed firewall no answer ever comes.
 _HURRIED_S = 5.0
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-# Passes are repeated by nature. A few quick retries bridge a hiccup; more would only hide an outage.
+# The governor repeats its passes anyway. A few quick retries bridge a short failure; more would hide an outage.
 _ATTEMPTS = 3
 _FIRST_PAUSE_S = 0.3
-# A governor may run for months, and the person's files change meanwhile: credentials are read again.
+# A governor may run for months while the credential files change, so that credentials are read again.
 _CREDENTIALS_S = 900.0
 
 
 class _Unauthenticated(Transient):
-    """The credentials were not taken."""
+    """The credentials were not accepted."""
 
 
 @dataclass(frozen=True)
-class Scoped:
-    """An aggregated list: each thing with its zone or region, and those that gave no answer."""
+class AggregatedList:
+    """An aggregated list: each item with its zone or region, and the zones and regions that gave no answer."""
 
     items: tuple[tuple[str, Mapping[str, Any]], ...]
     silent: frozenset[str]
 
-    def answered(self, *places: str) -> Scoped:
-        """Itself. Raises Transient where one of these zones gave no answer: absence would prove nothing."""
+    def answered(self, *places: str) -> AggregatedList:
+        """Return this list. Raises Transient where one of these zones gave no answer: absence would prove nothing."""
         missing = sorted(self.silent & set(places))
         if missing:
             raise Transient(f"{', '.join(missing)} cannot be reached now")
         return self
 
-    def within(self, region: str) -> Scoped:
-        """The part of one region. Raises Transient where that, or one of its zones, gave no answer."""
+    def within(self, region: str) -> AggregatedList:
+        """The part of one region. Raises Transient where the region, or one of its zones, gave no answer."""
         self.answered(*(name for name in self.silent if region in (name, name.rpartition("-")[0])))
         return replace(
             self, items=tuple(pair for pair in self.items if region in (pair[0], pair[0].rpartition("-")[0]))
@@ -73,10 +73,10 @@ class Scoped:
 
 
 class Api:
-    """Google's APIs for whoever this computer's credentials are. Asks nobody until it is used. Thread-safe.
+    """Google's APIs with this computer's credentials. Makes no call until it is used. Thread-safe.
 
-    Every call raises the errors of `ProviderError`, and UserError where something has to be installed first. What may
-    be repeated without harm (anything but a POST) is repeated a few times where nobody answers.
+    Every call raises the errors of `ProviderError`, and UserError where a package is not installed. Requests that are
+    safe to repeat (all but POST) are repeated a few times where no answer comes.
     """
 
     def __init__(self) -> None:
@@ -89,14 +89,14 @@ class Api:
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """What this thread asks meanwhile is asked once, and may not take long: somebody waits, and can do without."""
+        """Make this thread's requests once and with a short timeout: a person waits, and the answer is optional."""
         self._hurried.on = True
         try:
             yield
         finally:
             self._hurried.on = False
 
-    # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, *, service: Service = "compute") -> Any:
         """The answer to a GET. `path` begins with a slash, as in `/compute/v1/projects/P`."""
@@ -114,8 +114,8 @@ class Api:
                 return
             asked["pageToken"] = page["nextPageToken"]
 
-    def scoped(self, path: str, kind: str, params: Mapping[str, Any] | None = None) -> Scoped:
-        """Everything of an aggregated list, and the zones and regions that gave no answer: what is there is unknown."""
+    def scoped(self, path: str, kind: str, params: Mapping[str, Any] | None = None) -> AggregatedList:
+        """Every item of an aggregated list, and the zones and regions that gave no answer, whose items are unknown."""
         items: list[tuple[str, Mapping[str, Any]]] = []
         silent: set[str] = set()
         for page in self.pages(path, {**(params or {}), "returnPartialSuccess": "true"}):
@@ -125,7 +125,7 @@ class Api:
                 if code not in (None, "NO_RESULTS_ON_PAGE"):
                     silent.add(_last(scope))
                 items += [(_last(scope), each) for each in part.get(kind) or ()]
-        return Scoped(tuple(items), frozenset(silent))
+        return AggregatedList(tuple(items), frozenset(silent))
 
     def send(
         self,
@@ -138,7 +138,7 @@ class Api:
         what: str = "",
         read_s: float = _READ_S,
     ) -> Any:
-        """One request, and its answer, which comes within `read_s`. `what` begins the message of what goes wrong."""
+        """Send one request and return its answer, within `read_s`. `what` begins the message of an error."""
         import httpx
 
         url = f"{origin(service)}{path}"
@@ -151,7 +151,7 @@ class Api:
             try:
                 return self._renewing(method, url, body, params, what or path, timeout)
             except Transient:
-                # A status of the server's own trouble, or no answer.
+                # A server error, or no answer.
                 if attempts <= 0:
                     raise
             time.sleep(pause_s)
@@ -160,7 +160,7 @@ class Api:
     def _renewing(
         self, method: str, url: str, body: Any, params: Mapping[str, Any] | None, what: str, timeout: Any
     ) -> Any:
-        """One request; once more with credentials that are read anew, where these are not taken any more."""
+        """Send one request; where the credentials are not accepted any more, read them again and repeat it once."""
         try:
             return self._once(method, url, body, params, what, timeout)
         except _Unauthenticated:
@@ -178,16 +178,16 @@ class Api:
             host = urlsplit(url).netloc
             raise Transient(f"{what}: {host} does not answer: {first_line(error) or type(error).__name__}") from error
         try:
-            told = answer.json() if answer.content else {}
+            content = answer.json() if answer.content else {}
         except ValueError:
-            told = {}
+            content = {}
         if answer.is_success:
-            return told
-        refusal = refused(what, answer.status_code, told)
-        # Nothing was done. Somebody renews a login, or a key, and the same request succeeds.
-        raise _Unauthenticated(str(refusal)) if answer.status_code == 401 else refusal
+            return content
+        failure = response_error(what, answer.status_code, content)
+        # 401: nothing was done. The same request succeeds once a person renews the login or the key.
+        raise _Unauthenticated(str(failure)) if answer.status_code == 401 else failure
 
-    # ── Who asks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Credentials ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def default_project(self) -> str | None:
         """The project of the person's own settings."""
@@ -198,16 +198,16 @@ class Api:
         return self._project
 
     def identity(self) -> str:
-        """Who the credentials are, as far as they tell."""
+        """The account of the credentials; a description of their source where they do not name one."""
         found = self._ready()
         for name in ("service_account_email", "signer_email", "account"):
             value = getattr(found, name, None)
             if value and value != "default":
                 return str(value)
-        return settings.described()
+        return settings.describe_credentials()
 
     def prepare(self) -> None:
-        """Find credentials, and open what requests go through: all that stands before the first one."""
+        """Find credentials and create the HTTP client, so that the first request is as fast as the others."""
         self._ready()
         self._http()
 
@@ -218,7 +218,7 @@ class Api:
 
         try:
             with self._lock:
-                # Refreshes where the token has ended, or soon will.
+                # Refreshes a token that has expired, or soon will.
                 credentials.before_request(_Transport(self._http()), "GET", "", headers)
         except GoogleAuthError as error:
             raise Transient(
@@ -242,7 +242,7 @@ class Api:
 
 
 class _Transport:
-    """What google-auth asks for tokens with."""
+    """The transport through which google-auth fetches tokens."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -267,7 +267,7 @@ class _Transport:
 
 
 class _Answer:
-    """An answer as google-auth reads it."""
+    """An HTTP response in the form that google-auth expects."""
 
     def __init__(self, answer: Any) -> None:
         self.status: int = answer.status_code
@@ -276,7 +276,7 @@ class _Answer:
 
 
 def check_installed() -> None:
-    """Raises UserError where what the provider needs is not installed."""
+    """Raise NotInstalled, a UserError, where a package that the provider needs is missing."""
     missing = [name for name in ("httpx", "google.auth") if not _is_there(name)]
     if missing:
         raise NotInstalled(f"resources.provider: gce needs {' and '.join(missing)}; pip install 'stoker[gcp]'")
@@ -297,8 +297,8 @@ def _find_credentials() -> tuple[Any, str | None]:
     try:
         found, project = google.auth.default(scopes=_SCOPES)
     except DefaultCredentialsError as error:
-        told = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
-        raise Transient(f"no Google credentials here; {told}") from error
+        fix = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
+        raise Transient(f"no Google credentials here; {fix}") from error
     except (GoogleAuthError, OSError, ValueError) as error:
         raise AuthDenied(f"Google's settings cannot be used: {first_line(error)}") from error
     return found, project
@@ -309,7 +309,7 @@ def _last(path: str) -> str:
 
 
 def origin(service: Service) -> str:
-    """Where a service is, without the part of its path that every request names itself."""
+    """The scheme and host of a service. Requests name the whole path themselves."""
     moved = os.environ.get(f"{_OVERRIDE}{service.upper()}")
     if moved:
         parts = urlsplit(moved)

@@ -1,4 +1,4 @@
-"""Google's errors, mapped once, by code: those of a request, and those inside an operation that has finished."""
+"""Google's errors, mapped once, by code: those of a response, and those inside a finished operation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,
-    Misnamed,
     NoCapacity,
+    NoSuchResource,
     NotFound,
     ProviderError,
     QuotaExceeded,
@@ -19,21 +19,21 @@ from stoker.model.errors import (
 )
 
 
-class AlreadyThere(InvalidRequest):
-    """Something of that name exists. Names are used again, so whose it is has to be looked at."""
+class AlreadyExists(InvalidRequest):
+    """A resource of that name exists. Names are reused, so its owner has to be checked."""
 
 
-class InUse(Transient):
-    """It cannot be removed while something else uses it."""
+class ResourceInUse(Transient):
+    """The resource cannot be removed while another one uses it."""
 
 
-# Reasons of refused requests are in camel case, codes of failed operations in capitals: one table for both.
+# Reasons of failed requests are in camel case, codes of failed operations in capitals: one table serves both.
 _CODES: dict[str, type[ProviderError]] = {
     code: kind
     for kind, codes in {
         NotFound: ("NOTFOUND", "RESOURCENOTFOUND"),
-        AlreadyThere: ("ALREADYEXISTS", "RESOURCEALREADYEXISTS"),
-        InUse: ("RESOURCEINUSEBYANOTHERRESOURCE", "RESOURCENOTREADY", "RESOURCEINUSE"),
+        AlreadyExists: ("ALREADYEXISTS", "RESOURCEALREADYEXISTS"),
+        ResourceInUse: ("RESOURCEINUSEBYANOTHERRESOURCE", "RESOURCENOTREADY", "RESOURCEINUSE"),
         NoCapacity: (
             "RESOURCEPOOLEXHAUSTED",
             "STOCKOUT",
@@ -62,7 +62,7 @@ _CODES: dict[str, type[ProviderError]] = {
     }.items()
     for code in codes
 }
-# What a person named in the job file, by what stands in Google's words where that is not there, or not to be used.
+# Fields of the job file, by the text in Google's message that a resource does not exist or may not be used.
 _FIELDS = (
     ("/images/", "resources.image"),
     ("/subnetworks/", "resources.gce.network"),
@@ -71,38 +71,38 @@ _FIELDS = (
     ("serviceAccount", "resources.gce.service_account"),
     ("/resourcePolicies/", "resources.gce.placement_policy"),
 )
-# The same, for what another zone may have.
+# The same, for resources that another zone may have.
 _ZONAL_FIELDS = (
     ("/machineTypes/", "resources.machine"),
     ("/acceleratorTypes/", "resources.gpus"),
     ("/reservations/", "resources.gce.reservation"),
 )
 _PROJECT = re.compile(r"'projects/[^/']+'")
-# What to do about what only a person can change.
+# Advice for errors that only a person can resolve.
 _ADVICE: dict[type[ProviderError], str] = {
     QuotaExceeded: "; ask for more on the console's page of quotas: `stoker check gce` shows which",
     AuthDenied: "; `stoker check gce` shows which permission, `stoker iam gce` prints the roles",
 }
 
 
-def refused(what: str, status: int, body: Any) -> ProviderError:
-    """The error that an answer other than a success means. `what` begins its message, for people."""
-    told = body.get("error") if isinstance(body, Mapping) else None
-    told = told if isinstance(told, Mapping) else {}
-    first: Mapping[str, Any] = next(iter(told.get("errors") or ()), {})
-    code = str(first.get("reason") or told.get("status") or status)
-    message = str(told.get("message") or first.get("message") or "no reason given")
+def response_error(what: str, status: int, body: Any) -> ProviderError:
+    """The error of an unsuccessful response. `what` begins its message."""
+    found = body.get("error") if isinstance(body, Mapping) else None
+    content = found if isinstance(found, Mapping) else {}
+    first: Mapping[str, Any] = next(iter(content.get("errors") or ()), {})
+    code = str(first.get("reason") or content.get("status") or status)
+    message = str(content.get("message") or first.get("message") or "no reason given")
     return _error(what, code, message, status)
 
 
-def failed(what: str, operation: Mapping[str, Any]) -> ProviderError | None:
-    """The error of an operation that has finished; None where it succeeded."""
+def operation_error(what: str, operation: Mapping[str, Any]) -> ProviderError | None:
+    """The error of a finished operation; None where it succeeded."""
     errors = [each for each in (operation.get("error") or {}).get("errors") or () if isinstance(each, Mapping)]
     if not errors:
         return None
-    # A gang that came short tells that, and for each machine why: the reason is what is told, and what counts.
-    deep = [each for each in errors if _key(str(each.get("code"))) != "VMMINCOUNTNOTREACHED"]
-    first = (deep or errors)[0]
+    # An incomplete gang reports that it is incomplete, and the reason for each machine: the reason is what counts.
+    reasons = [each for each in errors if _key(str(each.get("code"))) != "VMMINCOUNTNOTREACHED"]
+    first = (reasons or errors)[0]
     status = int(operation.get("httpErrorStatusCode") or 0)
     return _error(what, str(first.get("code") or status), str(first.get("message") or "no reason given"), status)
 
@@ -117,7 +117,7 @@ def kind_of(code: str, status: int = 0) -> type[ProviderError]:
     if key.endswith("QUOTAEXCEEDED"):
         return QuotaExceeded
     by_status = {401: Transient, 403: AuthDenied, 404: NotFound, 429: Throttled}
-    # A conflict, and a condition that does not hold any more: somebody else was quicker.
+    # A timeout, a conflict, and a precondition that another change has broken.
     by_status |= dict.fromkeys((408, 409, 412), Transient)
     if status in by_status:
         return by_status[status]
@@ -125,7 +125,7 @@ def kind_of(code: str, status: int = 0) -> type[ProviderError]:
 
 
 def first_line(error: object) -> str:
-    """An error's first line, short enough to be one."""
+    """The first line of an error's message, at most 400 characters."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:400]
 
@@ -133,22 +133,22 @@ def first_line(error: object) -> str:
 def _error(what: str, code: str, message: str, status: int) -> ProviderError:
     kind = kind_of(code, status)
     field = ""
-    if issubclass(kind, (NotFound, InvalidRequest, AuthDenied)) and kind is not AlreadyThere:
+    if issubclass(kind, (NotFound, InvalidRequest, AuthDenied)) and kind is not AlreadyExists:
         field = next((field for sign, field in (*_FIELDS, *_ZONAL_FIELDS) if sign in message), "")
-        # Whoever lacks a permission in a project has the right project.
+        # A missing permission in a project does not mean that the project is the wrong one.
         if not field and kind is not AuthDenied and _PROJECT.search(message):
             field = "resources.gce.project"
     found = kind(f"{field or what}: {first_line(message)} ({code}){_ADVICE.get(kind, '')}")
-    return refusal(found) if kind is InvalidRequest else found
+    return as_invalid_request(found) if kind is InvalidRequest else found
 
 
-def refusal(error: ProviderError) -> InvalidRequest:
-    """Something is at fault with the request, or not there that it names: a launch with it will never do."""
+def as_invalid_request(error: ProviderError) -> InvalidRequest:
+    """The error as a fault of the request itself, which no repetition of the launch can cure."""
     text = str(error)
     zonal = any(text.startswith(f"{field}:") for _, field in _ZONAL_FIELDS)
     if not text.startswith("resources.") or zonal:
         return InvalidRequest(text)
-    return Misnamed(text if "`stoker check" in text else f"{text}; `stoker check gce` shows what there is")
+    return NoSuchResource(text if "`stoker check" in text else f"{text}; `stoker check gce` shows what there is")
 
 
 def _key(code: str) -> str:

@@ -1,5 +1,5 @@
-"""Machine images by alias, family or name. Compute Engine finds the newest of a family by itself: nothing is looked up
-before a launch."""
+"""Machine images by alias, family or name. Compute Engine resolves a family to its newest image itself: a launch needs
+no lookup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIASES = (
     "debian/13",
 )
 _DEEP_LEARNING = "deeplearning-platform-release"
-# Google's Deep Learning VM, by the families that are still maintained:
+# The families of Google's Deep Learning VM that are still maintained:
 # https://cloud.google.com/deep-learning-vm/docs/images
 _DLVM = {
     "pytorch": "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
@@ -37,7 +37,7 @@ _PLAIN: dict[str, tuple[str, dict[Arch, str]]] = {
     "debian/12": ("debian-cloud", {"x86_64": "debian-12", "arm64": "debian-12-arm64"}),
     "debian/13": ("debian-cloud", {"x86_64": "debian-13", "arm64": "debian-13-arm64"}),
 }
-# What the distributions bring.
+# The Python of each distribution.
 _PYTHONS: dict[str, Python] = {
     "debian-12": (3, 11),
     "debian-13": (3, 13),
@@ -53,20 +53,20 @@ _IMAGE = re.compile(rf"((?P<project>{_PROJECT})/)?(?P<name>{_NAME})")
 
 @dataclass(frozen=True)
 class Image:
-    """What stands in a request as the source of a disk. Without a project in it, the machines' own is meant."""
+    """An image as the source of a disk in a request. Without a project, it belongs to the machines' own project."""
 
     source: str
 
     @property
     def installs_driver(self) -> bool:
-        """Whether it brings the driver of its GPUs up by itself, when asked to."""
+        """Return whether the image installs the GPU driver itself when the metadata ask for it."""
         return f"projects/{_DEEP_LEARNING}/" in self.source
 
 
 def find(wanted: str, arch: Arch) -> Image:
-    """The image that is meant: an alias, a link, `family:PROJECT/FAMILY`, or `PROJECT/IMAGE`.
+    """Find an image by an alias, a link, `family:PROJECT/FAMILY`, or `PROJECT/IMAGE`.
 
-    Raises UserError for what cannot be one, and for an alias that nothing stands for.
+    Raises UserError for an invalid name, and for an unknown alias.
     """
     alias = _alias(wanted, arch)
     if alias is not None:
@@ -85,18 +85,18 @@ def find(wanted: str, arch: Arch) -> Image:
 
 
 def default(arch: Arch, gpus: int) -> Image:
-    """What a job gets that names no image: one with drivers and PyTorch where there are GPUs."""
+    """The image of a job that names none: with drivers and PyTorch where there are GPUs."""
     return find(DEFAULT_GPU if gpus else DEFAULT, arch)
 
 
 def is_known(source: str) -> bool:
-    """Whether an alias stands for it: Google has it, and nobody has misspelt it."""
+    """Return whether an alias resolves to this image, so that it is known to exist."""
     plain = {_of(project, f"family/{family}") for project, families in _PLAIN.values() for family in families.values()}
     return source in plain or source in {_of(_DEEP_LEARNING, f"family/{family}") for family in _DLVM.values()}
 
 
 def python_of(wanted: str | None, gpus: int) -> Python | None:
-    """The Python of the distribution behind an alias, beside which there may be newer ones; None for other images."""
+    """The Python of an alias's distribution, beside which newer ones may be installed; None for other images."""
     source = _alias(wanted or (DEFAULT_GPU if gpus else DEFAULT), "x86_64") or ""
     return next((python for part, python in _PYTHONS.items() if part in source), None)
 

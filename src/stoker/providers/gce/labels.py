@@ -1,7 +1,7 @@
-"""The labels by which Stoker knows its own, and its tags in Google's alphabet.
+"""The labels that identify Stoker's resources, and a job's tags encoded as labels.
 
-A label is made of lower-case letters, digits, `_` and `-`, at most 63 of them. Anything else becomes `_` and two
-hexadecimal digits for each byte of it, so that a tag can be read back exactly as it was written.
+A label consists of lower-case letters, digits, `_` and `-`, at most 63 of them. Every other byte is written as `_` and
+two hexadecimal digits, so that a tag can be read back exactly as it was written.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MOST_LABELS = 64
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
 _HEX = re.compile(r"[0-9a-f]{2}")
 _ESCAPED = re.compile(rb"_([0-9a-f]{2})")
-# Keys begin with a letter: this stands before one that would not. No text that is left as it is can begin so.
+# Keys must begin with a letter; this prefix is put before one that does not. No plain text is encoded to begin so.
 _FRONT = "k_00"
 
 
 def encode(text: str) -> str:
-    """A value in Google's alphabet. However long: `check` says what is too long."""
+    """Encode a value as a label, of any length: `check` reports what is too long."""
     found = ""
-    # From the end: an underscore may stay unless what follows would make it look like an escape.
+    # Backwards: an underscore may stay unless the encoded text after it would make it look like an escape.
     for byte in reversed(text.encode("utf-8", "surrogatepass")):
         plain = byte in _PLAIN and not (byte == 0x5F and _HEX.match(found))
         found = (chr(byte) if plain else f"_{byte:02x}") + found
@@ -40,7 +40,7 @@ def encode(text: str) -> str:
 
 
 def decode(label: str) -> str:
-    """What `encode` was given. For a label that it never wrote, the nearest text."""
+    """Decode a label of `encode`. A label of another origin that cannot be decoded is returned as it is."""
     raw = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), label.encode("utf-8", "surrogatepass"))
     try:
         return raw.decode("utf-8", "surrogatepass")
@@ -49,24 +49,24 @@ def decode(label: str) -> str:
 
 
 def encode_key(text: str) -> str:
-    """A key in Google's alphabet, which begins with a letter."""
+    """Encode a key as a label's key, which begins with a letter."""
     found = encode(text)
     return found if "a" <= found[:1] <= "z" and not found.startswith(_FRONT) else _FRONT + found
 
 
 def decode_key(label: str) -> str:
-    """What `encode_key` was given."""
+    """Decode a key of `encode_key`."""
     return decode(label.removeprefix(_FRONT))
 
 
 def store_label(url: str) -> str:
-    """The value of `stoker-store`: the store's address, or its digest where that is too long for a label."""
+    """The value of `stoker-store`: the store's address, or its digest where the address is too long for a label."""
     found = encode(url)
     return found if len(found) <= LENGTH else f"sha256-{hashlib.sha256(url.encode()).hexdigest()[: LENGTH - 7]}"
 
 
 def of_order(order: LaunchOrder) -> dict[str, str]:
-    """Every label of an order's machines and disks."""
+    """All labels of an order's machines and disks."""
     return {
         JOB: encode(order.job),
         CLAIM: str(order.claim),
@@ -107,21 +107,21 @@ def _problem(key: str, value: str) -> str | None:
 
 
 def remarks(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """That tags which Google has no letters for are kept under other names, in one line: nobody would find them."""
+    """Explain in one line how tags are stored that a label cannot hold as they are, since a filter needs that form."""
     odd = [key for key, value in tags.items() if (encode_key(key), encode(value)) != (key, value)]
     if not odd:
         return ()
     key, value = odd[0], tags[odd[0]]
-    kept = f"tag {key} is kept as {encode_key(key)}={encode(value)}"
+    stored = f"tag {key} is stored as {encode_key(key)}={encode(value)}"
     more = f", and {len(odd) - 1} more alike" if len(odd) > 1 else ""
     advice = f"write {_key_like(key)}: {_like(value)} to filter by it"
     capitals = (key + value).lower() != key + value
     rule = "labels are lower-case" if capitals else "labels have an alphabet of their own"
-    return (f"Compute Engine's {rule}: {kept}{more}; {advice}",)
+    return (f"Compute Engine's {rule}: {stored}{more}; {advice}",)
 
 
-def fault(key: str, value: object) -> str:
-    """Why Google would not take such a label as it is, and what it would take; empty where it would."""
+def label_problem(key: str, value: object) -> str:
+    """Why Google refuses this label, and a label that it accepts; empty where it accepts this one."""
     if not isinstance(value, str):
         return f"must be text, found {value!r}; put it into quotes"
     if _is_label(value) and _is_label(key) and key[:1].isalpha():
@@ -131,7 +131,7 @@ def fault(key: str, value: object) -> str:
 
 
 def _like(text: str) -> str:
-    """What somebody may have meant, in letters that are kept as they are."""
+    """A similar text that is a valid label as it is."""
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:LENGTH] or "none"
 
 
@@ -141,7 +141,7 @@ def _key_like(text: str) -> str:
 
 
 def _is_label(text: str) -> bool:
-    """Letters of any script will do that are not capitals."""
+    """Return whether Google accepts the text: letters of any script that are not capitals, digits, `_` and `-`."""
     plain = all(each in "_-" or (each.isalnum() and each == each.lower()) for each in text)
     return plain and len(text) <= LENGTH
 

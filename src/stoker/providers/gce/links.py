@@ -1,4 +1,4 @@
-"""Where Google's console shows things. Pure."""
+"""Links to Google's console. Pure."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ from urllib.parse import quote
 
 from stoker.cloudapi.google.logs import query
 from stoker.model.spec import Logs
-from stoker.providers.console_links import Seat
+from stoker.providers.console_links import NodeIdentity
 from stoker.providers.gce import names
-from stoker.providers.gce.places import Place, split_id
+from stoker.providers.gce.places import ProjectRegion, split_id
 
 _CONSOLE = "https://console.cloud.google.com"
-# As long as logs are kept by default.
+# Cloud Logging's default retention.
 _LONGEST = "P30D"
 
 
-def name(seat: Seat) -> str:
-    """What the console lists the machine under."""
-    return names.of_rank(names.of_claim(seat.store, seat.job, seat.claim), seat.rank)
+def name(node: NodeIdentity) -> str:
+    """The name under which the console lists the machine."""
+    return names.of_rank(names.of_claim(node.store, node.job, node.claim), node.rank)
 
 
 def machine(instance: str, region: str | None) -> str | None:
-    """Where one machine is shown; None where the project is not known."""
+    """The page of one machine; None where the project is not known."""
     if not region or "/" not in region:
         return None
     zone, number = split_id(instance)
-    return f"{_CONSOLE}/compute/instancesDetail/zones/{zone}/instances/{number}?project={Place.of(region).project}"
+    return (
+        f"{_CONSOLE}/compute/instancesDetail/zones/{zone}/instances/{number}?project={ProjectRegion.of(region).project}"
+    )
 
 
 def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
-    """Where Cloud Logging shows one node's lines."""
+    """The page of one node's lines in Cloud Logging; None where they are not sent there."""
     name = logs.cloud_logging
     if name is None or not region or "/" not in region:
         return None
-    project = Place.of(region).project
+    project = ProjectRegion.of(region).project
     return _explored(query(project, name, job, attempt, rank), project)
 
 
 def own_logs(instance: str, region: str | None) -> str:  # noqa: ARG001 - the number is enough
-    """For Logs Explorer, or `gcloud logging read`: what Google and the machine's own agents logged about it."""
+    """The filter, for Logs Explorer or `gcloud logging read`, of what Google and the machine's agents logged."""
     return f'resource.type="gce_instance" AND resource.labels.instance_id="{split_id(instance)[1]}"'
 
 
@@ -46,10 +48,10 @@ def own_logs_link(instance: str, region: str | None) -> str | None:
     """The same, opened in Logs Explorer; None where the project is not known."""
     if not region or "/" not in region:
         return None
-    return _explored(own_logs(instance, region), Place.of(region).project)
+    return _explored(own_logs(instance, region), ProjectRegion.of(region).project)
 
 
 def _explored(filter: str, project: str) -> str:
-    """Logs Explorer with this filter. Without a time it would show the last hour alone."""
+    """The page of Logs Explorer with this filter. Without a duration it would show the last hour alone."""
     asked = f"query={quote(filter, safe='')};duration={_LONGEST}"
     return f"{_CONSOLE}/logs/query;{asked}?project={project}"

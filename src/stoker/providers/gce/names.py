@@ -1,4 +1,4 @@
-"""What machines and the things beside them are called. A name proves nothing: once it is free, it is used again."""
+"""Names of machines and of resources beside them. A name is no proof of identity: a free name is used again."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from stoker.providers.base import LaunchOrder, launch_token
 # RFC 1035, as Compute Engine wants it: https://cloud.google.com/compute/docs/naming-resources
 _LENGTH = 63
 _DIGEST = 8
-# `-` and a rank: a gang is never larger than this can tell.
+# `-` and a rank: no gang has more nodes than these digits can number.
 _RANK_LENGTH = 5
 
 
 def base(order: LaunchOrder) -> str:
-    """The name of an order's things: see `of_claim`."""
+    """The name of an order's resources: see `of_claim`."""
     return of_claim(order.store, order.job, order.claim)
 
 
 def of_claim(store: str, job: str, claim: int) -> str:
-    """The name of one claim's things: `stoker-JOB-CLAIM-DIGEST`, at most 58 characters.
+    """The name of one claim's resources: `stoker-JOB-CLAIM-DIGEST`, at most 58 characters.
 
     The digest is of the store and the claim's token: jobs of two stores in one project may share an id, and long ids
     are cut.
@@ -37,7 +37,7 @@ def of_rank(claim_name: str, rank: int) -> str:
 
 
 def machine(order: LaunchOrder, rank: int) -> str:
-    """The name of one node: the same for everybody who finishes this claim."""
+    """The name of one node: the same for every governor that finishes this claim."""
     return of_rank(base(order), rank)
 
 
@@ -47,6 +47,6 @@ def machines(order: LaunchOrder) -> tuple[str, ...]:
 
 
 def rank(name: str) -> int | None:
-    """The rank that a machine's name tells; None for a name that is none of ours."""
+    """The rank in a machine's name; None for a name that is not Stoker's."""
     found = re.fullmatch(r"stoker-.+-([0-9]+)", name)
     return int(found[1]) if found else None

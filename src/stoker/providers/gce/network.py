@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from stoker.model.errors import Misnamed, NotFound
+from stoker.model.errors import NoSuchResource, NotFound
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.gce.verdicts import fix_of
 
-# All traffic between nodes, the one port alone, or not even that.
-Open = Literal["all", "port", "closed"]
+# The traffic that the firewall allows between nodes: all ports, the one port alone, or none.
+NodeTraffic = Literal["all", "port", "closed"]
 
 DEFAULT = "default"
 _FIELD = "resources.gce.network"
@@ -22,8 +22,8 @@ _ALL_PORTS = (1, 65535)
 
 
 @dataclass(frozen=True)
-class Wire:
-    """A subnetwork in one region. `project` is the network's own, which may be another one's."""
+class Subnetwork:
+    """A subnetwork in one region. `project` is the network's own, and may differ from that of the machines."""
 
     project: str
     name: str
@@ -32,13 +32,13 @@ class Wire:
     private_access: bool
 
 
-def find(api: Api, place: Place, named: str | None) -> Wire:
-    """The subnetwork that machines get: the one that is named, else the network's in this region.
+def find(api: Api, place: ProjectRegion, named: str | None) -> Subnetwork:
+    """Find the subnetwork of the machines: the named one, else the network's subnetwork in this region.
 
-    Raises as `look` does, and NotFound where the network has none here.
+    Raises as `look_up` does, and NotFound where the network has no subnetwork in this region.
     """
-    found = look(api, place, named)
-    kind, project, name = read(named or DEFAULT, place)
+    found = look_up(api, place, named)
+    kind, project, name = parse_name(named or DEFAULT, place)
     if kind == "subnetworks":
         return _wire(found)
     link = found["selfLink"]
@@ -50,12 +50,12 @@ def find(api: Api, place: Place, named: str | None) -> Wire:
     raise NotFound(f"{_FIELD}: the network {name} has no subnetwork in {place.region}")
 
 
-def look(api: Api, place: Place, named: str | None) -> Mapping[str, Any]:
-    """The network or subnetwork that is named, as Compute Engine tells it; `default` where none is. One call.
+def look_up(api: Api, place: ProjectRegion, named: str | None) -> Mapping[str, Any]:
+    """Look up the named network or subnetwork, or `default` where none is named. One call.
 
-    Raises NotFound where there is none, and Misnamed for a network of which a subnetwork has to be named.
+    Raises NotFound where it does not exist, and Misnamed for a network of which a subnetwork has to be named.
     """
-    kind, project, name = read(named or DEFAULT, place)
+    kind, project, name = parse_name(named or DEFAULT, place)
     _check_region(named or DEFAULT, place)
     where = f"regions/{place.region}" if kind == "subnetworks" else "global"
     try:
@@ -64,67 +64,68 @@ def look(api: Api, place: Place, named: str | None) -> Mapping[str, Any]:
     except NotFound:
         around = place.region if kind == "subnetworks" else project
         raise NotFound(f"{_FIELD}: there is no {kind.removesuffix('s')} {name} in {around}") from None
-    # Only where Google made the subnetworks does it choose the region's by itself.
+    # Google chooses the region's subnetwork only in networks whose subnetworks it created itself.
     if kind == "networks" and found.get("autoCreateSubnetworks") is False:
-        raise Misnamed(
+        raise NoSuchResource(
             f"{_FIELD}: {name} is a custom network, of which a subnetwork is needed; {_choice(found, place)}"
         )
     return found
 
 
-def _check_region(named: str, place: Place) -> None:
-    """A link names its region. Raises Misnamed for another than the machines'."""
+def _check_region(named: str, place: ProjectRegion) -> None:
+    """Raise Misnamed for a link to a subnetwork in another region than the machines'."""
     parts = named.split("/")
     region = parts[parts.index("regions") + 1] if "regions" in parts[:-1] else place.region
     if region != place.region:
-        raise Misnamed(
+        raise NoSuchResource(
             f"{_FIELD}: {parts[-1]} is a subnetwork in {region}, the machines will be in {place.region}; "
             f"name one that is there"
         )
 
 
-def to_do(error: NotFound, place: Place, named: str | None) -> str:
-    """What to do about a network or subnetwork that is not there."""
-    if read(named or DEFAULT, place) != ("networks", place.project, DEFAULT):
+def fix_for_missing(error: NotFound, place: ProjectRegion, named: str | None) -> str:
+    """How to fix a network or subnetwork that does not exist."""
+    if parse_name(named or DEFAULT, place) != ("networks", place.project, DEFAULT):
         return fix_of(error)
     return f"gcloud compute networks create {DEFAULT} --project {place.project}, or set {_FIELD} to one that is there"
 
 
-def _choice(network: Mapping[str, Any], place: Place) -> str:
-    """What to write instead of a custom network's name."""
+def _choice(network: Mapping[str, Any], place: ProjectRegion) -> str:
+    """The names to write instead of a custom network's name."""
     around = f"/regions/{place.region}/subnetworks/"
-    here = [path for link in network.get("subnetworks") or () if around in (path := link.partition("/projects/")[2])]
-    if not here:
+    links = [path for link in network.get("subnetworks") or () if around in (path := link.partition("/projects/")[2])]
+    if not links:
         return f"it has none in {place.region}: make one there, or name another network"
     own = f"{place.project}/"
     names = (
-        f"subnet:{path.rpartition('/')[2]}" if path.startswith(own) else f"projects/{path}" for path in sorted(here)
+        f"subnet:{path.rpartition('/')[2]}" if path.startswith(own) else f"projects/{path}" for path in sorted(links)
     )
     return f"in {place.region} it has {', '.join(names)}"
 
 
-def read(text: str, place: Place) -> tuple[str, str, str]:
-    """What a name or link means, as `request` reads it: `networks` or `subnetworks`, its project, and its own name."""
+def parse_name(text: str, place: ProjectRegion) -> tuple[str, str, str]:
+    """Parse a name or link as `request` does: `networks` or `subnetworks`, its project, and its own name."""
     kind = "subnetworks" if text.startswith("subnet:") or "/subnetworks/" in text else "networks"
     parts = text.removeprefix("subnet:").split("/")
     project = parts[parts.index("projects") + 1] if "projects" in parts[:-1] else place.project
     return kind, project, parts[-1]
 
 
-def rules(api: Api, wire: Wire) -> list[Mapping[str, Any]]:
-    """The firewall's rules of its network."""
+def firewall_rules(api: Api, wire: Subnetwork) -> list[Mapping[str, Any]]:
+    """The firewall rules of the subnetwork's network."""
     pages = api.pages(f"/compute/v1/projects/{wire.project}/global/firewalls")
     found = [each for page in pages for each in page.get("items") or ()]
     return [each for each in found if each.get("network", "").endswith(f"/networks/{wire.name}")]
 
 
-def openness(rules: Iterable[Mapping[str, Any]], port: int, network: str) -> Open:
-    """What machines of this range let in from one another, where no rule asks for network tags or accounts.
+def node_traffic(firewall_rules: Iterable[Mapping[str, Any]], port: int, network: str) -> NodeTraffic:
+    """The traffic that machines of this range accept from one another, by the rules without network tags and accounts.
 
-    The first by priority decides, and a denial comes before a permission of the same; nothing at all is a no.
+    The first matching rule by priority decides, a denial before a permission of the same priority. Without a matching
+    rule the traffic is denied.
     """
     relevant = sorted(
-        (each for each in rules if _about_nodes(each, network)),
+        (each for each in firewall_rules if _about_nodes(each, network)),
         key=lambda each: (int(each.get("priority", 1000)), "denied" not in each),
     )
     if _let_in(relevant, _ALL_PORTS):
@@ -142,7 +143,7 @@ def _let_in(relevant: Iterable[Mapping[str, Any]], ports: tuple[int, int]) -> bo
 
 
 def _about_nodes(rule: Mapping[str, Any], network: str) -> bool:
-    """Whether a rule is about connections that come from another node to a plain machine of ours."""
+    """Return whether a rule applies to connections from another node to a machine without tags."""
     limited = any(
         rule.get(key) for key in ("sourceTags", "sourceServiceAccounts", "targetTags", "targetServiceAccounts")
     )
@@ -154,7 +155,7 @@ def _about_nodes(rule: Mapping[str, Any], network: str) -> bool:
 
 
 def _covers(part: Mapping[str, Any], ports: tuple[int, int]) -> bool:
-    """Whether all of these ports, of TCP, are meant."""
+    """Return whether this part of a rule covers all of these TCP ports."""
     if part.get("IPProtocol") not in ("all", "tcp", "6"):
         return False
     given = part.get("ports")
@@ -162,7 +163,7 @@ def _covers(part: Mapping[str, Any], ports: tuple[int, int]) -> bool:
 
 
 def _touches(part: Mapping[str, Any], ports: tuple[int, int]) -> bool:
-    """Whether any of these ports, of TCP, is meant."""
+    """Return whether this part of a rule covers any of these TCP ports."""
     if part.get("IPProtocol") not in ("all", "tcp", "6"):
         return False
     given = part.get("ports")
@@ -174,9 +175,9 @@ def _span(text: str) -> tuple[int, int]:
     return max(int(first), 1), int(last or first)
 
 
-def _wire(found: Mapping[str, Any]) -> Wire:
+def _wire(found: Mapping[str, Any]) -> Subnetwork:
     parts = str(found["network"]).split("/")
-    return Wire(
+    return Subnetwork(
         project=parts[parts.index("projects") + 1],
         name=parts[-1],
         subnetwork=found["name"],

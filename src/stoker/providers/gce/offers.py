@@ -1,7 +1,7 @@
-"""What Compute Engine has to offer for a job: machine types × zones × spot or standard, with their prices.
+"""Offerings of Compute Engine for a job: machine types × zones × spot or standard, with their prices.
 
-`offline` needs no cloud: the project's tables. `live` asks Compute Engine where each type is to be had: one call, two
-where GPUs are attached. Prices, spot too, are always those of the table.
+`offline` needs no cloud and uses the packaged tables. `live` asks Compute Engine in which zones each type exists: one
+call, two where GPUs are attached. Prices, spot included, always come from the table.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers import offerings
 from stoker.providers.gce import catalog, places, prices
 from stoker.providers.gce.catalog import MachineType
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 
 if TYPE_CHECKING:
-    from stoker.providers.gce.client import Api, Scoped
+    from stoker.providers.gce.client import AggregatedList, Api
 
 PROVIDER = "gce"
 _PAGE = 500
@@ -28,10 +28,10 @@ _PAGE = 500
 _Where = Mapping[str, tuple[str, ...]]
 
 
-def offline(resources: Resources, place: Place) -> tuple[Offering, ...]:
-    """What the project's tables know, best first.
+def offline(resources: Resources, place: ProjectRegion) -> tuple[Offering, ...]:
+    """The offerings of the packaged tables, best first.
 
-    Raises UserError for a name that no machine type can have, and for a place that cannot be.
+    Raises UserError for an impossible name of a machine type, and for an impossible place.
     """
     places.check(place, resources.zones)
     machines = _candidates(resources, place.region)
@@ -39,29 +39,28 @@ def offline(resources: Resources, place: Place) -> tuple[Offering, ...]:
     return _offered(resources, place, machines, where)
 
 
-def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
-    """What can be had in this place, best first. Plain data: it may be kept for a while.
+def live(api: Api, resources: Resources, place: ProjectRegion) -> tuple[Offering, ...]:
+    """The offerings in this place, best first. Plain data, which may be cached for a while.
 
-    Raises the errors of `ProviderError`, and UserError for a name that no machine type can have, or a place that cannot
-    be.
+    Raises the errors of `ProviderError`, and UserError for an impossible name of a machine type or an impossible place.
     """
     places.check(place, resources.zones)
     machines = _candidates(resources, place.region)
     if not machines:
         return ()
-    listed = [_listed(api, place, "machineTypes", [catalog.attached(machine.name)[0] for machine in machines])]
+    listed = [_listed(api, place, "machineTypes", [catalog.split_name(machine.name)[0] for machine in machines])]
     types = _types(listed[0])
-    gpus = {accelerator for machine in machines if (accelerator := catalog.attached(machine.name)[1])}
+    gpus = {accelerator for machine in machines if (accelerator := catalog.split_name(machine.name)[1])}
     if gpus:
         listed.append(_listed(api, place, "acceleratorTypes", gpus))
     cards = _cards(listed[-1]) if gpus else {}
     where: dict[str, tuple[str, ...]] = {}
     found: list[MachineType] = []
     for machine in machines:
-        base, accelerator, count = catalog.attached(machine.name)
-        learnt = next(iter(types.get(base, {}).values()), None)
-        if not machine.known and learnt is not None and accelerator is None:
-            machine = catalog.described(learnt)
+        base, accelerator, count = catalog.split_name(machine.name)
+        description = next(iter(types.get(base, {}).values()), None)
+        if not machine.known and description is not None and accelerator is None:
+            machine = catalog.from_api(description)
             if not catalog.serves(machine, resources):
                 continue
         zones = set(types.get(base, ()))
@@ -71,7 +70,8 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
         found.append(machine)
     offered = _offered(resources, place, found, where)
     if not offered or offered[0].gpus > _fewest(resources, machines):
-        # Nothing on offer ends a job, and larger machines cost more: that a zone gave no answer is no reason.
+        # A job ends where nothing is offered, and larger machines cost more. A zone that gave no answer must cause
+        # neither, so that such a zone raises Transient here.
         for each in listed:
             each.answered(*(zone for zone in each.silent if _wanted(zone, resources.zones)))
     if not offered:
@@ -79,42 +79,42 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
     return offered
 
 
-def unchecked(resources: Resources, place: Place) -> tuple[str, ...]:
-    """What these resources name and the project's tables do not have, a line each. Raises UserError as `offline`."""
+def unchecked(resources: Resources, place: ProjectRegion) -> tuple[str, ...]:
+    """List the names in these resources that the packaged tables lack, a line each. Raises UserError as `offline`."""
     return (*places.unchecked(place.region, resources.zones), *catalog.unchecked(resources))
 
 
 def why_none(resources: Resources) -> str:
-    """Why nothing is offered for these resources, in one line that names the field."""
+    """Say in one line that names the field why nothing is offered for these resources."""
     why = catalog.why_none(resources)
     if why:
         return why
     return offerings.why_none("Compute Engine", resources, resources.region)
 
 
-# ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Lists of Compute Engine ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _types(listed: Scoped) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """What Compute Engine tells of machine types, by name and zone."""
+def _types(listed: AggregatedList) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Compute Engine's descriptions of machine types, by name and zone."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for zone, each in listed.items:
         found.setdefault(str(each["name"]), {})[zone] = each
     return found
 
 
-def _cards(listed: Scoped) -> dict[str, dict[str, int]]:
-    """How many of each GPU a machine may have, by name and zone."""
+def _cards(listed: AggregatedList) -> dict[str, dict[str, int]]:
+    """The most GPUs of each kind that a machine may have, by name and zone."""
     found: dict[str, dict[str, int]] = {}
     for zone, each in listed.items:
         found.setdefault(str(each["name"]), {})[zone] = int(each.get("maximumCardsPerInstance") or 0)
     return found
 
 
-def _listed(api: Api, place: Place, kind: str, names: Iterable[str]) -> Scoped:
-    """Every one of these names in the zones of the region, and the zones of it that gave no answer.
+def _listed(api: Api, place: ProjectRegion, kind: str, names: Iterable[str]) -> AggregatedList:
+    """List the items of these names in the region's zones, and the zones that gave no answer.
 
-    A filter takes regular expressions after `eq`, and only one of them: zones are told apart here.
+    A filter takes one regular expression after `eq`, so that items are selected by zone here.
     """
     wanted = set(names)
     asked = {"filter": f'name eq "{"|".join(sorted(wanted))}"', "maxResults": str(_PAGE)}
@@ -131,7 +131,7 @@ def _listed(api: Api, place: Place, kind: str, names: Iterable[str]) -> Scoped:
     )
 
 
-# ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Selection ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _candidates(resources: Resources, region: str) -> list[MachineType]:
@@ -140,8 +140,8 @@ def _candidates(resources: Resources, region: str) -> list[MachineType]:
 
 
 def _known_zones(machine: MachineType, region: str, resources: Resources) -> tuple[str, ...]:
-    """Where the table says that it is. Somebody who names a machine knows better, and so for a region that is new."""
-    accelerator = catalog.attached(machine.name)[1]
+    """The zones of a machine type by the table; all zones where a job names the type, or the region is new."""
+    accelerator = catalog.split_name(machine.name)[1]
     known = places.zones_with(accelerator or catalog.family(machine.name), region)
     if known or (machine.gpu and not resources.machine and places.zones_of(region)):
         return known
@@ -149,7 +149,7 @@ def _known_zones(machine: MachineType, region: str, resources: Resources) -> tup
 
 
 def _fewest(resources: Resources, machines: list[MachineType]) -> float:
-    """The fewest GPUs of a machine that could be sold to this job, if only a zone had it."""
+    """The fewest GPUs of any machine that this job may use, whether a zone has it or not."""
     if resources.machine:
         return math.inf
     sold = (machine.gpus for machine in machines if any(_ways(resources, machine)))
@@ -157,18 +157,20 @@ def _fewest(resources: Resources, machines: list[MachineType]) -> float:
 
 
 def _ways(resources: Resources, machine: MachineType) -> tuple[bool, bool]:
-    """Whether this job may have the machine on demand, and on spot."""
+    """Return whether this job may have the machine on demand, and on spot."""
     reserved = resources.gce is not None and resources.gce.reservation is not None
     standard = offerings.is_wanted(resources, spot=False) and (machine.standard or reserved)
     return standard, offerings.is_wanted(resources, spot=True) and machine.spot
 
 
 def _wanted(zone: str, named: tuple[str, ...]) -> bool:
-    """Zones for accelerators alone (`us-central1-ai1a`) are far from the rest: only for who names them."""
+    """Return whether to use a zone. Zones for accelerators alone (`us-central1-ai1a`) are distant and must be named."""
     return zone in named if named else len(zone.rpartition("-")[2]) == 1
 
 
-def _offered(resources: Resources, place: Place, machines: list[MachineType], where: _Where) -> tuple[Offering, ...]:
+def _offered(
+    resources: Resources, place: ProjectRegion, machines: list[MachineType], where: _Where
+) -> tuple[Offering, ...]:
     make = partial(offerings.offering, PROVIDER)
     reserved = resources.gce is not None and resources.gce.reservation is not None
     found = []

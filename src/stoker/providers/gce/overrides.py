@@ -1,4 +1,4 @@
-"""What a job merges into its machines' request: fields that Compute Engine takes, and nothing that is Stoker's own.
+"""Check the overrides of a job: fields that Compute Engine takes, and none that Stoker sets itself.
 
 The table of fields (`data/gce_fields.json`) is written by `scripts/write_gce_fields.py`.
 """
@@ -19,7 +19,7 @@ from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 
 _WHERE = "resources.gce.overrides"
 
-# What an override may not take away: the machine would be nobody's, be made twice, or outlive its job.
+# Fields that no override may change: the machine would lose its owner, be launched twice, or outlive its job.
 _PROTECTED = (
     "deletionProtection",
     "guestAccelerators",
@@ -39,20 +39,19 @@ _PROTECTED = (
 )
 _OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shutdown-script-url", NOTICE_ATTRIBUTE)
 
-# Where a disk comes from.
+# The fields that name a disk's source.
 _IMAGES = ("source", "sourceImage", "sourceSnapshot", "sourceInstantSnapshot")
 
-# What a request takes for one machine, and for each of several.
+# The schemas of a request for one machine, and for several.
 _ONE, _SEVERAL = "Instance", "InstanceProperties"
-# A slip of the pen is so near to what was meant. Real fields of one thing are seldom so near to each other.
+# Names at least this similar are taken for a typing error. Two real fields of one schema are seldom so similar.
 _SLIP = 0.9
-# Of a field in the table: a plain value, and what Compute Engine tells and is never told.
-_PLAIN, _TOLD = "", "-"
+# Kinds of fields in the table: a plain value, and a field that only Compute Engine sets.
+_PLAIN, _READ_ONLY = "", "-"
 
 
 def check(overrides: Mapping[str, Any], nodes: int) -> None:
-    """Raise UserError for a field that Compute Engine does not have, and for what would take a machine out of Stoker's
-    hands."""
+    """Raise UserError for a field that Compute Engine does not have, and for one that Stoker must control."""
     if not overrides:
         return
     for name in _PROTECTED:
@@ -64,30 +63,30 @@ def check(overrides: Mapping[str, Any], nodes: int) -> None:
     for item in overrides.get("metadata", {}).get("items", ()):
         if item.get("key") in _OUR_METADATA:
             raise UserError(f"{_WHERE}.metadata: {item['key']} is Stoker's own; put commands into `setup`")
-    for place, disk in enumerate(overrides.get("disks", ())):
-        # Nobody would ever delete it.
-        kept = disk.get("autoDelete", disk.get("boot", False)) is not True
-        if kept and (disk.get("boot") or "initializeParams" in disk):
+    for index, disk in enumerate(overrides.get("disks", ())):
+        # A disk that outlives its machine would never be deleted.
+        outlives = disk.get("autoDelete", disk.get("boot", False)) is not True
+        if outlives and (disk.get("boot") or "initializeParams" in disk):
             raise UserError(f"{_WHERE}.disks: a disk that is made with the machine needs `autoDelete: true`")
-        # By its labels it is found should it be left behind.
-        made = disk.get("initializeParams", {})
-        if disk.get("boot") and any(name in disk or name in made for name in _IMAGES):
-            raise UserError(f"{_WHERE}.disks: what the machine boots is told by resources.image; write it there")
-        _check_labels(f"{_WHERE}.disks[{place}].initializeParams.labels", made.get("labels", {}))
+        created = disk.get("initializeParams", {})
+        if disk.get("boot") and any(name in disk or name in created for name in _IMAGES):
+            raise UserError(f"{_WHERE}.disks: resources.image names what the machine boots; write it there")
+        # A disk that was left behind is found by its labels.
+        _check_labels(f"{_WHERE}.disks[{index}].initializeParams.labels", created.get("labels", {}))
 
 
-def _check_labels(where: str, told: Mapping[str, Any]) -> None:
-    for key, value in told.items():
+def _check_labels(where: str, given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
         if str(key).startswith(labels.OURS):
             raise UserError(f"{where}.{key}: is Stoker's own; leave it out")
-        # None takes one away.
-        problem = labels.fault(str(key), value) if value is not None else ""
+        # None removes a label.
+        problem = labels.label_problem(str(key), value) if value is not None else ""
         if problem:
             raise UserError(f"{where}.{key}: {problem}")
 
 
 def _problems(where: str, value: Any, kind: str) -> Iterator[str]:
-    """Names that are not there, and lists and mappings that are none. `kind` is as the table says it of a field."""
+    """Yield unknown names, and values of the wrong shape. `kind` is a field's kind in the table."""
     if kind == _PLAIN:
         if isinstance(value, (Mapping, list)):
             yield f"{where}: must be one value, no list and no mapping, as Compute Engine takes it"
@@ -95,42 +94,45 @@ def _problems(where: str, value: Any, kind: str) -> Iterator[str]:
         if not isinstance(value, list):
             yield f"{where}: must be a list, as Compute Engine takes it"
             return
-        for place, each in enumerate(value):
-            yield from _problems(f"{where}[{place}]", each, kind[1:-1])
+        for index, each in enumerate(value):
+            yield from _problems(f"{where}[{index}]", each, kind[1:-1])
     elif not isinstance(value, Mapping):
         yield f"{where}: must be a mapping, as Compute Engine takes it"
     else:
         for name, inner in value.items():
-            # In braces, people choose the names.
+            # A kind in braces is a mapping whose keys are free.
             below = kind[1:-1] if kind.startswith("{") else _table()[kind].get(str(name))
             if below is None:
                 yield from (f"{where}.{name}: {problem}" for problem in _unknown(str(name), kind))
-            elif below == _TOLD:
-                yield f"{where}.{name}: is Compute Engine's to tell, not to be told; leave it out"
+            elif below == _READ_ONLY:
+                yield f"{where}.{name}: is set by Compute Engine alone; leave it out"
             else:
                 yield from _problems(f"{where}.{name}", inner, below)
 
 
 def _unknown(name: str, kind: str) -> Iterator[str]:
-    """What is wrong with a field that the table does not have. Nothing, where it is like no other: Compute Engine may
-    have learnt it since, and is quick to refuse what it does not know."""
+    """Yield the problem of a field that the table does not have.
+
+    A field that is similar to no other is let through: Compute Engine may have added it since, and refuses an unknown
+    field quickly.
+    """
     for other, these, those in ((_ONE, "several nodes", "one"), (_SEVERAL, "one node", "several")):
         if kind in (_ONE, _SEVERAL) and kind != other and name in _table()[other]:
             yield f"Compute Engine has no such field for {these}, only for {those}; leave it out"
             return
-    fields = {_folded(field): field for field, below in _table()[kind].items() if below != _TOLD}
+    fields = {_folded(field): field for field, below in _table()[kind].items() if below != _READ_ONLY}
     for meant in get_close_matches(_folded(name), fields, n=1, cutoff=_SLIP):
         yield f"Compute Engine has no such field; did you mean {fields[meant]}?"
 
 
 def _folded(name: str) -> str:
-    """`minCpuPlatform` and `min_cpu_platform` are one to a person."""
+    """The name without case and separators: `minCpuPlatform` and `min_cpu_platform` are equal."""
     return name.replace("_", "").replace("-", "").lower()
 
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Mapping[str, str]]:
-    """By schema, what is in each of its fields."""
+    """The kind of each field, by schema and field."""
     text = package.files("stoker.providers.gce").joinpath("data/gce_fields.json").read_text("utf-8")
     found: Mapping[str, Mapping[str, str]] = json.loads(text)["schemas"]
     return found

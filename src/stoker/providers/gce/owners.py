@@ -1,4 +1,4 @@
-"""Whose a thing of Compute Engine's is: told by its labels, or by its description where it can have no labels."""
+"""The owner of a resource: read from its labels, or from its description where it can have no labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.providers.gce import labels
 
 @dataclass(frozen=True)
 class Owner:
-    """The claim of a job in a store, which is told by its label."""
+    """A claim of a job in a store. `store` is the value of the store's label."""
 
     store: str
     job: str
@@ -22,21 +22,21 @@ class Owner:
         return cls(labels.store_label(order.store), order.job, order.claim)
 
 
-def owner_of(told: Mapping[str, str]) -> Owner | None:
-    """Whose these labels are; None where they are not ours."""
-    store, job, claim = told.get(labels.STORE), told.get(labels.JOB), told.get(labels.CLAIM, "")
+def owner_of(found: Mapping[str, str]) -> Owner | None:
+    """The owner that these labels name; None where they are not Stoker's."""
+    store, job, claim = found.get(labels.STORE), found.get(labels.JOB), found.get(labels.CLAIM, "")
     if not store or not job or not (claim.isascii() and claim.isdigit()):
         return None
     return Owner(store, labels.decode(job), int(claim))
 
 
 def describe(owner: Owner) -> str:
-    """A description that can be read back."""
+    """A description from which `from_description` reads the owner."""
     pairs = ((labels.STORE, owner.store), (labels.JOB, owner.job), (labels.CLAIM, str(owner.claim)))
     return " ".join(f"{key}={value}" for key, value in pairs)
 
 
 def from_description(text: str) -> Owner | None:
-    """Whose a described thing is; None where it is not ours."""
-    pairs = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    """The owner that a description names; None where it is not Stoker's."""
+    pairs = dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
     return owner_of({key: value if key == labels.STORE else labels.encode(value) for key, value in pairs.items()})

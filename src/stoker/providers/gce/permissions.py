@@ -1,4 +1,4 @@
-"""What Stoker asks of Google, and why: the one table behind `stoker iam gce` and `stoker check gce`."""
+"""The permissions that Stoker needs, and why: the one table behind `stoker iam gce` and `stoker check gce`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Permission:
-    """One permission. `methods` are the calls that it is for, as Google's discovery document names them; none where
-    it is for something that the body of a call names."""
+    """One permission. `methods` are the calls that need it, as Google's discovery document names them; empty for a
+    permission on a resource that the body of a call names."""
 
     name: str
     why: str
@@ -17,13 +17,13 @@ class Permission:
 
     @property
     def on_machines(self) -> bool:
-        """Whether it is about a machine that exists, and may be given for that one alone."""
+        """Return whether it concerns an existing machine, so that it may be granted for some machines alone."""
         return self.name in _ON_MACHINES
 
 
 _ON_MACHINES = frozenset({"compute.instances.delete", "compute.instances.getSerialPortOutput"})
 
-# What a machine is made of, as https://cloud.google.com/compute/docs/instances/create-start-instance lists it.
+# For launches, as https://cloud.google.com/compute/docs/instances/create-start-instance lists them.
 _LAUNCHING = (
     Permission("compute.instances.create", "launch machines", ("instances.insert", "regionInstances.bulkInsert")),
     Permission("compute.instances.setLabels", "mark what is launched as this store's"),
@@ -43,7 +43,7 @@ _LAUNCHING = (
     Permission("compute.resourcePolicies.use", "the same"),
 )
 
-# Everything that a governor calls, and nothing else: a test compares this with what the provider sends.
+# For every call of a governor, and for nothing else: a test compares this table with the calls of the provider.
 GOVERNOR: tuple[Permission, ...] = (
     Permission("compute.instances.list", "which machines are there, and how they are", ("instances.aggregatedList",)),
     Permission(
@@ -74,12 +74,12 @@ GOVERNOR: tuple[Permission, ...] = (
     ),
 )
 
-# What a person needs beside the store: the plan, the way to a machine, a reclaim to try, and `stoker check`.
+# For a person, beside the store: the plan, access to a machine, a simulated reclaim, and `stoker check`.
 PLAN = tuple(each for each in GOVERNOR if each.name in {"compute.machineTypes.list", "compute.acceleratorTypes.list"})
-VISIT: tuple[Permission, ...] = (
+SHELL: tuple[Permission, ...] = (
     Permission("compute.instances.get", "where a machine is", ("instances.get",)),
     Permission("compute.projects.get", "whether OS Login is on", ("projects.get",)),
-    Permission("compute.instances.setMetadata", "lend a machine a key for minutes", ("instances.setMetadata",)),
+    Permission("compute.instances.setMetadata", "give a machine a temporary key", ("instances.setMetadata",)),
     Permission("compute.instances.osAdminLogin", "log in where OS Login is on"),
     Permission("compute.zoneOperations.get", "whether the key is there", ("zoneOperations.wait",)),
 )
@@ -88,8 +88,8 @@ INTERRUPT: tuple[Permission, ...] = (
         "compute.instances.simulateMaintenanceEvent", "rehearse a reclaim", ("instances.simulateMaintenanceEvent",)
     ),
 )
-# What a job names, looked at before it is submitted. Who may not look submits all the same.
-REHEARSE: tuple[Permission, ...] = (
+# For the preflight check of the names in a job. Without these permissions a job can still be submitted.
+PREFLIGHT: tuple[Permission, ...] = (
     Permission("compute.images.get", "whether the job's image is there", ("images.get",)),
     Permission("compute.images.getFromFamily", "the newest image of a family", ("images.getFromFamily",)),
     Permission("compute.networks.get", "whether the network is there", ("networks.get",)),
@@ -103,17 +103,17 @@ CHECK: tuple[Permission, ...] = (
     Permission("compute.instances.list", "whether the region answers", ("instances.aggregatedList",)),
     Permission("compute.projects.get", "limits of the whole project", ("projects.get",)),
     Permission("compute.regions.get", "limits of the region", ("regions.get",)),
-    *REHEARSE,
+    *PREFLIGHT,
     Permission("compute.subnetworks.list", "whether the network reaches the region", ("subnetworks.list",)),
     Permission("compute.firewalls.list", "whether nodes reach each other", ("firewalls.list",)),
 )
 WAKE: tuple[Permission, ...] = (Permission("pubsub.topics.publish", "wake a governor that is deployed"),)
-PERSON = tuple({each.name: each for each in (*PLAN, *VISIT, *INTERRUPT, *CHECK, *WAKE)}.values())
+PERSON = tuple({each.name: each for each in (*PLAN, *SHELL, *INTERRUPT, *CHECK, *WAKE)}.values())
 
 # A machine that switches itself off is only stopped, and its disk costs: it deletes itself.
 NODE: tuple[Permission, ...] = (Permission("compute.instances.delete", "delete itself", ("instances.delete",)),)
 
-# Overwriting is deleting to Cloud Storage: who may only create can change nothing that is there.
+# Cloud Storage treats overwriting as deleting: with the permission to create alone, no existing object can be changed.
 REMOVER: tuple[Permission, ...] = (Permission("storage.objects.delete", "replace and remove objects"),)
 
 ACT_AS = "iam.serviceAccounts.actAs"

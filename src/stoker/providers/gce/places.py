@@ -1,7 +1,7 @@
-"""Where machines are: a project and a region of it, told as one text (`vision-1/us-central1`).
+"""The place of machines: a project and a region, written as one text (`vision-1/us-central1`).
 
-Whoever governs a job later may have another project of their own, so the place of a job's machines names both. A
-machine is named by its zone and its number: numbers are never used again, names are.
+A job may be governed later by a person with another default project, so that the place names both. A machine is
+identified by its zone and its number: numbers are never reused, names are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from importlib import resources as package
 from typing import Any
 
 from stoker.model.errors import UserError
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers import did_you_mean
 
-# As every tool of Google's reads them.
+# The variables that Google's own tools read.
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 _REGION_VARIABLE = "CLOUDSDK_COMPUTE_REGION"
 _PROJECT_FIELD = "resources.gce.project"
@@ -28,19 +28,19 @@ YOUR_PROJECTS = "`gcloud projects list` shows yours"
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 # `vision-1`, and those of a domain: `example.com:vision-1`.
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
-# Behind the region: `-a`, and the zones for accelerators alone, `-ai1a`.
-_BEHIND_THE_REGION = re.compile(r"-([a-z]|ai[0-9]+[a-z])")
+# The part of a zone after its region: `-a`, and for zones for accelerators alone, `-ai1a`.
+_ZONE_SUFFIX = re.compile(r"-([a-z]|ai[0-9]+[a-z])")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One region of one project: what `Offering.region` and `Instance.region` tell on Compute Engine."""
+class ProjectRegion:
+    """One region of one project: the content of `Offering.region` and `Instance.region` on Compute Engine."""
 
     project: str
     region: str
 
     @classmethod
-    def of(cls, text: str) -> Place:
+    def of(cls, text: str) -> ProjectRegion:
         """Read `PROJECT/REGION`. Raises UserError for anything else."""
         project, slash, region = text.rpartition("/")
         if not slash or not project or "/" in project or not region:
@@ -51,16 +51,16 @@ class Place:
         return f"{self.project}/{self.region}"
 
 
-def find(resources: Resources, default_project: str | None = None) -> Place:
+def find(resources: Resources, default_project: str | None = None) -> ProjectRegion:
     """The place of these resources: what they name, else what the environment names, else `default_project`.
 
-    Raises UserError where a part of it is not known, or cannot be.
+    Raises UserError where a part of it is not known or not valid.
     """
     gce = resources.gce
     named = gce.project if gce is not None else None
     region = resources.region or os.environ.get(_REGION_VARIABLE)
     if region is not None and "/" in region:
-        place = Place.of(region)
+        place = ProjectRegion.of(region)
         if named is not None and named != place.project:
             raise UserError(f"resources.gce.project: {named} is not the project of resources.region ({place})")
     else:
@@ -71,19 +71,19 @@ def find(resources: Resources, default_project: str | None = None) -> Place:
             raise UserError(
                 f"resources.region: name a region, such as us-central1, or set {_REGION_VARIABLE}",
             )
-        place = Place(project, region)
+        place = ProjectRegion(project, region)
     check(place, resources.zones, named_by(resources))
     return place
 
 
 def environment_project() -> str | None:
-    """The project by the variables that Google's own tools read."""
+    """The project in the variables that Google's own tools read."""
     variable = _project_variable()
     return os.environ[variable] if variable else None
 
 
 def named_by(resources: Resources) -> str:
-    """Where the project of these resources is named, for who has to correct it: a field, a variable, or neither."""
+    """The source of these resources' project, for error messages: a field, a variable, or the credentials."""
     if "/" in (resources.region or ""):
         return "resources.region"
     if resources.gce is not None and resources.gce.project:
@@ -96,14 +96,14 @@ def _project_variable() -> str | None:
 
 
 def no_project(project: str, named: str) -> str:
-    """That there is no such project, in one line that says what to do. `named` is who names it."""
+    """The message that the project does not exist, with a fix. `named` is the source of the name."""
     return f"{named}: there is no project {project}, or none that you may see; {YOUR_PROJECTS}"
 
 
-def check(place: Place, zones: Iterable[str] = (), named: str = _PROJECT_FIELD) -> None:
-    """Raise UserError for a project or region that cannot be, and for a zone that is not in it.
+def check(place: ProjectRegion, zones: Iterable[str] = (), named: str = _PROJECT_FIELD) -> None:
+    """Raise UserError for an invalid project or region, and for a zone that is not in the region.
 
-    `named` is who names the project.
+    `named` is the source of the project's name.
     """
     check_project(place.project, named)
     check_region(place.region, zones)
@@ -121,21 +121,23 @@ def check_region(region: str, zones: Iterable[str] = ()) -> None:
         of_zone = region_of(region)
         raise _no_region(region, of_zone if of_zone in regions else did_you_mean.nearest(region, regions))
     for zone in zones:
-        if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
+        if not zone.startswith(region) or not _ZONE_SUFFIX.fullmatch(zone.removeprefix(region)):
             raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}-a")
 
 
 def check_spelling(region: str) -> None:
-    """Raise UserError for a region that is almost, and not quite, one of the table. Only where nobody can be asked, or
-    Compute Engine offers nothing there: new ones may look like that, too."""
+    """Raise UserError for a region that is similar to one of the table, and likely a typing error.
+
+    Used only offline, or where Compute Engine offers nothing in the region: a new region may look like that, too.
+    """
     regions = _table()["regions"]
     words = {*did_you_mean.COMPASS, *(word for known in regions for word in _words(known))}
-    if region not in regions and did_you_mean.is_slip(_words(region), words):
+    if region not in regions and did_you_mean.is_typo(_words(region), words):
         raise _no_region(region, did_you_mean.nearest(region, regions))
 
 
 def nearest(region: str) -> str | None:
-    """The region of the table that is most like this one, if any is."""
+    """The region of the table that is most similar to this one, if any is."""
     return did_you_mean.nearest(region, _table()["regions"])
 
 
@@ -145,9 +147,9 @@ def _no_region(region: str, near: str | None) -> UserError:
 
 
 def unchecked(region: str, zones: Iterable[str] = ()) -> tuple[str, ...]:
-    """What the project's table does not know of this place, a line each, for a plan that asks nobody.
+    """List the names in this place that the packaged table lacks, a line each, for an offline plan.
 
-    Raises UserError for a region that is almost one of the table. Zones for accelerators alone are not in it.
+    Raises UserError for a region that is likely a typing error. Zones for accelerators alone are not in the table.
     """
     check_spelling(region)
     known = zones_of(region)
@@ -171,14 +173,14 @@ def region_of(zone: str) -> str:
 
 
 def zones_of(region: str) -> tuple[str, ...]:
-    """The zones of a region, as far as the project's table knows: none of a region that is newer."""
+    """The zones of a region in the packaged table; none for a newer region."""
     return tuple(f"{region}-{letter}" for letter in _table()["regions"].get(region, ()))
 
 
 def zones_with(kind: str, region: str) -> tuple[str, ...]:
-    """Those that have such GPUs: by what machines with them are called, or by the GPU's own name where it is attached.
+    """The zones with such GPUs. `kind` is the family of the machines, or the name of an attached GPU.
 
-    All zones, for what the table does not know.
+    All zones for a kind that is not in the table.
     """
     where = _table()["gpus"].get(kind)
     letters = where.get(region, ()) if where is not None else _table()["regions"].get(region, ())
@@ -193,12 +195,12 @@ def _table() -> Mapping[str, Any]:
 
 
 def instance_id(zone: str, number: str | int) -> str:
-    """What Stoker calls a machine: `us-central1-a.4242424242424242424`."""
+    """Stoker's id of a machine: `us-central1-a.4242424242424242424`."""
     return f"{zone}.{number}"
 
 
 def is_id(instance: str) -> bool:
-    """Whether a machine of Compute Engine's can be called so."""
+    """Return whether the text is an id as `instance_id` writes it."""
     try:
         split_id(instance)
     except ValueError:
@@ -207,8 +209,8 @@ def is_id(instance: str) -> bool:
 
 
 def split_id(instance: str) -> tuple[str, str]:
-    """The zone and the number of a machine. Raises ValueError for what is no id of ours."""
+    """The zone and the number of a machine. Raises ValueError for anything but an id of `instance_id`."""
     zone, dot, number = instance.partition(".")
     if not dot or not zone or not (number.isascii() and number.isdigit()):
-        raise ValueError(f"{instance!r} is no id of a machine on Compute Engine")
+        raise ValueError(f"{instance!r} is not the id of a machine on Compute Engine")
     return zone, number

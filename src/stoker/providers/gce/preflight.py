@@ -1,8 +1,8 @@
-"""Whether what a job names is there: looked at before anything is written, since Compute Engine has no dry run.
+"""Check before a submission that everything a job names exists, since Compute Engine has no dry run.
 
-Each name in the request is one call; `stoker check gce` looks through the same. Nobody is asked about machine types and
-GPUs, which were listed a moment ago, about images that an alias stands for, and about the account that `stoker iam gce`
-makes. So a job that names nothing costs one call, for the network.
+Each name in the request is one call; `stoker check gce` uses the same lookups. Machine types and GPUs were listed a
+moment ago; images of an alias, and the account that `stoker iam gce` creates, are taken to exist. So a job that names
+nothing costs one call, for the network.
 """
 
 from __future__ import annotations
@@ -13,68 +13,70 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from stoker.model.errors import InvalidRequest, Misnamed, NotFound, ProviderError, UserError
+from stoker.model.errors import InvalidRequest, NoSuchResource, NotFound, ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce import identity, images, network, quotas, read_request, reservations
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.gce.verdicts import fix_of
 
-_Look = Callable[[Api, Place, str], Any]
+_Lookup = Callable[[Api, ProjectRegion, str], Any]
 _LINK = re.compile(r"https?://[^/]+/compute/[^/]+/")
 
 
-def rehearse(api: Api, *launches: tuple[HttpRequest, ...]) -> None:
-    """Look at everything that these requests name, and will not make themselves: once at each. Makes nothing.
+def check_requests(api: Api, *launches: tuple[HttpRequest, ...]) -> None:
+    """Look up, once each, every resource that these requests name and do not create themselves. Changes nothing.
 
-    Raises Misnamed for the first that is not there, in one line that says what to do. What this person may not look at,
-    and what gives no answer now, is left to the launch.
+    Raises Misnamed for the first that does not exist, in one line with a fix. A lookup that is not permitted, or gets
+    no answer now, is left to the launch.
     """
-    place = Place.of(launches[0][-1].region or "")
+    place = ProjectRegion.of(launches[0][-1].region or "")
     for look, name in dict.fromkeys(named for requests in launches for named in _named(requests, place)):
         try:
             with api.hurried():
                 look(api, place, name)
         except NotFound as error:
-            fix = network.to_do(error, place, name) if look is network.look else fix_of(error)
-            raise Misnamed(f"{error}; {fix}") from error
+            fix = network.fix_for_missing(error, place, name) if look is network.look_up else fix_of(error)
+            raise NoSuchResource(f"{error}; {fix}") from error
         except InvalidRequest:
             raise
         except ProviderError:
             continue
 
 
-def check_limits(api: Api, offerings: Sequence[Offering], nodes: int) -> None:
-    """Raise UserError where the project may have none of these, spot or standard. Two calls, and none for machines
-    without GPUs: those are never forbidden altogether. What this person may not look at is left to the launch.
+def check_quota(api: Api, offerings: Sequence[Offering], nodes: int) -> None:
+    """Raise UserError where the project's quotas allow none of these, spot or standard.
+
+    Two calls, and none for machines without GPUs: no project has a quota of zero for all of those. A lookup that is not
+    permitted is left to the launch.
     """
     if not offerings or not all(each.gpus for each in offerings):
         return
-    place = Place.of(offerings[0].region or "")
+    place = ProjectRegion.of(offerings[0].region or "")
     try:
         with api.hurried():
             project = api.get(f"/compute/v1/projects/{place.project}")
             region = api.get(f"/compute/v1/projects/{place.project}/regions/{place.region}")
     except ProviderError:
         return
-    zero = quotas.closed(offerings, nodes, quotas.limits(region, project))
+    zero = quotas.zero_limits(offerings, nodes, quotas.limits(region, project))
     if zero:
         kinds = ", ".join(dict.fromkeys(str(each.gpu) for each in offerings))
-        told = " and ".join(f"{each.metric} {'' if each.everywhere else f'in {place.region} '}is 0" for each in zero)
-        page = quotas.page(place.project)
-        raise UserError(f"{place.project} may have no {kinds}: its quota {told}; ask for more at {page}")
+        which = " and ".join(f"{each.metric} {'' if each.everywhere else f'in {place.region} '}is 0" for each in zero)
+        page = quotas.console_page(place.project)
+        raise UserError(f"{place.project} may have no {kinds}: its quota {which}; ask for more at {page}")
 
 
-def image(api: Api, place: Place, source: str) -> Mapping[str, Any]:
-    """The image, or the newest of its family. Raises NotFound, as all of these do."""
+def image(api: Api, place: ProjectRegion, source: str) -> Mapping[str, Any]:
+    """Look up an image, or the newest of its family. Raises NotFound, as all lookups do."""
     path = _path(source, place)
     what = "image family" if "/family/" in path else "image"
     return _get(api, path, "resources.image", f"{what} {_last(path)} in {path.split('/')[1]}")
 
 
-def account(api: Api, _: Place, email: str) -> Mapping[str, Any]:
-    """A service account, by its address."""
+def account(api: Api, _: ProjectRegion, email: str) -> Mapping[str, Any]:
+    """Look up a service account by its address."""
     try:
         found: Mapping[str, Any] = api.get(identity.path(email), service="iam")
     except NotFound:
@@ -82,34 +84,34 @@ def account(api: Api, _: Place, email: str) -> Mapping[str, Any]:
     return found
 
 
-def policy(api: Api, place: Place, name: str) -> Mapping[str, Any]:
-    """A placement policy, by its name or link."""
+def policy(api: Api, place: ProjectRegion, name: str) -> Mapping[str, Any]:
+    """Look up a placement policy by its name or link."""
     path = _path(name if "/" in name else f"regions/{place.region}/resourcePolicies/{name}", place)
     what = f"placement policy {_last(path)} in {place.region}"
     return _get(api, path, "resources.gce.placement_policy", what)
 
 
 @dataclass(frozen=True)
-class _Reserved:
-    """A look at the reservation that a request for such a machine in such a zone names."""
+class _ReservationLookup:
+    """Look up the reservation that a request names, and check that it fits the request's machine and zone."""
 
     machine: str
     zone: str | None
 
-    def __call__(self, api: Api, place: Place, name: str) -> None:
-        held = reservations.find(api, place, name)
-        wrong = reservations.problem(name, held, [self.machine], [self.zone] if self.zone else [])
-        if wrong is not None:
-            raise Misnamed(f"{reservations.FIELD}: {'; '.join(wrong)}")
+    def __call__(self, api: Api, place: ProjectRegion, name: str) -> None:
+        found = reservations.find(api, place, name)
+        problem = reservations.problem(name, found, [self.machine], [self.zone] if self.zone else [])
+        if problem is not None:
+            raise NoSuchResource(f"{reservations.FIELD}: {'; '.join(problem)}")
 
 
-def _named(requests: tuple[HttpRequest, ...], place: Place) -> Iterator[tuple[_Look, str]]:
-    """What these requests name, and how to look at it."""
+def _named(requests: tuple[HttpRequest, ...], place: ProjectRegion) -> Iterator[tuple[_Lookup, str]]:
+    """Yield each name in these requests with its lookup."""
     *before, last = requests
     machine = read_request.properties(last)
     for card in machine.get("networkInterfaces") or ():
         if card.get("subnetwork") or card.get("network"):
-            yield network.look, str(card.get("subnetwork") or card["network"])
+            yield network.look_up, str(card.get("subnetwork") or card["network"])
     for disk in machine.get("disks") or ():
         source = (disk.get("initializeParams") or {}).get("sourceImage")
         if source and not images.is_known(source):
@@ -124,7 +126,7 @@ def _named(requests: tuple[HttpRequest, ...], place: Place) -> Iterator[tuple[_L
     affinity = machine.get("reservationAffinity") or {}
     if affinity.get("consumeReservationType") == "SPECIFIC_RESERVATION":
         for name in affinity.get("values") or ():
-            yield _Reserved(read_request.machine(last), read_request.zone(last)), str(name)
+            yield _ReservationLookup(read_request.machine(last), read_request.zone(last)), str(name)
 
 
 def _get(api: Api, path: str, field: str, what: str) -> Mapping[str, Any]:
@@ -135,8 +137,8 @@ def _get(api: Api, path: str, field: str, what: str) -> Mapping[str, Any]:
     return found
 
 
-def _path(link: str, place: Place) -> str:
-    """`projects/…` of a link in any of the forms that Compute Engine takes."""
+def _path(link: str, place: ProjectRegion) -> str:
+    """The path `projects/…` of a link in any of the forms that Compute Engine takes."""
     path = _LINK.sub("", link)
     return path if path.startswith("projects/") else f"projects/{place.project}/{path}"
 

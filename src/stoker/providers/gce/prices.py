@@ -1,8 +1,8 @@
 """Prices of Compute Engine's machines, on demand and spot: see `stoker.providers.price_book`.
 
-Spot prices change once a month at most, so a table can hold them. `stoker prices --provider gce --refresh` asks the
-Cloud Billing catalog, which sells cores, memory and GPUs apart: a machine's price is what its parts cost together.
-Disks are not in it.
+Spot prices change once a month at most, so that a table can hold them. `stoker prices --provider gce --refresh` reads
+the Cloud Billing catalog, which prices cores, memory and GPUs separately: a machine's price is the sum of its parts.
+Disks are not included.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import TYPE_CHECKING
 from stoker.model.errors import UserError
 from stoker.providers import machine_types
 from stoker.providers.gce import catalog, skus
-from stoker.providers.gce.skus import Kind, Part
+from stoker.providers.gce.skus import Kind, SkuPart
 from stoker.providers.price_book import PriceBook, parse
-from stoker.providers.price_table import Refreshed, RegionPrices
+from stoker.providers.price_table import PriceRefresh, RegionPrices
 
 if TYPE_CHECKING:
     from stoker.providers.gce.client import Api
 
 __all__ = [
     "featured",
-    "kept",
-    "kept_path",
     "on_demand",
     "packaged",
     "parse",
     "refresh",
     "refresh_now",
+    "refreshed_path",
+    "refreshed_tables",
     "render",
     "spot",
     "tables",
 ]
 
-# Compute Engine, as the billing catalog knows it.
+# Compute Engine's id in the billing catalog.
 _SERVICE = "6F81-5844-456A"
 _SOURCE = "Cloud Billing catalog"
 _PAGE = 5000
 _GIB = 1024**3
 
-# The same GPU in another size of machine.
+# Families whose GPU is priced under another family.
 _SAME_GPU = {"a2-megagpu": "a2-highgpu"}
-# Sold in slices of whole machines: cores and memory are in the price of the GPUs.
+# Priced in slices of whole machines: the price of the GPUs includes cores and memory.
 _SLICED = frozenset({"a4-highgpu"})
 
 _BOOK = PriceBook("gce", "USD per hour, without disks", catalog.family)
@@ -52,36 +52,36 @@ on_demand = _BOOK.on_demand
 spot = _BOOK.spot
 tables = _BOOK.tables
 packaged = _BOOK.packaged
-kept = _BOOK.kept
-kept_path = _BOOK.kept_path
+refreshed_tables = _BOOK.refreshed_tables
+refreshed_path = _BOOK.refreshed_path
 render = _BOOK.render
 
 
 def featured(names: Iterable[str]) -> list[str]:
-    """The machines that people ask for first: of each family with accelerators, the smallest."""
+    """The most wanted machines: the smallest of each family with accelerators."""
     return machine_types.featured(map(catalog.facts, names), catalog.family)
 
 
-def refresh(api: Api, regions: Iterable[str], *, today: date | None = None) -> Refreshed:
-    """Ask the billing catalog, and keep what it says of these regions beside what is kept of others.
+def refresh(api: Api, regions: Iterable[str], *, today: date | None = None) -> PriceRefresh:
+    """Read the billing catalog, and store the prices of these regions beside those stored of others.
 
     Raises the errors of `ProviderError`, and UserError for a region that Google has no prices of or a home that cannot
-    be written. Nothing is kept unless all was read.
+    be written. Nothing is stored unless all was read.
     """
     day = today or datetime.now(timezone.utc).date()
     wanted = tuple(regions)
     parts = _asked(api, frozenset(wanted))
-    brought: dict[str, RegionPrices] = {}
+    refreshed: dict[str, RegionPrices] = {}
     for region in wanted:
         found = parts.get(region, _Parts())
         prices = dict(_added_up(found, spot=False))
         if not prices:
             raise UserError(f"--region: Google has no prices for {region}; name a region such as us-central1")
-        brought[region] = RegionPrices(_SOURCE, day, prices, dict(_added_up(found, spot=True)))
-    return _BOOK.keep(brought)
+        refreshed[region] = RegionPrices(_SOURCE, day, prices, dict(_added_up(found, spot=True)))
+    return _BOOK.save_refreshed(refreshed)
 
 
-def refresh_now(regions: Iterable[str] = ()) -> Refreshed:
+def refresh_now(regions: Iterable[str] = ()) -> PriceRefresh:
     """Refresh with this computer's own Google settings; without regions, all that a table has.
 
     Raises UserError without httpx and google-auth.
@@ -99,17 +99,18 @@ def refresh_now(regions: Iterable[str] = ()) -> Refreshed:
 
 @dataclass
 class _Parts:
-    """What the parts of machines cost in one region: by whether it is spot, the kind of part, and what it is of."""
+    """The prices of machine parts in one region: by spot or not, kind of part, and the series or GPU."""
 
     amounts: dict[tuple[bool, Kind, str], float] = field(default_factory=dict)
 
-    def file(self, part: Part) -> None:
-        """Should Google list a part twice, a machine must not look cheaper than it may turn out."""
+    def file(self, part: SkuPart) -> None:
+        """Record a part's price. Where Google lists a part twice, the higher price counts, to avoid an estimate that is
+        too low."""
         key = (part.spot, part.kind, part.of)
         self.amounts[key] = max(part.amount, self.amounts.get(key, 0.0))
 
     def find(self, spot: bool, kind: Kind, *names: str) -> float | None:
-        """The price of the first of these that has one."""
+        """The price of the first of these names that has one."""
         return next((found for name in names if (found := self.amounts.get((spot, kind, name))) is not None), None)
 
 
@@ -126,16 +127,16 @@ def _asked(api: Api, regions: frozenset[str]) -> dict[str, _Parts]:
 
 
 def _added_up(parts: _Parts, *, spot: bool) -> Iterator[tuple[str, float]]:
-    """The machines of the table whose every part has a price."""
+    """Yield the machines of the table whose parts all have a price, with the sum."""
     for machine in catalog.table().values():
-        base, accelerator, _ = catalog.attached(machine.name)
+        base, accelerator, _ = catalog.split_name(machine.name)
         family, series = catalog.family(base), base.partition("-")[0]
         sliced = family in _SLICED
         core = 0.0 if sliced else parts.find(spot, "core", family, series)
         memory = 0.0 if sliced else parts.find(spot, "memory", family, series)
         name = accelerator or _SAME_GPU.get(family, family)
         gpu = parts.find(spot, "gpu", name, series) if machine.gpus else 0.0
-        # A share of a core is not what a core costs.
+        # A burstable machine has a share of a core, whose price is not that of a core.
         if core is None or memory is None or gpu is None or machine.burstable:
             continue
         whole = (machine.cpus or 0) * core + (machine.memory_bytes or 0) / _GIB * memory + machine.gpus * gpu

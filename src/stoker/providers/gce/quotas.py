@@ -1,4 +1,4 @@
-"""How many machines a project may have: Compute Engine counts vCPUs and GPUs, in a region and in all of them. Pure."""
+"""Quotas of a project: Compute Engine limits vCPUs and GPUs, in each region and in all regions together. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.model.offerings import Offering
-from stoker.providers.gce.catalog import attached
+from stoker.providers.gce.catalog import split_name
 
 GPUS_EVERYWHERE = "GPUS_ALL_REGIONS"
 CPUS_EVERYWHERE = "CPUS_ALL_REGIONS"
@@ -15,7 +15,7 @@ _EVERYWHERE = (GPUS_EVERYWHERE, CPUS_EVERYWHERE)
 _PREEMPTIBLE = "PREEMPTIBLE_"
 
 # By the family that a machine type's name begins with: https://cloud.google.com/compute/resource-usage
-# Newer families, and those that bring GPUs, are counted by limits that the API of Compute Engine does not tell.
+# Newer families, and those with GPUs of their own, have limits that the API of Compute Engine does not report.
 _CPUS = {
     "a2": "A2_CPUS",
     "c2": "C2_CPUS",
@@ -46,8 +46,8 @@ _GPUS = {
 
 
 @dataclass(frozen=True)
-class Limit:
-    """One limit of a project, as it stands."""
+class QuotaLimit:
+    """One limit of a project, and its current use."""
 
     metric: str
     most: float
@@ -62,19 +62,19 @@ class Limit:
         return "GPUs" if "GPUS" in self.metric else "vCPUs"
 
 
-def limits(*told: Mapping[str, Any]) -> dict[str, Limit]:
-    """The limits that a region and its project tell, by their metrics."""
+def limits(*resources: Mapping[str, Any]) -> dict[str, QuotaLimit]:
+    """The limits in these resources of the API (a region and its project), by metric."""
     return {
-        each["metric"]: Limit(each["metric"], float(each.get("limit", 0)), float(each.get("usage", 0)))
-        for one in told
+        each["metric"]: QuotaLimit(each["metric"], float(each.get("limit", 0)), float(each.get("usage", 0)))
+        for one in resources
         for each in one.get("quotas") or ()
     }
 
 
-def needs(offering: Offering, nodes: int, known: Mapping[str, Limit]) -> dict[str, int]:
-    """What the nodes of a job would take of each limit that is known."""
+def needs(offering: Offering, nodes: int, known: Mapping[str, QuotaLimit]) -> dict[str, int]:
+    """The amount that the nodes of a job would use of each known limit."""
     found: dict[str, int] = {}
-    cpus = _CPUS.get(attached(offering.machine)[0].partition("-")[0])
+    cpus = _CPUS.get(split_name(offering.machine)[0].partition("-")[0])
     pairs = [
         (cpus if not offering.spot else "CPUS", offering.cpus),
         (_GPUS.get(offering.gpu or ""), offering.gpus),
@@ -91,10 +91,11 @@ def needs(offering: Offering, nodes: int, known: Mapping[str, Limit]) -> dict[st
     return found
 
 
-def _counted(metric: str, spot: bool, known: Mapping[str, Limit]) -> str | None:
-    """Spot machines have limits of their own; where a project was never given one, they take of the others.
+def _counted(metric: str, spot: bool, known: Mapping[str, QuotaLimit]) -> str | None:
+    """The limit that counts for a metric. Spot machines have limits of their own; where a project was never given one,
+    they count against the standard limit.
 
-    A limit of zero is told where there are no others: it is then all that is known, and nothing can be had.
+    A spot limit of zero counts only where no standard limit is known: then no machine is possible.
     """
     own = known.get(_PREEMPTIBLE + metric)
     if spot and own is not None and (own.most > 0 or metric not in known):
@@ -102,8 +103,8 @@ def _counted(metric: str, spot: bool, known: Mapping[str, Limit]) -> str | None:
     return metric if metric in known else None
 
 
-def borrowed(offerings: Iterable[Offering], known: Mapping[str, Limit]) -> dict[str, str]:
-    """The limits for spot that were never given, by those that spot machines of these take of instead."""
+def borrowed_limits(offerings: Iterable[Offering], known: Mapping[str, QuotaLimit]) -> dict[str, str]:
+    """The spot limits that the project was never given, by the standard limits that count instead."""
     found: dict[str, str] = {}
     for offering in offerings:
         for metric in needs(offering, 1, known) if offering.spot else ():
@@ -113,8 +114,8 @@ def borrowed(offerings: Iterable[Offering], known: Mapping[str, Limit]) -> dict[
     return found
 
 
-def least(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]) -> dict[str, int]:
-    """The fewest vCPUs and GPUs with which some of these could be had, by the limit that they fall under."""
+def smallest_needs(offerings: Iterable[Offering], nodes: int, known: Mapping[str, QuotaLimit]) -> dict[str, int]:
+    """The smallest need of any of these offerings, by limit."""
     found: dict[str, int] = {}
     for offering in offerings:
         for metric, count in needs(offering, nodes, known).items():
@@ -122,16 +123,16 @@ def least(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit])
     return found
 
 
-def allowed(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]) -> bool:
-    """Whether any of these could be had, as far as is known. What is in use now may be free again by then."""
+def any_fits(offerings: Iterable[Offering], nodes: int, known: Mapping[str, QuotaLimit]) -> bool:
+    """Return whether the limits allow any of these offerings. Current use is ignored: it may be free again by then."""
     return any(
         all(known[metric].most >= count for metric, count in needs(each, nodes, known).items()) for each in offerings
     )
 
 
-def closed(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]) -> tuple[Limit, ...]:
-    """The limits of zero under which none of these can ever be had; none where one of them may be."""
-    found: dict[str, Limit] = {}
+def zero_limits(offerings: Iterable[Offering], nodes: int, known: Mapping[str, QuotaLimit]) -> tuple[QuotaLimit, ...]:
+    """The limits of zero that exclude all of these offerings; empty where one of them is possible."""
+    found: dict[str, QuotaLimit] = {}
     for offering in offerings:
         zero = [known[metric] for metric in needs(offering, nodes, known) if known[metric].most <= 0]
         if not zero:
@@ -140,6 +141,6 @@ def closed(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]
     return tuple(found.values())
 
 
-def page(project: str) -> str:
-    """Where a person asks for more."""
+def console_page(project: str) -> str:
+    """The console page on which a person asks for higher quotas."""
     return f"https://console.cloud.google.com/iam-admin/quotas?project={project}"

@@ -1,4 +1,4 @@
-"""What a request for machines asks for, read from the request itself. Pure."""
+"""Read the contents of a launch request: owner, names, machine type and zone. Pure."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from stoker.providers.gce.owners import Owner, owner_of
 
 
 def owner(request: HttpRequest) -> Owner:
-    """Whose machines it makes. Raises InvalidRequest for what is no request of ours."""
-    told = owner_of(properties(request).get("labels") or {})
-    if told is None:
+    """The owner of the request's machines. Raises InvalidRequest for a request that this provider did not build."""
+    found = owner_of(properties(request).get("labels") or {})
+    if found is None:
         raise InvalidRequest(f"not a request of the gce provider: {request.path}")
-    return told
+    return found
 
 
 def names(request: HttpRequest) -> frozenset[str]:
-    """What its machines are called."""
+    """The names of the request's machines."""
     return frozenset(request.body.get("perInstanceProperties") or (request.body.get("name"),))
 
 
 def properties(request: HttpRequest) -> Mapping[str, Any]:
-    """What a machine shall be like: a bulk request tells that apart."""
+    """The properties of each machine, which a bulk request holds in a field of its own."""
     found: Mapping[str, Any] = request.body.get("instanceProperties", request.body)
     return found
 
 
 def machine_type(request: HttpRequest) -> str:
-    """The machine type, which for people is what the request is about."""
+    """The machine type, with which messages about the request begin."""
     return _last(str(properties(request).get("machineType", "machines")))
 
 
 def machine(request: HttpRequest) -> str:
-    """The machine with what is attached to it, by the name that an offering has for it."""
+    """The machine type with its attached GPUs, as an offering names it."""
     attached = (
         f"+{_last(str(each['acceleratorType']))}:{each['acceleratorCount']}"
         for each in properties(request).get("guestAccelerators") or ()
@@ -44,7 +44,7 @@ def machine(request: HttpRequest) -> str:
 
 
 def zone(request: HttpRequest) -> str | None:
-    """Where it wants its machines; None where it leaves that open."""
+    """The zone of the request's machines; None where the request leaves it open."""
     locations = (request.body.get("locationPolicy") or {}).get("locations") or {}
     for name, each in locations.items():
         if each.get("preference") == "ALLOW":

@@ -14,37 +14,38 @@ from typing import Any
 
 from stoker.cloudapi.google.logs import is_log
 from stoker.model.errors import UserError
-from stoker.model.spec import GceResources, Spec
+from stoker.model.resources import GceResources
+from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import catalog, identity, images, labels, names, overrides, owners, places, startup
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.machine_types import disk_size
 
 SERVICE = "compute"
 _API = "/compute/v1"
-# As long as Google offers: https://cloud.google.com/compute/docs/instances/spot
+# The longest notice that Google offers: https://cloud.google.com/compute/docs/instances/spot
 _NOTICE_S = 120
-# What Compute Engine takes as the longest life.
+# The bounds of Compute Engine's maxRunDuration.
 _LIFE_S = (30, 120 * 24 * 3600)
 _LEAST_DISK = 10
-# Machines of the fourth generation on take no Persistent Disk, and A3 Ultra is one of them in all but name.
+# Machines of the fourth and later generations take no Persistent Disk. A3 Ultra counts as one of them.
 _HYPERDISK = re.compile(r"[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
 _COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")
-# Hosts of these cannot be left while their machines run.
+# Machines that cannot migrate to another host while they run.
 _TERMINATED = re.compile(r"(a[2-9]|g[2-9]|h[3-9]|ct[0-9]|x4|z3)[a-z]*-")
 _NETWORK = re.compile(r"(subnet:)?[a-z]([-a-z0-9]*[a-z0-9])?")
 
-# Lists whose members have a name of their own: metadata by key, and the one disk that is booted from.
+# Lists whose members are identified by a field: metadata by key, and the boot disk.
 _IDENTITIES = {"items": "key", "disks": "boot"}
 
 
 def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
-    """Everything that is asked of Compute Engine for one claim, in order. Pure."""
+    """All requests to Compute Engine for one claim, in order. Pure."""
     gce = order.spec.resources.gce or GceResources()
-    place = Place.of(order.offering.region or "")
+    place = ProjectRegion.of(order.offering.region or "")
     found: list[HttpRequest] = []
     policy = gce.placement_policy
     if policy is None and order.nodes > 1 and _COMPACT.match(order.offering.machine):
@@ -55,7 +56,7 @@ def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
 
 
 def request_id(order: LaunchOrder, purpose: str = "") -> str:
-    """The same for everybody who finishes this claim, and nobody else's in the project."""
+    """The id of a claim's request: the same for every governor that finishes the claim, and unique in the project."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{order.store}\0{order.token}\0{purpose}"))
 
 
@@ -65,11 +66,11 @@ def find_image(order: LaunchOrder) -> images.Image:
     return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
 
 
-# ── What is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def check(spec: Spec) -> None:
-    """Raise UserError for what Compute Engine would refuse, or what would take a machine out of Stoker's hands."""
+    """Raise UserError for what Compute Engine would refuse, or what would remove a machine from Stoker's control."""
     labels.check(spec.written_tags)
     resources = spec.resources
     if resources.region:
@@ -97,7 +98,7 @@ def check(spec: Spec) -> None:
 # ── The machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _one(order: LaunchOrder, place: Place, gce: GceResources, policy: str | None) -> HttpRequest:
+def _one(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: str | None) -> HttpRequest:
     zone = order.offering.zone or next(iter(places.zones_of(place.region)), f"{place.region}-a")
     project = f"projects/{place.project}"
     links = {
@@ -111,8 +112,8 @@ def _one(order: LaunchOrder, place: Place, gce: GceResources, policy: str | None
     return HttpRequest(SERVICE, "POST", path, _overridden(order, body, gce), str(place))
 
 
-def _gang(order: LaunchOrder, place: Place, gce: GceResources, policy: str | None) -> HttpRequest:
-    # Nobody knows the zone yet: what is in one is told by its name alone.
+def _gang(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: str | None) -> HttpRequest:
+    # The zone is not known yet, so that zonal resources are given by their bare names.
     bare = dict.fromkeys(("machineTypes", "diskTypes", "acceleratorTypes", "resourcePolicies"), "")
     properties = _properties(order, place, gce, policy, bare)
     body = {
@@ -127,11 +128,11 @@ def _gang(order: LaunchOrder, place: Place, gce: GceResources, policy: str | Non
 
 
 def _overridden(order: LaunchOrder, body: Mapping[str, Any], gce: GceResources) -> dict[str, Any]:
-    """With what the job merges into it. A disk that is made with the machine is found by its labels, whoever asks for
-    it."""
-    found = request_overrides.merged(body, gce.overrides, _IDENTITIES)
+    """Merge the job's overrides into a request. Disks that the overrides add get Stoker's labels as well, by which
+    disks that were left behind are found."""
+    found = request_overrides.merge_overrides(body, gce.overrides, _IDENTITIES)
     found["disks"] = [
-        request_overrides.merged(disk, {"initializeParams": {"labels": labels.of_order(order)}}, _IDENTITIES)
+        request_overrides.merge_overrides(disk, {"initializeParams": {"labels": labels.of_order(order)}}, _IDENTITIES)
         if disk.get("initializeParams")
         else disk
         for disk in found["disks"]
@@ -139,9 +140,9 @@ def _overridden(order: LaunchOrder, body: Mapping[str, Any], gce: GceResources) 
     return found
 
 
-def _location(order: LaunchOrder, place: Place) -> dict[str, Any]:
-    """The offering's zone alone: another is another offering, with a claim of its own. A zone that is not denied is
-    allowed, so the others are named."""
+def _location(order: LaunchOrder, place: ProjectRegion) -> dict[str, Any]:
+    """Allow the offering's zone alone: another zone is another offering, with a claim of its own. Zones that are not
+    denied are allowed, so that all others are named."""
     found: dict[str, Any] = {"targetShape": "ANY_SINGLE_ZONE"}
     if order.offering.zone:
         others = (zone for zone in places.zones_of(place.region) if zone != order.offering.zone)
@@ -153,10 +154,11 @@ def _location(order: LaunchOrder, place: Place) -> dict[str, Any]:
 
 
 def _properties(
-    order: LaunchOrder, place: Place, gce: GceResources, policy: str | None, links: Mapping[str, str]
+    order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: str | None, links: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What every machine of the order is like. `links` stand before the names of things that are in one place."""
-    base, accelerator, count = catalog.attached(order.offering.machine)
+    """The properties of every machine of the order. `links` are prefixes for the names of zonal and regional
+    resources."""
+    base, accelerator, count = catalog.split_name(order.offering.machine)
     image = find_image(order)
     found: dict[str, Any] = {
         "machineType": links["machineTypes"] + base,
@@ -183,7 +185,7 @@ def _metadata(order: LaunchOrder, image: images.Image) -> list[dict[str, str]]:
         {"key": "shutdown-script", "value": startup.shutdown_script()},
     ]
     if order.offering.spot:
-        # The metadata server does not tell a machine how much notice it was promised.
+        # The metadata server does not report the length of the promised notice, so that the request repeats it here.
         items.append({"key": NOTICE_ATTRIBUTE, "value": str(_NOTICE_S)})
     if order.offering.gpus and image.installs_driver:
         items.append({"key": "install-nvidia-driver", "value": "True"})
@@ -203,7 +205,7 @@ def _disk(order: LaunchOrder, image: images.Image, link: str) -> dict[str, Any]:
     return {"boot": True, "autoDelete": True, "type": "PERSISTENT", "mode": "READ_WRITE", "initializeParams": made}
 
 
-def _interface(place: Place, gce: GceResources) -> dict[str, Any]:
+def _interface(place: ProjectRegion, gce: GceResources) -> dict[str, Any]:
     network = gce.network or "default"
     project = f"projects/{place.project}"
     subnet = network.removeprefix("subnet:")
@@ -213,8 +215,8 @@ def _interface(place: Place, gce: GceResources) -> dict[str, Any]:
         found = {"subnetwork": f"{project}/regions/{place.region}/subnetworks/{subnet}"}
     else:
         found = {"network": network if "/" in network else f"{project}/global/networks/{network}"}
-    # Without an address, a machine reaches neither the bucket nor an index where nobody has set up Private Google
-    # Access and a NAT, and nobody has in the network that a new project comes with.
+    # Without a public address a machine reaches the bucket only by Private Google Access, and a package index only by a
+    # NAT. The default network of a new project has neither.
     if gce.public_ip is not False:
         found["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
     return found
@@ -232,10 +234,10 @@ def _scheduling(order: LaunchOrder) -> dict[str, Any]:
             "preemptionNoticeDuration": {"seconds": str(_NOTICE_S)},
         }
     else:
-        # What can only be reserved lives as long as its reservation.
+        # A machine type that is sold by reservation alone lives as long as its reservation.
         found["provisioningModel"] = "STANDARD" if machine.standard else "RESERVATION_BOUND"
-        stays = machine.gpu is None and not _TERMINATED.match(machine.name)
-        found["onHostMaintenance"] = "MIGRATE" if stays else "TERMINATE"
+        migrates = machine.gpu is None and not _TERMINATED.match(machine.name)
+        found["onHostMaintenance"] = "MIGRATE" if migrates else "TERMINATE"
     if order.max_life_s is not None:
         least, most = _LIFE_S
         life_s = min(most, max(least, math.ceil(order.max_life_s)))
@@ -250,8 +252,8 @@ def _reservation(name: str) -> dict[str, Any]:
     return {"consumeReservationType": "SPECIFIC_RESERVATION", "key": key, "values": [name]}
 
 
-def _policy(order: LaunchOrder, place: Place, name: str) -> HttpRequest:
-    """Machines close to each other. Policies have no labels: whose it is stands in its description."""
+def _policy(order: LaunchOrder, place: ProjectRegion, name: str) -> HttpRequest:
+    """A compact placement policy. Policies have no labels: the description names the owner."""
     body = {
         "name": name,
         "description": owners.describe(owners.Owner.of_order(order)),

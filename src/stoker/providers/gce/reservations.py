@@ -1,4 +1,4 @@
-"""Machines that are kept for a project: where they are, which they are, and which of a job's can be taken from them.
+"""Reservations of a project: their zones and machine types, and which offerings of a job can use them.
 
 A reservation that a job names is for machines of one type in one zone; any other is refused, and so is spot:
 https://cloud.google.com/compute/docs/instances/reservations-consume
@@ -13,25 +13,25 @@ from urllib.parse import quote
 
 from stoker.model.errors import NotFound, ProviderError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers.gce import catalog
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 
 FIELD = "resources.gce.reservation"
-# What a job may write that is no reservation's name.
+# Values of the field that are not the name of a reservation.
 _NO_NAMES = ("any", "none")
 
 
 @dataclass(frozen=True)
-class Held:
-    """One reservation. `machine` is empty where it does not tell; what is attached to an N1 machine is part of it."""
+class GceReservation:
+    """One reservation. `machine` includes the GPUs attached to an N1 machine, and is empty where it is not reported."""
 
     zone: str
     machine: str = ""
 
     def fits(self, machine: str) -> bool:
-        """Whether machines of this type can be taken from it. GPUs that belong to a type need not be compared."""
+        """Return whether machines of this type can use the reservation. GPUs are part of the type's name."""
         return self.machine in ("", machine)
 
     def __str__(self) -> str:
@@ -39,21 +39,21 @@ class Held:
 
 
 def named(resources: Resources) -> str | None:
-    """The reservation that these resources name; None where they name none."""
+    """The name of the reservation in these resources; None where there is none."""
     name = resources.gce.reservation if resources.gce is not None else None
     return None if name in _NO_NAMES else name
 
 
 def remarks(resources: Resources) -> tuple[str, ...]:
-    """That machines which the job would rather have do not use what it names."""
+    """Warn that the spot machines which the job prefers do not use its reservation."""
     name = named(resources)
     if name is None or resources.spot != "prefer":
         return ()
     return (f"{FIELD}: {name} holds on-demand machines; spot ones come first, and do not use it",)
 
 
-def find(api: Api, place: Place, name: str) -> tuple[Held, ...]:
-    """Those of this name in the region. Another project's is told as `projects/PROJECT/reservations/NAME`.
+def find(api: Api, place: ProjectRegion, name: str) -> tuple[GceReservation, ...]:
+    """Find the reservations of this name in the region. `projects/PROJECT/reservations/NAME` names another project's.
 
     One call. Raises NotFound where there is none, and Transient where a zone that may have it gives no answer.
     """
@@ -63,16 +63,22 @@ def find(api: Api, place: Place, name: str) -> tuple[Held, ...]:
     asked = {"filter": f'name = "{own}"'}
     listed = api.scoped(f"/compute/v1/projects/{quote(project)}/aggregated/reservations", "reservations", asked)
     found = tuple(
-        Held(zone, _machine(each)) for zone, each in listed.within(place.region).items if each.get("name") == own
+        GceReservation(zone, _machine(each))
+        for zone, each in listed.within(place.region).items
+        if each.get("name") == own
     )
     if not found:
         raise NotFound(f"{FIELD}: there is no reservation {own} in {project}/{place.region}")
     return found
 
 
-def kept_for(api: Api, resources: Resources, place: Place, offered: tuple[Offering, ...]) -> tuple[Offering, ...]:
-    """What is offered, without what the reservation that the job names is not for: that would be refused, one after
-    the other. Who may not look tries it."""
+def usable_offerings(
+    api: Api, resources: Resources, place: ProjectRegion, offered: tuple[Offering, ...]
+) -> tuple[Offering, ...]:
+    """The offerings without those that cannot use the job's reservation: each of them would be refused at launch.
+
+    All offerings where the reservation cannot be looked up.
+    """
     name = named(resources)
     if name is None:
         return offered
@@ -82,34 +88,36 @@ def kept_for(api: Api, resources: Resources, place: Place, offered: tuple[Offeri
         return offered
 
 
-def narrowed(offered: tuple[Offering, ...], held: Iterable[Held]) -> tuple[Offering, ...]:
-    """Without the standard machines that cannot be taken from what is held. All of them where none can: whoever looks
-    at the names of a job says why."""
-    kept = tuple(held)
+def narrowed(offered: tuple[Offering, ...], found: Iterable[GceReservation]) -> tuple[Offering, ...]:
+    """The offerings without the standard machines that fit none of these reservations. All offerings where none fits:
+    the check of the job's names reports the reason."""
+    reservations = tuple(found)
     fitting = {
         each
         for each in offered
-        if not each.spot and any(one.zone == each.zone and one.fits(each.machine) for one in kept)
+        if not each.spot and any(one.zone == each.zone and one.fits(each.machine) for one in reservations)
     }
     return tuple(each for each in offered if each.spot or each in fitting) if fitting else offered
 
 
-def problem(name: str, held: Iterable[Held], machines: Iterable[str], zones: Iterable[str]) -> tuple[str, str] | None:
-    """Why none of these machines in these zones can be taken from what is held, and what to do; None where one can."""
-    kept, wanted, where = tuple(held), list(dict.fromkeys(machines)), set(zones)
-    fitting = [one for one in kept if any(one.fits(machine) for machine in wanted)]
+def problem(
+    name: str, found: Iterable[GceReservation], machines: Iterable[str], zones: Iterable[str]
+) -> tuple[str, str] | None:
+    """Why none of these machines in these zones can use the reservations, and a fix; None where one can."""
+    reservations, wanted, where = tuple(found), list(dict.fromkeys(machines)), set(zones)
+    fitting = [one for one in reservations if any(one.fits(machine) for machine in wanted)]
     if not fitting:
-        told = f"{name} is for {', '.join(map(str, kept))}, and not for {', '.join(wanted)}"
-        return told, f"set resources.machine to {kept[0].machine}, or leave the reservation out"
+        why = f"{name} is for {', '.join(map(str, reservations))}, and not for {', '.join(wanted)}"
+        return why, f"set resources.machine to {reservations[0].machine}, or leave the reservation out"
     if where and not any(one.zone in where for one in fitting):
         there = ", ".join(one.zone for one in fitting)
         return f"{name} is in {there}, where this job's machines are not", f"set resources.zones to [{there}]"
     return None
 
 
-def _machine(told: Mapping[str, Any]) -> str:
-    """The machine type, by the name that an offering has for it."""
-    properties = (told.get("specificReservation") or {}).get("instanceProperties") or {}
+def _machine(reservation: Mapping[str, Any]) -> str:
+    """The machine type of a reservation, as an offering names it."""
+    properties = (reservation.get("specificReservation") or {}).get("instanceProperties") or {}
     machine = str(properties.get("machineType") or "").rpartition("/")[2]
     attached = next(iter(properties.get("guestAccelerators") or ()), None)
     if not attached or not catalog.takes_gpus(machine):

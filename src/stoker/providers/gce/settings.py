@@ -1,4 +1,4 @@
-"""What this computer's Google settings say, read from their files as Google's own tools do. Nobody is asked."""
+"""This computer's Google settings, read from the files that Google's own tools use. Makes no call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _KEY_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
-# What files of credentials call themselves, in words.
+# Descriptions of the types of credential files.
 _KINDS = {
     "authorized_user": "a person's login (application default credentials)",
     "external_account": "an account of another identity provider",
@@ -19,9 +19,9 @@ _KINDS = {
 
 
 def project() -> str | None:
-    """The project of the credentials: what their file names, else, for a person's login, what gcloud is set to.
+    """The project of the credentials: the one in their file, else, for a person's login, gcloud's current project.
 
-    None where neither tells. The environment's variables come before, and are not looked at here.
+    None where neither names one. Environment variables have precedence, and are not read here.
     """
     found = _json(credentials_file())
     named = found.get("project_id")
@@ -31,13 +31,13 @@ def project() -> str | None:
 
 
 def credentials_file() -> Path:
-    """Where credentials are looked for first; there may be none."""
+    """The file in which credentials are looked for first; it may not exist."""
     key = os.environ.get(_KEY_VARIABLE)
     return Path(key) if key else gcloud_folder() / "application_default_credentials.json"
 
 
-def described() -> str:
-    """What credentials are that do not name their owner: whose, and from where."""
+def describe_credentials() -> str:
+    """Describe credentials that do not name their account: their type and their file."""
     file = credentials_file()
     if not file.is_file():
         return "this machine's own"
@@ -46,7 +46,7 @@ def described() -> str:
 
 
 def gcloud_folder() -> Path:
-    """Where gcloud keeps what it knows."""
+    """The folder of gcloud's configuration."""
     moved = os.environ.get("CLOUDSDK_CONFIG")
     return Path(moved) if moved else Path("~/.config/gcloud").expanduser()
 
@@ -71,7 +71,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    """Empty for a file that is not there, or is no text."""
+    """The file's text; empty for a missing file, or one that is not text."""
     try:
         return file.read_text("utf-8")
     except (OSError, ValueError):

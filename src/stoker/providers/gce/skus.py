@@ -1,9 +1,9 @@
-"""What the Cloud Billing catalog sells, read one SKU at a time.
+"""Read the Cloud Billing catalog, one SKU at a time.
 
-The catalog sells cores, memory and GPUs apart, and each of them many times over: on demand and as spot, and besides as
-commitments, reservations, sole-tenant nodes, custom machines, flex start (DWS) and in calendar mode. Much of the latter
-calls itself `OnDemand`, and some spot does too. So it is the description that decides, matched as a whole: what is none
-of the plain parts of a machine carries words of its own.
+The catalog prices cores, memory and GPUs separately, and each of them in many variants: on demand and spot, but also
+commitments, reservations, sole-tenant nodes, custom machines, flex start (DWS) and calendar mode. Many of these
+variants have the usage type `OnDemand`, and so do some of spot. Therefore the description decides, matched as a whole:
+every SKU other than a plain part of a machine has further words in it.
 https://cloud.google.com/billing/docs/reference/rest/v1/services.skus
 """
 
@@ -21,10 +21,10 @@ Kind = Literal["core", "memory", "gpu"]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of machines: $/h of one core, one GiB of memory or one GPU, and where that is its price.
+class SkuPart:
+    """A part of machines: $/h of one core, one GiB of memory or one GPU, and the regions with this price.
 
-    `of` is a series (`n2`), a family (`a3-megagpu`), or a GPU that is attached (`nvidia-tesla-t4`).
+    `of` is a series (`n2`), a family (`a3-megagpu`), or an attached GPU (`nvidia-tesla-t4`).
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ _GPU = re.compile(
     r"(?P<before>(Spot )?Preemptible )?(A4 )?(Nvidia )?(Tesla )?(?P<gpu>[A-Z0-9][A-Za-z0-9 ]*?)( GPU| \(1 gpu slice\))?"
     r"(?P<behind> attached to (Spot )?Preemptible VMs)? running in .+"
 )
-# What the descriptions call the series of machines.
+# Series and families of machines by their names in descriptions.
 _SERIES = {
     **{name.upper(): name for name in ("n1", "n2", "n2d", "n4", "e2", "c2d", "c3", "c4", "c4a", "t2d", "t2a")},
     **{name.upper(): name for name in ("a2", "g2", "g4")},
@@ -55,7 +55,7 @@ _SERIES = {
     "A3Plus": "a3-megagpu",
     "A3Ultra": "a3-ultragpu",
 }
-# What they call the GPUs, by what is built in or attached.
+# Series, families and attached GPUs by the GPU's name in descriptions.
 _GPUS = {
     "T4": "nvidia-tesla-t4",
     "V100": "nvidia-tesla-v100",
@@ -65,7 +65,7 @@ _GPUS = {
     "A100": "a2-highgpu",
     "A100 80GB": "a2-ultragpu",
     "H100 80GB": "a3-highgpu",
-    # The same GPU, by the place.
+    # The same GPU: its name differs from region to region.
     "H100 80GB Plus": "a3-megagpu",
     "H100 80GB Mega": "a3-megagpu",
     "H100 Mega 80GB": "a3-megagpu",
@@ -77,8 +77,8 @@ _USAGES = ("OnDemand", "Preemptible")
 _UNITS: dict[Kind, str] = {"core": "h", "memory": "GiBy.h", "gpu": "h"}
 
 
-def read(sku: Mapping[str, Any]) -> Part | None:
-    """The part that it is; None for anything else, and for what is told in a way that nobody here has seen."""
+def read(sku: Mapping[str, Any]) -> SkuPart | None:
+    """The part that a SKU prices; None for any other SKU, and for an unknown format."""
     category = sku.get("category") or {}
     usage = category.get("usageType")
     if category.get("resourceFamily") != "Compute" or usage not in _USAGES:
@@ -87,12 +87,12 @@ def read(sku: Mapping[str, Any]) -> Part | None:
     if named is None:
         return None
     kind, of, spot = named
-    # Spot that calls itself OnDemand there is; nothing that calls itself Preemptible is sold on demand.
+    # Some spot SKUs have the usage type OnDemand; no on-demand SKU has the usage type Preemptible.
     if usage == "Preemptible" and not spot:
         return None
     amount = _amount(sku, _UNITS[kind])
     regions = frozenset(str(region) for region in sku.get("serviceRegions") or ())
-    return None if amount is None else Part(kind, of, spot, regions, amount)
+    return None if amount is None else SkuPart(kind, of, spot, regions, amount)
 
 
 def _named(description: str) -> tuple[Kind, str, bool] | None:
@@ -107,12 +107,12 @@ def _named(description: str) -> tuple[Kind, str, bool] | None:
 
 
 def _amount(sku: Mapping[str, Any], unit: str) -> float | None:
-    """$/h of one unit as it is now; None where it is sold by another, in another currency, or for nothing."""
+    """The current $/h of one unit; None for another unit, another currency, or no price."""
     with suppress(LookupError, TypeError, ValueError, AttributeError):
-        expression = sku["pricingInfo"][-1]["pricingExpression"]  # In the order of time.
+        expression = sku["pricingInfo"][-1]["pricingExpression"]  # The newest is the last.
         if expression.get("usageUnit") != unit:
             return None
-        # What is cheaper up to some amount must not look cheaper than it may turn out.
+        # Of tiered rates the highest counts, to avoid an estimate that is too low.
         return max(price(_dollars(rate["unitPrice"])) for rate in expression["tieredRates"] if _costs(rate))
     return None
 
@@ -122,7 +122,7 @@ def _costs(rate: Mapping[str, Any]) -> bool:
 
 
 def _dollars(money: Mapping[str, Any]) -> float:
-    """Whole dollars come as text, billionths as a number; either is left out where it is nothing."""
+    """The amount in dollars. Whole dollars come as text, billionths as a number; a zero of either is left out."""
     if money.get("currencyCode") != "USD":
         raise ValueError(f"{money.get('currencyCode')!r} are no dollars")
     return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9

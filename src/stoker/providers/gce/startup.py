@@ -1,4 +1,4 @@
-"""The scripts that a machine's metadata carry: one that makes it a node, and one for its last seconds. Built purely."""
+"""The scripts in a machine's metadata: one turns it into a node, one runs in its last seconds. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.boot import script
-from stoker.providers.boot.script import Boot
+from stoker.providers.boot.script import BootSettings
 from stoker.providers.gce import names
-from stoker.providers.gce.places import Place
+from stoker.providers.gce.places import ProjectRegion
 
-# What Compute Engine takes as one value of the metadata:
+# The longest value in the metadata:
 # https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations
 MOST_BYTES = 256 * 1024
-# The platform ends the wait long before, as a rule; see `TimeoutStopSec` in stoker.providers.boot.install for the
-# number.
+# Usually the platform ends the wait long before. The number is that of `TimeoutStopSec` in
+# stoker.providers.boot.install.
 _SAVING_S = 90
 
 
 def startup_script(order: LaunchOrder) -> str:
-    """Runs at every boot, and knows the first. Raises UserError for a store that a machine cannot reach."""
+    """The startup script, which runs at every boot and recognises the first one.
+
+    Raises UserError for a store that a machine cannot reach.
+    """
     registry.check_store("gce", order.store)
     text = script.render(boot(order), payload(), gives_back=True)
     if len(text.encode()) > MOST_BYTES:
@@ -32,27 +35,28 @@ def startup_script(order: LaunchOrder) -> str:
     return text
 
 
-def boot(order: LaunchOrder) -> Boot:
-    """What the machine is told about itself. It finds its rank by its name."""
-    project = Place.of(order.offering.region or "").project
-    return script.boot_of(order, "gce", order.environ, names=list(names.machines(order)), project=project)
+def boot(order: LaunchOrder) -> BootSettings:
+    """The machine's boot configuration. The machine finds its rank by its name."""
+    project = ProjectRegion.of(order.offering.region or "").project
+    return script.boot_settings(order, "gce", order.environ, names=list(names.machines(order)), project=project)
 
 
 def shutdown_script() -> str:
-    """Tells the agent that the machine is going, and stays while it saves: what runs last is taken down last."""
+    """The shutdown script: notifies the agent of the shutdown, and waits while the agent saves. The wait delays the
+    rest of the shutdown, within the platform's time limit."""
     return _SHUTDOWN.format(saving_s=_SAVING_S)
 
 
 @lru_cache(maxsize=1)
 def payload() -> bytes:
-    """What runs on the machine."""
+    """The zip that the startup script runs on the machine."""
     return script.payload("stoker.providers.gce", "stoker.cloudapi.google.metadata")
 
 
-# The agent watches for the file: see stoker.providers.gce.machine. It appears whole, and goes with the boot. `root` can
-# be moved for tests.
+# The agent watches for the file: see stoker.providers.gce.machine. The file appears by a rename, so that it is never
+# incomplete, and is gone after a reboot. Tests set STOKER_BOOT_ROOT.
 _SHUTDOWN = r"""#!/bin/sh
-# Stoker: this machine is being stopped. The agent is told, and has until the platform's patience ends to save.
+# Stoker: this machine is being stopped. The agent gets a notice, and has until the platform's deadline to save.
 run=${{STOKER_BOOT_ROOT:-}}/run/stoker
 mkdir -p "$run"
 date +%s >"$run/.shutdown" && mv "$run/.shutdown" "$run/shutdown"

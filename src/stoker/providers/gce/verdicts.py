@@ -1,4 +1,4 @@
-"""What an answer of Google's means to somebody who only looks, and what to do about it. Pure."""
+"""Meaning of Google's errors for a check, and how to fix their causes. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from stoker.model.errors import (
     StokerError,
     UserError,
 )
+from stoker.providers.base import CheckResult
 
-ROLES = "`stoker iam gce` prints the roles"
-LATER = "it may pass: check again in a while"
+SEE_ROLES = "`stoker iam gce` prints the roles"
+TRY_LATER = "it may pass: check again in a while"
 _FIXES = {
     "resources.gce.network": "set resources.gce.network to one that is there, or leave it out for the default one",
     "resources.gce.placement_policy": "leave it out: several nodes get one of their own",
@@ -27,59 +28,66 @@ _FIXES = {
     "resources.image": "set resources.image to one that is there, or to an alias such as ubuntu/24.04",
     "resources.machine": "set resources.machine to what the region has: `stoker offers`",
 }
-# An API that nobody has switched on in the project, as the older and the newer services say it.
+# An API that is not enabled in the project, in the wording of the older and the newer services.
 _SWITCHED_OFF = re.compile(
     r"accessNotConfigured|SERVICE_DISABLED|has not been used in project|it is disabled", re.IGNORECASE
 )
-# The permission that a refusal names.
+# The permission that an error names.
 _REQUIRED = re.compile(r"Required '([a-z]+\.[a-zA-Z.]+)' permission")
-# What errors advise: the very command that is looking.
+# Advice in errors to run `stoker check`, which is the command that is running.
 _ADVICE = re.compile(r"; (ask for more on the console's page|`stoker check gce` shows).*")
 
 
-def verdict(error: StokerError) -> bool | None:
-    """A silence proves nothing."""
+def check_ok(error: StokerError) -> bool | None:
+    """The `ok` of a check that failed with this error: None where no answer came, which proves nothing."""
     return False if isinstance(error, (AuthDenied, InvalidRequest, NotFound, QuotaExceeded, UserError)) else None
 
 
-def said(error: StokerError) -> str:
-    """What Google said, without the advice to look with the very command that is looking."""
+def error_text(error: StokerError) -> str:
+    """The error's message, without the advice to run `stoker check`."""
     return _ADVICE.sub("", str(error))
 
 
 def fix_of(error: StokerError, service: str = "compute", project: str = "") -> str:
-    """What to do about it; nothing where the message itself says so."""
+    """How to fix the cause of an error; empty where the message itself says so."""
     if isinstance(error, UserError):
         return ""
-    if switched_off(error):
-        return enable(service, project)
+    if api_disabled(error):
+        return enable_command(service, project)
     if isinstance(error, AuthDenied):
-        return ROLES
+        return SEE_ROLES
     field = str(error).partition(": ")[0]
     if field in _FIXES:
         return _FIXES[field]
     if isinstance(error, QuotaExceeded):
         return "the quotas below say which, and how to ask for more"
-    return "" if isinstance(error, (InvalidRequest, NotFound)) else LATER
+    return "" if isinstance(error, (InvalidRequest, NotFound)) else TRY_LATER
 
 
-def to_learn(error: ProviderError, permission: str, service: str = "compute", project: str = "") -> str:
-    """What to do about a look that failed, where nothing is wrong with what was looked at.
+def lookup_fix(error: ProviderError, permission: str, service: str = "compute", project: str = "") -> str:
+    """How to make a lookup possible that failed, where nothing is known to be wrong with the resource itself.
 
-    `permission` is what the look needs, where Google does not name the one that is missing.
+    `permission` is the one that the lookup needs, for errors that do not name the missing one.
     """
-    if switched_off(error):
-        return enable(service, project)
+    if api_disabled(error):
+        return enable_command(service, project)
     if not isinstance(error, AuthDenied):
-        return LATER
+        return TRY_LATER
     named = _REQUIRED.search(str(error))
     return f"allow {named[1] if named else permission} to learn it"
 
 
-def switched_off(error: StokerError) -> bool:
-    """Whether it is the whole API that is missing."""
+def api_disabled(error: StokerError) -> bool:
+    """Return whether the API as a whole is disabled in the project."""
     return isinstance(error, AuthDenied) and _SWITCHED_OFF.search(str(error)) is not None
 
 
-def enable(service: str, project: str) -> str:
+def enable_command(service: str, project: str) -> str:
     return f"gcloud services enable {service}.googleapis.com" + (f" --project {project}" if project else "")
+
+
+def missing_result(name: str, error: ProviderError, permission: str) -> CheckResult:
+    """The result of a failed lookup of a resource that the job names."""
+    if isinstance(error, (NotFound, InvalidRequest)):
+        return CheckResult(name, False, error_text(error), fix_of(error))
+    return CheckResult(name, None, error_text(error), lookup_fix(error, permission))

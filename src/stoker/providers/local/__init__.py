@@ -1,12 +1,12 @@
 """This computer as a small cloud: nodes are real processes that outlive the terminal they were started from.
 
     <STOKER_HOME>/nodes/<store>/        one root for each store; STOKER_HOME is ~/.stoker by default
-        lock                            held by whoever launches, so that capacity is never overshot
-        wake                            grows by a byte when something happened on a node
+        lock                            held by a launcher, so that capacity is never exceeded
+        wake                            grows by a byte at each event on a node
         live/<instance>                 the nodes that are not known to be gone
         <instance>/                     one node: its supervisor is the machine, its agent runs on it
 
-Imported by the node's supervisor, which must start fast: the rest is imported when it is used.
+The node's supervisor, which must start fast, imports this package: everything else is imported on use.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["CAPABILITIES", "connect", "machine"]
 
 
 def connect(context: Context) -> LocalProvider:
-    """The provider for one store's nodes. Touches nothing."""
+    """Return the provider for one store's nodes. Has no effects."""
     from stoker.providers.local.provider import LocalProvider
 
     return LocalProvider(context)
 
 
 def machine(node_dir: Path) -> LocalMachine:
-    """The node as its agent sees it."""
+    """Return the node as its agent sees it."""
     from stoker.providers.local.machine import LocalMachine
 
     return LocalMachine(node_dir)

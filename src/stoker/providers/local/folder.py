@@ -1,18 +1,4 @@
-"""A node's folder: what its maker, its supervisor, its agent and the provider tell each other.
-
-node.json        what the agent is told (stoker.model.node_config)
-machine.json     what the supervisor is told
-alive            locked as long as the supervisor lives: it cannot be fooled by a reused pid, nor by kill -9
-state.json       who the supervisor is; when the node is gone, that it is: a tombstone, never taken back
-terminate        appears when somebody wants the machine off
-interrupt.json   appears when somebody wants it reclaimed
-notice.json      appears when it will be reclaimed; its deadline is in this computer's monotonic time
-sessions         sessions of its processes, where there are no cgroups
-left             appears when the agent's exit is in the store (stoker.model.node_config)
-container.json   its agent may have a container (stoker.processes.container_sweep)
-node.log         the supervisor's own words
-agent.log        the agent's
-"""
+"""A node's folder: the files through which its launcher, supervisor, agent and provider communicate."""
 
 from __future__ import annotations
 
@@ -41,8 +27,8 @@ _STATE_KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-class State(NamedTuple):
-    """What a supervisor says of itself, or what was found out about it after its death."""
+class NodeState(NamedTuple):
+    """The state of a node, written by its supervisor, or by the process that found the supervisor dead."""
 
     phase: NodePhase
     process: Process
@@ -52,77 +38,97 @@ class State(NamedTuple):
     reason: str
 
 
+class _File:
+    """A file of a node's folder: the attribute of a `NodeFolder` is its path."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, node: NodeFolder, _: type[NodeFolder]) -> Path:
+        return node.path / self._name
+
+
 class NodeFolder:
-    """The files of one node, by name."""
+    """The folder of one node and its files."""
+
+    # The agent's configuration (stoker.model.node_config), and the supervisor's.
+    config = _File("node.json")
+    settings = _File("machine.json")
+    # Locked while the supervisor lives: unlike a pid, the lock is not misleading after a reuse, nor after kill -9.
+    alive = _File("alive")
+    # The supervisor's process; once the phase is `gone`, the final record, which is never taken back.
+    state = _File("state.json")
+    # Requests to the supervisor: switch the machine off; reclaim it.
+    terminate = _File("terminate")
+    interrupt = _File("interrupt.json")
+    # The notice of a reclaim to the agent. Its deadline is in this computer's monotonic time.
+    notice = _File("notice.json")
+    # Sessions of the node's processes, on computers without cgroups.
+    sessions = _File("sessions")
+    # Appears when the agent's exit is in the store (stoker.model.node_config).
+    left = _File("left")
+    # Appears when the agent may have a container (stoker.processes.container_sweep).
+    container = _File("container.json")
+    log = _File("node.log")
+    agent_log = _File("agent.log")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.instance = path.name
         self.root = path.parent
-        # What its processes are known by. The same store and job may have a namesake under another STOKER_HOME.
+        # Marks the node's processes. Another STOKER_HOME may have a node of the same name, hence the path's digest.
         self.owner = f"{path.name}-{zlib.crc32(os.fsencode(path)):08x}"
-        self.config = path / "node.json"
-        self.settings = path / "machine.json"
-        self.alive = path / "alive"
-        self.state = path / "state.json"
-        self.terminate = path / "terminate"
-        self.interrupt = path / "interrupt.json"
-        self.notice = path / "notice.json"
-        self.sessions = path / "sessions"
-        self.left = path / "left"
-        self.container = path / "container.json"
-        self.log = path / "node.log"
-        self.agent_log = path / "agent.log"
+        # Exists while the node is not known to be gone.
         self.live = path.parent / "live" / path.name
 
-    def read_state(self) -> State | None:
-        """None: no supervisor ever got as far as to say that it is there (or the disk lost what it said)."""
+    def read_state(self) -> NodeState | None:
+        """Read the state. None: no supervisor ever wrote one, or the file is damaged."""
         tree = read_json(self.state)
         if tree is None:
             return None
-        # The training can write here, too: what is not of the right kind is as good as nothing.
+        # The training can write here, too: fields of the wrong type count as damage.
         if any(not isinstance(tree.get(key), kind) for key, kind in _STATE_KINDS.items()):
             return None
         process = Process(tree["pid"], tree["started"], tree["boot"])
-        return State(tree["phase"], process, tree.get("cgroup"), tree["computer"], tree["at"], tree["reason"])
+        return NodeState(tree["phase"], process, tree.get("cgroup"), tree["computer"], tree["at"], tree["reason"])
 
-    def write_state(self, state: State) -> None:
+    def write_state(self, state: NodeState) -> None:
         pid, started, boot = state.process
         rest = {key: value for key, value in state._asdict().items() if key != "process"}
         write_json(self.state, {**rest, "pid": pid, "started": started, "boot": boot})
 
 
-def computer() -> str:
-    """This computer's own name: a home folder may be shared with others, whose processes cannot be seen from here."""
+def computer_id() -> str:
+    """This computer's name. A home folder may be shared with computers whose processes cannot be seen from here."""
     try:
-        with open("/etc/machine-id", encoding="ascii") as file:  # noqa: PTH123 - no more than needed at start-up
+        with open("/etc/machine-id", encoding="ascii") as file:  # noqa: PTH123 - keeps start-up fast
             name = file.read().strip()
     except OSError:
         name = ""
     return name or os.uname().nodename
 
 
-# Nothing that is written here comes near this.
+# Far above the size of any file that is written here.
 _MOST_BYTES = 1024 * 1024
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None when there is no such file, or it holds no JSON object (a disk that lost power)."""
+    """Read a JSON object. None if there is no such file, or it holds no JSON object (after a power loss)."""
     try:
-        # The training can write here, too: a pipe must not block whoever looks, for then nobody would end this node.
-        with open(path, "rb", opener=_open_at_once) as file:
+        # The training can write here, too: a pipe must not block the reader, which could then never end this node.
+        with open(path, "rb", opener=_open_nonblocking) as file:
             tree = json.loads(file.read(_MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, BlockingIOError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:
-    """Readers see the old text or the new, never a part."""
+    """Write atomically: readers see the old text or the new, never a part."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(json.dumps(tree))
@@ -133,12 +139,12 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
 
 
 def open_lock(path: Path, *, create: bool = False) -> int:
-    """A descriptor to lock with. Not inherited unless passed on; the lock lives as long as any copy of it."""
+    """Open a lock file. The descriptor is inherited only if passed on; the lock lives as long as any copy of it."""
     return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
 
 
 def try_lock(handle: int, *, exclusive: bool) -> bool:
-    """Whether the lock was had without waiting. A shared one tells that nobody holds it, without being in the way."""
+    """Take the lock without waiting; False if it is held. A shared lock tests for a holder without excluding others."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,10 +152,10 @@ def try_lock(handle: int, *, exclusive: bool) -> bool:
     return True
 
 
-def ring(root: Path) -> None:
-    """Wake whoever waits for something to happen on this root. Best effort."""
+def wake_waiters(root: Path) -> None:
+    """Wake the processes that wait for an event on this root. Best effort."""
     try:
-        # A byte longer each time: two rings within one tick of the file system's clock still differ.
+        # One byte longer each time: two events within one tick of the file system's clock still differ.
         handle = os.open(root / "wake", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.write(handle, b".")
@@ -159,6 +165,6 @@ def ring(root: Path) -> None:
         return
 
 
-def stamp() -> str:
-    """Now, as people read it."""
+def utc_now() -> str:
+    """The current time in ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

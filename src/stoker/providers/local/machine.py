@@ -11,30 +11,30 @@ from datetime import datetime
 from pathlib import Path
 
 from stoker.model.node_facts import NoticeFact
-from stoker.providers.local.folder import NodeFolder, read_json, ring
+from stoker.providers.local.folder import NodeFolder, read_json, wake_waiters
 from stoker.store.home import home
 
-# Below the ports that the kernel gives to outgoing connections (32768 and up by default), which come and go.
+# Below the ports that the kernel assigns to outgoing connections (32768 and up by default), which come and go.
 _FIRST_PORT = 20000
 _PORTS = 12000
 
 
 class LocalMachine:
-    """One of possibly many nodes on this computer: they share its address, so ports are what tells them apart."""
+    """One of possibly many nodes on this computer: they share its address, and differ in their ports."""
 
     def __init__(self, node_dir: Path) -> None:
         self._node = NodeFolder(node_dir.absolute())
-        self._seen: tuple[int, int] | None = None
+        self._notice_version: tuple[int, int] | None = None
         self._notice: NoticeFact | None = None
 
     def notice(self) -> NoticeFact | None:
-        """The notice in force. `grace_s` is what was left of the grace when this object first saw the notice."""
+        """The notice in force. `grace_s` is the rest of the grace when this object first read the notice."""
         try:
             status = self._node.notice.stat()
         except OSError:
-            return self._notice  # Final: once given, a notice stays.
+            return self._notice  # A notice is final: it stays even if the file is removed.
         version = (status.st_mtime_ns, status.st_ino)
-        if version != self._seen:
+        if version != self._notice_version:
             tree = read_json(self._node.notice)
             if tree is not None:
                 self._notice = NoticeFact(
@@ -44,15 +44,15 @@ class LocalMachine:
                     # The monotonic clock is the same for every process of one boot of one computer.
                     grace_s=max(0.0, float(tree["deadline"]) - time.monotonic()),
                 )
-                self._seen = version
+                self._notice_version = version
         return self._notice
 
     def address(self) -> str:
-        """All nodes of this computer reach each other here."""
+        """The address at which all nodes of this computer reach each other."""
         return "127.0.0.1"
 
     def master_port(self, preferred: int) -> int:
-        """A port that nobody listens on. `preferred` would be every job's, so the node's own name picks instead."""
+        """A free port. Derived from the node's name, because all jobs would share `preferred`."""
         start = int.from_bytes(hashlib.sha256(self._node.instance.encode()).digest()[:4], "big")
         for offset in range(_PORTS):
             port = _FIRST_PORT + (start + offset) % _PORTS
@@ -65,11 +65,11 @@ class LocalMachine:
         return home() / "environments"
 
     def wake_governors(self) -> None:
-        """Whoever waits for this store's nodes is woken at once."""
-        ring(self._node.root)
+        """Wake the governors that wait for this store's nodes."""
+        wake_waiters(self._node.root)
 
     def power_off(self) -> None:
-        """End this process, from whichever thread; its supervisor does the rest. Does not return."""
+        """End this process, from any thread; its supervisor does the rest. Does not return."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

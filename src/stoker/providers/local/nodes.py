@@ -1,8 +1,8 @@
-"""Making, finding and ending the nodes of one root. Anybody may call anything at any time, in any number.
+"""Make, find and end the nodes of one root. Any process may call any of these functions at any time, concurrently.
 
-A node's lock tells what is known for sure. Whoever holds it exclusively is its supervisor, or is starting it, or is
-burying it. When it is free and there is no tombstone, the supervisor is dead: a machine without a power supply is
-off, so what is left of its processes is ended by whoever finds it.
+A node's lock is the only certain evidence. The process that holds it exclusively is the node's supervisor, starts the
+supervisor, or cleans up after it. If the lock is free and the state is not `gone`, the supervisor is dead: a machine
+without a power supply is off, so the process that finds it ends the node's remaining processes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from stoker.model.offerings import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
 from stoker.processes.container_sweep import sweep
 from stoker.processes.unmounting import unmount_below
-from stoker.providers.base import Terminated
-from stoker.providers.local.capabilities import KEEP_GONE_S
+from stoker.providers.base import TerminateResult
+from stoker.providers.local.capabilities import RETAIN_GONE_S
 from stoker.providers.local.folder import (
     NodeFolder,
-    State,
-    computer,
+    NodeState,
+    computer_id,
     open_lock,
     read_json,
     try_lock,
     write_json,
 )
 
-# How long one look at a dead node may take to end what is left of it; the next look goes on.
-BURY_S = 2.0
-# How long a launch waits while somebody else seems to be starting the same node.
+# How long one probe may take to end the processes of a dead node; the next probe continues.
+KILL_S = 2.0
+# How long a launch waits while another process seems to be starting the same node.
 START_S = 5.0
-# What the environment says about the training that the launcher itself may be part of: the new node is no part of it.
-_OF_TRAINING = {
+# Variables about a training that the launcher itself may be part of: the new node is not part of it.
+_TRAINING_VARIABLES = {
     NODE,
     TRAINING,
     "STOKER_JOB",
@@ -58,7 +58,7 @@ _TRASH = ".old-"
 
 @contextmanager
 def launching(root: Path) -> Iterator[None]:
-    """One launcher at a time on a root: what is counted under this lock stays true while it is held."""
+    """Allow one launcher at a time on a root: counts made under this lock stay true while it is held."""
     (root / "live").mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = open_lock(root / "lock", create=True)
     try:
@@ -68,7 +68,7 @@ def launching(root: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def live(root: Path) -> list[NodeFolder]:
+def live_nodes(root: Path) -> list[NodeFolder]:
     """Every node that is not known to be gone, by name."""
     try:
         names = sorted(entry.name for entry in (root / "live").iterdir())
@@ -77,8 +77,8 @@ def live(root: Path) -> list[NodeFolder]:
     return [NodeFolder(root / name) for name in names]
 
 
-def make(root: Path, params: Mapping[str, Any]) -> NodeFolder:
-    """The node's folder, made if it is not there. Only under `launching`. The folder appears whole or not at all."""
+def make_folder(root: Path, params: Mapping[str, Any]) -> NodeFolder:
+    """Make the node's folder unless it exists. Only under `launching`. The folder appears complete or not at all."""
     config = params["node"]
     node = NodeFolder(root / config["instance"])
     if node.path.exists():
@@ -90,34 +90,34 @@ def make(root: Path, params: Mapping[str, Any]) -> NodeFolder:
     write_json(draft / node.config.name, config)
     write_json(draft / node.settings.name, {**settings, "created_at": time.time()})
     (draft / node.alive.name).touch(mode=0o600)
-    # Before the folder: a node that is there is always found.
+    # Before the folder: a node whose folder exists is always listed.
     node.live.touch()
     draft.rename(node.path)
     return node
 
 
-def start(node: NodeFolder) -> subprocess.Popen[bytes] | None:
-    """Power the machine on, if it never was. None: it was, or somebody else is at it."""
+def start_supervisor(node: NodeFolder) -> subprocess.Popen[bytes] | None:
+    """Power the machine on if it never was. None: it was, or another process is starting it."""
     lock = open_lock(node.alive)
     try:
         deadline = time.monotonic() + START_S
         while not try_lock(lock, exclusive=True):
-            # Held by a supervisor, or for a moment by somebody who looks.
+            # Held by a supervisor, or for a moment by a probe.
             if node.state.exists() or time.monotonic() >= deadline:
                 return None
             time.sleep(0.002)
         if node.state.exists():
             return None
         if node.terminate.exists():
-            _entomb(node, None, "terminated before it was started")
+            _record_gone(node, None, "terminated before it was started")
             return None
-        # The supervisor inherits the lock, so there is no moment at which nobody has it. It must not be unlocked
-        # here, only closed: the lock belongs to the open file, and that is shared.
+        # The supervisor inherits the lock, so that it is never free in between. Close it here without unlocking: the
+        # lock belongs to the open file, which both processes share.
         with node.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "stoker.providers.local.node", str(node.path), str(lock)],
+                [sys.executable, "-m", "stoker.providers.local.supervisor", str(node.path), str(lock)],
                 env=_environment(),
-                # Python imports from where it is started; the node's own folder will hold the user's code.
+                # Python imports from its working directory; the node's own folder will hold the user's code.
                 cwd=node.root,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -130,36 +130,37 @@ def start(node: NodeFolder) -> subprocess.Popen[bytes] | None:
 
 
 def probe(node: NodeFolder) -> InstanceState:
-    """What the node is now. Ends what is left of one whose supervisor died. `gone` is never taken back.
+    """Return the node's state, and end the remaining processes of a node whose supervisor died. `gone` is final.
 
-    Raises Transient for a node of another computer that shares this folder, when its lock says nothing.
+    Raises Transient for a node of another computer that shares this folder, if its lock is not held.
     """
     try:
         lock = open_lock(node.alive)
     except (FileNotFoundError, NotADirectoryError):
-        return _bury_traceless(node)
+        return _end_without_lock_file(node)
     try:
         if not try_lock(lock, exclusive=False):
-            return _held(node)
+            return _state_while_locked(node)
         if not node.state.exists():
             if not node.log.exists():
-                return "pending"  # Made, never started: its launcher died, and anybody may launch it again.
-            return _bury_stillborn(node, lock)
-        state = node.read_state() or State("running", Process(0, 0, boot_id()), None, computer(), 0.0, "unreadable")
-        return "gone" if state.phase == "gone" else _bury(node, lock, state)
+                return "pending"  # Made, never started: its launcher died, and any launcher may start it.
+            return _end_never_ran(node, lock)
+        unreadable = NodeState("running", Process(0, 0, boot_id()), None, computer_id(), 0.0, "unreadable")
+        state = node.read_state() or unreadable
+        return "gone" if state.phase == "gone" else _end_dead_node(node, lock, state)
     finally:
         os.close(lock)
 
 
-def terminate(node: NodeFolder) -> Terminated:
-    """Switch the machine off, hard, as clouds do. Repeating is harmless."""
+def terminate(node: NodeFolder) -> TerminateResult:
+    """Switch the machine off at once, without grace, as clouds do. Repeating is harmless."""
     state = probe(node)
     if state == "gone":
         return "gone"
     try:
         node.terminate.touch()
     except OSError:
-        pass  # A full disk: the signal says the same.
+        pass  # A full disk: the signal has the same effect.
     recorded = node.read_state()
     if recorded is not None:
         recorded.process.signal(signal.SIGTERM)
@@ -176,110 +177,112 @@ def interrupt(node: NodeFolder, grace_s: float, source: str) -> None:
 
 
 def created_at(node: NodeFolder) -> float:
-    """When the node was made, by this computer's clock."""
+    """The time when the node was made, by this computer's clock."""
     created = (read_json(node.settings) or {}).get("created_at")
-    # The training can write there, too.
+    # The training can write this file, too.
     return float(created) if isinstance(created, (int, float)) and 0 < created < 1e11 else node.path.stat().st_mtime
 
 
-def collect(root: Path, now: float) -> list[Path]:
-    """Set aside the folders of nodes that are long gone, for the caller to remove. Only under `launching`."""
+def collect_gone(root: Path, now: float) -> list[Path]:
+    """Move the folders of nodes that are long gone aside, for the caller to remove. Only under `launching`."""
     trash = []
-    for node in live(root):
+    for node in live_nodes(root):
         if not node.path.exists():
             node.live.unlink(missing_ok=True)
     for entry in list(root.iterdir()):
         if entry.name.startswith((_DRAFT, _TRASH)):
-            trash.append(entry)  # Of somebody who did not live to finish.
+            trash.append(entry)  # Left by a process that died before it finished.
             continue
         node = NodeFolder(entry)
         state = node.read_state() if entry.is_dir() else None
-        if state is not None and state.phase == "gone" and now - state.at > KEEP_GONE_S and probe(node) == "gone":
+        if state is not None and state.phase == "gone" and now - state.at > RETAIN_GONE_S and probe(node) == "gone":
             node.live.unlink(missing_ok=True)
             trash.append(entry.rename(root / f"{_TRASH}{entry.name}"))
     return trash
 
 
-def _held(node: NodeFolder) -> InstanceState:
+def _state_while_locked(node: NodeFolder) -> InstanceState:
     state = node.read_state()
     if state is None:
         return "pending"
     return "running" if state.phase == "running" and not node.terminate.exists() else "stopping"
 
 
-def _bury(node: NodeFolder, lock: int, state: State) -> InstanceState:
-    """The lock is free and there is no tombstone: end what is left, then write one."""
-    if state.computer != computer():
+def _end_dead_node(node: NodeFolder, lock: int, state: NodeState) -> InstanceState:
+    """End the processes of a node whose lock is free and whose state is not `gone`, then record it as gone."""
+    if state.computer != computer_id():
         raise Transient(f"{node.instance} belongs to another computer that shares {node.root}")
     if state.process.alive:
-        return "running"  # On its way out, or a file system whose locks cannot be trusted.
+        return "running"  # It is exiting, or the file system's locks cannot be trusted.
     if not try_lock(lock, exclusive=True):
-        return "stopping"  # Somebody else is at it.
-    # Its agent died with its supervisor.
+        return "stopping"  # Another process is doing this.
+    # The agent died with its supervisor; its container may not have.
     sweep(node.path)
     group = find_group(NODE, node.owner, state.process, folder=state.cgroup, sessions=node.sessions)
     if group is not None:
-        if not group.kill(BURY_S):
+        if not group.kill(KILL_S):
             return "stopping"
         group.close()
     unmount_below(node.path)
-    _entomb(node, state, "its supervisor died")
+    _record_gone(node, state, "its supervisor died")
     return "gone"
 
 
-def _bury_stillborn(node: NodeFolder, lock: int) -> InstanceState:
-    """Its supervisor was started and died before it said a word, so nothing ever ran here."""
+def _end_never_ran(node: NodeFolder, lock: int) -> InstanceState:
+    """Record a node as gone whose supervisor died before it wrote a state, so that nothing ever ran on the node."""
     if not try_lock(lock, exclusive=True) or node.state.exists():
-        return "pending"  # Somebody is starting it again this moment.
+        return "pending"  # Another process is starting it right now.
     try:
-        _entomb(node, None, "its supervisor died before the machine was on")
+        _record_gone(node, None, "its supervisor died before the machine was on")
     except OSError:
-        return "pending"  # A full disk; the next look tries again.
+        return "pending"  # A full disk; the next probe tries again.
     return "gone"
 
 
-def _bury_traceless(node: NodeFolder) -> InstanceState:
-    """It was never here, or is long gone, or somebody removed its folder while it ran.
+def _end_without_lock_file(node: NodeFolder) -> InstanceState:
+    """End the processes of a node without a lock file.
 
-    Then its processes still carry its mark, and the next attempt must not start beside them.
+    Such a node was never here, or is long gone, or its folder was removed while it ran. In the last case its processes
+    still carry its mark, and the next attempt must not start beside them.
     """
     state = node.read_state()
     if state is not None and state.phase != "gone" and state.process.alive:
         return "running"  # Only its lock was removed.
     group = find_group(NODE, node.owner, Process(0, 0, boot_id()), folder=None)
-    if group is not None and group.members() and not group.kill(BURY_S):
+    if group is not None and group.members() and not group.kill(KILL_S):
         return "stopping"
-    # A supervisor whose agent was killed may be starting it again; it cannot, without the folder, and leaves.
+    # A supervisor whose agent was killed may try to restart it; without the folder it cannot, and exits.
     return "gone"
 
 
 def _cancel(node: NodeFolder) -> bool:
-    """Entomb a node that was made and never started, if nobody is starting it."""
+    """Record a node as gone that was made and never started, unless another process is starting it."""
     lock = open_lock(node.alive)
     try:
         if not try_lock(lock, exclusive=True) or node.state.exists():
             return False
-        _entomb(node, None, "terminated before it was started")
+        _record_gone(node, None, "terminated before it was started")
         return True
     finally:
         os.close(lock)
 
 
-def _entomb(node: NodeFolder, state: State | None, reason: str) -> None:
-    """Only by the holder of the exclusive lock, when nobody is left."""
+def _record_gone(node: NodeFolder, state: NodeState | None, reason: str) -> None:
+    """Write the final state. Only for the holder of the exclusive lock, once no process is left."""
     process = state.process if state is not None else Process(0, 0, boot_id())
     try:
-        node.write_state(State("gone", process, None, computer(), time.time(), reason))
+        node.write_state(NodeState("gone", process, None, computer_id(), time.time(), reason))
     except OSError:
-        # A full disk. A node that was started is found dead again by the next look; one that was not must be told.
+        # A full disk. The next probe finds a node that was started dead again; for one that was not, the caller needs
+        # the error.
         if state is None:
             raise
 
 
 def _environment() -> dict[str, str]:
-    """The launcher's own, as if the person had started the training by hand."""
+    """The launcher's environment without its training's variables, as if the user had started the training by hand."""
     return {
         key: value
         for key, value in os.environ.items()
-        if key not in _OF_TRAINING and not key.startswith("STOKER_INPUT_")
+        if key not in _TRAINING_VARIABLES and not key.startswith("STOKER_INPUT_")
     }

@@ -1,4 +1,4 @@
-"""What this computer has to offer."""
+"""The offerings of this computer."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import lru_cache
 from pathlib import Path
 
 from stoker.model.offerings import Offering
-from stoker.model.spec import LocalResources, Resources
+from stoker.model.resources import LocalResources, Resources
 
 MACHINE = "local"
 ZONE = "this-computer"
-# Spot against on-demand where the job file names no spot price: about what large clouds ask.
+# Ratio of spot to on-demand price if the job file names no spot price: about the ratio of large clouds.
 SPOT_SHARE = 0.32
 
 
 def offerings(resources: Resources) -> tuple[Offering, ...]:
-    """This computer, spot and on-demand, cheapest first; nothing if it does not have what is asked for."""
+    """This computer, spot and on-demand, cheapest first; empty if it cannot serve these resources."""
     if why_none(resources):
         return ()
     local = resources.local or LocalResources()
@@ -32,7 +32,7 @@ def offerings(resources: Resources) -> tuple[Offering, ...]:
             spot=spot,
             price=price,
             on_demand_price=local.price,
-            # Where the job file names none, there is no price: this computer costs nothing.
+            # If the job file names no price, there is no source: this computer costs nothing.
             price_source="job file" if local.price or local.spot_price else "",
             cpus=cpus(),
             memory_bytes=memory_bytes(),
@@ -42,12 +42,12 @@ def offerings(resources: Resources) -> tuple[Offering, ...]:
         )
 
     both = (offer(True, spot_price), offer(False, local.price))
-    # At the same price, the one that is not taken away comes first.
+    # At the same price, on-demand comes first: it is not reclaimed.
     return tuple(sorted(both, key=lambda offering: (offering.price, offering.spot)))
 
 
 def why_none(resources: Resources) -> str:
-    """Why this computer cannot serve these resources, in one line; empty when it can."""
+    """The reason why this computer cannot serve these resources, in one line; empty if it can."""
     if resources.machine and MACHINE not in resources.machine:
         return f"resources.machine: this computer is called {MACHINE!r}, not {', '.join(resources.machine)}"
     if resources.zones and ZONE not in resources.zones:
@@ -67,19 +67,19 @@ def why_none(resources: Resources) -> str:
 
 
 def cpus() -> int:
-    """CPUs this process may use."""
+    """The number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_bytes() -> int:
-    """Physical memory."""
+    """The size of the physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @lru_cache(maxsize=1)
 def gpu_names() -> tuple[str, ...]:
-    """The NVIDIA GPUs of this computer, through NVML; none when there is no driver."""
-    # The driver makes this file. Without it there is no need to import NVML.
+    """The NVIDIA GPUs of this computer, read through NVML; empty without a driver."""
+    # The driver makes this file. Without it NVML need not be imported.
     if not Path("/dev/nvidiactl").exists():
         return ()
     try:
@@ -101,7 +101,8 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def _same_gpu(wanted: str, name: str) -> bool:
-    """`A100` is any `NVIDIA A100-SXM4-40GB`; `L4` is no `L40S`."""
-    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", name) if word]
-    asked = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", wanted) if word]
-    return all(word in words for word in asked)
+    """Return True if the GPU's name contains all wanted words: `A100` matches `NVIDIA A100-SXM4-40GB`, `L4` not
+    `L40S`."""
+    name_words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", name) if word]
+    wanted_words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", wanted) if word]
+    return all(word in name_words for word in wanted_words)

@@ -1,4 +1,4 @@
-"""The local provider."""
+"""The local provider: nodes are processes of this computer."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from pathlib import Path
 
 from stoker.model.errors import InvalidRequest, NoCapacity, NotFound, Transient, UserError
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
-from stoker.model.spec import Resources, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 from stoker.processes.tree_removal import remove_tree
-from stoker.providers.base import LaunchOrder, Request, Terminated, Visit, Way
+from stoker.providers.base import LaunchOrder, Request, ShellCommand, ShellRequest, TerminateResult
 from stoker.providers.local import nodes, offers, request
 from stoker.providers.local.capabilities import CAPABILITIES
-from stoker.providers.local.folder import NodeFolder, computer, read_json
+from stoker.providers.local.folder import NodeFolder, computer_id, read_json
 from stoker.providers.registry import Context
 
-# How often the bell is looked at: late by so much at most, and far below a percent of a CPU.
-_LOOK_S = 0.025
-# How often folders of nodes long gone are looked for.
+# How often the wake file is checked: the largest delay of a wake-up, at far below a percent of a CPU.
+_WAKE_POLL_S = 0.025
+# How often folders of nodes long gone are searched for.
 _COLLECT_EVERY_S = 3600.0
 
 
 class LocalProvider:
-    """This computer's nodes of one store. Holds nothing but what it last heard; everything else is on disk."""
+    """This computer's nodes of one store. Its only state is the last wake-up that it saw; the rest is on disk."""
 
     name = "local"
 
     def __init__(self, context: Context) -> None:
         home = Path(os.environ.get("STOKER_HOME") or Path.home() / ".stoker")
         self._root = home.absolute() / "nodes" / request.root_name(context.store)
-        self._place = request.place_name(computer(), os.path.realpath(home))
-        self._heard = self._bell()
-        # Supervisors that this process started: to be waited for when they end, nothing else.
+        self._place = request.place_name(computer_id(), os.path.realpath(home))
+        self._last_wake = self._wake_version()
+        # Supervisors that this process started, only to reap them when they end.
         self._started: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -47,7 +48,8 @@ class LocalProvider:
 
     @property
     def place(self) -> str:
-        """This home on this computer. A store may be shared; its nodes at other places cannot be known from here."""
+        """This home on this computer. A store may be shared; the state of its nodes at other places is not known
+        here."""
         return self._place
 
     @property
@@ -55,15 +57,15 @@ class LocalProvider:
         return CAPABILITIES
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
-        """This computer, spot and on-demand; empty when it does not have what is asked for (see `why_none`)."""
+        """This computer, spot and on-demand; empty if it cannot serve these resources (see `why_none`)."""
         return offers.offerings(resources)
 
     def why_none(self, resources: Resources) -> str:
-        """Why `offerings` is empty, in one line."""
+        """The reason why `offerings` is empty, in one line."""
         return offers.why_none(resources)
 
     def check(self, spec: Spec) -> None:
-        """Raise UserError for a job that this computer will never have room for. Pure."""
+        """Raise UserError for a job that never fits into the configured capacity. Pure."""
         capacity = spec.resources.local.capacity if spec.resources.local is not None else None
         if capacity is not None and spec.nodes > capacity:
             raise UserError(
@@ -75,11 +77,11 @@ class LocalProvider:
         return request.build(order, self._place)
 
     def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
-        """Start the nodes that were never started; answer all of them as they are, those that are gone too.
+        """Start the nodes that were never started; return all of them, including those that are gone.
 
-        Raises NoCapacity when `resources.local.capacity` has no room for all of them and none is there yet.
+        Raises NoCapacity if `resources.local.capacity` has no room for all of them and none exists yet.
         """
-        self._wait_for_ended()
+        self._reap()
         wanted = [each.params for each in requests]
         if any(each.service != "local" or each.operation != "start-node" for each in requests):
             raise InvalidRequest("not a request to the local provider")
@@ -88,11 +90,13 @@ class LocalProvider:
                 trash = self._collect()
                 mine = [NodeFolder(self._root / params["node"]["instance"]) for params in wanted]
                 if self._has_room(mine, min((p["capacity"] for p in wanted if "capacity" in p), default=None)):
-                    # All folders before the first process: they are what takes up capacity.
-                    mine = [nodes.make(self._root, params) for params in wanted]
+                    # All folders before the first process: folders count against the capacity.
+                    mine = [nodes.make_folder(self._root, params) for params in wanted]
                 made = [node for node in mine if node.path.exists()]
                 for node in made:
-                    self._keep(nodes.start(node))
+                    child = nodes.start_supervisor(node)
+                    if child is not None:
+                        self._started.append(child)
         except OSError as error:
             raise Transient(f"this computer cannot start a node: {error}") from error
         for path in trash:
@@ -100,40 +104,40 @@ class LocalProvider:
         return tuple(_instance(node, nodes.probe(node)) for node in made)
 
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:  # noqa: ARG002 - has no regions
-        """Every node of this store that is not gone. Ends what is left of nodes whose supervisor died."""
-        self._wait_for_ended()
+        """Every node of this store that is not gone. Ends the remaining processes of nodes whose supervisor died."""
+        self._reap()
         found = []
-        for node in nodes.live(self._root):
+        for node in nodes.live_nodes(self._root):
             if not node.config.exists():
-                continue  # Being launched this moment, or its launcher ended right there: `collect` will tell.
-            state = self._look(node)
+                continue  # Being launched right now, or its launcher died there: `collect_gone` decides later.
+            state = self._listed_state(node)
             if state == "gone":
                 node.live.unlink(missing_ok=True)
                 continue
             try:
                 found.append(_instance(node, state))
             except Transient:
-                # Its training wrote over it, so the log names it, and it can be asked for by its name. The others must
-                # be listed all the same.
+                # The training overwrote its configuration. The log names the node, so it can still be looked up by its
+                # id, and the other nodes must be listed.
                 continue
         return tuple(found)
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:  # noqa: ARG002
-        """The state of each id, asked now. What was never here, or is long gone, is `gone`.
+        """The current state of each id. A node that was never here, or is long gone, is `gone`.
 
         Raises Transient for ids of another place.
         """
-        self._wait_for_ended()
+        self._reap()
         return {instance: nodes.probe(node) if (node := self._node(instance)) else "gone" for instance in ids}
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:  # noqa: ARG002
-        """Switch the machine off, with everything on it. `requested` until nobody is left."""
-        self._wait_for_ended()
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:  # noqa: ARG002
+        """Switch the machine off with all its processes. `requested` until no process is left."""
+        self._reap()
         node = self._node(instance)
         return nodes.terminate(node) if node else "gone"
 
     def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> None:  # noqa: ARG002
-        """Give the node a hard notice. Raises NotFound when it is gone."""
+        """Give the node a hard notice. Raises NotFound if it is gone."""
         node = self._node(instance)
         if node is None or nodes.probe(node) == "gone":
             raise NotFound(f"{instance} is gone")
@@ -145,40 +149,46 @@ class LocalProvider:
             raise Transient(f"the notice cannot be given: {error}") from error
 
     @contextmanager
-    def way(self, instance: str, visit: Visit, spec: Spec, region: str | None = None) -> Iterator[Way]:  # noqa: ARG002
-        """A command beside the training, in its folder and with its environment. Raises UserError for all else."""
-        if not visit.command:
+    def shell_command(
+        self,
+        instance: str,
+        shell_request: ShellRequest,
+        spec: Spec,
+        region: str | None = None,  # noqa: ARG002
+    ) -> Iterator[ShellCommand]:
+        """Run a command beside the training, in its folder and environment. Raises UserError for any other request."""
+        if not shell_request.command:
             raise UserError(
                 f"{instance} is a process of this computer; `stoker exec {spec.name} -- bash` opens a shell there"
             )
-        if visit.options or visit.user or visit.identity or visit.via:
+        if shell_request.options or shell_request.user or shell_request.identity or shell_request.via:
             raise UserError(f"{instance} is a process of this computer: there is nothing to connect to")
         node = self._node(instance)
         if node is None or nodes.probe(node) == "gone":
-            raise UserError(f"{instance} is gone; a node can be visited while it runs")
-        argv = (sys.executable, "-m", "stoker.agent", str(node.path), "--", *visit.command)
-        # Python imports from where it is started: not from the person's folder, nor from that of the code.
-        yield Way("here", argv, cwd=str(node.root))
+            raise UserError(f"{instance} is gone; commands can run only on a running node")
+        argv = (sys.executable, "-m", "stoker.agent", str(node.path), "--", *shell_request.command)
+        # Python imports from its working directory: use neither the user's folder nor that of the code.
+        yield ShellCommand("here", argv, cwd=str(node.root))
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until something happened on any node of this store since the last call, or the time is over."""
+        """Sleep until an event on any node of this store since the last call, or until the timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
-            heard = self._bell()
-            if heard != self._heard:
-                self._heard = heard
+            version = self._wake_version()
+            if version != self._last_wake:
+                self._last_wake = version
                 return True
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
-            time.sleep(min(_LOOK_S, left_s))
+            time.sleep(min(_WAKE_POLL_S, left_s))
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── internals ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _node(self, instance: str) -> NodeFolder | None:
-        """None for a name that no node of this root can have.
+        """The node of this name; None for a name that no node of this root can have.
 
-        Raises Transient for a node of another place: that it is not here says nothing about it. Were it taken for
+        Raises Transient for a node of another place: its absence here says nothing about it. If it were reported as
         gone, two governors that share a store would close each other's attempts while they train.
         """
         if not instance or "/" in instance or instance.startswith("."):
@@ -187,43 +197,39 @@ class LocalProvider:
             raise Transient(f"{instance} is a process of another computer, or under another STOKER_HOME; govern there")
         return NodeFolder(self._root / instance)
 
-    def _look(self, node: NodeFolder) -> InstanceState:
+    def _listed_state(self, node: NodeFolder) -> InstanceState:
         try:
             return nodes.probe(node)
         except Transient:
-            return "running"  # Another computer's: cannot be known from here, and must not be missing.
+            return "running"  # On another computer: unknown here, but it must be listed and counted.
 
     def _has_room(self, mine: list[NodeFolder], capacity: int | None) -> bool:
         missing = [node for node in mine if not node.path.exists()]
         if capacity is None or not missing:
             return True
-        taken = sum(self._look(node) != "gone" for node in nodes.live(self._root))
+        taken = sum(self._listed_state(node) != "gone" for node in nodes.live_nodes(self._root))
         if taken + len(missing) <= capacity:
             return True
         if len(missing) == len(mine):
             raise NoCapacity(f"this computer runs {taken} of at most {capacity} nodes (resources.local.capacity)")
-        return False  # A launch that was cut short, and somebody else took the room since: answer what there is.
+        return False  # An interrupted launch, and another job took the room since: return the nodes that exist.
 
     def _collect(self) -> list[Path]:
-        """Look for old folders now and then."""
-        stamp = self._root / "collected"
+        """Collect old folders now and then."""
+        marker = self._root / "collected"
         now = time.time()
         try:
-            if now - stamp.stat().st_mtime < _COLLECT_EVERY_S:
+            if now - marker.stat().st_mtime < _COLLECT_EVERY_S:
                 return []
         except FileNotFoundError:
             pass
-        stamp.touch()
-        return nodes.collect(self._root, now)
+        marker.touch()
+        return nodes.collect_gone(self._root, now)
 
-    def _keep(self, child: subprocess.Popen[bytes] | None) -> None:
-        if child is not None:
-            self._started.append(child)
-
-    def _wait_for_ended(self) -> None:
+    def _reap(self) -> None:
         self._started = [child for child in self._started if child.poll() is None]
 
-    def _bell(self) -> tuple[int, int]:
+    def _wake_version(self) -> tuple[int, int]:
         try:
             status = (self._root / "wake").stat()
         except OSError:

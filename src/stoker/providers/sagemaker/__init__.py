@@ -1,13 +1,13 @@
-"""Training jobs of SageMaker: a claim is one of them, and its hosts are the nodes.
+"""Training jobs of SageMaker: a claim is one training job, and its hosts are the nodes.
 
-The node's side (`machine`) needs the standard library alone; boto3 is imported by whoever asks SageMaker for something.
+The node's side (`machine`) needs the standard library alone; boto3 is imported by the client when it is first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Before the function of that name: imported later, the module would take its place in this namespace.
+# Imported before the function `machine` is defined: a later import of the module would replace it in this namespace.
 from stoker.providers.sagemaker.machine import SageMakerMachine
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["CAPABILITIES", "connect", "machine"]
 
 
 def connect(context: Context) -> SageMakerProvider:
-    """The provider for one store's training jobs. Asks nobody yet."""
+    """The provider for one store's training jobs. Makes no call yet."""
     from stoker.providers.sagemaker.provider import SageMakerProvider
 
     return SageMakerProvider(context)

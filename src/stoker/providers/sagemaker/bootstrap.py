@@ -1,8 +1,8 @@
-"""A container of SageMaker's becomes a node: what its entry point runs, from its own arguments.
+"""Turn a container of SageMaker's into a node: run by its entry point, from the container's own arguments.
 
-SageMaker has brought the agent as an input channel, so that nothing needs a network for it. This process stays, as the
-first of the container: it hears SIGTERM, starts an agent that crashed once more (which saves what there is), shows the
-log, and gives the container's last word: what could not be started is told in `/opt/ml/output/failure`.
+SageMaker delivers the agent as an input channel, so that its installation needs no network. This process stays as the
+container's first process: it receives SIGTERM, restarts a crashed agent (which then saves), forwards the log, and sets
+the container's exit status. The reason of a failed start is written to `/opt/ml/output/failure`.
 """
 
 import hashlib
@@ -20,47 +20,50 @@ from pathlib import Path
 from typing import Any
 
 ML = Path("/opt/ml")
-# An agent that crashed is started again, to save; not for ever.
+# A crashed agent is started again, so that it saves, but only so often.
 _STARTS = 4
 _LOOK_S = 0.5
 _CHUNK = 1 << 20
 
 
-class BootFailed(Exception):
+class ContainerBootFailed(Exception):
     """This container cannot become a node. The message says what to do."""
 
 
 def main(config: "dict[str, Any]", ml: Path = ML) -> int:
-    """From a bare container to its end. The status is the container's."""
+    """Run the node from the bare container to its end. Returns the container's exit status."""
     try:
         home = ml / "stoker"
         node = home / "node"
         node.mkdir(mode=0o700, parents=True, exist_ok=True)
         asked: list[float] = []
         signal.signal(signal.SIGTERM, lambda *_: _note(node / "sigterm", asked))
-        host, rank = who(ml, config["node"]["nodes"])
+        host, rank = host_and_rank(ml, config["node"]["nodes"])
         agent = install(config, ml, home)
-        told = dict(config["node"], rank=rank, instance=f"{config['training_job']}.{host}")
-        (node / "node.json").write_text(json.dumps(told, sort_keys=True), encoding="utf-8")
+        node_config = dict(config["node"], rank=rank, instance=f"{config['training_job']}.{host}")
+        (node / "node.json").write_text(json.dumps(node_config, sort_keys=True), encoding="utf-8")
         (node / "train.log").touch()
-        shown = Shown(node / "train.log")
+        shown = LogForwarder(node / "train.log")
         status = supervise([sys.executable, str(agent), str(node)], environ(config, home), node)
         shown.end()
         if status:
-            raise BootFailed(f"the agent ended {_STARTS} times: {_last_line(node / 'agent.log')}")
-        return said(ml, node, config["node"]["nodes"])
-    except BootFailed as failure:
+            raise ContainerBootFailed(f"the agent ended {_STARTS} times: {_last_line(node / 'agent.log')}")
+        return final_status(ml, node, config["node"]["nodes"])
+    except ContainerBootFailed as failure:
         return failed(ml, str(failure))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must reach whoever asks why
+    except Exception as error:  # noqa: BLE001 - the edge of the process: every error must reach SageMaker's console
         import traceback
 
         traceback.print_exc()
         return failed(ml, f"{error!r}: this is a fault in Stoker or a broken image; the log says where")
 
 
-def said(ml: Path, node: Path, nodes: int) -> int:
-    """The status that SageMaker shows. Of several hosts it ends all the others when one of them fails, while they may
-    be saving: there, how the training ended is told by Stoker alone."""
+def final_status(ml: Path, node: Path, nodes: int) -> int:
+    """The exit status that SageMaker shows.
+
+    Of several hosts SageMaker ends all others when one fails, while they may be saving. For several hosts the status is
+    therefore 0, and the outcome is recorded by Stoker alone.
+    """
     try:
         left = json.loads((node / "left").read_text())
     except (OSError, ValueError):
@@ -71,28 +74,28 @@ def said(ml: Path, node: Path, nodes: int) -> int:
     return int(left["code"] or 0) % 256 or 1
 
 
-def who(ml: Path, nodes: int) -> "tuple[str, int]":
-    """This host, and its rank among all."""
+def host_and_rank(ml: Path, nodes: int) -> "tuple[str, int]":
+    """The name of this host, and its rank among all hosts."""
     found = json.loads((ml / "input/config/resourceconfig.json").read_text())
     host, hosts = str(found["current_host"]), sorted(found["hosts"], key=lambda name: int(name.rpartition("-")[2]))
     if len(hosts) != nodes:
-        raise BootFailed(f"there are {len(hosts)} hosts and {nodes} were asked for; launch it again")
+        raise ContainerBootFailed(f"there are {len(hosts)} hosts and {nodes} were asked for; launch it again")
     return host, hosts.index(host)
 
 
 def install(config: "dict[str, Any]", ml: Path, home: Path) -> Path:
-    """The agent for this Python, from the channel that SageMaker brought it by."""
+    """Install the agent for this Python from the channel by which SageMaker delivered it."""
     arch = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
     tag = f"cp3{min(sys.version_info[1], 11)}-{arch}"
     name = config["bundles"].get(tag)
     if name is None:
         known = ", ".join(sorted(config["bundles"]))
-        raise BootFailed(f"there is no agent for {tag}, only for {known}; use an image with such a Python")
+        raise ContainerBootFailed(f"there is no agent for {tag}, only for {known}; use an image with such a Python")
     channel = ml / "input/data" / config["channels"][tag]
-    # By whatever name SageMaker gave to the one object that the channel has.
+    # The channel has one object, under a name that SageMaker chooses.
     brought = sorted(path for path in channel.rglob("*") if path.is_file())
     if len(brought) != 1:
-        raise BootFailed(
+        raise ContainerBootFailed(
             f"the channel {channel.name} brought {len(brought)} files, not the agent; submit the job again"
         )
     (archive,) = brought
@@ -101,17 +104,20 @@ def install(config: "dict[str, Any]", ml: Path, home: Path) -> Path:
         for chunk in iter(lambda: file.read(_CHUNK), b""):
             found.update(chunk)
     if found.hexdigest() != name.partition("-")[0]:
-        raise BootFailed("the agent is not the one that was submitted: its digest differs; submit the job again")
+        raise ContainerBootFailed(
+            "the agent is not the one that was submitted: its digest differs; submit the job again"
+        )
     agent = home / "agent"
     shutil.rmtree(str(agent), ignore_errors=True)
     with tarfile.open(str(archive)) as files:
-        # Its digest says that these are Stoker's own files.
+        # The digest proves that these are Stoker's own files.
         files.extractall(str(agent))
     return agent
 
 
 def environ(config: "dict[str, Any]", home: Path) -> "dict[str, str]":
-    """The agent's environment, which the training inherits: the image's own, with a `python` where it has only 3."""
+    """The agent's environment, which the training inherits: the image's own, with a `python` where it has only
+    `python3`."""
     programs = home / "programs"
     programs.mkdir(exist_ok=True)
     program = programs / "python"
@@ -124,7 +130,7 @@ def environ(config: "dict[str, Any]", home: Path) -> "dict[str, str]":
 
 
 def supervise(command: "list[str]", env: "dict[str, str]", node: Path) -> int:
-    """Run the agent until it is done. 0: it is."""
+    """Run the agent until it ends by itself. Returns 0 when it did, 1 after too many crashes."""
     for _ in range(_STARTS):
         with (node / "agent.log").open("ab") as log:
             agent = subprocess.Popen(command, env=env, cwd=str(node), stdout=log, stderr=subprocess.STDOUT)
@@ -137,7 +143,7 @@ def supervise(command: "list[str]", env: "dict[str, str]", node: Path) -> int:
 
 
 def _reaped(pid: int) -> int:
-    """Wait for a process, and for every orphan meanwhile: the first process of a container inherits them."""
+    """Wait for a process, and reap every orphan meanwhile: the first process of a container inherits them."""
     while True:
         done, status = os.waitpid(-1, 0)
         if done == pid:
@@ -145,7 +151,8 @@ def _reaped(pid: int) -> int:
 
 
 def _kill_rest() -> None:
-    """The next agent must find nobody, and the container ends with the last one. Only where all processes are ours."""
+    """Kill all other processes, which the next agent must not meet, and which would keep the container running. Only as
+    the container's first process, when all processes are the job's."""
     if os.getpid() != 1:
         return
     try:
@@ -153,11 +160,11 @@ def _kill_rest() -> None:
         while True:
             os.waitpid(-1, 0)
     except OSError:
-        pass  # There is nobody left.
+        pass  # No process is left.
 
 
-class Shown(threading.Thread):
-    """Shows the training's log on this container's output, where SageMaker finds it for CloudWatch."""
+class LogForwarder(threading.Thread):
+    """Copies the training's log to this container's output, from where SageMaker sends it to CloudWatch."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -179,13 +186,13 @@ class Shown(threading.Thread):
                     self._over.wait(_LOOK_S)
 
     def end(self) -> None:
-        """Show what is left."""
+        """Copy the rest of the log, and stop."""
         self._over.set()
         self.join(timeout=10.0)
 
 
 def _note(path: Path, asked: "list[float]") -> None:
-    """Write down when SageMaker asked first: that counts. The agent looks there, several times a second."""
+    """Record when SageMaker first asked for the end, in a file that the agent reads several times a second."""
     if not asked:
         asked.append(time.monotonic())
         draft = path.with_name(".sigterm.tmp")
@@ -194,7 +201,7 @@ def _note(path: Path, asked: "list[float]") -> None:
 
 
 def failed(ml: Path, what: str) -> int:
-    """SageMaker shows the first 1024 characters of that file as the reason."""
+    """Report a failed boot. SageMaker shows the first 1024 characters of the failure file as the reason."""
     print(f"stoker: boot failed: {what}", flush=True)
     _write_failure(ml, f"boot failed: {what}")
     return 1

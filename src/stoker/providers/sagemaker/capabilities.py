@@ -1,4 +1,4 @@
-"""What the sagemaker provider can do."""
+"""The capabilities of the sagemaker provider."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from stoker.model.offerings import Capabilities
 
 CAPABILITIES = Capabilities(
     paid=True,
-    # The name of a training job is its token, and is never given twice. Nothing is gained by trusting that for ever.
+    # The name of a training job is its token, and is never reused. A day is enough, so that more is not relied on.
     token_lifetime_s=86400.0,
     # Listings lag behind launches by seconds; a claim is in the log before its launch.
     newborn_s=300.0,
-    # SageMaker looks for machines for a long while before it says that there are none, and then brings the image.
+    # SageMaker searches for machines for a long time before it reports that there are none, and then pulls the image.
     boot_timeout_s=3600.0,
     silence_s=180.0,
     honours=frozenset(
@@ -42,8 +42,9 @@ CAPABILITIES = Capabilities(
     ),
     interrupts=True,
     bundled=True,
-    # What SageMaker could not find for half an hour is not there a minute later.
+    # Capacity that SageMaker did not find within half an hour will not appear a minute later.
     dry_for_s=600.0,
-    # Training jobs have the credentials of their role and no others.
+    # Training jobs have the credentials of their role alone.
     stores=("s3",),
+    price_list="AWS",
 )

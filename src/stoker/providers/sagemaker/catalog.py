@@ -1,6 +1,6 @@
-"""SageMaker's machine types: EC2's with `ml.` before them, as far as SageMaker trains on them.
+"""SageMaker's machine types: those of EC2 that SageMaker trains on, with the prefix `ml.`.
 
-What a type has is EC2's own table; which types SageMaker takes is in `data/sagemaker_machines.json`, written by
+Their properties come from EC2's table; the list of types is in `data/sagemaker_machines.json`, written by
 `scripts/write_sagemaker_tables.py` from botocore's model.
 """
 
@@ -26,14 +26,16 @@ _LOOKS_LIKE_A_TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.(medium|la
 
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, MachineType]:
-    """Every type that SageMaker trains on and EC2's table knows, by name."""
+    """Every type that SageMaker trains on and EC2's table has, by name."""
     found = {name: ec2.find(name.removeprefix(PREFIX)) for name in _data()["machines"]}
     return {name: _named(name, machine) for name, machine in found.items() if machine is not None}
 
 
 def local_gb(name: str) -> int | None:
-    """How large the disks of a type are that has some of its own: SageMaker uses these, takes no key for them, and
-    gives no other. None: it has none, or nobody knows."""
+    """The size of a type's local disks, in GB. SageMaker uses these, takes no key for them, and adds no other disk.
+
+    None: the type has none, or is not in the table.
+    """
     found = _data()["local_gb"].get(name)
     return None if found is None else int(found)
 
@@ -46,7 +48,7 @@ def _data() -> dict[str, Any]:
 
 
 def facts(name: str) -> MachineType:
-    """The machine type of the table, else what its name tells: the processor, and no more."""
+    """The machine type in the table, else what its name implies: the processor, and no more."""
     return table().get(name) or _named(name, ec2.facts(name.removeprefix(PREFIX)))
 
 
@@ -64,7 +66,7 @@ _CATALOG = machine_types.Catalog(
     facts=facts,
     name=_LOOKS_LIKE_A_TYPE,
     examples=("ml.g5.xlarge", "ml.p4d.24xlarge"),
-    misspelt=_misspelt,
+    is_misspelt=_misspelt,
 )
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves

@@ -1,7 +1,7 @@
-"""The entry point of a container: `bootstrap.py` and what it is told, within what CreateTrainingJob takes. Pure.
+"""The entry point of a container: `bootstrap.py` and its configuration, within the limits of CreateTrainingJob. Pure.
 
-SageMaker takes a hundred arguments of 256 characters and no line breaks. So a line of shell finds a Python, which joins
-the arguments, unpacks them and runs them. They carry no credential: the container has a role of its own.
+SageMaker takes a hundred arguments of 256 characters, without line breaks. So a line of shell finds a Python, which
+joins the arguments, decompresses and runs them. They contain no credential: the container has a role of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.providers.boot import script
 
 _MOST = 256
 _MOST_ARGUMENTS = 100
-# The image's own Python comes first; the rest is for images whose own is too old.
+# The image's own Python comes first; the others are for images whose own is too old.
 _FIND = (
     "for p in python3 python /opt/conda/bin/python python3.13 python3.12 python3.11 python3.10;do"
     ' $p -c "$0" 2>/dev/null&&exec $p -c "$@";done;'
@@ -28,19 +28,21 @@ _RUN = 'import sys,zlib,base64;exec(zlib.decompress(base64.b64decode("".join(sys
 
 
 def channel(tag: str) -> str:
-    """The input channel that brings the agent for this Python and processor."""
+    """The name of the input channel that delivers the agent for this Python and processor."""
     return f"stoker-{tag.replace('_', '-')}"
 
 
 def entry_point(order: LaunchOrder, training_job: str) -> tuple[list[str], list[str]]:
-    """ContainerEntrypoint and ContainerArguments. Raises UserError where there is more than SageMaker takes."""
+    """ContainerEntrypoint and ContainerArguments. Raises UserError where they exceed SageMaker's limits."""
     environ = dict(order.environ)
     if order.offering.region:
         environ.setdefault("AWS_DEFAULT_REGION", order.offering.region)
         environ.setdefault("AWS_REGION", order.offering.region)
     channels = {tag: channel(tag) for tag in order.bundles}
-    told = script.config_of(script.boot_of(order, "sagemaker", environ, training_job=training_job, channels=channels))
-    program = f"{script.lean_source('stoker.providers.sagemaker.bootstrap')}\n{_call(told)}\n"
+    config = script.config_of(
+        script.boot_settings(order, "sagemaker", environ, training_job=training_job, channels=channels)
+    )
+    program = f"{script.lean_source('stoker.providers.sagemaker.bootstrap')}\n{_call(config)}\n"
     text = base64.b64encode(zlib.compress(program.encode(), 9)).decode()
     arguments = [_FITS, _RUN, *(text[start : start + _MOST] for start in range(0, len(text), _MOST))]
     if len(arguments) > _MOST_ARGUMENTS:
@@ -48,5 +50,5 @@ def entry_point(order: LaunchOrder, training_job: str) -> tuple[list[str], list[
     return ["/bin/sh", "-c", _FIND], arguments
 
 
-def _call(told: dict[str, Any]) -> str:
-    return f"sys.exit(main(json.loads({json.dumps(told, sort_keys=True)!r})))"
+def _call(config: dict[str, Any]) -> str:
+    return f"sys.exit(main(json.loads({json.dumps(config, sort_keys=True)!r})))"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stoker.model.errors import AuthDenied, InvalidRequest, Misnamed, NotFound, ProviderError, QuotaExceeded
+from stoker.model.errors import AuthDenied, InvalidRequest, NoSuchResource, NotFound, ProviderError, QuotaExceeded
 from stoker.providers.ec2 import errors as aws
 
 T = TypeVar("T")
 
 first_line = aws.first_line
 
-# What a person named in the job file, by words in the message that says it will not do: SageMaker has one code for all.
+# Fields of the job file, by words in the message that refuses them: SageMaker has one code for all.
 _FIELDS = (
     ("role", "resources.sagemaker.role"),
     ("subnet", "resources.sagemaker.subnets"),
@@ -21,7 +21,7 @@ _FIELDS = (
     ("image", "environment.container.image"),
     ("instance type", "resources.machine"),
 )
-# And by words in the name of a quota that is not about machines.
+# Fields of the job file, by words in the name of a quota that does not count machines.
 _QUOTAS = (
     ("run time", "limits.max_runtime"),
     ("keep alive", "resources.sagemaker.keep_alive"),
@@ -35,40 +35,40 @@ _ADVICE: dict[type[ProviderError], str] = {
 
 
 class NameTaken(InvalidRequest):
-    """There is, or was, a training job of this name: somebody finished this claim before."""
+    """A training job of this name exists, or existed: another governor has launched this claim."""
 
 
-class Ended(InvalidRequest):
-    """The training job has ended, and takes no more orders."""
+class TrainingJobEnded(InvalidRequest):
+    """The training job has ended, and cannot be stopped any more."""
 
 
 def calling(what: str, call: Callable[[], T]) -> T:
-    """Call SageMaker. `what` begins the message of whatever goes wrong, for people."""
-    return aws.calling(what, call, mapped)
+    """Call SageMaker. `what` begins the message of an error."""
+    return aws.call_aws(what, call, mapped)
 
 
 def mapped(what: str, response: Any) -> ProviderError:
-    """The error that an answer of SageMaker's means."""
-    told = response.get("Error", {})
-    code = str(told.get("Code", ""))
-    message = first_line(str(told.get("Message", "")) or "no reason given")
+    """The error of an unsuccessful response of SageMaker's."""
+    error = response.get("Error", {})
+    code = str(error.get("Code", ""))
+    message = first_line(str(error.get("Message", "")) or "no reason given")
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     kind = _kind(code, message.lower(), status)
     field = ""
     if kind is InvalidRequest:
         field = next((field for word, field in _FIELDS if word in message.lower()), "")
-        kind = Misnamed if field else kind
+        kind = NoSuchResource if field else kind
     if kind is QuotaExceeded:
         field = next((field for word, field in _QUOTAS if word in message.lower()), "")
     return kind(f"{field or what}: {message} ({code}){_ADVICE.get(kind, '')}")
 
 
 def _kind(code: str, message: str, status: int) -> type[ProviderError]:
-    # An unknown training job has no code of its own.
+    # SageMaker has no code of its own for an unknown training job.
     if code == "ResourceNotFound" or (code == "ValidationException" and "resource not found" in message):
         return NotFound
     if code == "ValidationException" and "training job is in status" in message:
-        return Ended
+        return TrainingJobEnded
     if code == "ResourceInUse":
         return NameTaken
-    return aws.kind_of(code, status)
+    return aws.error_type(code, status)

@@ -1,26 +1,27 @@
-"""What AWS has to allow for training jobs, as policies: for the person, for the governor, and for the training jobs.
+"""The IAM policies for training jobs: for a person, for the governor, and for the training jobs. Pure.
 
-What they may do in the store is the same as on EC2 (`stoker.providers.ec2.iam`). A training job's role can write no
-decision and start or stop no training job. Asks nobody.
+Their statements about the store are those of EC2 (`stoker.providers.ec2.iam`). A training job's role can write no
+decision, and start or stop no training job.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from stoker.providers.base import Grant, Grants
+from stoker.model.resources import Resources
 from stoker.providers.ec2 import iam as ec2
 from stoker.providers.ec2 import secret_access
 from stoker.providers.ec2.permissions import allow
+from stoker.providers.grants import Grant, Grants, MachineRole
 from stoker.providers.sagemaker import names, tags
 from stoker.providers.sagemaker.request import DEFAULT_ROLE
 
-# A training job in capacity that was reserved is made in these, too.
+# Creating a training job in reserved capacity needs the permission on these as well.
 # https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-iam-permissions.html
 PLANS = ("arn:aws:sagemaker:*:*:training-plan/*", "arn:aws:sagemaker:*:*:reserved-capacity/*")
-# Of what EC2's policies hold, everything that is about machines.
+# The statements of EC2's policies that concern machines, and are left out here.
 _MACHINES = ("Plan", "Machines", "Launch", "Tag", "Name", "Visit", "Check", "Interrupt", "Images", "PassNodeRole")
-# What SageMaker does with the role of a training job besides: its log and metrics, its image, its network.
+# SageMaker's own use of a training job's role: its log and metrics, its image, its network.
 _LOG_GROUP = "arn:aws:logs:*:*:log-group:/aws/sagemaker/TrainingJobs"
 _LOGS = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
 _IMAGE = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
@@ -46,7 +47,7 @@ def grants(
     secrets: tuple[str, ...] = (),
     notify: tuple[str, ...] = (),
 ) -> Grants:
-    """The policies for one store. Pure. Raises UserError for what is no bucket, no name of a job, no secret here."""
+    """Describe the policies for one store. Pure. Raises UserError for an invalid bucket, job name or secret."""
     found = {
         grant.name: _about_store(grant)
         for grant in ec2.grants(store, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify).grants
@@ -56,6 +57,14 @@ def grants(
         (_person(found["person"]), _governor(found["governor"], store), _training(found["node"], job)),
         (*notes, secret_access.NOTE) if secrets or notify else notes,
     )
+
+
+def machine_role(resources: Resources) -> MachineRole | None:
+    """The role of training jobs that these resources name, or the default."""
+    if resources.sagemaker is None:
+        return None
+    name = resources.sagemaker.role or DEFAULT_ROLE
+    return MachineRole("aws", "resources.sagemaker.role", name, DEFAULT_ROLE, covered_by_sagemaker=True)
 
 
 def _about_store(grant: Grant) -> list[dict[str, Any]]:
@@ -68,7 +77,7 @@ def _person(about_store: list[dict[str, Any]]) -> Grant:
     statements = [*about_store, allow("Look", looks, "*"), allow("Check", checks, "*")]
     policy = ec2.policy_of(statements)
     about = "submit, look, stop and resume; prices; check"
-    return Grant("person", about, policy, commands=(ec2.managed("sagemaker-person", policy, "person"),))
+    return Grant("person", about, policy, commands=(ec2.managed_policy_commands("sagemaker-person", policy, "person"),))
 
 
 def _governor(about_store: list[dict[str, Any]], store: str) -> Grant:
@@ -89,7 +98,9 @@ def _governor(about_store: list[dict[str, Any]], store: str) -> Grant:
     ]
     policy = ec2.policy_of(statements)
     about = "decide about jobs, and make and stop training jobs of this store; no other training job"
-    return Grant("governor", about, policy, commands=(ec2.managed("sagemaker-governor", policy, "governor"),))
+    return Grant(
+        "governor", about, policy, commands=(ec2.managed_policy_commands("sagemaker-governor", policy, "governor"),)
+    )
 
 
 def _training(about_store: list[dict[str, Any]], job: str | None) -> Grant:
@@ -102,10 +113,12 @@ def _training(about_store: list[dict[str, Any]], job: str | None) -> Grant:
         allow("JoinNetwork", _NETWORK, "*"),
     ]
     policy, role = ec2.policy_of(statements), _role(job)
-    trust = ec2.trusting("sagemaker.amazonaws.com")
+    trust = ec2.trust_policy("sagemaker.amazonaws.com")
     whose = "any job" if job is None else f"jobs called {job}"
     about = f"the training jobs of {whose}: read jobs, code and agents, write under work/; start and stop nothing"
-    return Grant("training", about, policy, trust, (ec2.made_role(role, trust), ec2.put_policy(role, policy)))
+    return Grant(
+        "training", about, policy, trust, (ec2.create_role_command(role, trust), ec2.put_policy_command(role, policy))
+    )
 
 
 def _role(job: str | None) -> str:

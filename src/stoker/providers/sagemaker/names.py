@@ -1,8 +1,8 @@
-"""What a training job is called, and its hosts.
+"""Names of training jobs and of their hosts.
 
-`stoker-<store>-<job>-<claim>x<nodes>`: the same for everybody who launches a claim, and never given twice in an account
-and region, so that the name itself is the launch token. It tells whose it is without another question; a job whose own
-name is too long for that is shortened, and asked for by its tags.
+`stoker-<store>-<job>-<claim>x<nodes>`: the same for every governor that launches a claim, and never reused in an
+account and region, so that the name itself is the launch token. The name identifies its owner without another call; a
+job's name that is too long is shortened, and read from the tags.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _HOST = re.compile(r"(?P<training>[A-Za-z0-9-]{1,63})\.algo-(?P<number>[0-9]{1,4
 
 
 @dataclass(frozen=True)
-class Named:
-    """What a name tells. `job` is None where there was no room for it."""
+class TrainingJobName:
+    """A parsed name. `job` is None where the name was too short for it."""
 
     job: str | None
     claim: int
@@ -29,12 +29,12 @@ class Named:
 
 
 def prefix(store: str) -> str:
-    """How the names of a store's training jobs begin."""
+    """The prefix of the names of a store's training jobs."""
     return f"stoker-{hashlib.sha256(store.encode()).hexdigest()[:_DIGITS]}-"
 
 
 def training_job(store: str, job: str, claim: int, nodes: int) -> str:
-    """The training job of a claim."""
+    """The name of a claim's training job."""
     begin, end = prefix(store), f"-{claim}x{nodes}"
     room = _MOST - len(begin) - len(end)
     if len(job) > room:
@@ -43,21 +43,21 @@ def training_job(store: str, job: str, claim: int, nodes: int) -> str:
     return f"{begin}{job}{end}"
 
 
-def read(name: str) -> Named | None:
-    """What such a name tells; None for one that is none of Stoker's."""
+def read(name: str) -> TrainingJobName | None:
+    """Parse a name; None for one that is not Stoker's."""
     found = _OURS.fullmatch(name)
     if found is None:
         return None
     job = None if found["short"] else found["job"]
-    return Named(job, int(found["claim"]), int(found["nodes"]))
+    return TrainingJobName(job, int(found["claim"]), int(found["nodes"]))
 
 
 def host(training: str, rank: int) -> str:
-    """What a host goes by: SageMaker calls them `algo-1`, `algo-2`, …"""
+    """The id of a host. SageMaker names hosts `algo-1`, `algo-2`, …"""
     return f"{training}.algo-{rank + 1}"
 
 
-def training_of(instance: str) -> str | None:
-    """The training job of a host; None for what is no host."""
+def training_job_of(instance: str) -> str | None:
+    """The training job of a host; None where the id is not that of a host."""
     found = _HOST.fullmatch(instance)
     return found["training"] if found else None

@@ -1,6 +1,6 @@
-"""What SageMaker has to offer for a job: machine types × spot or on-demand. It chooses the zone itself.
+"""Offerings of SageMaker for a job: machine types × spot or on-demand. SageMaker chooses the zone itself.
 
-Nothing tells where a type is to be had, so nothing is asked: what is not there is found out by trying.
+No API reports where a type is available, so that only a launch can find out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from functools import partial
 
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.spec import Resources
+from stoker.model.resources import Resources
 from stoker.providers import offerings
 from stoker.providers.ec2 import places
 from stoker.providers.machine_types import MachineType, disk_size
@@ -20,7 +20,7 @@ _ANY_ZONE = ""
 
 
 def offered(resources: Resources) -> tuple[Offering, ...]:
-    """Best first. Raises UserError without a region, and for a name that no machine type can have."""
+    """The offerings, best first. Raises UserError without a region, and for an impossible name of a machine type."""
     region = _region(resources)
     places.check(region)
     fitting = [machine for machine in catalog.fitting(resources) if not _too_small(machine.name, resources)]
@@ -30,20 +30,20 @@ def offered(resources: Resources) -> tuple[Offering, ...]:
 
 
 def why_none(resources: Resources) -> str:
-    """Why nothing is offered for these resources, in one line that names the field."""
+    """Say in one line that names the field why nothing is offered for these resources."""
     return (
         catalog.why_none(resources) or _disk(resources) or offerings.why_none("SageMaker", resources, resources.region)
     )
 
 
 def unchecked(resources: Resources) -> tuple[str, ...]:
-    """What these resources name and the project's tables do not have, a line each."""
+    """List the names in these resources that the packaged tables lack, a line each."""
     left_out = tuple(_left_out(name, resources) for name in resources.machine if _too_small(name, resources))
     return (*places.unchecked(_region(resources), ()), *catalog.unchecked(resources), *left_out)
 
 
 def _too_small(machine: str, resources: Resources) -> bool:
-    """Whether it has disks of its own and these are smaller than what is asked for: there are no others."""
+    """Return whether the type has local disks, which are the only ones, and they are smaller than the job needs."""
     local, wanted = catalog.local_gb(machine), resources.disk_bytes
     return local is not None and wanted is not None and disk_size(wanted) > local
 
@@ -54,7 +54,7 @@ def _left_out(machine: str, resources: Resources) -> str:
 
 
 def _disk(resources: Resources) -> str:
-    """Whether all that fit are left out for their disks, in words."""
+    """The reason where all fitting types are excluded for their disks; empty otherwise."""
     left = [machine.name for machine in catalog.fitting(resources) if _too_small(machine.name, resources)]
     return _left_out(left[0], resources) if left else ""
 
@@ -63,7 +63,7 @@ def _of(machine: MachineType, region: str) -> list[Offering]:
     price = prices.on_demand(region, machine.name)
     amount = None if price is None else price.amount
     made = partial(offerings.offering, PROVIDER, machine, region, _ANY_ZONE, on_demand=amount)
-    # Managed spot is not for all types, and nothing says for which; SageMaker refuses what it cannot do.
+    # Not all types support managed spot, and no API reports which; SageMaker refuses the launch of the others.
     return [
         made(spot=False, price=amount, source=offerings.table_source(price)),
         made(spot=True, price=None, source=""),

@@ -10,14 +10,15 @@ from typing import Any
 
 from stoker.model.errors import InvalidRequest, NotFound, Transient, UserError
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
-from stoker.model.spec import Resources, Spec, is_port
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec, is_port
 from stoker.providers import registry
-from stoker.providers.base import Finding, Gone, LaunchOrder, Request, Terminated
+from stoker.providers.base import CheckResult, EndReason, LaunchOrder, Request, TerminateResult
 from stoker.providers.ec2.client import Clients
 from stoker.providers.registry import Context
 from stoker.providers.sagemaker import catalog, names, offers, request, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
-from stoker.providers.sagemaker.errors import Ended, NameTaken, calling, first_line
+from stoker.providers.sagemaker.errors import NameTaken, TrainingJobEnded, calling, first_line
 from stoker.providers.sagemaker.machine import GRACE_S
 from stoker.store.s3 import bucket_region, endpoint_address
 
@@ -25,17 +26,17 @@ _PAGE = 100
 # Statuses of a training job that has, or will have, machines.
 _ALIVE = ("InProgress", "Stopping")
 _ENDED = ("Completed", "Failed", "Stopped", "Deleting")
-# In these its containers run; in all others of a living job they come, or come back.
+# Secondary statuses in which containers run. In all others of a job that has not ended they start, or start again.
 _RUNNING = ("Training", "Uploading", "Updating")
-# How FailureReason begins where there were no machines: https://docs.aws.amazon.com/sagemaker/latest/dg/common-errors.html
+# Beginnings of FailureReason for a lack of machines: https://docs.aws.amazon.com/sagemaker/latest/dg/common-errors.html
 _NO_CAPACITY = ("CapacityError", "InsufficientCapacity")
 
-# And where SageMaker itself is at fault.
+# Beginnings of FailureReason for failures of SageMaker itself.
 _ITS_OWN = ("InternalServerError", "Internal Server Error")
 
 
 class SageMakerProvider:
-    """One store's training jobs in one account. Holds clients, and whose training jobs with a short name are."""
+    """The training jobs of one store in one account. Holds clients, and the jobs of shortened names."""
 
     name = "sagemaker"
 
@@ -62,34 +63,36 @@ class SageMakerProvider:
         request.check(spec)
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
-        """Machine types × spot or on-demand, best first, from the project's own tables. Asks nobody."""
+        """List machine types × spot or on-demand, best first, from the packaged tables. Makes no call."""
         region = resources.region or _environment_region()
         if region is None and not self._context.offline:
             region = self._clients.default_region()
         return offers.offered(replace(resources, region=region))
 
     def why_none(self, resources: Resources) -> str:
-        """Why `offerings` is empty, in one line."""
+        """Say in one line why `offerings` is empty."""
         return offers.why_none(resources)
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
-        """What these resources name and no table of the project's has, a line each."""
+        """List the names in these resources that no packaged table has, a line each."""
         return offers.unchecked(replace(resources, region=resources.region or _environment_region()))
 
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
         """The processors of these machines, for the agents to install on them."""
         return {catalog.facts(offering.machine).arch for offering in offerings}
 
-    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:  # noqa: ARG002 - machines are tried
+    def check_quota(self, offerings: Sequence[Offering], nodes: int) -> None:  # noqa: ARG002 - machines are tried
         """Raise UserError where the store's bucket is in another region than these."""
         for region in sorted({str(each.region) for each in offerings}):
             self.check_bucket(region)
 
     def check_bucket(self, region: str | None) -> str | None:
-        """The region of the store's bucket; None where nobody tells it. Raises UserError where it is not this one:
-        SageMaker brings the agent from a bucket of its own region alone."""
+        """The region of the store's bucket; None where it is not known.
+
+        Raises UserError where it is not `region`: SageMaker reads the agent only from a bucket of its own region.
+        """
         bucket = self._context.store.removeprefix("s3://").partition("/")[0]
-        # Elsewhere than at Amazon's, regions are only words.
+        # Storage that is not Amazon's has no real regions.
         home = None if self._context.offline or endpoint_address() else bucket_region(bucket)
         if home is not None and region is not None and home != region:
             raise UserError(
@@ -99,13 +102,13 @@ class SageMakerProvider:
         return home
 
     def build(self, order: LaunchOrder) -> tuple[Request, ...]:
-        """One CreateTrainingJob. Pure."""
+        """Build one CreateTrainingJob. Pure."""
         return request.build(order)
 
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
-        """Make the training job. Idempotent by its name, for ever; its hosts come all or not at all."""
+        """Create the training job. Idempotent by its name, permanently; its hosts come all or not at all."""
         (asked,) = requests
         if asked.operation != "CreateTrainingJob":
             raise InvalidRequest(f"not a request to the sagemaker provider: {asked.operation}")
@@ -113,27 +116,29 @@ class SageMakerProvider:
         training = params["TrainingJobName"]
         once = self._clients.get("sagemaker", asked.region, attempts=1)
         state: InstanceState = "pending"
-        born = datetime.now(timezone.utc)
+        created_at = datetime.now(timezone.utc)
         try:
             calling(params["ResourceConfig"]["InstanceType"], lambda: once.create_training_job(**params))
         except NameTaken as error:
-            # Somebody finished this claim before. What there is of it is what this name stands for.
+            # Another governor has launched this claim: the training job of this name is the claim's.
             found = self._described(training, asked.region)
             if found is None:
                 raise Transient(f"{training}: made before, and not known everywhere yet") from error
-            state, born = _state(found), found["CreationTime"]
+            state, created_at = _state(found), found["CreationTime"]
         except NotFound as error:
-            # Whatever a person named is not there.
+            # A resource that the job names does not exist.
             raise InvalidRequest(str(error)) from error
-        told = tags.read(params["Tags"])
+        found_tags = tags.from_aws(params["Tags"])
         hosts = range(params["ResourceConfig"]["InstanceCount"])
         return tuple(
-            _instance(training, told[tags.JOB], int(told[tags.CLAIM]), rank, state, born, asked.region)
+            _instance(
+                training, found_tags[tags.JOB], int(found_tags[tags.CLAIM]), rank, state, created_at, asked.region
+            )
             for rank in hosts
         )
 
     def _filled(self, asked: Request) -> dict[str, Any]:
-        """The request with what only AWS knows: the account of a role that was named without it."""
+        """The request with the account's number in a role that was named without it, which only AWS knows."""
         role = str(asked.params["RoleArn"])
         if request.ACCOUNT not in role:
             return asked.params
@@ -144,7 +149,7 @@ class SageMakerProvider:
     # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
-        """Every host of this store's training jobs that have not ended. Two calls for a hundred of each kind."""
+        """List every host of this store's training jobs that have not ended. Two calls for a hundred of each kind."""
         client = self._clients.get("sagemaker", region)
         found: dict[str, Instance] = {}
         for status in _ALIVE:
@@ -154,18 +159,18 @@ class SageMakerProvider:
         return tuple(found.values())
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
-        """The state of each host: that of its training job. One call for each of those."""
+        """Look up the state of each host, which is that of its training job. One call for each training job."""
         wanted = list(ids)
         states: dict[str | None, InstanceState] = {None: "unheard-of"}
-        for training in {names.training_of(each) for each in wanted} - {None}:
+        for training in {names.training_job_of(each) for each in wanted} - {None}:
             assert training is not None
             found = self._described(training, region)
             states[training] = "unheard-of" if found is None else _state(found)
-        return {each: states[names.training_of(each)] for each in wanted}
+        return {each: states[names.training_job_of(each)] for each in wanted}
 
-    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+    def terminate(self, instance: str, region: str | None = None) -> TerminateResult:
         """Stop the training job, and with it all hosts: one alone cannot be ended. They get two minutes to save."""
-        training = names.training_of(instance)
+        training = names.training_job_of(instance)
         if training is None:
             return "gone"
         client = self._clients.get("sagemaker", region)
@@ -174,50 +179,53 @@ class SageMakerProvider:
         except NotFound:
             return "gone"
         except InvalidRequest as error:
-            # It has ended, or is about to: SageMaker's word for that is not the same in all cases.
+            # The training job has ended, or is about to: SageMaker's error for that is not the same in all cases.
             found = self._described(training, region)
             if found is None or _state(found) == "gone":
                 return "gone"
-            if not isinstance(error, Ended):
+            if not isinstance(error, TrainingJobEnded):
                 raise
         return "requested"
 
-    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
-        """SageMaker's own word, which for want of machines comes late."""
-        training = names.training_of(instance)
+    def end_reason(self, instance: str, region: str | None = None) -> EndReason | None:
+        """SageMaker's own reason. A lack of machines is reported late."""
+        training = names.training_job_of(instance)
         found = self._described(training, region) if training else None
         if found is None:
             return None
         status, secondary = found["TrainingJobStatus"], found["SecondaryStatus"]
         reason = first_line(found.get("FailureReason") or secondary)
         if status == "Failed" and reason.startswith(_ITS_OWN):
-            return None  # No reason to give up after the second time.
+            return None  # No reason is given: a repeated failure of SageMaker's own must not end the job.
         if status == "Failed":
-            told = reason.removeprefix("AlgorithmError: ")
-            return Gone(reclaimed=False, reason=told, dry=reason.startswith(_NO_CAPACITY))
+            text = reason.removeprefix("AlgorithmError: ")
+            return EndReason(reclaimed=False, reason=text, dry=reason.startswith(_NO_CAPACITY))
         if secondary == "MaxWaitTimeExceeded":
-            return Gone(reclaimed=False, reason="no spot machines within MaxWaitTimeInSeconds", dry=True)
+            return EndReason(reclaimed=False, reason="no spot machines within MaxWaitTimeInSeconds", dry=True)
         if secondary == "MaxRuntimeExceeded":
-            return Gone(reclaimed=False, reason="it ran for MaxRuntimeInSeconds")
-        return Gone(reclaimed=False, reason="its container ended", by_itself=True) if status == "Completed" else None
+            return EndReason(reclaimed=False, reason="it ran for MaxRuntimeInSeconds")
+        return (
+            EndReason(reclaimed=False, reason="its container ended", by_itself=True) if status == "Completed" else None
+        )
 
     # ── For people ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> str:  # noqa: ARG002 - SageMaker's own
-        """Stop the training job: the same SIGTERM, and the same two minutes. NotFound: it is gone."""
+        """Stop the training job, which gives the same SIGTERM and the same two minutes. Raises NotFound where it has
+        ended."""
         if self.terminate(instance, region) == "gone":
             raise NotFound(f"{instance}: its training job has ended")
         return f"SageMaker reclaims nothing on order: the training job is stopped, which leaves {GRACE_S:g} s to save"
 
-    def checkup(self, spec: Spec) -> Iterator[Finding]:
-        """Credentials, permissions, role, quotas. Makes and ends nothing."""
-        from stoker.providers.sagemaker.check import examine
+    def check_account(self, spec: Spec) -> Iterator[CheckResult]:
+        """Check credentials, permissions, role and quotas. Changes nothing."""
+        from stoker.providers.sagemaker.check import check_account
 
-        return examine(self, spec, self._context.store)
+        return check_account(self, spec, self._context.store)
 
     def job_of(self, instance: str, region: str | None = None) -> str | None:
-        """By the name of the training job, or of one of its hosts; by its tags where that has no room for it."""
-        training = names.training_of(instance) or instance
+        """The job of a training job or host, by its name; by its tags where the name is shortened."""
+        training = names.training_job_of(instance) or instance
         named = names.read(training) if training.startswith(self._prefix) else None
         if named is None or named.job is not None:
             return named.job if named is not None else None
@@ -230,7 +238,7 @@ class SageMakerProvider:
         asked: dict[str, Any] = {"NameContains": self._prefix, "StatusEquals": status, "MaxResults": _PAGE}
         while True:
             answer = calling("training jobs", lambda: client.list_training_jobs(**asked))
-            # Contained is not begun with.
+            # NameContains matches anywhere in the name; the prefix must be at its beginning.
             yield from (s for s in answer["TrainingJobSummaries"] if s["TrainingJobName"].startswith(self._prefix))
             if not answer.get("NextToken"):
                 return
@@ -249,17 +257,17 @@ class SageMakerProvider:
             yield _instance(training, job, named.claim, rank, state, summary["CreationTime"], region)
 
     def _job_by_tags(self, client: Any, summary: Mapping[str, Any]) -> str | None:
-        """Whose a training job is whose name has no room to say so. It never changes."""
+        """The job of a training job with a shortened name. Cached, since it never changes."""
         training, arn = summary["TrainingJobName"], summary["TrainingJobArn"]
         if training not in self._jobs:
-            told = tags.read(calling(training, lambda: client.list_tags(ResourceArn=arn))["Tags"])
-            if told.get(tags.STORE) != tags.store_tag(self._context.store) or not told.get(tags.JOB):
+            found = tags.from_aws(calling(training, lambda: client.list_tags(ResourceArn=arn))["Tags"])
+            if found.get(tags.STORE) != tags.store_tag(self._context.store) or not found.get(tags.JOB):
                 return None
-            self._jobs[training] = told[tags.JOB]
+            self._jobs[training] = found[tags.JOB]
         return self._jobs[training]
 
     def _described(self, training: str, region: str | None) -> Mapping[str, Any] | None:
-        """None where SageMaker does not know it."""
+        """The description of a training job; None where SageMaker does not know it."""
         client = self._clients.get("sagemaker", region)
         try:
             found: Mapping[str, Any] = calling(training, lambda: client.describe_training_job(TrainingJobName=training))
@@ -274,17 +282,17 @@ def _state(found: Mapping[str, Any]) -> InstanceState:
         return "gone"
     if status == "Stopping":
         return "stopping"
-    # Interrupted ones come back by themselves, and cost nothing meanwhile.
+    # Interrupted training jobs restart by themselves, and cost nothing meanwhile.
     return "running" if found.get("SecondaryStatus") in _RUNNING else "pending"
 
 
 def _instance(
-    training: str, job: str, claim: int, rank: int, state: InstanceState, born: datetime, region: str | None
+    training: str, job: str, claim: int, rank: int, state: InstanceState, created_at: datetime, region: str | None
 ) -> Instance:
     host = names.host(training, rank)
-    return Instance(host, "sagemaker", job, claim, rank, state, created_at=born, region=region)
+    return Instance(host, "sagemaker", job, claim, rank, state, created_at=created_at, region=region)
 
 
 def _environment_region() -> str | None:
-    """The region by the variables that every SDK reads; its files are not read where nothing may be asked."""
+    """The region in the variables that every SDK reads. The SDK's files are not read, for offline use."""
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

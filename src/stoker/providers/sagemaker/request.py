@@ -1,7 +1,7 @@
 """Requests to SageMaker: built as data, purely.
 
 A claim is one training job with as many hosts as the job has nodes: they come all or not at all. Its container runs
-Stoker's own agent, so that the rest (code, inputs, checkpoints, logs, metrics, exits) is as everywhere else.
+Stoker's own agent, so that the rest (code, inputs, checkpoints, logs, metrics, exits) is the same as on other clouds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from stoker.cloudapi.aws.logs import is_group
 from stoker.model import dlc_images, keys
 from stoker.model.command_line import param_texts
 from stoker.model.errors import UserError
-from stoker.model.spec import SagemakerResources, Spec
+from stoker.model.resources import SagemakerResources
+from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import overrides as aws_overrides
@@ -24,25 +25,25 @@ from stoker.providers.machine_types import disk_size
 from stoker.providers.sagemaker import catalog, entry, names, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 
-# What `stoker iam sagemaker` calls the role it describes.
+# The name of the role that `stoker iam sagemaker` describes.
 DEFAULT_ROLE = "stoker-training"
-# Stands where launching fills in what only AWS knows: see `SageMakerProvider.launch`.
+# A placeholder that the launch replaces with the account's number: see `SageMakerProvider.launch`.
 ACCOUNT = "(this account)"
 # For jobs that name no container: AWS's own, with and without GPUs.
 DEFAULT_IMAGE = "dlc/pytorch:2.5-py311"
 _DEFAULT_DISK_GB = 50
-# SageMaker's longest life of a training job; and that of every account until its quota is raised.
+# SageMaker's longest run time of a training job; and that of an account whose quota was not raised.
 _LONGEST_S = 28 * 86400
 USUAL_S = 5 * 86400
-# On top of `max_runtime`, as governors ask for it.
+# Added to `max_runtime`, as governors do.
 _LIFE_MARGIN_S = 3600
-_LONGEST_KEPT_S = 6 * 3600
-# What SageMaker takes; what is more, Stoker keeps alone.
+_LONGEST_KEEP_ALIVE_S = 6 * 3600
+# SageMaker's limits. Metrics and parameters beyond them are stored by Stoker alone.
 _MOST_METRICS, _REGEX_LENGTH = 40, 500
 _MOST_PARAMS, _PARAM_LENGTH = 100, 2500
 _ROLE = re.compile(r"[\w+=,.@/-]{1,576}")
 
-# What an override may not take away: the job would be nobody's, be made twice, or outlive its claim.
+# Fields that no override may change: the training job would lose its owner, be launched twice, or outlive its claim.
 _PROTECTED = (
     "TrainingJobName",
     "AlgorithmSpecification.AlgorithmName",
@@ -50,12 +51,12 @@ _PROTECTED = (
     "AlgorithmSpecification.ContainerEntrypoint",
     "AlgorithmSpecification.TrainingImage",
     "EnableManagedSpotTraining",
-    # The agent could not reach the store.
+    # With network isolation the agent could not reach the store.
     "EnableNetworkIsolation",
     "ResourceConfig.InstanceCount",
     "ResourceConfig.InstanceGroups",
     "ResourceConfig.InstanceType",
-    # Stoker decides about the next attempt.
+    # Stoker decides about further attempts.
     "RetryStrategy",
     "StoppingCondition",
 )
@@ -65,12 +66,12 @@ _IDENTITIES = {"Tags": "Key", "InputDataConfig": "ChannelName", "MetricDefinitio
 def build(order: LaunchOrder) -> tuple[Request, ...]:
     """The one request for a claim. Pure: the same order gives the same request."""
     ours = order.spec.resources.sagemaker or SagemakerResources()
-    params = request_overrides.merged(_params(order, ours), ours.overrides, _IDENTITIES)
+    params = request_overrides.merge_overrides(_params(order, ours), ours.overrides, _IDENTITIES)
     return (Request("sagemaker", "CreateTrainingJob", params, order.offering.region),)
 
 
 def check(spec: Spec) -> None:
-    """Raise UserError for what SageMaker would refuse, or what would take a training job out of Stoker's hands."""
+    """Raise UserError for what SageMaker would refuse, or what would remove a training job from Stoker's control."""
     tags.check(spec.written_tags)
     if spec.resources.region:
         places.check(spec.resources.region)
@@ -101,12 +102,14 @@ def _check_keep_alive(spec: Spec, ours: SagemakerResources) -> None:
         return
     if spec.resources.spot != "never":
         raise UserError("resources.sagemaker.keep_alive: SageMaker keeps no spot machines; set resources.spot to false")
-    if ours.keep_alive_s > _LONGEST_KEPT_S:
-        raise UserError(f"resources.sagemaker.keep_alive: SageMaker keeps machines {_LONGEST_KEPT_S // 3600}h at most")
+    if ours.keep_alive_s > _LONGEST_KEEP_ALIVE_S:
+        raise UserError(
+            f"resources.sagemaker.keep_alive: SageMaker keeps machines {_LONGEST_KEEP_ALIVE_S // 3600}h at most"
+        )
 
 
 def _check_key(spec: Spec, ours: SagemakerResources) -> None:
-    """Outputs may be encrypted by an alias, disks by a key alone."""
+    """Raise UserError for an alias of a key where a disk needs it: SageMaker takes aliases for outputs alone."""
     key, named = ours.kms_key or "", spec.resources.machine
     only_local = bool(named) and all(catalog.local_gb(name) is not None for name in named)
     if (key.startswith("alias/") or ":alias/" in key) and not only_local:
@@ -139,7 +142,7 @@ def _params(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
         "OutputDataConfig": output | ({"KmsKeyId": ours.kms_key} if ours.kms_key else {}),
         "ResourceConfig": _machines(order, ours),
         "StoppingCondition": _bounds(order),
-        "Tags": tags.listed(tags.of_order(order)),
+        "Tags": tags.to_aws(tags.of_order(order)),
     }
     if channels := _channels(order):
         params["InputDataConfig"] = channels
@@ -170,7 +173,7 @@ def _role(role: str, region: str | None) -> str:
 
 
 def _channels(order: LaunchOrder) -> list[dict[str, Any]]:
-    """The agents, one for each Python that the image may have. The training's own inputs are the agent's business."""
+    """The channels of the agents, one for each Python that the image may have. The agent fetches the job's inputs."""
     return [
         {
             "ChannelName": entry.channel(tag),
@@ -194,7 +197,7 @@ def _machines(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
         "InstanceCount": order.nodes,
         "VolumeSizeInGB": _DEFAULT_DISK_GB if size is None else disk_size(size),
     }
-    # Disks of its own are encrypted by themselves, and SageMaker refuses a key for them.
+    # Local disks are always encrypted, and SageMaker refuses a key for them.
     if ours.kms_key and catalog.local_gb(order.offering.machine) is None:
         found["VolumeKmsKeyId"] = ours.kms_key
     if ours.keep_alive_s is not None and not order.offering.spot:
@@ -203,13 +206,13 @@ def _machines(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
 
 
 def life_s(spec: Spec) -> int:
-    """What a training job of this spec is asked for, before the house has a say."""
+    """The run time to request for a training job of this spec, before the policy's limits apply."""
     most_s = spec.limits.max_runtime_s
     return USUAL_S if most_s is None else min(_LONGEST_S, math.ceil(most_s + _LIFE_MARGIN_S))
 
 
 def _bounds(order: LaunchOrder) -> dict[str, int]:
-    """The longest life, outside of the container. With spot, what SageMaker may wait for machines comes on top."""
+    """The stopping condition, which SageMaker enforces. With spot, the longest wait for machines is added."""
     life_s = USUAL_S if order.max_life_s is None else min(_LONGEST_S, max(1, math.ceil(order.max_life_s)))
     if not order.offering.spot:
         return {"MaxRuntimeInSeconds": life_s}
@@ -224,6 +227,6 @@ def _metrics(spec: Spec) -> list[dict[str, str]]:
 
 
 def _hyperparameters(spec: Spec) -> dict[str, str]:
-    """For people who look at the training job: what the command gets, it gets from the agent."""
+    """Hyperparameters for display on the console. The command gets its parameters from the agent."""
     texts = {name: text for name, text in param_texts(spec).items() if len(text) <= _PARAM_LENGTH and "\n" not in text}
     return texts if len(texts) <= _MOST_PARAMS else {}

@@ -1,4 +1,4 @@
-"""The tags by which Stoker knows its training jobs, and what SageMaker allows in a tag."""
+"""The tags that identify Stoker's training jobs, and SageMaker's limits for tags."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
-from stoker.providers.ec2.tags import CLAIM, JOB, STORE, SUBMITTER, listed, read, store_tag
+from stoker.providers.ec2.tags import CLAIM, JOB, STORE, SUBMITTER, from_aws, store_tag, to_aws
 
-__all__ = ["CLAIM", "JOB", "STORE", "SUBMITTER", "check", "listed", "of_order", "read", "store_tag"]
+__all__ = ["CLAIM", "JOB", "STORE", "SUBMITTER", "check", "from_aws", "of_order", "store_tag", "to_aws"]
 
 _OURS = "stoker:"
 # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Tag.html
@@ -20,7 +20,7 @@ _FORBIDDEN = re.compile(r"[^\w\s.:/=+\-@]")
 
 
 def of_order(order: LaunchOrder) -> dict[str, str]:
-    """Every tag of an order's training job."""
+    """All tags of an order's training job."""
     return {
         JOB: order.job,
         CLAIM: str(order.claim),

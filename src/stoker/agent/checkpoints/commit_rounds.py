@@ -1,0 +1,267 @@
+"""Single rounds of committing one rank's checkpoints: choose a strategy, commit, prune, record what failed.
+
+Saves that the script asked for through `stoker.train` are committed as requested; as soon as there is one such
+request, the folder is no longer watched for other saves.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, SendAbandoned
+from stoker.agent.checkpoints.commit_chooser import CommitChooser
+from stoker.agent.checkpoints.commit_requests import CommitQueue
+from stoker.agent.checkpoints.commit_schedule import Deadlines, PruneSchedule, RetryBackoff
+from stoker.agent.checkpoints.folder_commits import FolderCommitParts, FolderCommits, FollowingCommits
+from stoker.agent.checkpoints.folder_snapshot import Signature
+from stoker.agent.checkpoints.folder_watcher import FolderWatch
+from stoker.agent.checkpoints.manifest_writer import ManifestWriter
+from stoker.agent.checkpoints.prune import Pruner
+from stoker.agent.checkpoints.requested_commits import RequestedCommits
+from stoker.agent.checkpoints.sync_options import SyncOptions
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.model.errors import StoreError
+from stoker.model.node_facts import BlobRef, CheckpointRef
+from stoker.store.checkpoints import list_checkpoints
+
+log = logging.getLogger(__name__)
+
+# How long a rank with nothing new waits, at the end, for a last commit of rank 0 to join.
+FOLLOW_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True)
+class SyncStatus:
+    """Which checkpoints are in the store, and what is not yet. `last` is this rank's newest commit in this attempt.
+
+    `files` counts this rank's own: files that were restored from other ranks and not touched since are excluded.
+    """
+
+    last: CheckpointRef | None = None
+    last_age_s: float | None = None
+    unsynced_bytes: int = 0
+    files: int = 0
+    # How long something has been waiting to be committed, and how many saves of the script wait.
+    lag_s: float = 0.0
+    waiting: int = 0
+    # Saves that were passed over for newer ones, because the store is slower than the script.
+    skipped: int = 0
+    commits: int = 0
+    bytes_moved: int = 0
+    error: str | None = None
+    # Which part of the folder cannot be committed, and why; None: all of it can.
+    held_back: str | None = None
+
+
+class CommitRounds:
+    """The parts that commit one rank's checkpoints, and one round of their work. Rounds are one thread's."""
+
+    def __init__(self, options: SyncOptions, deadlines: Deadlines) -> None:
+        self._options = options
+        self._deadlines = deadlines
+        self.sender = BlobSender(
+            options.store,
+            options.job,
+            options.rank,
+            scratch=options.scratch,
+            workers=options.workers,
+            monotonic=options.monotonic,
+        )
+        self.manifests = _make_manifest_writer(options)
+        self.queue = CommitQueue(options.channel, options.folder, options.confinement)
+        settle_s, busy_s, clock = options.effective_settle_s, options.busy_s, options.monotonic
+        self.watch = FolderWatch(options.view, settle_s=settle_s, patience_s=busy_s, monotonic=clock)
+        self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock)
+        self.requested = RequestedCommits(
+            self.queue,
+            options.folder,
+            self.sender,
+            self.manifests,
+            rank=options.rank,
+            nodes=options.nodes,
+            keep=max(1, options.keep),
+            seconds_left=deadlines.seconds_left,
+            confinement=options.confinement,
+        )
+        self.training_end = TrainingEnd("died") if options.recovering else TrainingEnd()
+        self.folder_commits = self._make_folder_commits()
+        self.pruning = PruneSchedule(_make_pruner(options, self.sender))
+        self.backoff = RetryBackoff(clock, deadlines)
+        # The last round found that a commit has to wait, without a failure.
+        self._put_off = False
+        self._waiting_since: float | None = None
+
+    def _make_folder_commits(self) -> FolderCommits:
+        options = self._options
+        parts = FolderCommitParts(
+            watch=self.watch,
+            chooser=self.chooser,
+            scratch=options.scratch,
+            sender=self.sender,
+            manifests=self.manifests,
+            ranks=options.saving_ranks,
+            end=lambda: self.training_end,
+            spacing_s=options.effective_spacing_s,
+            monotonic=options.monotonic,
+        )
+        if options.rank and options.nodes > 1:
+            return FollowingCommits(parts, rank=options.rank, follow_s=options.follow_s)
+        return FolderCommits(parts)
+
+    # ── Before the first round ────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self) -> None:
+        """Take the folder as it is for the restored checkpoint."""
+        self.watch.scan()
+        restored = self._options.restored
+        parts = {} if restored is None else {part.blob.path: part for part in restored.files}
+        own: dict[str, BlobRef] = {}
+        signatures: dict[str, Signature] = {}
+        other_ranks: dict[str, Signature] = {}
+        # In the order of the manifest, oldest first: which file a save writes last is learnt from it.
+        for path, part in parts.items():
+            file = self.watch.files.get(path)
+            if file is None:
+                continue
+            if part.rank != self._options.rank:
+                other_ranks[path] = file.signature
+            else:
+                self.sender.remember(file.signature, part.blob)
+                own[path] = part.blob
+            signatures[path] = file.signature
+        self.watch.set_restored(own, signatures, other_ranks)
+
+    def compare_restored(self, key: str) -> None:
+        """Learn from the checkpoint before the restored one which files one save writes. Tried once only."""
+        options = self._options
+        try:
+            stored = [
+                one.manifests.get(options.rank)
+                for one in list_checkpoints(options.store, options.job)
+                if one.key <= key
+            ]
+        except StoreError as error:
+            log.debug("earlier checkpoints are not read: %s", error)
+            return
+        before = stored[-2] if len(stored) > 1 else None
+        self.watch.learn_restored({} if before is None else {blob.path: blob for blob in before.files})
+
+    def recall(self, last_alive_ns: int) -> None:
+        """After a restart of the agent: read what the store has of this folder, so that nothing is committed twice.
+
+        `last_alive_ns` is when the agent before was last alive. Raises StoreError.
+        """
+        options = self._options
+        own = [item for item in self.manifests.read() if item.place.rank == options.rank and item.manifest]
+        newest = max(own, key=lambda item: item.place, default=None)
+        manifest = newest.manifest if newest is not None else None
+        if manifest is None:
+            listed = list_checkpoints(options.store, options.job, trust=options.trust)
+            complete = [one for one in listed if one.complete]
+            manifest = complete[-1].manifests.get(options.rank) if complete else None
+        self.watch.last_commit.blobs = {} if manifest is None else {blob.path: blob for blob in manifest.files}
+        self.watch.learn_restored({}, read=False)
+        self.watch.scan()
+        # Files that were written shortly before the agent died may be half written.
+        self.watch.mark_quiet(last_alive_ns - int(options.effective_settle_s * 1e9))
+
+    # ── Rounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attempt(self, *, final: bool) -> bool:
+        """Run one round. Return True if something was done. After a failure the next try comes later and later."""
+        if not self.backoff.is_due:
+            return False
+        self._put_off = False
+        try:
+            done = self._advance(final=final)
+        except (FileUnstable, SendAbandoned) as reason:
+            log.debug("commit put off: %r", reason)
+            self._put_off = True
+            return False
+        except (StoreError, OSError) as error:
+            self.backoff.note_failure(error)
+            return False
+        self.backoff.note_success()
+        return done
+
+    def _advance(self, *, final: bool) -> bool:
+        # A manifest in doubt goes before everything else.
+        self.manifests.resume()
+        commits = self.requested if self.queue.used or self.queue.waiting() else self.folder_commits
+        if self.queue.used:
+            self.chooser.drop_copies()
+        done = commits.advance(final=final)
+        may_prune = not self._options.recovering and self._deadlines.allow_pruning()
+        self.pruning.prune_if_due(self.manifests.commits, allowed=may_prune)
+        return done
+
+    def is_unclear(self) -> bool:
+        """Return True if the last round left something to try again."""
+        return self._put_off or self.backoff.error is not None or self.manifests.in_doubt
+
+    def is_alone(self) -> bool:
+        """Return True if no commit of another rank can make this rank commit."""
+        if not isinstance(self.folder_commits, FollowingCommits):
+            return True
+        if self._options.lead_finished():
+            self.folder_commits.ask_at_once()
+            return True
+        return False
+
+    def all_done(self, began: float, *, alone: bool) -> bool:
+        """Return True if a final round, of a series that began at that time, left nothing to commit."""
+        if self.queue.used:
+            return not self.queue.waiting()
+        if alone or not self.folder_commits.files:
+            return True
+        # Rank 0 may be about to commit a save that this rank has to join.
+        return not self.watch.dirty.files and self._options.monotonic() - began >= FOLLOW_PATIENCE_S
+
+    def status(self) -> SyncStatus:
+        """Return the status after a round."""
+        commits = self.requested if self.queue.used else self.folder_commits
+        unsynced = commits.unsynced_bytes()
+        now = self._options.monotonic()
+        if not unsynced:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        return SyncStatus(
+            unsynced_bytes=unsynced,
+            files=commits.files,
+            lag_s=0.0 if self._waiting_since is None else now - self._waiting_since,
+            waiting=len(self.requested.waiting),
+            skipped=self.requested.skipped,
+            commits=self.manifests.commits,
+            bytes_moved=self.sender.bytes_moved,
+            error=self.backoff.error or self.pruning.error,
+            held_back=None if self.queue.used else self.chooser.held_back,
+        )
+
+
+def _make_manifest_writer(options: SyncOptions) -> ManifestWriter:
+    return ManifestWriter(
+        options.store,
+        options.job,
+        options.claim,
+        options.rank,
+        restored=[part.blob for part in options.restored.files] if options.restored is not None else [],
+        trust=options.trust,
+        recovering=options.recovering,
+        monotonic=options.monotonic,
+        now=options.now,
+    )
+
+
+def _make_pruner(options: SyncOptions, sender: BlobSender) -> Pruner:
+    return Pruner(
+        options.store,
+        options.job,
+        options.claim,
+        options.rank,
+        keep=options.keep,
+        last_restored=options.restored.key if options.restored is not None else None,
+        sender=sender,
+        trust=options.trust,
+    )

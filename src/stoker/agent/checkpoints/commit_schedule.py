@@ -1,0 +1,126 @@
+"""Times and intervals of the checkpoint sync: deadlines, retries after failures, pruning, the sign of life."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from stoker.agent.checkpoints.prune import Pruner
+from stoker.model.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+# The longest pause between two tries when there is a deadline.
+_MAX_HURRIED_BACKOFF_S = 2.0
+# Pruning at the very end is done only with this much time to spare …
+_PRUNE_SPARE_S = 5.0
+# … and after a notice with this much.
+_PRUNE_SPARE_AFTER_NOTICE_S = 30.0
+_STAMP_EVERY_S = 1.0
+_NEVER = float("-inf")
+
+
+class Deadlines:
+    """The ends that bound the sync, by its monotonic clock. Other threads may set them."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        # The end of the final commit, once it has begun.
+        self.final_at: float | None = None
+        # When the training has to be over, once there is a notice.
+        self.notice_at: float | None = None
+
+    def seconds_left(self) -> float | None:
+        """Return the time until the earliest end; None while there is none."""
+        ends = [end for end in (self.final_at, self.notice_at) if end is not None]
+        return max(0.0, min(ends) - self._monotonic()) if ends else None
+
+    def allow_pruning(self) -> bool:
+        if self.notice_at is None:
+            return self.final_at is None or self._monotonic() + _PRUNE_SPARE_S < self.final_at
+        # The time that a cloud promised may turn out shorter, and before the final commit another save may come.
+        return self.final_at is not None and self._monotonic() + _PRUNE_SPARE_AFTER_NOTICE_S < self.final_at
+
+
+class RetryBackoff:
+    """Pauses between tries while the store fails: they double up to a limit, which is shorter before a deadline."""
+
+    def __init__(self, monotonic: Callable[[], float], deadlines: Deadlines) -> None:
+        self._monotonic = monotonic
+        self._deadlines = deadlines
+        self._retry_at = _NEVER
+        self._failures = 0
+        # The last failure; None after a success.
+        self.error: str | None = None
+
+    @property
+    def is_due(self) -> bool:
+        return self._monotonic() >= self._retry_at
+
+    def reset(self) -> None:
+        """Allow the next try at once."""
+        self._retry_at, self._failures = _NEVER, 0
+
+    def note_success(self) -> None:
+        self.error, self._failures = None, 0
+
+    def note_failure(self, error: Exception) -> None:
+        if self._failures == 0:
+            log.warning("checkpoints cannot be brought to the store now: %s", error)
+        self.error = f"{type(error).__name__}: {error}"
+        longest_s = _MAX_BACKOFF_S if self._deadlines.seconds_left() is None else _MAX_HURRIED_BACKOFF_S
+        self._retry_at = self._monotonic() + min(FIRST_BACKOFF_S * 2**self._failures, longest_s)
+        self._failures = min(self._failures + 1, 10)
+
+
+class PruneSchedule:
+    """Prunes once after each commit, as soon as that is allowed."""
+
+    def __init__(self, pruner: Pruner) -> None:
+        self.pruner = pruner
+        self._commits = 0
+        self._is_due = False
+        # The last failure; None after a success.
+        self.error: str | None = None
+
+    def prune_if_due(self, commits: int, *, allowed: bool) -> None:
+        """Prune if the number of commits has changed since the last pruning. A failure is recorded, not raised."""
+        if commits != self._commits:
+            self._commits, self._is_due = commits, True
+        if not self._is_due or not allowed:
+            return
+        self._is_due = False
+        try:
+            self.pruner.prune()
+            self.error = None
+        except StoreError as error:
+            # Commits must not wait for pruning. The next commit is followed by another try.
+            log.warning("old checkpoints cannot be removed now: %s", error)
+            self.error = f"{type(error).__name__}: {error}"
+
+
+class AliveStamp:
+    """A file that the agent touches while the training runs.
+
+    An agent that is restarted reads from it that a training ran in this folder, and until when files were watched.
+    """
+
+    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
+        self.path = path
+        self._monotonic = monotonic
+        self._touch_at = _NEVER
+
+    def touch_if_due(self) -> None:
+        if self._monotonic() >= self._touch_at:
+            self.touch()
+
+    def touch(self) -> None:
+        self._touch_at = self._monotonic() + _STAMP_EVERY_S
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+        except OSError as error:
+            log.debug("no stamp: %s", error)

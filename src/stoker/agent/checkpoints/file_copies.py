@@ -1,0 +1,133 @@
+"""Copies of single files of a save: made on disk, or as an open handle where the file will be replaced by a rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, copy_stable, pinned_path, signature_of
+from stoker.store.base import FileChanged
+
+# Limits for the copies of one save: bytes, and a share of the free disk.
+MAX_BYTES = 256 * 1024 * 1024
+_FREE_DISK_SHARE = 0.1
+_MAX_HANDLES = 64
+
+
+class SaveTooLarge(Exception):
+    """A changed file is too large to be copied."""
+
+
+@dataclass(frozen=True, eq=False)
+class FileCopy:
+    """The bytes of a file at one moment. They are freed when the last reference to this object is dropped."""
+
+    path: Path
+    copied_ns: int
+    # The signature of a file that is held open instead of copied.
+    held: Signature | None = None
+
+    def is_intact(self) -> bool:
+        """Return False if a file that is held open has been written since."""
+        if self.held is None:
+            return True
+        try:
+            # A rename or an unlink changes ctime alone, so ctime is not compared.
+            return Signature.of(self.path.stat())[:4] == self.held[:4]
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True, eq=False)
+class SaveCopy:
+    """The folder at one moment, without its logs.
+
+    Files that are not in `copies` were not written since watching began, and are taken from the folder.
+    """
+
+    files: Files
+    copies: Mapping[str, FileCopy]
+    taken_at: float
+
+
+class FileCopier:
+    """Copies the changed files of one folder into `scratch`, within the limits of this module."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self._folder = folder
+        self._scratch = scratch
+        self._count = 0
+
+    def copy_changed(
+        self,
+        files: Files,
+        *,
+        earlier: Files,
+        copies: Mapping[str, FileCopy],
+        renamed: set[str],
+        committed: Mapping[str, Signature],
+    ) -> dict[str, FileCopy]:
+        """Return the bytes of all files that changed since watching began and are in no commit.
+
+        `earlier` and `copies` are the files and their copies after the previous burst; `renamed` are the files that
+        were renamed into place. Raises SaveTooLarge; FileChanged or OSError where a file changed again.
+        """
+        result: dict[str, FileCopy] = {}
+        budget = min(MAX_BYTES, int(_FREE_DISK_SHARE * shutil.disk_usage(self._folder).free))
+        handles = 0
+        # The newest files first: copies of older files give way to them.
+        for file in sorted(files.values(), key=lambda file: -file.signature.newest_ns):
+            path, known = file.path, earlier.get(file.path)
+            if file.link is not None or committed.get(path) == file.signature:
+                continue
+            if known is not None and known.signature == file.signature:
+                # Unchanged since the previous burst. A file without a copy, or beyond the budget, is taken from the
+                # folder.
+                if path in copies and file.size <= budget:
+                    result[path] = copies[path]
+                    budget -= file.size if result[path].held is None else 0
+                continue
+            if path in renamed and handles < _MAX_HANDLES:
+                handles += 1
+                result[path] = self.hold(file)
+            elif file.size > budget:
+                raise SaveTooLarge(path)
+            else:
+                budget -= file.size
+                result[path] = self.copy(file)
+        return result
+
+    def copy(self, file: File) -> FileCopy:
+        """Copy the file to scratch. Raises FileChanged."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._count += 1
+        # The end of the name is kept, because format checks depend on it.
+        target = self._scratch / f"{self._count}-{file.path.rpartition('/')[2][-100:]}"
+        copy = FileCopy(target, time.time_ns())
+        weakref.finalize(copy, _remove, target)
+        if not copy_stable(self._folder / file.path, file, target):
+            raise FileChanged(file.path)
+        return copy
+
+    def hold(self, file: File) -> FileCopy:
+        """Hold the file open. Raises FileChanged.
+
+        A program that renames files into place replaces them the same way: the bytes stay as long as a handle is open.
+        """
+        source = self._folder / file.path
+        with pinned_path(source, file) as found:
+            handle = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
+        copy = FileCopy(Path(f"/proc/self/fd/{handle}"), time.time_ns(), file.signature)
+        weakref.finalize(copy, os.close, handle)
+        if signature_of(source, file) != file.signature:
+            raise FileChanged(file.path)
+        return copy
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

@@ -1,0 +1,243 @@
+"""Commit the folder of a script that does not use `stoker.train`: when it settles, or following rank 0's commits."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
+from stoker.agent.checkpoints.commit_choice import CommitChoice
+from stoker.agent.checkpoints.commit_chooser import CommitChooser
+from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable
+from stoker.agent.checkpoints.folder_watcher import FolderWatch
+from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.model.keys import is_safe_name
+from stoker.model.node_facts import BlobRef
+from stoker.store.checkpoint_manifests import StoredManifest
+from stoker.store.checkpoints import save_of
+
+# The shortest time between two scans of the folder; it is longer where scanning would take more than this share of a
+# core.
+SCAN_S = 0.5
+SCAN_CPU_SHARE = 0.01
+# Before the first commit: the order in which a program writes its files shows what one save is.
+_FIRST_SCAN_S = 0.1
+MAX_SCAN_S = 60.0
+# The share with little time left.
+_HURRIED_CPU_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class FolderCommitParts:
+    """The parts that commit a folder. `ranks` gives the ranks that take part; `end` how the training ended."""
+
+    watch: FolderWatch
+    chooser: CommitChooser
+    scratch: Path
+    sender: BlobSender
+    manifests: ManifestWriter
+    ranks: Callable[[], tuple[int, ...]]
+    end: Callable[[], TrainingEnd]
+    spacing_s: float
+    monotonic: Callable[[], float] = time.monotonic
+
+
+class FolderCommits:
+    """Commits the whole folder when it settles."""
+
+    def __init__(self, parts: FolderCommitParts) -> None:
+        self._watch, self._chooser = parts.watch, parts.chooser
+        self._folder = parts.watch.view.folder
+        self._scratch = parts.scratch
+        self._sender, self._manifests = parts.sender, parts.manifests
+        self._ranks, self._end = parts.ranks, parts.end
+        self._spacing_s = parts.spacing_s
+        self._monotonic = parts.monotonic
+        self._scan_at = self._not_before = float("-inf")
+        self._cpu_share, self._scan_every_s = SCAN_CPU_SHARE, _FIRST_SCAN_S
+        self._hurried = False
+
+    @property
+    def files(self) -> int:
+        return len(self._watch.files)
+
+    def hurry(self) -> None:
+        """Scan often from now on, and leave no time between commits."""
+        self._hurried, self._cpu_share, self._spacing_s = True, _HURRIED_CPU_SHARE, 0.0
+        self._scan_at = self._not_before = float("-inf")
+
+    def unsynced_bytes(self) -> int:
+        return self._watch.dirty.size_bytes
+
+    def advance(self, *, final: bool) -> bool:
+        """Commit the folder if there is something new that is whole. Return False if there is not."""
+        # Nothing is chosen without a scan in the same round: a save may have begun since an older scan.
+        if not self.scan_if_due(now=final) or (not final and self._monotonic() < self._not_before):
+            return False
+        choice = self._choose_final() if final else self._chooser.choose()
+        if choice is None or (choice.carried and self._ranks() != (0,)):
+            # With several ranks it is all or nothing: the others cannot know which part of it is an older save.
+            return False
+        blobs = self._send(choice)
+        last = self._watch.last_commit.blobs
+        if {path: blob.digest for path, blob in blobs.items()} == {path: blob.digest for path, blob in last.items()}:
+            # The files were touched, or written again with the same bytes.
+            self._watch.note_commit(choice, last)
+            return False
+        ordinal = self._manifests.next_ordinal()
+        manifest = self._manifests.manifest(
+            name_of({path: file for path, file in choice.files.items() if path not in choice.logs}, ordinal),
+            ordinal,
+            tuple(blobs.values()),
+            ranks=self._ranks(),
+            generation=-ordinal,
+        )
+        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(choice, blobs)))
+        return True
+
+    def _choose_final(self) -> CommitChoice | None:
+        """Choose the folder as it is; with little time left, first as it was before its newest save began.
+
+        All of the earlier state has to be sent anyway, and it is sooner a checkpoint to resume from. Not where several
+        ranks take part: the others could not know which of the two they join.
+        """
+        choice = self._chooser.choose_final(self._end())
+        if choice is None or choice.copies or not self._hurried or self._ranks() != (0,):
+            return choice
+        while (earlier := self._chooser.before_newest(choice)) is not None:
+            choice = earlier
+        return choice
+
+    def scan_if_due(self, *, now: bool = False) -> bool:
+        """Scan the folder if it is time to, or `now`. Return True if it was scanned."""
+        if not now and self._monotonic() < self._scan_at:
+            # Open files are polled more often: a process that dies closes its file half written.
+            self._watch.poll_open_files(self._cpu_share)
+            return False
+        began = time.thread_time()
+        self._watch.scan()
+        cost_s = (time.thread_time() - began) / self._cpu_share
+        self._scan_at = self._monotonic() + min(max(self._scan_every_s, cost_s), MAX_SCAN_S)
+        return True
+
+    def _note_commit(self, choice: CommitChoice, blobs: Mapping[str, BlobRef]) -> None:
+        self._watch.note_commit(choice, blobs)
+        self._sender.forget_sent()
+        self._sender.forget_files([file.signature for file in self._watch.files.values()])
+        self._not_before, self._scan_every_s = self._monotonic() + self._spacing_s, SCAN_S
+
+    def _send(self, choice: CommitChoice) -> dict[str, BlobRef]:
+        """Make the choice durable, and return its blobs, oldest first."""
+        copies, members = self._scratch / "copies", self._watch.history.members
+        try:
+            outgoing = [self._outgoing(file, choice, copies) for file in choice.files.values()]
+            self._check_closed(choice, members)
+            # Carried parts come first: they are older than new files.
+            blobs = choice.carried | self._sender.send(outgoing)
+            if not all(copy.is_intact() for copy in choice.copies.values()):
+                raise FileUnstable("written while it was sent")
+            return blobs
+        finally:
+            shutil.rmtree(copies, ignore_errors=True)
+
+    def _outgoing(self, file: File, choice: CommitChoice, copies: Path) -> OutgoingFile:
+        source, copy = self._folder / file.path, choice.copies.get(file.path)
+        if copy is not None:
+            return OutgoingFile(file, copy.path, copy.copied_ns)
+        if file.path not in choice.to_copy or file.link is not None:
+            return OutgoingFile(file, source)
+        copies.mkdir(parents=True, exist_ok=True)
+        target = copies / str(sum(1 for _ in copies.iterdir()))
+        begun_ns = time.time_ns()
+        try:
+            stable = copy_stable(source, file, target)
+        except FileNotFoundError:
+            stable = False
+        if not stable:
+            raise FileUnstable(file.path)
+        return OutgoingFile(file, target, begun_ns)
+
+    def _check_closed(self, choice: CommitChoice, members: frozenset[int]) -> None:
+        """Check after copying that no file was opened again and no process died, which closes half-written files.
+
+        Files that were not copied are checked when they are sent.
+        """
+        copied = choice.to_copy - choice.logs
+        if not copied:
+            return
+        open_files = self._watch.view.open_files()
+        if open_files.files.keys() & copied:
+            raise FileUnstable("opened while it was copied")
+        if not members <= open_files.members:
+            raise FileUnstable("a process ended while it was copied")
+
+
+class FollowingCommits(FolderCommits):
+    """Commits the folder of a rank other than 0, when it settles after rank 0 committed a save it takes part in."""
+
+    def __init__(self, parts: FolderCommitParts, *, rank: int, follow_s: float) -> None:
+        super().__init__(parts)
+        self._rank = rank
+        self._follow_s = follow_s
+        self._follow_at = float("-inf")
+        self._is_final = self._sent_ahead = False
+
+    def advance(self, *, final: bool) -> bool:
+        scanned = self.scan_if_due(now=final)
+        if final and not self._is_final:
+            self._is_final, self._follow_at, self._follow_s = True, float("-inf"), SCAN_S
+        if not scanned or not self._watch.files or self._monotonic() < self._follow_at:
+            return False
+        self._follow_at = self._monotonic() + self._follow_s
+        leader = self._leader()
+        joins = leader is not None
+        chooser = self._chooser
+        choice = chooser.choose_final(self._end(), anyway=joins) if final else chooser.choose_settled()
+        if choice is None or choice.held:
+            # A part of an older save under the name of rank 0's save would make one checkpoint of two saves.
+            return False
+        if leader is None or leader.manifest is None:
+            if final and not self._sent_ahead:
+                # Rank 0 has not committed yet. Sending takes long, and can be done meanwhile.
+                self._send(choice)
+                self._sent_ahead = True
+            return False
+        blobs = self._send(choice)
+        manifest = self._manifests.manifest(
+            leader.place.name,
+            self._manifests.next_ordinal(),
+            tuple(blobs.values()),
+            ranks=leader.manifest.ranks,
+            generation=leader.manifest.generation,
+        )
+        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(choice, blobs)))
+        return True
+
+    def ask_at_once(self) -> None:
+        """Read rank 0's commits in the next round, however recently they were read."""
+        self._follow_at = float("-inf")
+
+    def _leader(self) -> StoredManifest | None:
+        """Return rank 0's newest commit of this attempt, if this rank takes part and has not committed its part."""
+        stored = self._manifests.read()
+        led = [item for item in stored if item.place.rank == 0 and item.manifest is not None]
+        newest = max(led, key=lambda item: item.place, default=None)
+        if newest is None or newest.manifest is None or self._rank not in newest.manifest.ranks:
+            return None
+        own = {save_of(item) for item in stored if item.place.rank == self._rank}
+        return None if save_of(newest) in own else newest
+
+
+def name_of(files: Files, ordinal: int) -> str:
+    """Name a commit after its newest file or folder at the top, without extension, if that is valid in a key."""
+    newest = max(files.values(), key=lambda file: (file.signature.modified_ns, file.path), default=None)
+    if newest is None:
+        return f"auto-{ordinal}"
+    top, separator, _ = newest.path.partition("/")
+    name = top if separator else Path(top).stem
+    name = "".join(letter if is_safe_name(f"a{letter}") else "-" for letter in name).lstrip(".")[:100]
+    return name if is_safe_name(name) else f"auto-{ordinal}"

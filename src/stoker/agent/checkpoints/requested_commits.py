@@ -1,0 +1,182 @@
+"""Commit the saves that a script made with `stoker.train.checkpoint`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
+from stoker.agent.checkpoints.commit_requests import CommitQueue, CommitRequest
+from stoker.agent.checkpoints.folder_snapshot import File, scan
+from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
+from stoker.agent.confinement import Confinement
+
+# A save is nearly sent when the newest save has this many times more left to send.
+_NEARLY = 4
+
+
+class RequestedCommits:
+    """Commits requested saves in order.
+
+    If the store is slower than the script, older saves are passed over for newer ones; the last save never is. Sharded
+    saves must be passed over alike on every rank, or no save would ever be complete: of those that wait, the one with
+    the roundest number goes first, so that ranks of different speed meet.
+
+    `seconds_left` gives the time until the deadline, once there is one: see `first_to_go`.
+    """
+
+    def __init__(
+        self,
+        queue: CommitQueue,
+        folder: Path,
+        sender: BlobSender,
+        manifests: ManifestWriter,
+        *,
+        rank: int,
+        nodes: int,
+        keep: int,
+        seconds_left: Callable[[], float | None],
+        confinement: Confinement | None = None,
+    ) -> None:
+        self._queue = queue
+        self._confinement = confinement
+        self._folder = folder
+        self._sender = sender
+        self._manifests = manifests
+        self._rank = rank
+        self._nodes = nodes
+        self._keep = keep
+        self._seconds_left = seconds_left
+        self.waiting: list[CommitRequest] = []
+        # The sequence number and size of the newest waiting save: a save does not change, so it is measured once.
+        self._measured = (0, 0)
+        self.files = 0
+        self.skipped = 0
+
+    def advance(self, *, final: bool) -> bool:
+        """Commit one save, or pass over one. Return False if there is nothing to do."""
+        self.waiting = self._queue.waiting()
+        for request in self.waiting:
+            if self._rank and not request.sharded:
+                self._queue.answer(request, key=None, note="not sharded: rank 0's is the one that counts")
+        self.waiting = [request for request in self.waiting if not self._rank or request.sharded]
+        if not self.waiting:
+            return False
+        request = self._pick(final=final)
+        in_folder = self._queue.in_folder(request)
+        if in_folder is None and not final:
+            return False
+        if not in_folder:
+            self._pass_over([request], "replaced or removed before it was committed")
+            return True
+        self._commit(request, final=final)
+        return True
+
+    def unsynced_bytes(self) -> int:
+        """Return the size of the newest waiting save, which would be lost now."""
+        if not self.waiting:
+            return 0
+        newest = self.waiting[-1]
+        if self._measured[0] != newest.sequence:
+            files = self._scan(newest)
+            self._measured = (newest.sequence, sum(file.size for file in files))
+        return self._measured[1]
+
+    def _commit(self, request: CommitRequest, *, final: bool) -> None:
+        root = self._folder / request.name
+        files = self._scan(request)
+        self.files = len(files)
+        total = sum(file.size for file in files)
+
+        bytes_left: dict[int, int] = {}
+
+        def proceed() -> bool:
+            if final or self._seconds_left() is None:
+                return True
+            waiting = self._queue.waiting()
+            if all(other.sequence <= request.sequence for other in waiting):
+                return True
+            if any(other.sharded for other in waiting):
+                # Ranks decide alike: the newest save goes first, unless this one is nearly sent.
+                return self._sender.bytes_left * 2 < total
+            # The amounts that the other saves have to send do not change meanwhile.
+            bytes_left.update(
+                (other.sequence, self._bytes_to_send(other)) for other in waiting if other.sequence not in bytes_left
+            )
+            bytes_left[request.sequence] = self._sender.bytes_left
+            return self._first(waiting, bytes_left).sequence == request.sequence
+
+        outgoing = [OutgoingFile(file._replace(path=f"{request.name}/{file.path}"), root / file.path) for file in files]
+        blobs = self._sender.send(outgoing, proceed)
+        if not self._queue.in_folder(request):
+            raise FileUnstable(request.name)
+        manifest = self._manifests.manifest(
+            request.name,
+            self._manifests.ordinal_of(request.sequence),
+            tuple(blobs.values()),
+            ranks=tuple(range(self._nodes)) if request.sharded else (0,),
+            step=request.step,
+            generation=request.generation,
+        )
+        self._manifests.publish(ManifestDraft(manifest, partial(self._note_commit, request, final)))
+
+    def _pick(self, *, final: bool) -> CommitRequest:
+        if self._seconds_left() is None or any(request.sharded for request in self.waiting):
+            return pick(self.waiting, final=final)
+        return self._first(self.waiting, {one.sequence: self._bytes_to_send(one) for one in self.waiting})
+
+    def _first(self, waiting: list[CommitRequest], bytes_left: Mapping[int, int]) -> CommitRequest:
+        sizes = [bytes_left[request.sequence] for request in waiting]
+        return waiting[first_to_go(sizes, self._sender.bytes_per_s, self._seconds_left() or 0.0)]
+
+    def _bytes_to_send(self, request: CommitRequest) -> int:
+        return self._sender.bytes_to_send(self._scan(request))
+
+    def _scan(self, request: CommitRequest) -> Collection[File]:
+        return scan(self._folder / request.name, (), self._confinement).values()
+
+    def _note_commit(self, request: CommitRequest, final: bool, key: str) -> None:
+        self._queue.answer(request, key=key)
+        self._sender.forget_sent()
+        older = [
+            other
+            for other in self._queue.waiting()
+            # At the end the other ranks may have no newer save than this one.
+            if other.sequence < request.sequence and not (final and other.sharded)
+        ]
+        self._pass_over(older, f"{request.name} is newer")
+        self.waiting = self._queue.waiting()
+        self._queue.remove_old_saves(self._keep)
+
+    def _pass_over(self, requests: Iterable[CommitRequest], note: str) -> None:
+        for request in requests:
+            self._queue.answer(request, key=None, note=note)
+            self.skipped += 1
+
+
+def pick(waiting: list[CommitRequest], *, final: bool) -> CommitRequest:
+    """Pick the save that goes first: the newest, or of sharded saves the one with the roundest number."""
+    sharded = [request for request in waiting if request.sharded]
+    if final or not sharded:
+        return waiting[-1]
+    return max(sharded, key=lambda one: (one.generation & -one.generation, one.sequence))
+
+
+def first_to_go(bytes_left: Sequence[int], bytes_per_s: float | None, seconds: float) -> int:
+    """Return the index of the save that goes first before a deadline.
+
+    `bytes_left` is what each save still has to send, oldest save first. The newest goes first, if there is time for it;
+    before it one that is nearly sent, since that is soon a checkpoint to resume from, and the promised time may turn
+    out shorter. If there is no time for the newest, the newest that there is time for; if there is time for none, the
+    one with the least to send.
+    """
+    newest = len(bytes_left) - 1
+    nearly = next((n for n in reversed(range(newest)) if bytes_left[n] * _NEARLY <= bytes_left[newest]), newest)
+    if bytes_per_s is None:
+        return nearly
+    possible = bytes_per_s * seconds
+    if bytes_left[nearly] + bytes_left[newest] <= possible:
+        return nearly
+    fitting = [n for n, size in enumerate(bytes_left) if size <= possible]
+    return max(fitting) if fitting else min(range(len(bytes_left)), key=lambda n: (bytes_left[n], -n))

@@ -1,0 +1,78 @@
+"""Track which outputs of a node differ from those in the store, and which are ready to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
+from stoker.agent.output_files import LocalOutput, SkippedFile
+
+
+class OutputTracker:
+    """The outputs of the last scan, by path, and what became of each.
+
+    A file is ready when it has not changed for `settle_s`. A small file that never rests, such as a log, is ready every
+    `busy_s` all the same.
+    """
+
+    def __init__(self, settle_s: float, busy_s: float) -> None:
+        self.settle_s = settle_s
+        self._busy_s = busy_s
+        self.files: Files = {}
+        self.sources: dict[str, Path] = {}
+        self.stored: dict[str, Signature] = {}
+        # Files that the store cannot take, and why; empty if nothing is missing without them.
+        self._refused: dict[str, str] = {}
+        self._changed_at: dict[str, float] = {}
+        self._dirty_since: dict[str, float] = {}
+
+    def update(self, found: Mapping[str, LocalOutput], now_s: float) -> None:
+        """Take the result of a scan. Files that are gone from the folder are forgotten; the store keeps them."""
+        before, self.files = self.files, {path: output.file for path, output in found.items()}
+        self.sources = {path: output.source for path, output in found.items()}
+        for path, file in self.files.items():
+            known = before.get(path)
+            if known is None or known.signature != file.signature:
+                self._changed_at[path] = now_s
+                self._dirty_since.setdefault(path, now_s)
+        for path in before.keys() - self.files.keys():
+            self._changed_at.pop(path, None)
+            self._dirty_since.pop(path, None)
+            self.stored.pop(path, None)
+
+    def dirty(self) -> list[File]:
+        """The files whose present version is not in the store, except for those that it cannot take."""
+        return [
+            file
+            for path, file in self.files.items()
+            if self.stored.get(path) != file.signature and path not in self._refused
+        ]
+
+    def ready(self, now_s: float, whole_bytes: int) -> list[File]:
+        """The dirty files to send now: those that have settled, and files up to `whole_bytes` that never rest."""
+        return [
+            file
+            for file in self.dirty()
+            if now_s - self._changed_at[file.path] >= self.settle_s
+            or (self.is_overdue(file.path, now_s) and file.size <= whole_bytes)
+        ]
+
+    def is_overdue(self, path: str, now_s: float) -> bool:
+        """Return whether a file has waited for so long that it is sent although it still changes."""
+        return now_s - self._dirty_since.get(path, now_s) >= self._busy_s
+
+    def mark_sent(self, file: File, *, unchanged: bool) -> None:
+        """Record that a version of the file is in the store. `unchanged`: it is the version of the last scan."""
+        if unchanged:
+            self.stored[file.path] = file.signature
+        self._dirty_since.pop(file.path, None)
+
+    def refuse(self, path: str, why: str) -> None:
+        """Never send this file. An empty `why` reports nothing to the user."""
+        self._refused[path] = why
+
+    def refused(self) -> list[SkippedFile]:
+        """The files that the store cannot take, with the reasons."""
+        sizes = {path: file.size for path, file in self.files.items()}
+        return [SkippedFile(path, sizes.get(path, 0), why) for path, why in self._refused.items() if why]

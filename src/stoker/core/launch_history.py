@@ -1,0 +1,122 @@
+"""Earlier launches of a job, as far as they matter for the next one: reclaims, missing capacity, refusals. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from stoker.core.governor_settings import GovernorSettings
+from stoker.core.snapshot import JobSnapshot
+from stoker.model.job_state import JobState
+from stoker.model.offerings import Offering
+
+
+def next_try(state: JobState, settings: GovernorSettings, dry_for_s: float = 0.0) -> datetime | None:
+    """When a job whose last claim found no capacity is tried again, by its own log; None if its last claim ended
+    otherwise.
+
+    `dry_for_s` is how long all jobs avoid an offering of this provider that had no capacity.
+    """
+    last = state.last_claim
+    if state.open_claims or last is None or last.closed is None or last.closed.outcome != "dry":
+        return None
+    least = {
+        claim.offering.key: claim.closed_at + timedelta(seconds=dry_for_s)
+        for claim in state.since_opened()
+        if claim.closed_at is not None and claim.closed is not None and claim.closed.outcome == "dry"
+    }
+    return min(later_of(dry_until(state, settings), least).values(), default=None)
+
+
+def count_reclaims(state: JobState, now: datetime, forgotten_s: float | None = None) -> int:
+    """Count the reclaims since the job was opened that are not older than `forgotten_s`."""
+    taken = [claim.closed_at for claim in state.since_opened() if claim.closed and claim.closed.outcome == "reclaimed"]
+    if forgotten_s is None:
+        return len(taken)
+    return sum(1 for at in taken if at is not None and (now - at).total_seconds() < forgotten_s)
+
+
+def waiting_since(state: JobState) -> datetime:
+    """Since when the job has had no machines. A gang that never was complete does not end the waiting."""
+    moments = [state.opened_at or state.submitted_at]
+    moments += [
+        claim.closed_at
+        for claim in state.since_opened()
+        if claim.attempt is not None and claim.closed and claim.closed_at and claim.closed.outcome != "dry"
+    ]
+    return max(moments)
+
+
+def dry_until(state: JobState, settings: GovernorSettings) -> dict[str, datetime]:
+    """Until when each offering without capacity is avoided. The pause doubles with each such answer in a row."""
+    until: dict[str, datetime] = {}
+    streak: dict[str, int] = {}
+    for claim in state.since_opened():
+        if claim.closed is None or claim.closed_at is None:
+            continue
+        key = claim.offering.key
+        if claim.closed.outcome != "dry":
+            if claim.attempt is not None:
+                streak.pop(key, None)
+                until.pop(key, None)
+            continue
+        streak[key] = streak.get(key, 0) + 1
+        # At a place with a counted bound, no capacity means a lost race: the next try need not wait long.
+        doubled = 0 if claim.offering.most_nodes is not None else min(streak[key] - 1, 16)
+        pause = min(settings.dry_most_s, settings.dry_first_s * 2**doubled)
+        until[key] = claim.closed_at + timedelta(seconds=pause)
+    return until
+
+
+def dry_for_all_until(job: JobSnapshot) -> dict[str, datetime]:
+    """Until when each offering is avoided in which any job found no capacity."""
+    pause = timedelta(seconds=job.capabilities.dry_for_s)
+    return {key: at + pause for key, at in job.dry.items()} if pause else {}
+
+
+def later_of(one: dict[str, datetime], other: dict[str, datetime]) -> dict[str, datetime]:
+    return one | {key: max(until, one.get(key, until)) for key, until in other.items()}
+
+
+# Zones may differ in what they support; the same refusal from three of them is no accident.
+_SAME_REFUSALS = 3
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Refusals of clouds since the job was opened, and which offerings need not be tried again."""
+
+    # Refused offerings by key; and machine types over quota, with spot or not: a quota is the same in every zone.
+    keys: frozenset[str]
+    over_quota: frozenset[tuple[str, bool]]
+    # Spot, or on-demand, if the same refusal came so often that every other offering of that kind would give it too.
+    hopeless: frozenset[bool]
+    # Why no offering can work: the account lacks a permission, or the request is impossible.
+    final: str
+    last: str
+
+    @classmethod
+    def of(cls, state: JobState) -> Refusals:
+        counts: dict[tuple[bool, str], int] = {}
+        keys, over_quota, final, last = set(), set(), "", ""
+        for claim in state.since_opened():
+            if claim.closed is None or claim.closed.outcome != "refused":
+                continue
+            offering, last = claim.offering, claim.closed_reason
+            keys.add(offering.key)
+            if claim.closed.rule == "QuotaExceeded":
+                over_quota.add((offering.machine, offering.spot))
+            if claim.closed.rule in ("AuthDenied", "NoSuchResource", "UserError"):
+                final = final or last
+            # The same message about another machine type counts as the same refusal.
+            message = (offering.spot, last.removeprefix(f"{offering.machine}: "))
+            counts[message] = counts.get(message, 0) + 1
+        hopeless = {spot for (spot, _), times in counts.items() if times >= _SAME_REFUSALS}
+        return cls(frozenset(keys), frozenset(over_quota), frozenset(hopeless), final, last)
+
+    def cover(self, offering: Offering) -> bool:
+        return (
+            offering.key in self.keys
+            or (offering.machine, offering.spot) in self.over_quota
+            or offering.spot in self.hopeless
+        )

@@ -1,0 +1,140 @@
+"""The `resources` section of a spec: the machines a job runs on.
+
+Frozen and canonical, as `stoker.model.spec` describes.
+"""
+
+# `file_field` makes a field(), which is what dataclass defaults are for.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stoker.model.file_field import MAX_NODES, MAX_PRICE, file_field
+from stoker.model.keywords import checks_fields
+
+Spot = Literal["never", "prefer", "only"]
+
+
+@checks_fields
+@dataclass(frozen=True)
+class Gpus:
+    """Accelerators of one kind on each node. `name` is empty if any kind is acceptable.
+
+    `most` is the number on the machine that the plan showed when the job was submitted.
+    """
+
+    name: str
+    count: int
+    most: int | None = None
+
+
+@checks_fields
+@dataclass(frozen=True)
+class LocalResources:
+    """This computer as a small cloud, with a spot market to practise on."""
+
+    capacity: int | None = file_field(
+        "most nodes at once on this computer; further jobs wait, and start in order",
+        default=None,
+        least=1,
+        most=MAX_NODES,
+    )
+    reclaim_mean_s: float | None = file_field(
+        "spot nodes are reclaimed after this long on average", form="duration", default=None, above=0
+    )
+    grace_s: float = file_field(
+        "time between a simulated notice and the reclaim", form="duration", default=30.0, least=0
+    )
+    seed: int = file_field("the simulated market repeats itself with the same seed", default=0)
+    price: float = file_field(
+        "on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0, least=0, most=MAX_PRICE
+    )
+    spot_price: float | None = file_field(
+        "spot price of a local node, $/h; default: 32 % of `price`", default=None, least=0, most=MAX_PRICE
+    )
+
+
+@checks_fields
+@dataclass(frozen=True)
+class Ec2Resources:
+    """Settings of EC2 alone."""
+
+    profile: str | None = file_field("instance profile of the nodes", default=None)
+    subnet: str | None = file_field("subnet id", default=None)
+    security_groups: tuple[str, ...] = file_field("security group ids", form="words", default=())
+    key: str | None = file_field("key pair for SSH", default=None)
+    public_ip: bool | None = file_field("give nodes a public address", default=None)
+    placement_group: str | None = file_field("an existing placement group", default=None)
+    reservation: str | None = file_field("capacity reservation or block", default=None)
+    efa: bool = file_field("attach Elastic Fabric Adapters", default=False)
+    overrides: dict[str, Any] = file_field("merged last into the RunInstances request", form="mapping", factory=dict)
+
+
+@checks_fields
+@dataclass(frozen=True)
+class GceResources:
+    """Settings of Compute Engine alone."""
+
+    project: str | None = file_field("Google Cloud project", default=None)
+    service_account: str | None = file_field("service account of the nodes", default=None)
+    scopes: tuple[str, ...] = file_field("OAuth scopes of the nodes", form="words", default=())
+    network: str | None = file_field("network, or `subnet:NAME`; default: the network `default`", default=None)
+    public_ip: bool | None = file_field("give nodes a public address; default: yes", default=None)
+    placement_policy: str | None = file_field("an existing placement policy", default=None)
+    reservation: str | None = file_field("reservation to consume", default=None)
+    overrides: dict[str, Any] = file_field("merged last into the instance body", form="mapping", factory=dict)
+
+
+@checks_fields
+@dataclass(frozen=True)
+class SagemakerResources:
+    """Settings of SageMaker alone."""
+
+    role: str | None = file_field(
+        "execution role of the training job, by name or ARN; default: stoker-training", default=None
+    )
+    subnets: tuple[str, ...] = file_field("subnet ids; with security_groups", form="words", default=())
+    security_groups: tuple[str, ...] = file_field("security group ids; with subnets", form="words", default=())
+    keep_alive_s: float | None = file_field(
+        "keep the machines warm this long for the next attempt or job, and pay for it; not with spot",
+        form="duration",
+        default=None,
+        above=0,
+    )
+    kms_key: str | None = file_field("KMS key that encrypts the disks and what SageMaker writes", default=None)
+    encrypt_traffic: bool = file_field("encrypt what nodes send to each other", default=False)
+    overrides: dict[str, Any] = file_field(
+        "merged last into the CreateTrainingJob request", form="mapping", factory=dict
+    )
+
+
+@checks_fields
+@dataclass(frozen=True)
+class Resources:
+    """The machines a job runs on."""
+
+    provider: str = file_field("provider of the machines: local, ec2, gce, sagemaker, …", default="local")
+    gpus: Gpus | None = file_field(
+        "accelerators on each node, such as `A100:8`; machines with more only if none has exactly this many",
+        form="gpus",
+        default=None,
+    )
+    machine: tuple[str, ...] = file_field("machine types in order of preference", form="words", default=())
+    cpus: int | None = file_field(
+        "at least this many CPUs on each node, such as `8+`", form="at-least", default=None, least=1
+    )
+    memory_bytes: int | None = file_field(
+        "at least this much memory on each node, such as `64GB+`", form="size", default=None, above=0
+    )
+    spot: Spot = file_field("true, false, or prefer (on-demand when there is none)", form="spot", default="never")
+    region: str | None = file_field("region of the cloud", default=None)
+    zones: tuple[str, ...] = file_field("zones to use; any by default", form="zones", default=())
+    max_price: float | None = file_field("most $/h for a node", default=None, above=0, most=MAX_PRICE)
+    disk_bytes: int | None = file_field("size of the node's disk", form="size", default=None, above=0)
+    image: str | None = file_field("machine image: id, name, family or alias", default=None)
+    ec2: Ec2Resources | None = file_field("settings of EC2 alone", default=None)
+    gce: GceResources | None = file_field("settings of Compute Engine alone", default=None)
+    sagemaker: SagemakerResources | None = file_field("settings of SageMaker alone", default=None)
+    local: LocalResources | None = file_field("this computer's capacity and simulated spot market", default=None)

@@ -1,0 +1,155 @@
+"""Launch machines: send the requests of one claim, and find the machines that they made.
+
+A launch is idempotent by the request id. Google may forget that id; the names of the machines, which include a digest
+of store and claim, then identify what an earlier request made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from stoker.model.errors import (
+    InvalidRequest,
+    NoCapacity,
+    NoSuchResource,
+    NotFound,
+    QuotaExceeded,
+    Throttled,
+    Transient,
+)
+from stoker.model.offerings import Instance
+from stoker.providers.base import HttpRequest
+from stoker.providers.gce import names, operations, quotas, read_request
+from stoker.providers.gce.client import Api
+from stoker.providers.gce.errors import AlreadyExists, as_invalid_request
+from stoker.providers.gce.instances import StoreInstances, parse_time
+from stoker.providers.gce.places import ProjectRegion, instance_id
+from stoker.providers.gce.verdicts import error_text
+
+# How long one call waits for a launch. The next pass asks about a slower launch again, under the same request id.
+_LAUNCH_S = 10.0
+_POLICY_S = 10.0
+
+
+def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...]) -> tuple[Instance, ...]:
+    """Send the requests: a placement policy where there is one, then the insert. A gang comes whole or not at all."""
+    *before, insert = requests
+    for request in before:
+        _create_policy(api, request)
+    try:
+        return _insert(api, instances, insert)
+    except NoSuchResource as error:
+        if before and "placement_policy" in str(error):
+            # The policy is the claim's own, and not visible in all of Google yet. This request id has failed for good;
+            # the next claim creates another policy.
+            raise NoCapacity(str(error)) from error
+        raise
+    except QuotaExceeded as error:
+        page = quotas.console_page(_place(insert).project)
+        raise QuotaExceeded(f"{error_text(error)}; ask for more at {page}") from error
+
+
+def _create_policy(api: Api, request: HttpRequest) -> None:
+    """Create a placement policy. An existing one belongs to the same claim: its name includes the claim's digest."""
+    try:
+        operation = api.send(request.method, request.path, request.body, what="placement policy")
+        operations.wait_until_done(api, operation, "placement policy", _POLICY_S)
+    except AlreadyExists:
+        pass
+    except NotFound as error:
+        raise as_invalid_request(error) from error
+
+
+def _insert(api: Api, instances: StoreInstances, insert: HttpRequest) -> tuple[Instance, ...]:
+    try:
+        operation = api.send(insert.method, insert.path, insert.body, what=read_request.machine_type(insert))
+    except AlreadyExists:
+        # Google has forgotten the request id, or never knew it. The name identifies the claim.
+        return _existing(instances, insert)
+    except NotFound as error:
+        raise as_invalid_request(error) from error
+    except InvalidRequest as error:
+        if "requestid" not in str(error).lower():
+            raise
+        # Another version of Stoker began this claim, with a slightly different request under the same id.
+        return _existing(instances, insert)
+    # An operation that is done in the first answer belongs to an earlier request with the same id.
+    repeated = operation.get("status") == "DONE"
+    try:
+        found = _created(api, insert, _completed(api, insert, operation))
+    except AlreadyExists:
+        return _existing(instances, insert)
+    if not repeated:
+        return found
+    states = instances.states([each.id for each in found], _place(insert))
+    return tuple(replace(each, state=states[each.id]) for each in found)
+
+
+def _completed(api: Api, insert: HttpRequest, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Wait for the launch operation to succeed. Its failure is final: under the same request id Google reports the same
+    failure again."""
+    try:
+        return operations.wait_until_done(api, operation, read_request.machine_type(insert), _LAUNCH_S)
+    except operations.OperationUnfinished:
+        raise
+    except NotFound as error:
+        raise as_invalid_request(error) from error
+    except (Transient, Throttled) as error:
+        raise NoCapacity(str(error)) from error
+
+
+def _created(api: Api, insert: HttpRequest, operation: Mapping[str, Any]) -> tuple[Instance, ...]:
+    """The machines that an operation created, of which some may have ended since."""
+    place = _place(insert)
+    done = [operation]
+    if operation.get("operationGroupId"):
+        done = operations.in_group(api, place.project, operation["operationGroupId"])
+    owner, wanted = read_request.owner(insert), read_request.names(insert)
+    found = []
+    for each in done:
+        if each.get("operationType") != "insert" or not each.get("targetId") or each.get("error"):
+            continue
+        zone, name = _zone_and_name(each["targetLink"])
+        if name not in wanted:
+            continue
+        found.append(
+            Instance(
+                id=instance_id(zone, str(each["targetId"])),
+                provider="gce",
+                job=owner.job,
+                claim=owner.claim,
+                rank=names.rank(name) or 0,
+                state="pending",
+                created_at=parse_time(each.get("insertTime")),
+                region=insert.region,
+                zone=zone,
+            )
+        )
+    if len(found) < len(wanted):
+        # The operation succeeded, so the machines exist: the list lags behind, or a zone gave no answer.
+        raise Transient(f"{read_request.machine_type(insert)}: launched, and not listed yet")
+    return tuple(sorted(found, key=lambda instance: instance.rank))
+
+
+def _existing(instances: StoreInstances, insert: HttpRequest) -> tuple[Instance, ...]:
+    """The machines that an earlier request for the same claim created."""
+    owner, wanted = read_request.owner(insert), read_request.names(insert)
+    listed = instances.list_region(_place(insert))
+    found = [each for each in listed if (each.job, each.claim) == (owner.job, owner.claim)]
+    if len(found) < len(wanted):
+        # Not listed yet. A machine of another owner under this name is no realistic case: the name has our digest.
+        raise Transient(f"{read_request.machine_type(insert)}: launched before, and not listed yet")
+    return tuple(found)
+
+
+def _place(request: HttpRequest) -> ProjectRegion:
+    return ProjectRegion.of(request.region or "")
+
+
+def _zone_and_name(link: str) -> tuple[str, str]:
+    """The zone and the name of a machine, from its link."""
+    parts = urlsplit(link).path.split("/")
+    return parts[parts.index("zones") + 1], parts[-1]

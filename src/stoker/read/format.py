@@ -1,0 +1,102 @@
+"""How values look in text: times, money, sizes, counts."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from datetime import datetime, timezone
+
+from stoker.core.costs import in_dollars
+
+# With a remote store, nodes that train steadily send a heartbeat once a minute.
+_FRESH_S = 90.0
+_STYLE = re.compile(r"\x1b\[[;?0-9]*[a-zA-Z]")
+
+
+def duration(seconds: float | None) -> str:
+    """`0.2 s`, `42 s`, `3m 05s`, `2h 10m`, `3d 4h`; `–` where it is not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"
+
+
+def ago(moment: datetime | None, now: datetime | None = None) -> str:
+    """`2m 10s ago`; `–` where it is not known."""
+    if moment is None:
+        return "–"
+    return f"{duration(((now or datetime.now(timezone.utc)) - moment).total_seconds())} ago"
+
+
+def as_of(heard_at: datetime | None, now: datetime | None = None) -> str:
+    """`as of 2m 10s ago`: the age of the values beside it. Empty where they are as fresh as they can be."""
+    now = now or datetime.now(timezone.utc)
+    if heard_at is None or (now - heard_at).total_seconds() < _FRESH_S:
+        return ""
+    return f"as of {ago(heard_at, now)}"
+
+
+def clock(moment: datetime, now: datetime | None = None) -> str:
+    """The time of day in the reader's time zone, with the date unless it is today's."""
+    local, today = moment.astimezone(), (now or datetime.now(timezone.utc)).astimezone()
+    return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d %H:%M:%S")
+
+
+def dollars(amount: float | None) -> str:
+    """`$1.20`; `–` where it is not known."""
+    return "–" if amount is None else in_dollars(amount)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def number(value: float) -> str:
+    """A metric's value in four digits."""
+    return f"{value:.4g}"
+
+
+def size(count: int) -> str:
+    """`512 B`, `1.2 kB`, `3.4 GB`."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def zone_text(zone: str | None) -> str:
+    """The zone; `any zone` where the cloud chooses it."""
+    return zone or "any zone"
+
+
+def price_source(source: str) -> str:
+    """The source of a price, without the details in brackets, which --json and `stoker prices` show."""
+    return source.partition(" (")[0]
+
+
+def one_line(text: str, most: int) -> str:
+    """The text on one line, cut to `most` characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else flat[: most - 1] + "…"
+
+
+def width(text: str) -> int:
+    """The number of terminal columns that the text takes; its colours take none."""
+    plain = _STYLE.sub("", text)
+    if plain.isascii():
+        return len(plain)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in plain
+    )

@@ -1,0 +1,47 @@
+"""Keep text of jobs, machines and clouds from steering a terminal, or from reading otherwise than it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+# String sequences (titles, the clipboard, device answers), control sequences, other escapes, bare control characters.
+_STEERING = (
+    r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[ -~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+# Invisible characters that change how others are shown: soft hyphens, marks and overrides of direction, joiners, line
+# separators, fillers, variants (but for those of emoji), byte order marks, annotations, tags. Halves of characters
+# (surrogates) cannot be printed at all.
+_INVISIBLE = (
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d"
+    "\ufeff\uffa0\ufff0-\ufffb\U00013430-\U00013455\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff]"
+)
+ESCAPE = re.compile(f"{_STEERING}|{_INVISIBLE}")
+# Colours, cursor movement and erasing: what a progress bar needs, and nothing that a terminal would answer to.
+_DRAWING = re.compile(r"\x1b\[[0-9;]*[mA-HJK]|\r")
+
+
+def harmless(line: str) -> str:
+    """A log line for a terminal: with its colours, without sequences that do more than draw."""
+    return ESCAPE.sub(lambda found: found[0] if _DRAWING.fullmatch(found[0]) else "", line)
+
+
+def legible(value: T) -> T:
+    """Text from outside (a script's last lines, a cloud's answer) as one plain line; also inside dataclasses.
+
+    Without what would steer a terminal, and without line breaks: a second line could pass for Stoker's own. For output
+    to people only: Stoker adds its own colours afterwards.
+    """
+    if isinstance(value, str):
+        return cast("T", ESCAPE.sub("", value).replace("\n", " "))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: legible(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return cast("T", dataclasses.replace(value, **parts))
+    if isinstance(value, tuple):
+        return cast("T", tuple(legible(part) for part in value))
+    if isinstance(value, dict):
+        return cast("T", {legible(key): legible(part) for key, part in value.items()})
+    return value

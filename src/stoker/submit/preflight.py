@@ -1,0 +1,72 @@
+"""Build the requests of a job's first launch, to show them and to let the cloud check them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.governor.apply import longest_life_s
+from stoker.model.errors import InvalidRequest, ProviderError, UserError
+from stoker.model.offerings import Offering
+from stoker.providers.base import HttpRequest, LaunchOrder, Provider, Request, SupportsPreflight
+from stoker.store.base import Store
+from stoker.store.find_job import SUFFIX_LENGTH
+from stoker.submit.choose_offerings import connect
+from stoker.submit.identity import user_at_host
+from stoker.submit.prepared_job import PreparedJob
+
+LaunchRequests = tuple[Request | HttpRequest, ...]
+
+
+def launch_requests(prepared: PreparedJob, store: Store) -> LaunchRequests:
+    """The requests of the first claim. Pure: asks neither cloud nor store."""
+    return _requests(prepared, store, connect(prepared.spec, store), prepared.offerings[0])
+
+
+def preflight(provider: Provider, prepared: PreparedJob, store: Store) -> None:
+    """Let the cloud check the first launches, where it can. Raises UserError where it would refuse one of them.
+
+    Whatever is raised, the packed code is deleted first.
+    """
+    if not isinstance(provider, SupportsPreflight):
+        return
+    try:
+        provider.preflight(*_first_launches(prepared, store, provider))
+    except InvalidRequest as error:
+        prepared.discard()
+        raise UserError(str(error)) from None
+    except ProviderError:
+        pass  # The cloud did not answer, or the submitter may not launch: the governor finds out.
+    except BaseException:
+        prepared.discard()
+        raise
+
+
+def _first_launches(prepared: PreparedJob, store: Store, provider: Provider) -> Iterator[LaunchRequests]:
+    """The requests for the best spot and the best on-demand offering.
+
+    Both, because a request for spot machines lacks what on-demand machines alone ask for, such as a reservation.
+    """
+    first: dict[bool, Offering] = {}
+    for offering in prepared.offerings:
+        first.setdefault(offering.spot, offering)
+    for offering in first.values():
+        yield _requests(prepared, store, provider, offering)
+
+
+def _requests(prepared: PreparedJob, store: Store, provider: Provider, offering: Offering) -> LaunchRequests:
+    spec = prepared.spec
+    order = LaunchOrder(
+        job=f"{spec.name}-{'0' * SUFFIX_LENGTH}",
+        name=spec.name,
+        claim=2,
+        nodes=spec.nodes,
+        attempt=1,
+        store=store.url,
+        spec=spec,
+        submitter=user_at_host(),
+        offering=offering,
+        max_life_s=longest_life_s(spec),
+        environ=prepared.environ or {},
+        bundles={built.tag: built.digest for built in prepared.bundles},
+    )
+    return provider.build(order)
