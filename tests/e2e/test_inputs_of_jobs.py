@@ -234,7 +234,7 @@ if isolated():
             job = world.submit(inputs={"data": {"from": f"{s3_url}/data", "mode": "mount"}})
             assert world.ended(job).outcome == "succeeded", world.story(job)
             assert found(world, job)[0]["STOKER_INPUT_DATA"] == FILES
-            assert any(f"{s3_url}/data is mounted with " in line for line in world.lines(job))
+            assert any(f"{s3_url}/data is mounted read-only with " in line for line in world.lines(job))
             assert mounted_below(world.home) == []
             assert open_store(f"{s3_url}/data").head("a.txt") is not None
 

@@ -44,7 +44,7 @@ if isolated():
             said = lent.lines(first)
             assert "[stoker] requirements.txt: building an environment on Python 3.11.2 (/usr/bin/python3)" in said
             assert any(
-                line.startswith("[stoker] the environment (") and "is kept in the store" in line for line in said
+                line.startswith("[stoker] the environment (") and "is stored for the next time" in line for line in said
             )
             asked = len(index.requests)
             second = lent.submit(env=settings, nodes=2)

@@ -509,7 +509,7 @@ def test_waiting_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch
     said: list[str] = []
     keeping = BackgroundUpload(StoreCache(store(hangs), "job-abcd"), "k", HERE, made, list_folder(made), said.append)
     keeping.wait(lambda: 0.0 if begun.is_set() else time.monotonic() + 100)
-    assert [line for line in said if "still being kept" in line] in (
+    assert [line for line in said if "still being stored" in line] in (
         [],  # It had begun by then.
         ["the environment is still being stored for the next time; waiting up to 100 s more"],
     )
@@ -517,7 +517,7 @@ def test_waiting_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch
     keeping._thread.join(60)
     assert not keeping._thread.is_alive()
     assert "create" not in calls, "it is not waited for any more"
-    assert not any("is kept in the store" in line for line in said)
+    assert not any("is stored for the next time" in line for line in said)
 
 
 def test_the_exit_waits_for_so_long_and_no_longer(made: Path) -> None:

@@ -137,7 +137,7 @@ def test_one_of_a_nodes_own_is_not_kept_for_others(bench: Bench, monkeypatch: py
     bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
     bench.install(python=sys.executable)
     bench.wait_for_uploads()
-    assert not any("is kept in the store" in line for line in bench.said)
+    assert not any("is stored for the next time" in line for line in bench.said)
 
 
 # ── Settings, code and processors ─────────────────────────────────────────────────────────────────────────────────────
