@@ -21,8 +21,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import coverage
 
@@ -233,9 +235,9 @@ def _test_of(context: str) -> str:
 class Judge:
     """Runs tests against a copy of the tree in which one line is broken."""
 
-    def __init__(self, recorded: Coverage) -> None:
+    def __init__(self, recorded: Coverage, number: int) -> None:
         self._recorded = recorded
-        self._copy = DATA / "tree"
+        self._copy = DATA / f"tree-{number}"
         ignored = shutil.ignore_patterns(".venv", ".git", ".mutants", "__pycache__", ".hypothesis")
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(ROOT, self._copy, ignore=ignored, symlinks=True)
@@ -282,17 +284,28 @@ def main() -> None:
     options.add_argument("--record", action="store_true", help="measure again which tests run which line")
     options.add_argument("--seed", type=int, required=True)
     options.add_argument("--count", type=int, default=100)
+    options.add_argument("--jobs", type=int, default=2, help="lines that are broken at the same time, in copies")
     options.add_argument("rooms", nargs="*", default=ROOMS)
     args = options.parse_args()
     if args.record or not (DATA / "coverage").exists():
         record()
-    judge = Judge(Coverage())
-    verdicts: Counter[str] = Counter()
-    for mutant in sample(args.seed, args.count, list(args.rooms)):
-        verdict = judge.judge(mutant)
-        verdicts[verdict] += 1
+    recorded = Coverage()
+    judges: SimpleQueue[Judge] = SimpleQueue()
+    for number in range(args.jobs):
+        judges.put(Judge(recorded, number))
+
+    def verdict_of(mutant: Mutant) -> str:
+        judge = judges.get()
+        try:
+            verdict = judge.judge(mutant)
+        finally:
+            judges.put(judge)
         if verdict != "killed":
             print(f"{verdict}: {mutant.path}:{mutant.line}: {mutant.text}  →  {mutant.new}", flush=True)
+        return verdict
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        verdicts = Counter(pool.map(verdict_of, sample(args.seed, args.count, list(args.rooms))))
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
 
 

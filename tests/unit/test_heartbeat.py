@@ -224,6 +224,26 @@ def test_a_heartbeat_that_is_stopped_writes_no_more(beats: Callable[..., Heartbe
     assert not beat._thread.is_alive() and store.get(keys.heartbeat(NODE)) == before
 
 
+def test_a_change_just_before_the_stop_is_written() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def faults(_method: str, _key: str) -> None:
+        entered.set()
+        release.wait(60.0)
+
+    store = MemoryStore(lambda: T0, faults=faults, is_local=True)
+    beat = HeartbeatThread(store, NODE, lambda found: found)
+    beat.start()
+    # The first heartbeat is on its way, without the change.
+    assert entered.wait(60.0)
+    beat.change(checkpoint_files=3)
+    beat.stop(timeout_s=0.01)
+    release.set()
+    beat._thread.join(60.0)
+    found = store.get(keys.heartbeat(NODE))
+    assert found is not None and codec.loads(Heartbeat, found.data).checkpoint_files == 3
+
+
 def test_a_beat_that_hangs_is_left_behind() -> None:
     entered, release = threading.Event(), threading.Event()
 

@@ -109,7 +109,8 @@ def test_two_at_once_each_see_their_own(group: Group, tree: Path) -> None:
         script = f"echo {number} > /opt/stoker-test/mine; while [ ! -e /opt/stoker-test/go ]; do sleep 0.02; done"
         runs.append(group.spawn(["sh", "-c", script], mounts=[(str(folder), "/opt/stoker-test")], cwd="/"))
     for number in (1, 2):
-        until(lambda number=number: (tree / str(number) / "mine").exists())
+        mine = tree / str(number) / "mine"
+        until(lambda mine=mine: mine.exists() and mine.read_text())
     for number in (1, 2):
         assert (tree / str(number) / "mine").read_text() == f"{number}\n"
         (tree / str(number) / "go").touch()

@@ -57,7 +57,10 @@ def save(world: World, **files: bytes) -> None:
     """One save, and a pause that is long enough for whatever watches."""
     seen = copies_of(world).bursts
     for name, content in files.items():
+        # The agent sees an open file as such: a pause between its truncation and its first byte is no end of a save.
+        world.open = {f"{name}.bin"}
         (world.folder / f"{name}.bin").write_bytes(content)
+        world.open = set()
     until(lambda: copies_of(world).bursts > seen)
 
 

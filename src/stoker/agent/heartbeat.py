@@ -70,6 +70,8 @@ class HeartbeatThread:
         self._steady_interval_s = self._interval_s if store.is_local else STEADY_INTERVAL_S
         self._lock = threading.Lock()
         self._due = threading.Event()
+        # Fields were changed since the last write.
+        self._changed = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.error: str | None = None
@@ -87,13 +89,17 @@ class HeartbeatThread:
         """Change fields of the heartbeat, and write it at once."""
         with self._lock:
             self._now = replace(self._now, **changes)
+            self._changed = True
         self._due.set()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread: the exit is the last fact. A write that the store does not take is left behind."""
+        """Write pending changes, and end the thread: the exit is the last fact.
+
+        A write that the store does not take is left behind.
+        """
         self._stopped = True
         self._due.set()
         self._thread.join(timeout=timeout_s)
@@ -103,6 +109,7 @@ class HeartbeatThread:
         self._update()
         with self._lock:
             heartbeat = self._now = replace(self._now, beat=self._now.beat + 1, at=_utcnow())
+            self._changed = False
         self._store.put(self._key, codec.dumps(heartbeat))
         self._written, self._written_s = heartbeat, self._monotonic()
 
@@ -129,21 +136,25 @@ class HeartbeatThread:
             self._now = replace(found, interval_s=interval_s)
 
     def _run(self) -> None:
-        changed = False
         while not self._stopped:
-            try:
-                # A write that failed is repeated with the next tick.
-                if changed or self.error is not None:
-                    self.write()
-                else:
-                    self.tick()
-                self.error = None
-            except StokerError as error:
-                self.error = str(error)
-            except Exception:  # noqa: BLE001 - edge of a thread: an agent without a heartbeat would be declared dead
-                _log.exception("the heartbeat failed")
-            changed = self._due.wait(self._interval_s)
+            self._beat()
+            self._due.wait(self._interval_s)
             self._due.clear()
+        if self._changed:
+            self._beat()
+
+    def _beat(self) -> None:
+        try:
+            # A write that failed is repeated with the next tick.
+            if self._changed or self.error is not None:
+                self.write()
+            else:
+                self.tick()
+            self.error = None
+        except StokerError as error:
+            self.error = str(error)
+        except Exception:  # noqa: BLE001 - edge of a thread: an agent without a heartbeat would be declared dead
+            _log.exception("the heartbeat failed")
 
 
 def _news(heartbeat: Heartbeat) -> tuple[object, ...]:
