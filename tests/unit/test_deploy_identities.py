@@ -107,6 +107,11 @@ def test_nothing_is_said_of_what_it_may_pass(deployed: DeploymentRecord, spec: S
         (GCP, gce("stoker-node-x"), "stoker deploy gcp --service-account stoker-node-x@vision-1.iam.gserviceaccount"),
         (
             GCP,
+            gce("gpu"),
+            "resources.gce.service_account: the governor stoker-1 may not act as gpu@vision-1.iam.gservice",
+        ),
+        (
+            GCP,
             gce("default"),
             "`stoker deploy gcp --service-account NUMBER-compute@developer.gserviceaccount.com` allows",
         ),

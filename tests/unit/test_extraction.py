@@ -173,3 +173,18 @@ def test_one_that_keeps_changing_is_given_up(extraction: Extraction, monkeypatch
         with pytest.raises(PathObstructed, match=f"target/{path[:4]}.*: another process keeps changing it"):
             extraction.create_anew(path)
         assert 2 < tries[0] < 1000
+
+
+def test_a_file_that_may_not_be_removed_is_an_error_and_not_tried_again(
+    extraction: Extraction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an immutable file, or a file of another user in a sticky folder."""
+    write(extraction.create_anew("kept"), b"1")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(extracting.os, "unlink", refuse)
+    with pytest.raises(PermissionError, match="Operation not permitted"):
+        extraction.create_anew("kept")
+    assert (extraction.folder / "kept").read_bytes() == b"1"

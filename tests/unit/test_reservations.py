@@ -144,6 +144,8 @@ def test_a_job_without_any_bound_may_always_cost_another_day() -> None:
 def test_between_two_attempts_it_stays_and_with_the_end_it_goes() -> None:
     lost = (Closed(2, outcome="reclaimed", rule="notice", restart=True, trained_s=HOUR), HOUR)
     assert reserved(running("job-1", lost), spec(5.0), 5 * HOUR) == pytest.approx(2.0)
+    again = (START_S + 90) / HOUR * 3
+    assert reserved(running("job-1", lost), spec(hours=2.0), 5 * HOUR) == pytest.approx(3 + again), "a whole start"
     closing = Closed(2, outcome="succeeded", rule="finished", trained_s=HOUR)
     ended = (Ended("succeeded", "finished", 2, closing=closing), HOUR)
     assert reserved(running("job-1", ended), spec(5.0), HOUR) == 0

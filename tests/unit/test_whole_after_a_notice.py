@@ -191,6 +191,16 @@ def test_a_first_save_that_was_under_way_shows_nothing_of_what_belongs_to_it() -
     assert scene.held(files(a=2, b=1), changed=("a.pt",)) == {"": reason}
 
 
+@pytest.mark.parametrize("survives", [True, False], ids=["left", "died"])
+def test_a_quiet_save_that_lacks_files_is_waited_for_and_held_until_they_are_overdue(survives: bool) -> None:
+    """A program that fails between two files of a save may take a while to end."""
+    now = files(a=2, b=1)
+    scene = Scene(now, at=PATIENCE_S / 2, survives=survives).knows("a.pt", "b.pt")
+    assert scene.held(now, changed=("a.pt",)) == {"": "its save stopped before b.pt was written"}
+    scene = Scene(now, at=PATIENCE_S * 2, survives=survives).knows("a.pt", "b.pt")
+    assert scene.held(now, changed=("a.pt",)) == {}
+
+
 def test_what_was_quiet_when_the_training_was_told_is_whole() -> None:
     scene = Scene(files(a=2)).knows("a.pt")
     assert scene.held(files(a=2), changed=("a.pt",)) == {}
