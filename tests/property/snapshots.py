@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from stoker.core.market import MarketHistory, MarketObservation
@@ -219,9 +220,13 @@ def markets(draw: st.DrawFn) -> MarketHistory:
 
 
 @st.composite
-def snapshots(draw: st.DrawFn, job: str = "job-1") -> JobSnapshot:
+def snapshots(draw: st.DrawFn, job: str = "job-1", *, ended: bool = False) -> JobSnapshot:
+    """`ended`: of a job that has ended, and whose machines are known."""
     nodes = draw(st.sampled_from([1, 1, 2, 3]))
     state = draw(states(nodes, job))
+    if ended:
+        # Rejected before the rest is drawn, which takes most of the time.
+        assume(state.ended is not None and state.min_version == 1)
     named = [node.instance for claim in state.claims for node in claim.launched or ()]
     conditions = st.sampled_from(["pending", "running", "stopping", "gone", "gone"])
     told = {name: draw(conditions) for name in named if draw(st.integers(0, 4))}
@@ -243,7 +248,7 @@ def snapshots(draw: st.DrawFn, job: str = "job-1") -> JobSnapshot:
         spec=replace(spec, retry=replace(spec.retry, hold_on_failure_s=held_s, spot_wait_s=wait_s)),
         capabilities=CAPABILITIES,
         facts=facts,
-        instances=draw(known_or_not(listings(state, nodes))),
+        instances=Known(draw(listings(state, nodes))) if ended else draw(known_or_not(listings(state, nodes))),
         states=draw(known_or_not(st.just(told))),
         offerings=draw(st.one_of(offers, offers, st.none())),
         market=draw(markets()),
