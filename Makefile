@@ -62,9 +62,9 @@ lint: $(VENV)/.lint
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/plain_words.py
 
-# The quick loop: neither machines nor containers nor emulators.
+# The quick loop: neither machines nor containers nor emulators, and no file that takes many seconds.
 check: lint $(VENV)/.test
-	@$(ISOLATED) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/unit tests/property
+	@$(ISOLATED) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" tests/unit tests/property
 
 # Takes about half an hour, a third of it to measure once which test runs which line.
 mutants: $(VENV)/.test

@@ -202,7 +202,9 @@ def record() -> None:
     settings.write_text(f"[run]\nsource = stoker\nrelative_files = true\ndata_file = {DATA / 'coverage'}\n")
     options = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", *options, *SUITES]
-    subprocess.run(command, cwd=ROOT, check=True)
+    # A test that fails is no reason to lose what the others have shown.
+    if subprocess.run(command, cwd=ROOT).returncode not in (0, 1):
+        sys.exit("the tests could not be run")
 
 
 class Coverage:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,8 @@ from checkpoint_world import (
 from stoker.agent.checkpoints import prune
 from stoker.store.base import Store, open_store
 from stoker.testing.memory_store import Fault, MemoryStore
+
+pytestmark = pytest.mark.slow
 
 KEEP = 2
 NAMES = ("a", "b", "last", "sub/c", "sub/d")

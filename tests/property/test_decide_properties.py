@@ -25,6 +25,8 @@ from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance
 from tests.support.sim_data import at
 
+pytestmark = pytest.mark.slow
+
 settings.register_profile(
     "stoker",
     max_examples=250,

@@ -29,6 +29,8 @@ from stoker.policy import versions
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.sagemaker.jobs import ENDED
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("a", "b")
 TIMES = 2
 HOUSES = (

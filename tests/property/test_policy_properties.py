@@ -36,6 +36,8 @@ from tests.support.sim_data import (
     nodes,
 )
 
+pytestmark = pytest.mark.slow
+
 HOUSE = settings(
     max_examples=250,
     deadline=None,  # The machine may be busy; nothing here is about time.

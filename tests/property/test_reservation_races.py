@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ from stoker.model.observed import Known
 from stoker.model.spec import Limits, Spec
 from stoker.policy.policy_file import parse_policy
 from tests.support.sim_data import EPOCH, ON_DEMAND, make_spec, nodes
+
+pytestmark = pytest.mark.slow
 
 DOLLARS = 5.0
 HOUSE = parse_policy(f"rules: [{{name: money, budget: {{dollars: {DOLLARS}, period: month}}}}]".encode(), "p.yaml")

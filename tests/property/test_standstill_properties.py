@@ -18,6 +18,8 @@ from stoker.model.policy import Rule
 from stoker.policy.policy_file import parse_policy
 from tests.support.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
+pytestmark = pytest.mark.slow
+
 # A recording of a day is long: these are few, and cover orders of magnitude evenly.
 FEW = settings(max_examples=40, deadline=None)
 # Ordinary ones among them, some of which are longer than the fine series, with windows shorter than the coarse ones'.

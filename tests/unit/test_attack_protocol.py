@@ -33,6 +33,8 @@ from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from tests.support.sim_data import SPOT_A
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 

@@ -35,6 +35,8 @@ from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory_store import Fault
 
+pytestmark = pytest.mark.slow
+
 # Goes on until it is told to leave, then saves.
 SAVES_WHEN_ASKED = """
 import pathlib, signal, sys, time

@@ -37,6 +37,8 @@ from stoker.model.spec import Checkpoints, Retry, Spec
 from stoker.model.submission import Code, Submission
 from stoker.submit.pack_code import pack
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _own_handler() -> Iterator[None]:

@@ -31,6 +31,8 @@ from stoker.read.job_list import Filter, list_jobs
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 
+pytestmark = pytest.mark.slow
+
 Stoker = Callable[..., tuple[int, str, str]]
 HERE = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0)
 PATIENCE_S = 60.0

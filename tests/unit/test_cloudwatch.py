@@ -44,6 +44,8 @@ from stoker.testing.memory_store import MemoryStore
 from tests.support.servers import isolated, pytest_isolated
 from tests.support.sim_data import SPOT_A, at, make_spec, make_state, nodes
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 GROUP = "/stoker/jobs"
 REGION = "us-east-1"

@@ -31,6 +31,8 @@ from stoker.processes.container_sweep import (
     write_record,
 )
 
+pytestmark = pytest.mark.slow
+
 PAUSES_S = images.PAUSES_S
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 

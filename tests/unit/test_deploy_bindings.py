@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
 
 from tests.support.google_functions import GoogleProject
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["bucket", "google", "stoker"]
 

@@ -13,6 +13,8 @@ from stoker.deploy import package
 from stoker.model.errors import UserError
 from stoker.submit.agent_bundle import NoAgentAvailable
 
+pytestmark = pytest.mark.slow
+
 Stoker = Callable[..., tuple[int, str, str]]
 AWS = ("--store", "s3://bucket/p", "deploy", "aws", "--dry-run")
 GCP = ("--store", "gs://bucket/p", "deploy", "gcp", "--dry-run")

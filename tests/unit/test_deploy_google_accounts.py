@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
 
 from stoker.governor import deployment_record
 from stoker.model import keys
 from stoker.testing.memory_store import MemoryStore
 from tests.support.google_functions import GoogleProject, Refused
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["bucket", "google", "stoker"]
 

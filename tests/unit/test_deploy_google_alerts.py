@@ -13,6 +13,8 @@ from stoker.governor import deployment_record
 from stoker.testing.memory_store import MemoryStore
 from tests.support.google_functions import GoogleProject, Refused
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["bucket", "google", "stoker"]
 
 KINDS = ["errors", "refused", "silent", "undelivered"]

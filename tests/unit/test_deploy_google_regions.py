@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stoker
 
 from stoker.governor import deployment_record
@@ -11,6 +12,8 @@ from stoker.governor.deployment_record import DeploymentRecord
 from stoker.model import keys
 from stoker.testing.memory_store import MemoryStore
 from tests.support.google_functions import GoogleProject
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["bucket", "google", "stoker"]
 

@@ -22,6 +22,8 @@ from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.store.base import open_store
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden"
 NOTHING = Package(b"zip", "x86_64")
 

@@ -19,6 +19,8 @@ from stoker.providers.registry import Context
 from stoker.store.base import open_store
 from stoker.submit.prepare import prepare
 
+pytestmark = pytest.mark.slow
+
 
 class Odd:
     """An EC2 that refuses a launch, and lists so many machines of it."""

@@ -39,6 +39,8 @@ from stoker.submit import agent_bundle
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.servers import isolated, pytest_isolated
 
+pytestmark = pytest.mark.slow
+
 SPOT = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
 MAINTENANCE = "meta-data/events/maintenance/scheduled"

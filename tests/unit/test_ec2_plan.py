@@ -23,6 +23,8 @@ from stoker.submit import agent_bundle
 from stoker.submit.agent_bundle import AgentArchive, NoAgentAvailable
 from stoker.submit.choose_offerings import spot_left_out
 
+pytestmark = pytest.mark.slow
+
 Plan = Callable[..., tuple[int, str, str]]
 
 

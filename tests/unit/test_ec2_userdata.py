@@ -34,6 +34,8 @@ from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
 from stoker.providers.image_info import newer_image
 from stoker.submit.agent_bundle import local_tag
 
+pytestmark = pytest.mark.slow
+
 TAG = local_tag()
 INSTANCE = "i-0123456789abcdef0"
 STORE = "s3://bucket/team/stoker"

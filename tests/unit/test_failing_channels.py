@@ -24,6 +24,8 @@ from stoker.testing.memory_store import Fault
 from tests.support.sim_data import at, make_spec
 from tests.support.webhooks import webhook
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("how", ["hangs", "500", "closes", "redirects", "nobody"])
 def test_a_channel_that_fails_is_told_of_and_holds_nobody_up(how: str) -> None:

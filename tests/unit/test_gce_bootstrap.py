@@ -39,6 +39,8 @@ from stoker.providers.boot import script
 from stoker.providers.boot.script import BootSettings
 from stoker.submit.agent_bundle import local_tag
 
+pytestmark = pytest.mark.slow
+
 TAG = local_tag()
 INSTANCE = f"{ZONE}.{NUMBER}"
 STORE = "gs://bucket/team/stoker"

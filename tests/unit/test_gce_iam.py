@@ -26,6 +26,8 @@ from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import iam, names, permissions
 from stoker.providers.grants import Grants
 
+pytestmark = pytest.mark.slow
+
 STORE = "gs://my-bucket/team"
 READ, CREATE, DELETE = "storage.objects.get", "storage.objects.create", "storage.objects.delete"
 # What Google's own roles allow of what is asked here.

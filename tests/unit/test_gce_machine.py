@@ -23,6 +23,8 @@ from stoker.model.node_facts import NoticeFact
 from stoker.providers import registry
 from stoker.providers.gce.machine import GRACE_S, NOTICE_ATTRIBUTE, GceMachine
 
+pytestmark = pytest.mark.slow
+
 # By its name in the package there is the function.
 gce_machine = importlib.import_module("stoker.providers.gce.machine")
 

@@ -18,6 +18,8 @@ from stoker.submit import agent_bundle
 from stoker.submit.agent_bundle import AgentArchive
 from tests.support.gcs.tokens import make_account
 
+pytestmark = pytest.mark.slow
+
 Plan = Callable[..., tuple[int, str, str]]
 
 

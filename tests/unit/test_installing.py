@@ -15,6 +15,8 @@ from uv import find_uv_bin
 from stoker.agent.environment.uv import PackageChange, parse_changes
 from tests.support.package_index import make_wheel
 
+pytestmark = pytest.mark.slow
+
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench
 

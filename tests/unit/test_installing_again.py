@@ -16,6 +16,8 @@ from stoker.model.errors import SetupFailed
 from stoker.store.base import open_store
 from tests.support.package_index import make_wheel
 
+pytestmark = pytest.mark.slow
+
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench
 

@@ -12,6 +12,8 @@ from installing_machine import Bench
 
 from stoker.agent.environment.archive import list_folder
 
+pytestmark = pytest.mark.slow
+
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench
 

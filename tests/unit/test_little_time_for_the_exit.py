@@ -31,6 +31,8 @@ from stoker.store.base import Store
 from stoker.store.node_facts import read_fact
 from stoker.testing.memory_store import Fault, MemoryStore
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 60.0
 
 # A fixture that tests of checkpoints share.

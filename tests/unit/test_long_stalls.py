@@ -9,6 +9,8 @@ from stoker.model.log_entries import Draining
 from stoker.model.spec import Limits
 from tests.support.playback import AT_WORK, HUNG
 
+pytestmark = pytest.mark.slow
+
 # What a window, a heartbeat, a look of the governor's and the evidence may add.
 LATE_S = 300
 

@@ -35,6 +35,8 @@ from stoker.testing.memory_store import Fault
 from tests.support.sim_data import SPOT_A, at, make_spec
 from tests.support.webhooks import webhook
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("place", ["folder", "s3"])
 def test_of_many_governors_one_tells(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

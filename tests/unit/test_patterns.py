@@ -18,6 +18,8 @@ from stoker.model.errors import SpecError
 from stoker.model.policy import FailureRule
 from stoker.policy.policy_file import parse_policy
 
+pytestmark = pytest.mark.slow
+
 # With `re`, each takes longer than anybody has.
 HANGING = [
     r"(a+)+$",

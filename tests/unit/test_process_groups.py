@@ -16,6 +16,8 @@ from owned_groups import DAEMON, PATIENCE_S, a_group, alone, pid_in, python, unt
 
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group, make_group, stat_of
 
+pytestmark = pytest.mark.slow
+
 # A fixture that all tests of groups share.
 cgroup = owned_groups.cgroup
 

@@ -14,6 +14,8 @@ from stoker.jobfile import Job, job_layers, named_provider, shared_layers
 from stoker.model.errors import UserError
 from stoker.submit.send import check_writable, send
 
+pytestmark = pytest.mark.slow
+
 CLI = Path(sys.executable).with_name("stoker")
 OTHER = {"gce": "s3://bucket/team", "ec2": "gs://bucket/team"}
 FORM = {"gce": "gs://BUCKET/PREFIX", "ec2": "s3://BUCKET/PREFIX"}

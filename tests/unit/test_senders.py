@@ -28,6 +28,8 @@ from tests.support.servers import moto_server, s3_server
 from tests.support.sim_data import at
 from tests.support.webhooks import webhook
 
+pytestmark = pytest.mark.slow
+
 EVENT = Notification(
     "failed", "gpt-7f3k", at(0), "exit code 1 – “NaN”", seq=9, name="gpt", tags={"team": "nlp"}, cost=1.5
 )

@@ -15,6 +15,8 @@ from owned_groups import a_group, alone, pid_in, python, until
 
 from stoker.processes import NODE, Process
 
+pytestmark = pytest.mark.slow
+
 # A fixture that all tests of groups share.
 cgroup = owned_groups.cgroup
 

@@ -29,6 +29,8 @@ from stoker.store.base import Store, open_store
 from stoker.submit import identity
 from stoker.submit.identity import local_user, role_of_session, submitter_of
 
+pytestmark = pytest.mark.slow
+
 ROLE = "arn:aws:sts::111122223333:assumed-role/Trainers/jane@example.com"
 
 

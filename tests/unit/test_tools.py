@@ -21,6 +21,8 @@ from stoker.model.submission import Submission
 from stoker.store.base import Store, open_store
 from stoker.submit import node_programs
 
+pytestmark = pytest.mark.slow
+
 # The architecture of this computer, and the other one.
 HERE = tool_name("uv").removeprefix("uv-")
 ELSEWHERE = "arm64" if HERE == "x86_64" else "x86_64"

@@ -22,6 +22,8 @@ from stoker.testing.memory_store import MemoryStore
 from tests.support.package_index import PackageIndex as Running
 from tests.support.package_index import make_wheel, package_index
 
+pytestmark = pytest.mark.slow
+
 PASSWORD = "hunter2/%#x y"
 X86 = WheelTarget("3.12", "x86_64")
 ARM = WheelTarget("3.10", "arm64")
