@@ -77,8 +77,7 @@ class HeartbeatThread:
         self.error: str | None = None
         self._now = Heartbeat(beat=0, phase="booting", at=_utcnow(), interval_s=self._interval_s)
         # The last heartbeat in the store, and when it was written.
-        self._written: Heartbeat | None = None
-        self._written_s = 0.0
+        self._written: tuple[Heartbeat, float] | None = None
 
     @property
     def now(self) -> Heartbeat:
@@ -111,7 +110,7 @@ class HeartbeatThread:
             heartbeat = self._now = replace(self._now, beat=self._now.beat + 1, at=_utcnow())
             self._changed = False
         self._store.put(self._key, codec.dumps(heartbeat))
-        self._written, self._written_s = heartbeat, self._monotonic()
+        self._written = heartbeat, self._monotonic()
 
     def tick(self) -> None:
         """Update the heartbeat; write it if it has news, or is due. Raises StokerError if the store does not take it.
@@ -120,13 +119,14 @@ class HeartbeatThread:
         are written.
         """
         self._update()
+        if self._written is None:
+            self.write()
+            return
+        last, written_s = self._written
         # The interval in the last heartbeat sets when the next one is due. A tick that is a little early counts: the
         # one after it would be too late.
-        if (
-            self._written is None
-            or _news(self._written) != _news(self._now)
-            or self._monotonic() - self._written_s >= self._now.interval_s - self._interval_s / 2
-        ):
+        is_due = self._monotonic() - written_s >= self._now.interval_s - self._interval_s / 2
+        if is_due or _news(last) != _news(self._now):
             self.write()
 
     def _update(self) -> None:
