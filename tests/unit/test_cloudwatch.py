@@ -30,7 +30,7 @@ from stoker.agent.logs import cloudwatch
 from stoker.agent.logs.cloud_copy import LogCopy, open_log_copy
 from stoker.agent.logs.cloudwatch import CloudWatchSink
 from stoker.agent.logs.log_pump import LogPump
-from stoker.cloudapi.aws import logs
+from stoker.cloudapi import http_exchange
 from stoker.cloudapi.aws.imds import Imds
 from stoker.cloudapi.aws.logs import CloudWatchLogs, CloudWatchLogsError, is_group
 from stoker.model import keys
@@ -501,7 +501,7 @@ def test_the_store_gets_its_log_whatever_becomes_of_the_copy(
 
 
 def test_a_service_that_hangs_holds_nobody_up(told: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(http_exchange, "TIMEOUT_S", 30.0)
     release = threading.Event()
 
     class Hanging(BaseHTTPRequestHandler):

@@ -5,21 +5,19 @@ https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.ht
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from stoker.cloudapi.aws.imds import Imds, ImdsAnswer, ImdsError
 from stoker.cloudapi.aws.sigv4 import Credentials
+from stoker.cloudapi.http_exchange import exchange
 
 RELATIVE = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
 FULL = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
 _TOKEN, _TOKEN_FILE = "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"
 _HOST = "http://169.254.170.2"
 _TIMEOUT_S = 5.0
-_ANSWER_BYTES = 1 << 16
 
 
 def metadata(environ: Mapping[str, str]) -> Imds:
@@ -44,27 +42,18 @@ class ContainerRole(Imds):
     def credentials(self) -> Credentials | None:
         """Return the credentials of the container's role. Raises ImdsError."""
         relative = self._environ.get(RELATIVE)
-        parts = urlsplit(f"{_HOST}{relative}" if relative else self._environ.get(FULL, ""))
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        # Without a proxy: the address is local to this container.
-        connection = kind(parts.netloc, timeout=_TIMEOUT_S)
+        url = f"{_HOST}{relative}" if relative else self._environ.get(FULL, "")
         try:
-            where = f"{parts.path}?{parts.query}" if parts.query else parts.path
-            connection.request("GET", where, headers=self._headers())
-            answer = connection.getresponse()
-            text = answer.read(_ANSWER_BYTES).decode(errors="replace")
-            if answer.status != 200:
-                raise ImdsError(f"the container's credentials are refused: {answer.status}")
-            tree = json.loads(text)
+            answer = exchange("GET", url, self._headers(), timeout_s=_TIMEOUT_S)
+        except OSError as error:
+            raise ImdsError(f"the container's credentials are not available: {error}") from None
+        if answer.status != 200:
+            raise ImdsError(f"the container's credentials are refused: {answer.status}")
+        try:
+            tree = json.loads(answer.data)
             return Credentials(tree["AccessKeyId"], tree["SecretAccessKey"], tree.get("Token"))
         except (ValueError, KeyError, TypeError) as error:
             raise ImdsError(f"the container's credentials cannot be read: {error!r}") from None
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, ImdsError):
-                raise
-            raise ImdsError(f"the container's credentials are not available: {error or type(error).__name__}") from None
-        finally:
-            connection.close()
 
     def _headers(self) -> dict[str, str]:
         file = self._environ.get(_TOKEN_FILE)

@@ -7,21 +7,18 @@ The limits below are the service's. Sequence tokens are no longer needed.
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from stoker.cloudapi.aws.container import metadata
 from stoker.cloudapi.aws.imds import Imds, ImdsError
-from stoker.cloudapi.aws.sigv4 import Credentials, sign
+from stoker.cloudapi.aws.signed_calls import STALE, SignedCalls, rpc_headers
+from stoker.cloudapi.aws.sigv4 import Credentials
+from stoker.cloudapi.http_exchange import NoAnswer
 
 # Limits of one PutLogEvents: its messages in UTF-8, plus 26 bytes each.
 MOST_BATCH_BYTES = 1_048_576
@@ -32,11 +29,8 @@ MOST_BATCH_SPAN_MS = 24 * 3600 * 1000
 MOST_EVENT_BYTES = 256 * 1024 - EVENT_OVERHEAD_BYTES
 
 _GROUP = re.compile(r"[A-Za-z0-9_./#-]{1,512}")
-_TIMEOUT_S = 10.0
 # The metadata service provides new credentials five minutes before the old ones expire.
 _CREDENTIALS_FOR_S = 120.0
-_ANSWER_BYTES = 1 << 20
-_STALE = ("ExpiredTokenException", "UnrecognizedClientException", "InvalidSignatureException")
 
 
 class CloudWatchLogsError(OSError):
@@ -76,8 +70,7 @@ class CloudWatchLogs:
         self._region = ""
         self._credentials: Credentials | None = None
         self._credentials_until_s = 0.0
-        # How far the service's clock is ahead of this machine's, measured when it rejects a request time.
-        self._ahead = timedelta(0)
+        self._calls = SignedCalls()
 
     def create_stream(self, group: str, stream: str) -> None:
         """Create a stream, unless it exists."""
@@ -106,7 +99,7 @@ class CloudWatchLogs:
         try:
             return self._call(operation, params)
         except CloudWatchLogsError as error:
-            if error.code not in _STALE:
+            if error.code not in STALE:
                 raise
             self._credentials = None
         return self._call(operation, params)
@@ -122,42 +115,15 @@ class CloudWatchLogs:
 
     def _call(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
         body = json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode()
+        headers = rpc_headers(f"Logs_20140328.{operation}")
         try:
             url = self._url()
-            headers = sign(
-                "POST",
-                url,
-                self._role(),
-                self._region,
-                datetime.now(timezone.utc) + self._ahead,
-                headers={"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": f"Logs_20140328.{operation}"},
-                payload_digest=hashlib.sha256(body).hexdigest(),
-                service="logs",
-            )
-        except ImdsError as error:
+            reply = self._calls.post(url, "logs", self._region, self._role(), headers, body)
+        except (ImdsError, NoAnswer) as error:
             raise CloudWatchLogsError("", str(error)) from None
-        status, date, data = self._post(url, headers, body)
-        tree = _parsed(data)
-        if status == 200:
-            return tree
-        code = str(tree.get("__type") or tree.get("code") or status).rpartition("#")[2].partition(":")[0]
-        if code in _STALE and date:
-            self._adjust_clock(date)
-        detail = tree.get("message") or tree.get("Message") or ""
-        raise CloudWatchLogsError(code, f"{operation} was answered with {code}{f': {detail}' if detail else ''}")
-
-    def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
-        parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.netloc, timeout=_TIMEOUT_S)
-        try:
-            connection.request("POST", parts.path, body=body, headers=dict(headers))
-            answer = connection.getresponse()
-            return answer.status, answer.getheader("Date") or "", answer.read(_ANSWER_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise CloudWatchLogsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
-        finally:
-            connection.close()
+        if reply.code:
+            raise CloudWatchLogsError(reply.code, reply.refusal(operation))
+        return reply.tree
 
     def _url(self) -> str:
         """Return the address of the service in the machine's own region, which need not be the bucket's."""
@@ -177,23 +143,6 @@ class CloudWatchLogs:
         if self._credentials is None:
             raise CloudWatchLogsError("", "the machine has no instance profile")
         return self._credentials
-
-    def _adjust_clock(self, date: str) -> None:
-        try:
-            now = parsedate_to_datetime(date).astimezone(timezone.utc)
-        except (ValueError, TypeError):
-            return
-        ahead = now - datetime.now(timezone.utc)
-        # The service tolerates minutes; the rounding of a reply's date to seconds must not shift the clock.
-        self._ahead = ahead if abs(ahead) > timedelta(minutes=1) else timedelta(0)
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        tree = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return tree if isinstance(tree, dict) else {}
 
 
 def _dropped(rejected: Mapping[str, Any], count: int) -> int:

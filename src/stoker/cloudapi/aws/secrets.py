@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from stoker.cloudapi.aws.identity import AwsIdentity, domain_of
-from stoker.cloudapi.aws.sigv4 import sign
-
-_TIMEOUT_S = 10.0
-_ANSWER_BYTES = 1 << 20
+from stoker.cloudapi.aws.signed_calls import SignedCalls, rpc_headers
+from stoker.cloudapi.http_exchange import NoAnswer
 
 _ABSENT = ("ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound")
 _DENIED = ("AccessDeniedException", "AccessDenied", "KMSAccessDeniedException")
@@ -73,8 +67,7 @@ class Aws:
     def __init__(self, identity: AwsIdentity, environ: Mapping[str, str]) -> None:
         self._identity = identity
         self._environ = environ
-        # How far the service's clock is ahead of this machine's, measured when it rejects a request time.
-        self._ahead = timedelta(0)
+        self._calls = SignedCalls()
 
     def region_of(self, name: str) -> str:
         """Return the region in an ARN, else the default."""
@@ -119,64 +112,23 @@ class Aws:
         return (named or f"https://{service.host}.{region}.{domain}").rstrip("/")
 
     def _rpc(self, service: _Service, region: str, target: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": target}
-        url = self._endpoint(service, region) + "/"
-        return self._post(service, region, url, headers, json.dumps(params).encode(), target.rpartition(".")[2])
+        url, body = self._endpoint(service, region) + "/", json.dumps(params).encode()
+        return self._post(service, region, url, rpc_headers(target), body, target.rpartition(".")[2])
 
     def _post(
         self, service: _Service, region: str, url: str, headers: Mapping[str, str], body: bytes, operation: str
     ) -> dict[str, Any]:
         """Send one request; repeat it at once if only the clock was wrong."""
-        for again in (True, False):
-            now = datetime.now(timezone.utc) + self._ahead
-            digest = hashlib.sha256(body).hexdigest()
-            signed = sign("POST", url, self._identity.credentials, region, now, headers, digest, service.name)
-            status, reply_headers, data = _send(url, signed, body)
-            if status == 200:
-                return _parsed(data)
-            tree = _parsed(data)
-            named = str(tree.get("__type") or reply_headers.get("x-amzn-errortype") or tree.get("code") or status)
-            code = named.rpartition("#")[2].partition(":")[0]
-            if not (
-                again and code == "InvalidSignatureException" and self._adjust_clock(reply_headers.get("date", ""))
-            ):
+        for _ in range(2):
+            try:
+                reply = self._calls.post(url, service.name, region, self._identity.credentials, headers, body)
+            except NoAnswer as error:
+                raise AwsError("", str(error)) from None
+            if not reply.code:
+                return reply.tree
+            if reply.code != "InvalidSignatureException" or not reply.clock_was_wrong:
                 break
-        detail = tree.get("message") or tree.get("Message") or ""
-        raise AwsError(code, f"{operation} was answered with {code}{f': {detail}' if detail else ''}", status)
-
-    def _adjust_clock(self, date: str) -> bool:
-        """Measure the service's clock. Returns True if it differs from this machine's."""
-        try:
-            ahead = parsedate_to_datetime(date).astimezone(timezone.utc) - datetime.now(timezone.utc)
-        except (ValueError, TypeError):
-            return False
-        self._ahead = ahead
-        # The service tolerates minutes.
-        return abs(ahead) > timedelta(minutes=1)
-
-
-def _send(url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.netloc, timeout=_TIMEOUT_S)
-    try:
-        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        connection.request("POST", target, body=body, headers=dict(headers))
-        answer = connection.getresponse()
-        reply_headers = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, reply_headers, answer.read(_ANSWER_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise AwsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
-    finally:
-        connection.close()
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        tree = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return tree if isinstance(tree, dict) else {}
+        raise AwsError(reply.code, reply.refusal(operation), reply.status)
 
 
 def _text(tree: object, name: str, operation: str) -> str:

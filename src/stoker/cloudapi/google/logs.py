@@ -5,16 +5,16 @@ https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries/write
 The limits below are within the service's: 256 KiB an entry, as it counts them, and 10 MB a request.
 """
 
-import http.client
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from stoker.cloudapi.google.metadata import Metadata, MetadataError
+from stoker.cloudapi.http_exchange import NoAnswer, exchange, json_object, with_scheme
 
 MOST_REQUEST_BYTES = 5 * 1000 * 1000
 MOST_ENTRIES = 1000
@@ -25,8 +25,6 @@ ENTRY_OVERHEAD_BYTES = 160
 _ENDPOINT = "https://logging.googleapis.com"
 _VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"
 _LOG = re.compile(r"[A-Za-z0-9/_.-]{1,511}")
-_TIMEOUT_S = 10.0
-_ANSWER_BYTES = 1 << 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -92,7 +90,7 @@ class CloudLogging:
         self._source = source
         self._metadata = metadata or Metadata()
         where = (os.environ if environ is None else environ).get(_VARIABLE) or _ENDPOINT
-        self._endpoint = where if "://" in where else "http://" + where
+        self._url = with_scheme(where).rstrip("/") + "/v2/entries:write"
         self._project = ""
 
     def write(self, entries: "Sequence[GoogleLogEntry]") -> int:
@@ -105,7 +103,7 @@ class CloudLogging:
             status, tree = self._post(body, self._metadata.token()[0])
             if status == 401:
                 status, tree = self._post(body, self._metadata.token(fresh=True)[0])
-        except MetadataError as error:
+        except (MetadataError, NoAnswer) as error:
             raise CloudLoggingError("", str(error)) from None
         if status == 200:
             return 0
@@ -138,18 +136,9 @@ class CloudLogging:
         return json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode()
 
     def _post(self, body: bytes, token: str) -> "tuple[int, dict[str, Any]]":
-        parts = urlsplit(self._endpoint)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.netloc, timeout=_TIMEOUT_S)
         headers = {"Authorization": "Bearer " + token, "Content-Type": "application/json"}
-        try:
-            connection.request("POST", parts.path.rstrip("/") + "/v2/entries:write", body=body, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, _parsed(answer.read(_ANSWER_BYTES))
-        except (OSError, http.client.HTTPException) as error:
-            raise CloudLoggingError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
-        finally:
-            connection.close()
+        answer = exchange("POST", self._url, headers, body)
+        return answer.status, json_object(answer.data)
 
 
 def text_size(text: str) -> int:
@@ -175,11 +164,3 @@ def _refused(error: "Mapping[str, Any]") -> int:
 def _part(tree: "Mapping[str, Any]", name: str) -> "dict[str, Any]":
     found = tree.get(name)
     return found if isinstance(found, dict) else {}
-
-
-def _parsed(data: bytes) -> "dict[str, Any]":
-    try:
-        tree = json.loads(data.decode("utf-8", "replace") or "{}")
-    except ValueError:
-        return {}
-    return tree if isinstance(tree, dict) else {}

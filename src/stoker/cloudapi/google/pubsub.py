@@ -1,19 +1,20 @@
-"""Publish a message to Pub/Sub, as the machine's service account. Runs on Python 3.6 or newer: see the package.
+"""Publish a message to Pub/Sub, as the machine's service account.
 
 https://cloud.google.com/pubsub/docs/reference/rest/v1/projects.topics/publish
 """
 
+from __future__ import annotations
+
 import base64
-import http.client
 import json
 import os
-from urllib.parse import urlsplit
+
+from stoker.cloudapi.http_exchange import NoAnswer, exchange, with_scheme
 
 _ENDPOINT = "https://pubsub.googleapis.com"
 _VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_PUBSUB"
 # A machine that is about to end must not wait long for this.
 _TIMEOUT_S = 3.0
-_ANSWER_BYTES = 1 << 16
 
 
 class PublishError(OSError):
@@ -24,22 +25,15 @@ class PublishError(OSError):
         self.status = status
 
 
-def publish(topic: str, message: "dict[str, object]", token: str, timeout_s: float = _TIMEOUT_S) -> None:
+def publish(topic: str, message: dict[str, object], token: str, timeout_s: float = _TIMEOUT_S) -> None:
     """Send one message to `projects/…/topics/…`. Raises PublishError."""
-    where = os.environ.get(_VARIABLE) or _ENDPOINT
-    parts = urlsplit(where if "://" in where else "http://" + where)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    url = f"{with_scheme(os.environ.get(_VARIABLE) or _ENDPOINT).rstrip('/')}/v1/{topic}:publish"
     data = base64.b64encode(json.dumps(message).encode()).decode()
-    body = json.dumps({"messages": [{"data": data}]})
+    body = json.dumps({"messages": [{"data": data}]}).encode()
     headers = {"Authorization": "Bearer " + token, "Content-Type": "application/json"}
-    connection = kind(parts.netloc, timeout=timeout_s)
     try:
-        connection.request("POST", f"/v1/{topic}:publish", body=body, headers=headers)
-        answer = connection.getresponse()
-        answer.read(_ANSWER_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise PublishError(f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
-    finally:
-        connection.close()
+        answer = exchange("POST", url, headers, body, timeout_s=timeout_s)
+    except NoAnswer as error:
+        raise PublishError(str(error)) from None
     if answer.status != 200:
         raise PublishError(f"{topic} was answered with {answer.status}", answer.status)

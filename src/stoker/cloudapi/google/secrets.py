@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from stoker.cloudapi.google.metadata import Metadata
+from stoker.cloudapi.http_exchange import NoAnswer, exchange, json_object, with_scheme
 from stoker.model.errors import UserError
 from stoker.store.google_accounts import GoogleAuthTokens, credentials_file
 
@@ -25,8 +25,6 @@ _ENDPOINT = "https://secretmanager.googleapis.com"
 _VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
 _TOKENS = "https://oauth2.googleapis.com/token"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_TIMEOUT_S = 10.0
-_ANSWER_BYTES = 1 << 20
 
 
 class GoogleError(OSError):
@@ -75,8 +73,7 @@ class SecretManager:
 
     def __init__(self, identity: GoogleIdentity, environ: Mapping[str, str]) -> None:
         self._identity = identity
-        where = environ.get(_VARIABLE) or _ENDPOINT
-        self._endpoint = (where if "://" in where else "http://" + where).rstrip("/")
+        self._endpoint = with_scheme(environ.get(_VARIABLE) or _ENDPOINT).rstrip("/")
 
     def access(self, name: str, version: str) -> bytes:
         """Return a version of a secret, by name or as `projects/…/secrets/…`. Raises GoogleError."""
@@ -145,19 +142,8 @@ def _from_library(path: Path, kind: str) -> str:
 
 
 def _send(method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, dict[str, Any]]:
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.netloc, timeout=_TIMEOUT_S)
     try:
-        connection.request(method, parts.path, body=body, headers=dict(headers))
-        answer = connection.getresponse()
-        data = answer.read(_ANSWER_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise GoogleError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
-    finally:
-        connection.close()
-    try:
-        tree = json.loads(data or b"{}")
-    except ValueError:
-        tree = {}
-    return answer.status, tree if isinstance(tree, dict) else {}
+        answer = exchange(method, url, headers, body)
+    except NoAnswer as error:
+        raise GoogleError("", str(error)) from None
+    return answer.status, json_object(answer.data)
