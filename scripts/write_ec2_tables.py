@@ -35,8 +35,8 @@ def main() -> int:
     rows = {machine.name: _row(machine) for machine in _distinguished(machines)}
     _write_machines(rows, f"DescribeInstanceTypes, as packaged by moto {version('moto')}")
     print(f"{DATA / 'ec2_machines.json'}: {len(rows)} machine types")
-    tables = prices.packaged()
-    (DATA / "ec2_prices.json").write_text(prices.render(tables), encoding="utf-8")
+    tables = prices.BOOK.packaged()
+    (DATA / "ec2_prices.json").write_text(prices.BOOK.render(tables), encoding="utf-8")
     print(f"{DATA / 'ec2_prices.json'}: " + ", ".join(f"{name} {len(one.prices)}" for name, one in tables.items()))
     return 0
 

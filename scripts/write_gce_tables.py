@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.providers.gce import catalog, prices
-from stoker.providers.price_table import RegionPrices
+from stoker.providers.price_book import RegionPrices
 
 DATA = Path(__file__).resolve().parents[1] / "src/stoker/providers/gce/data"
 SOURCE = "Google's documentation of machine families and GPUs, 2026-04"
@@ -428,7 +428,7 @@ def main() -> int:
     print(f"{len(rows)} machine types")
     _write("gce_zones.json", _zones_text(zones()))
     tables = price_tables()
-    _write("gce_prices.json", prices.render(tables))
+    _write("gce_prices.json", prices.BOOK.render(tables))
     print(", ".join(f"{name} {len(one.prices)} + {len(one.spot)} spot" for name, one in tables.items()))
     return 0
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.model.errors import UserError
 from stoker.model.resources import Gpus, Resources
+from stoker.providers import machine_types
 from stoker.providers.ec2 import catalog
 
 GIB = 1024**3
@@ -101,7 +102,7 @@ class TestGpus:
         ],
     )
     def test_a_name_means_what_people_mean(self, wanted: str, machine: str, same: bool) -> None:
-        assert catalog.same_gpu(wanted, catalog.facts(machine)) is same
+        assert machine_types.same_gpu(wanted, catalog.facts(machine)) is same
 
     def test_exactly_as_many_come_before_more(self) -> None:
         found = names(gpus=Gpus("A10G", 1))
@@ -175,7 +176,7 @@ class TestFitting:
             assert cpus is None or (machine.cpus or 0) >= cpus
             assert memory is None or (machine.memory_bytes or 0) >= memory
             assert machine.gpus >= (gpus.count if gpus else 0)
-            assert gpus is None or catalog.same_gpu(gpus.name, machine)
+            assert gpus is None or machine_types.same_gpu(gpus.name, machine)
         why = catalog.why_none(resources)
         assert (why == "") == bool(found)
         assert not why or why.startswith("resources.")

@@ -23,6 +23,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Gpus, Resources
 from stoker.model.spec import Limits, Spec
+from stoker.providers import machine_types
 from stoker.providers.ec2 import catalog, offers, prices
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
@@ -317,7 +318,7 @@ class TestLive:
             assert cpus is None or (offering.cpus or 0) >= cpus
             assert memory is None or (offering.memory_bytes or 0) >= memory
             assert offering.gpus >= (gpus.count if gpus else 0)
-            assert gpus is None or catalog.same_gpu(gpus.name, catalog.facts(offering.machine))
+            assert gpus is None or machine_types.same_gpu(gpus.name, catalog.facts(offering.machine))
             assert not machine or offering.machine in machine
             assert offering.zone in zones if zones else offering.zone in ("us-east-1a", "us-east-1b")
             assert offering.price is None or offering.price > 0

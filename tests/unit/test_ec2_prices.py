@@ -16,8 +16,9 @@ from click.testing import CliRunner
 
 from stoker.cli import cli, main
 from stoker.model.errors import AuthDenied, UserError
+from stoker.providers import price_book
 from stoker.providers.ec2 import catalog, prices
-from stoker.providers.price_table import RegionPrices
+from stoker.providers.price_book import RegionPrices
 
 TODAY = date(2026, 11, 16)
 HALF = {"2xlarge": "xlarge", "4xlarge": "2xlarge", "8xlarge": "4xlarge", "48xlarge": "24xlarge"}
@@ -110,7 +111,7 @@ class TestTheProjectsTable:
 
     def test_the_larger_of_a_family_costs_more(self) -> None:
         """A slip of the pen would show: twice the machine is about twice the price."""
-        for region, table in prices.packaged().items():
+        for region, table in prices.BOOK.packaged().items():
             for name, amount in table.prices.items():
                 family, _, size = name.partition(".")
                 half = {"2xlarge": "xlarge", "4xlarge": "2xlarge", "8xlarge": "4xlarge", "48xlarge": "24xlarge"}.get(
@@ -122,7 +123,7 @@ class TestTheProjectsTable:
     def test_the_file_is_in_the_form_that_it_is_written_in(self) -> None:
         path = Path(prices.__file__).parent / "data" / "ec2_prices.json"
         text = path.read_text("utf-8")
-        assert prices.render(prices.parse(text)) == text
+        assert prices.BOOK.render(price_book.parse(text)) == text
 
 
 class TestRefreshing:
@@ -172,7 +173,7 @@ class TestRefreshing:
             answer = {"PriceList": [product("g5.xlarge", "7", region)]}
             aws.add_response("get_products", answer, asked(region))
             prices.refresh(client, [region], today=TODAY)
-        assert set(prices.refreshed_tables()) == {"eu-west-1", "us-east-1"}
+        assert set(prices.BOOK.refreshed_tables()) == {"eu-west-1", "us-east-1"}
 
     def test_no_access_is_told_and_nothing_changes(self, client: Any, aws: Stubber, home: Path) -> None:
         aws.add_response("get_products", {"PriceList": [product("g5.xlarge", "7")]}, asked("us-east-1"))
@@ -203,7 +204,7 @@ class TestWhichTableWins:
     def keep(self, home: Path, day: date, amount: float = 7.0) -> None:
         (home / "prices").mkdir(parents=True, exist_ok=True)
         table = {"us-east-1": RegionPrices("mine", day, {"g5.xlarge": amount})}
-        (home / "prices" / "ec2.json").write_text(prices.render(table))
+        (home / "prices" / "ec2.json").write_text(prices.BOOK.render(table))
 
     def amount(self) -> float | None:
         price = prices.on_demand("us-east-1", "g5.xlarge")
@@ -295,7 +296,7 @@ class TestTheCommand:
         from stoker.providers.ec2 import client as clients
 
         monkeypatch.setattr(clients.Clients, "get", lambda _self, service, region: client)
-        regions = prices.packaged()
+        regions = prices.BOOK.packaged()
         for region in regions:
             aws.add_response("get_products", {"PriceList": [product("g5.xlarge", "7", region)]}, asked(region))
         with pytest.raises(SystemExit) as left:

@@ -14,7 +14,7 @@ from stoker.external_jobs.aws_account import NAMESPACE, SageMakerAccount, Traini
 from stoker.external_jobs.gpu_alarms import Alarm, WantedAlarm
 from stoker.external_jobs.training_job import TrainingJob
 from stoker.model.errors import InvalidRequest, ProviderError
-from stoker.providers.price_table import Price
+from stoker.providers.price_book import Price
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 REGION = "us-east-1"

@@ -17,7 +17,7 @@ from stoker.model.errors import StoreDenied
 from stoker.model.observed import Known
 from stoker.model.policy import Policy
 from stoker.policy.versions import current, parsed_policy
-from stoker.providers.price_table import Price
+from stoker.providers.price_book import Price
 from stoker.read.cost_records import read_accounts
 from stoker.store import external_job_index
 from stoker.store.base import Store

@@ -17,7 +17,7 @@ from external_world import (
 
 from stoker.external_jobs.clone_chain import GaveUp, JobEnded, JobSeen, RuleWarning, Stopping
 from stoker.model import keys
-from stoker.providers.price_table import Price
+from stoker.providers.price_book import Price
 from stoker.store import external_job_index
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.model.errors import UserError
 from stoker.model.resources import Gpus, Resources
+from stoker.providers import machine_types
 from stoker.providers.gce import catalog, places
 
 GIB = 1024**3
@@ -140,7 +141,7 @@ class TestFitting:
             assert cpus is None or (machine.cpus or 0) >= cpus
             assert memory is None or (machine.memory_bytes or 0) >= memory
             assert machine.gpus >= (gpus.count if gpus else 0)
-            assert gpus is None or catalog.same_gpu(gpus.name, machine)
+            assert gpus is None or machine_types.same_gpu(gpus.name, machine)
         why = catalog.why_none(resources)
         assert (why == "") == bool(found)
         assert not why or (why.startswith("resources.") and "\n" not in why)

@@ -162,10 +162,11 @@ def test_the_table_ends_nowhere() -> None:
 
 def test_the_table_is_read_by_nobody_who_overrides_nothing() -> None:
     program = (
+        "from stoker.providers import packaged_data\n"
         "from stoker.providers.gce import overrides, provider\n"
         "overrides.check({}, 1)\n"
-        "assert overrides._table.cache_info().misses == 0\n"
+        "assert packaged_data.read_table.cache_info().misses == 0\n"
         "overrides.check({'tags': {'items': []}}, 1)\n"
-        "assert overrides._table.cache_info().misses == 1\n"
+        "assert packaged_data.read_table.cache_info().misses == 1\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -11,6 +11,7 @@ from billing_catalog import N1, Billing
 from click.testing import CliRunner
 
 from stoker.cli import cli, main
+from stoker.providers import price_book
 from stoker.providers.gce import prices
 
 
@@ -61,13 +62,13 @@ class TestTheProjectsTable:
         assert amount("e2-micro") is None
 
     def test_spot_costs_less(self) -> None:
-        for region, table in prices.packaged().items():
+        for region, table in prices.BOOK.packaged().items():
             for name, spot in table.spot.items():
                 assert spot < table.prices.get(name, 1e9), (region, name)
 
     def test_the_larger_of_a_family_costs_more(self) -> None:
         """A slip of the pen would show: twice the GPUs are twice the price."""
-        for region, table in prices.packaged().items():
+        for region, table in prices.BOOK.packaged().items():
             for kind in (table.prices, table.spot):
                 for family in ("a2-highgpu", "a2-ultragpu", "a3-highgpu"):
                     one, eight = kind.get(f"{family}-1g"), kind.get(f"{family}-8g")
@@ -75,10 +76,10 @@ class TestTheProjectsTable:
 
     def test_the_file_is_in_the_form_that_it_is_written_in(self) -> None:
         text = (Path(prices.__file__).parent / "data" / "gce_prices.json").read_text("utf-8")
-        assert prices.render(prices.parse(text)) == text
+        assert prices.BOOK.render(price_book.parse(text)) == text
 
     def test_people_ask_for_these_first(self) -> None:
-        found = prices.featured(prices.packaged()["us-central1"].prices)
+        found = prices.featured(prices.BOOK.packaged()["us-central1"].prices)
         assert {"a2-highgpu-1g", "a3-highgpu-1g", "g2-standard-4", "n1-standard-4+nvidia-tesla-t4:1"} <= set(found)
 
 
@@ -112,7 +113,7 @@ class TestTheCommand:
     def test_refreshing_asks_once_for_every_region_of_the_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from stoker.providers.gce import client
 
-        everywhere = tuple(prices.packaged())
+        everywhere = tuple(prices.BOOK.packaged())
         billing = Billing([each | {"serviceRegions": list(everywhere)} for each in N1])
         monkeypatch.setattr(client, "Api", lambda: billing)
         brought = prices.refresh_now()

@@ -15,7 +15,7 @@ from stoker.cli import cli, main
 from stoker.model.errors import AuthDenied, NotInstalled, StokerError, UserError
 from stoker.providers.ec2 import prices as ec2
 from stoker.providers.gce import prices as gce
-from stoker.providers.price_table import PriceRefresh, RegionPrices
+from stoker.providers.price_book import PriceRefresh, RegionPrices
 from stoker.providers.sagemaker import prices as sagemaker
 
 

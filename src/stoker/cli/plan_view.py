@@ -15,7 +15,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.providers.price_table import OLD_DAYS
+from stoker.providers.price_book import OLD_DAYS
 from stoker.read.format import counted, dollars, duration, size, zone_text
 from stoker.submit.prepared_job import PreparedJob
 

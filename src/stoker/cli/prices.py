@@ -13,7 +13,7 @@ from stoker.cli.completers import complete_provider
 from stoker.cli.options import json_option
 
 if TYPE_CHECKING:
-    from stoker.providers.price_table import PricesModule, RegionPrices
+    from stoker.providers.price_book import PricesModule, RegionPrices
 
 # The most prices of a region without --json.
 _SHOWN = 20
@@ -152,7 +152,7 @@ def _print(provider: str, region: str, found: RegionPrices, names: list[str]) ->
 
 def _print_ages(shown: Sequence[tuple[str, RegionPrices]]) -> None:
     """Print the age of each provider's oldest table where it is old: once, however many regions were shown."""
-    from stoker.providers.price_table import OLD_DAYS
+    from stoker.providers.price_book import OLD_DAYS
     from stoker.read.format import counted
 
     today = datetime.now(timezone.utc).date()

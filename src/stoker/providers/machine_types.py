@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
@@ -23,6 +23,7 @@ Arch = Literal["x86_64", "arm64"]
 _LEAST_MEMORY_BYTES = 4 * 1024**3
 _GB = 1000**3
 _GIB = 1024**3
+_MIB = 1024**2
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ class MachineType:
 
 
 T = TypeVar("T", bound=MachineType)
+
+
+def row_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts in a row of a packaged table of machine types that all clouds share."""
+    return {
+        "cpus": row["cpus"],
+        "memory_bytes": row["memory_mib"] * _MIB,
+        "gpu": row.get("gpu"),
+        "gpus": row.get("gpus", 0),
+        "gpu_memory_bytes": row.get("gpu_memory_mib", 0) * _MIB,
+        "arch": row.get("arch", "x86_64"),
+        "burstable": row.get("burstable", False),
+    }
 
 
 def size(machine: MachineType) -> tuple[int, int, int, str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers.machine_types import MachineType, size
-from stoker.providers.price_table import Price
+from stoker.providers.price_book import Price
 
 # The most machine types to ask about if the job names none: enough alternatives if the first have no capacity, and few
 # enough for one call.

@@ -10,18 +10,53 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
 from functools import lru_cache
-from importlib import resources as package
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stoker.model.errors import UserError
-from stoker.providers.price_table import Price, PriceRefresh, RegionPrices
+from stoker.providers import machine_types, packaged_data
+from stoker.providers.machine_types import MachineType
 from stoker.store.home import home, make_home
+
+# A table older than this gets a warning.
+OLD_DAYS = 90
+
+
+@dataclass(frozen=True)
+class Price:
+    """The on-demand price of one machine in $/h, with its source."""
+
+    amount: float
+    source: str
+    date: date
+
+
+@dataclass(frozen=True)
+class RegionPrices:
+    """The prices of one region's machines, all from one source and one date."""
+
+    source: str
+    date: date
+    prices: Mapping[str, float] = field(default_factory=dict)
+    # For clouds whose spot prices change so seldom that a table can hold them.
+    spot: Mapping[str, float] = field(default_factory=dict)
+
+    def price(self, amount: float | None) -> Price | None:
+        """A price of this table with its source; None if the table does not have it."""
+        return None if amount is None else Price(amount, self.source, self.date)
+
+
+@dataclass(frozen=True)
+class PriceRefresh:
+    """The result of a refresh: the number of prices for each region, and the file that holds them."""
+
+    path: Path
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -33,18 +68,21 @@ class PriceBook:
     unit: str
     # Machines of one family share a line of the file, so that changes are readable.
     family: Callable[[str], str]
+    facts: Callable[[str], MachineType]
 
     def on_demand(self, region: str, machine: str) -> Price | None:
         """The machine's on-demand price in the region; None if unknown."""
         found = self.tables().get(region)
-        amount = found.prices.get(machine) if found is not None else None
-        return Price(amount, found.source, found.date) if found is not None and amount is not None else None
+        return None if found is None else found.price(found.prices.get(machine))
 
     def spot(self, region: str, machine: str) -> Price | None:
         """The machine's spot price in the region; None if unknown."""
         found = self.tables().get(region)
-        amount = found.spot.get(machine) if found is not None else None
-        return Price(amount, found.source, found.date) if found is not None and amount is not None else None
+        return None if found is None else found.price(found.spot.get(machine))
+
+    def featured(self, names: Iterable[str]) -> list[str]:
+        """The machines among these that users request most often: the smallest of each family with accelerators."""
+        return machine_types.featured(map(self.facts, names), self.family)
 
     def tables(self) -> dict[str, RegionPrices]:
         """The prices of each region, from the newer of the two tables."""
@@ -73,9 +111,27 @@ class PriceBook:
         """The file of the refreshed prices."""
         return home() / "prices" / f"{self.provider}.json"
 
-    def save_refreshed(self, refreshed: Mapping[str, RegionPrices]) -> PriceRefresh:
-        """Save these regions and keep the saved prices of others. Raises UserError if the home folder is not
-        writable."""
+    def refresh(
+        self,
+        regions: Iterable[str],
+        ask: Callable[[str], tuple[Mapping[str, float], Mapping[str, float]]],
+        source: str,
+        unknown: str,
+        today: date | None = None,
+    ) -> PriceRefresh:
+        """Save the prices of these regions, and keep the saved prices of others. `ask` returns a region's on-demand and
+        spot prices from the cloud; `unknown` is the message, with `{region}`, about a region without prices.
+
+        Raises the errors of `ask`, and UserError for a region without prices or a home folder that is not writable.
+        Saves nothing unless all regions were read.
+        """
+        day = today or datetime.now(timezone.utc).date()
+        refreshed: dict[str, RegionPrices] = {}
+        for region in regions:
+            prices, spot = ask(region)
+            if not prices:
+                raise UserError(f"--region: {unknown.format(region=region)}")
+            refreshed[region] = RegionPrices(source, day, prices, spot)
         path = self.refreshed_path()
         _replace(path, self.render({**self.refreshed_tables(), **refreshed}))
         return PriceRefresh(path, {region: len(found.prices) for region, found in refreshed.items()})
@@ -126,9 +182,7 @@ def price(value: Any) -> float:
 
 @lru_cache(maxsize=4)
 def _packaged(provider: str) -> Mapping[str, RegionPrices]:
-    return parse(
-        package.files(f"stoker.providers.{provider}").joinpath(f"data/{provider}_prices.json").read_text("utf-8")
-    )
+    return parse(packaged_data.read_text(provider, "prices"))
 
 
 @lru_cache(maxsize=4)
@@ -156,3 +210,19 @@ def _replace(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; set STOKER_HOME to a folder that can") from error
+
+
+class PricesModule(Protocol):
+    """The module `prices` of a provider that has a price table."""
+
+    def tables(self) -> dict[str, RegionPrices]:
+        """The prices of each region, from the newer of the two tables."""
+
+    def featured(self, names: Iterable[str]) -> list[str]:
+        """The machines among these that users request most often."""
+
+    def refresh_now(self, regions: Iterable[str] = ()) -> PriceRefresh:
+        """Ask the cloud's price list and save the answer; without regions, for all regions of the tables.
+
+        Raises UserError if a required package is not installed, otherwise the subclasses of `ProviderError`.
+        """

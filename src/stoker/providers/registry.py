@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stoker.providers.console_links import LinksModule
     from stoker.providers.grants import IamModule
     from stoker.providers.image_info import ImagesModule
-    from stoker.providers.price_table import PricesModule
+    from stoker.providers.price_book import PricesModule
 
 GROUP = "stoker.providers"
 

@@ -6,31 +6,15 @@ job names is accepted even if the table does not have it, and EC2 is asked for i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources as package
 from typing import Any
 
 from stoker.model.resources import Resources
-from stoker.providers import machine_types
-from stoker.providers.machine_types import Arch, same_gpu, size
-
-__all__ = [
-    "MachineType",
-    "described",
-    "facts",
-    "find",
-    "fitting",
-    "same_gpu",
-    "serves",
-    "size",
-    "table",
-    "unchecked",
-    "why_none",
-]
+from stoker.providers import machine_types, packaged_data
+from stoker.providers.machine_types import Arch, row_facts
 
 _MIB = 1024**2
 # Family, generation and options, then a size: `p5.48xlarge`, `c7i-flex.large`, `p6-b200.48xlarge`, `m7i.metal-24xl`.
@@ -51,8 +35,16 @@ class MachineType(machine_types.MachineType):
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, MachineType]:
     """Every machine type of the table, by name."""
-    text = package.files("stoker.providers.ec2").joinpath("data/ec2_machines.json").read_text("utf-8")
-    return {name: _from_row(name, row) for name, row in json.loads(text)["machines"].items()}
+    return {
+        name: MachineType(
+            name=name,
+            **row_facts(row),
+            efa_interfaces=row.get("efa", 0),
+            spot=row.get("spot", True),
+            maker="aws" if row.get("neuron") else "nvidia",
+        )
+        for name, row in packaged_data.read_table("ec2", "machines")["machines"].items()
+    }
 
 
 def find(name: str) -> MachineType | None:
@@ -89,25 +81,6 @@ def described(found: Mapping[str, Any]) -> MachineType:
         # AWS's own accelerators do not run CUDA programs.
         maker="aws" if neuron and not gpu else "nvidia",
         burstable=found.get("BurstablePerformanceSupported", False),
-    )
-
-
-# ── Inside ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _from_row(name: str, row: Mapping[str, Any]) -> MachineType:
-    return MachineType(
-        name=name,
-        cpus=row["cpus"],
-        memory_bytes=row["memory_mib"] * _MIB,
-        gpu=row.get("gpu"),
-        gpus=row.get("gpus", 0),
-        gpu_memory_bytes=row.get("gpu_memory_mib", 0) * _MIB,
-        arch=row.get("arch", "x86_64"),
-        efa_interfaces=row.get("efa", 0),
-        spot=row.get("spot", True),
-        maker="aws" if row.get("neuron") else "nvidia",
-        burstable=row.get("burstable", False),
     )
 
 

@@ -6,40 +6,25 @@ Prices differ by region and change seldom. `stoker prices --refresh` asks AWS's 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import date, datetime, timezone
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from stoker.model.errors import UserError
-from stoker.providers import machine_types
 from stoker.providers.ec2 import catalog
 from stoker.providers.ec2.client import Clients, pages
 from stoker.providers.ec2.errors import call_aws
-from stoker.providers.price_book import PriceBook, parse, price
-from stoker.providers.price_table import PriceRefresh, RegionPrices
+from stoker.providers.price_book import PriceBook, PriceRefresh, price
 
 if TYPE_CHECKING:
     from mypy_boto3_pricing import PricingClient
     from mypy_boto3_pricing.type_defs import FilterTypeDef
 
-__all__ = [
-    "featured",
-    "on_demand",
-    "packaged",
-    "parse",
-    "refresh",
-    "refresh_now",
-    "refreshed_path",
-    "refreshed_tables",
-    "render",
-    "tables",
-]
-
 # The price list is served from a few regions, this one among them, for all regions.
 API_REGION = "us-east-1"
 _SERVICE = "AmazonEC2"
 _API_SOURCE = "AWS price list API"
+_UNKNOWN = "AWS has no prices for {region}; name a region such as us-east-1"
 # Plain Linux on shared hardware, paid by the hour while it runs.
 _PLAIN = {
     "operatingSystem": "Linux",
@@ -48,39 +33,19 @@ _PLAIN = {
     "capacitystatus": "Used",
 }
 
-
-def _family(machine: str) -> str:
-    return machine.partition(".")[0]
-
-
-_BOOK = PriceBook("ec2", "USD per hour, on demand, Linux", _family)
-on_demand = _BOOK.on_demand
-tables = _BOOK.tables
-packaged = _BOOK.packaged
-refreshed_tables = _BOOK.refreshed_tables
-refreshed_path = _BOOK.refreshed_path
-render = _BOOK.render
-
-
-def featured(names: Iterable[str]) -> list[str]:
-    """The machines that users request most often: the smallest of each family with accelerators."""
-    return machine_types.featured(map(catalog.facts, names), _family)
+BOOK = PriceBook("ec2", "USD per hour, on demand, Linux", lambda machine: machine.partition(".")[0], catalog.facts)
+on_demand = BOOK.on_demand
+tables = BOOK.tables
+featured = BOOK.featured
 
 
 def refresh(client: PricingClient, regions: Iterable[str], *, today: date | None = None) -> PriceRefresh:
-    """Ask AWS's price list about these regions, and save the answer beside the saved prices of others.
+    """Ask AWS's price list about these regions: see `PriceBook.refresh`."""
 
-    Raises the subclasses of `ProviderError`, and UserError for a region without prices or a home folder that is not
-    writable. Saves nothing unless all regions were read.
-    """
-    day = today or datetime.now(timezone.utc).date()
-    refreshed: dict[str, RegionPrices] = {}
-    for region in regions:
-        found = dict(_price_list(client, region))
-        if not found:
-            raise UserError(f"--region: AWS has no prices for {region}; name a region such as us-east-1")
-        refreshed[region] = RegionPrices(_API_SOURCE, day, found)
-    return _BOOK.save_refreshed(refreshed)
+    def ask(region: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        return price_list(client, _SERVICE, {**_PLAIN, "regionCode": region}, _machine), {}
+
+    return BOOK.refresh(regions, ask, _API_SOURCE, _UNKNOWN, today)
 
 
 def refresh_now(regions: Iterable[str] = ()) -> PriceRefresh:
@@ -91,37 +56,38 @@ def refresh_now(regions: Iterable[str] = ()) -> PriceRefresh:
     return refresh(Clients().get("pricing", API_REGION), tuple(regions) or tuple(tables()))
 
 
-# ── AWS's price list ──────────────────────────────────────────────────────────────────────────────────────────────────
+def price_list(
+    client: PricingClient, service: str, wanted: Mapping[str, str], machine_of: Callable[[Mapping[str, Any]], str]
+) -> dict[str, float]:
+    """The machines among a service's products with these attributes, and their on-demand prices.
 
-
-def _price_list(client: PricingClient, region: str) -> Iterable[tuple[str, float]]:
-    """The machines of a region with their prices."""
-    wanted = {**_PLAIN, "regionCode": region}
+    `machine_of` returns the machine that attributes of a product name; empty for a product that is no machine.
+    """
     filters: list[FilterTypeDef] = [
         {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
     ]
+    products = pages(client.get_products, "PriceList", ServiceCode=service, Filters=filters)
     found: dict[str, float] = {}
-    products = pages(client.get_products, "PriceList", ServiceCode=_SERVICE, Filters=filters)
-    for text in call_aws("pricing:GetProducts", lambda: list(products)):
-        name, amount = _parse_product(json.loads(text), wanted)
-        if amount is not None:
+    for product in map(json.loads, call_aws("pricing:GetProducts", lambda: list(products))):
+        attributes = product.get("product", {}).get("attributes", {})
+        name = machine_of(attributes)
+        amount = _amount(product)
+        if name and amount and all(attributes.get(key, value) == value for key, value in wanted.items()):
             # If AWS lists a machine twice, it must not look cheaper than it may turn out to be.
             found[name] = max(amount, found.get(name, 0.0))
-    return found.items()
+    return found
 
 
-def _parse_product(product: Mapping[str, Any], wanted: Mapping[str, str]) -> tuple[str, float | None]:
-    """The machine and its on-demand price; None as the price for any other product."""
-    attributes = product.get("product", {}).get("attributes", {})
-    name = attributes.get("instanceType", "")
-    if not name or any(attributes.get(key, value) != value for key, value in wanted.items()):
-        return name, None
+def _machine(attributes: Mapping[str, Any]) -> str:
     # Capacity blocks are paid in advance and listed with a price of 0; no machine is free.
-    if attributes.get("marketoption", "OnDemand") != "OnDemand":
-        return name, None
+    on_demand = attributes.get("marketoption", "OnDemand") == "OnDemand"
+    return str(attributes.get("instanceType", "")) if on_demand else ""
+
+
+def _amount(product: Mapping[str, Any]) -> float | None:
     for term in product.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term.get("priceDimensions", {}).values():
-            if dimension.get("unit") == "Hrs":
+            if dimension.get("unit") in ("Hrs", "Hour", "Hours"):
                 with suppress(ValueError, TypeError):
-                    return name, price(dimension.get("pricePerUnit", {}).get("USD"))
-    return name, None
+                    return price(dimension.get("pricePerUnit", {}).get("USD"))
+    return None

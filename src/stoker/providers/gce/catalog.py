@@ -6,33 +6,14 @@ attached to an N1 machine; then both make the name: `n1-standard-8+nvidia-tesla-
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources as package
 from typing import Any
 
-from stoker.providers import did_you_mean, machine_types
-from stoker.providers.machine_types import Arch, same_gpu, size
-
-__all__ = [
-    "MachineType",
-    "facts",
-    "family",
-    "find",
-    "fitting",
-    "from_api",
-    "same_gpu",
-    "serves",
-    "size",
-    "split_name",
-    "table",
-    "takes_gpus",
-    "unchecked",
-    "why_none",
-]
+from stoker.providers import did_you_mean, machine_types, packaged_data
+from stoker.providers.machine_types import Arch, row_facts
 
 _MIB = 1024**2
 # `g2-standard-8`, `a3-highgpu-8g`, `n2-custom-8-32768`, `e2-medium`, `ct5lp-hightpu-4t`; then an attached GPU.
@@ -85,8 +66,10 @@ class MachineType(machine_types.MachineType):
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, MachineType]:
     """Every machine type of the table, by name."""
-    text = package.files("stoker.providers.gce").joinpath("data/gce_machines.json").read_text("utf-8")
-    return {name: _from_row(name, row) for name, row in json.loads(text)["machines"].items()}
+    rows = packaged_data.read_table("gce", "machines")["machines"]
+    return {
+        name: MachineType(name=name, **row_facts(row), standard=row.get("standard", True)) for name, row in rows.items()
+    }
 
 
 def find(name: str) -> MachineType | None:
@@ -174,20 +157,6 @@ def _impossible(name: str) -> str:
     if accelerator is None or takes_gpus(base):
         return ""
     return f"only N1 machines take attached GPUs; write n1-standard-8+{accelerator}:{count}, or a type that brings GPUs"
-
-
-def _from_row(name: str, row: Mapping[str, Any]) -> MachineType:
-    return MachineType(
-        name=name,
-        cpus=row["cpus"],
-        memory_bytes=row["memory_mib"] * _MIB,
-        gpu=row.get("gpu"),
-        gpus=row.get("gpus", 0),
-        gpu_memory_bytes=row.get("gpu_memory_mib", 0) * _MIB,
-        arch=row.get("arch", "x86_64"),
-        burstable=row.get("burstable", False),
-        standard=row.get("standard", True),
-    )
 
 
 _CATALOG = machine_types.Catalog(

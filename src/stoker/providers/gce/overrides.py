@@ -5,15 +5,12 @@ The table of fields (`data/gce_fields.json`) is written by `scripts/write_gce_fi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from functools import lru_cache
-from importlib import resources as package
 from typing import Any
 
 from stoker.model.errors import UserError
-from stoker.providers import request_overrides
+from stoker.providers import packaged_data, request_overrides
 from stoker.providers.gce import labels
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 
@@ -130,9 +127,7 @@ def _folded(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
-@lru_cache(maxsize=1)
 def _table() -> Mapping[str, Mapping[str, str]]:
     """The kind of each field, by schema and field."""
-    text = package.files("stoker.providers.gce").joinpath("data/gce_fields.json").read_text("utf-8")
-    found: Mapping[str, Mapping[str, str]] = json.loads(text)["schemas"]
+    found: Mapping[str, Mapping[str, str]] = packaged_data.read_table("gce", "fields")["schemas"]
     return found

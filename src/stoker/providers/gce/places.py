@@ -6,18 +6,15 @@ identified by its zone and its number: numbers are never reused, names are.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources as package
 from typing import Any
 
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
-from stoker.providers import did_you_mean
+from stoker.providers import did_you_mean, packaged_data
 
 # The variables that Google's own tools read.
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -187,10 +184,8 @@ def zones_with(kind: str, region: str) -> tuple[str, ...]:
     return tuple(f"{region}-{letter}" for letter in letters)
 
 
-@lru_cache(maxsize=1)
 def _table() -> Mapping[str, Any]:
-    text = package.files("stoker.providers.gce").joinpath("data/gce_zones.json").read_text("utf-8")
-    found: Mapping[str, Any] = json.loads(text)
+    found: Mapping[str, Any] = packaged_data.read_table("gce", "zones")
     return found
 
 

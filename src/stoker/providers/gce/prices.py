@@ -9,36 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import date, datetime, timezone
+from datetime import date
 from typing import TYPE_CHECKING
 
-from stoker.model.errors import UserError
-from stoker.providers import machine_types
 from stoker.providers.gce import catalog, skus
 from stoker.providers.gce.skus import Kind, SkuPart
-from stoker.providers.price_book import PriceBook, parse
-from stoker.providers.price_table import PriceRefresh, RegionPrices
+from stoker.providers.price_book import PriceBook, PriceRefresh
 
 if TYPE_CHECKING:
     from stoker.providers.gce.client import Api
 
-__all__ = [
-    "featured",
-    "on_demand",
-    "packaged",
-    "parse",
-    "refresh",
-    "refresh_now",
-    "refreshed_path",
-    "refreshed_tables",
-    "render",
-    "spot",
-    "tables",
-]
-
 # Compute Engine's id in the billing catalog.
 _SERVICE = "6F81-5844-456A"
 _SOURCE = "Cloud Billing catalog"
+_UNKNOWN = "Google has no prices for {region}; name a region such as us-central1"
 _PAGE = 5000
 _GIB = 1024**3
 
@@ -47,38 +31,23 @@ _SAME_GPU = {"a2-megagpu": "a2-highgpu"}
 # Priced in slices of whole machines: the price of the GPUs includes cores and memory.
 _SLICED = frozenset({"a4-highgpu"})
 
-_BOOK = PriceBook("gce", "USD per hour, without disks", catalog.family)
-on_demand = _BOOK.on_demand
-spot = _BOOK.spot
-tables = _BOOK.tables
-packaged = _BOOK.packaged
-refreshed_tables = _BOOK.refreshed_tables
-refreshed_path = _BOOK.refreshed_path
-render = _BOOK.render
-
-
-def featured(names: Iterable[str]) -> list[str]:
-    """The most wanted machines: the smallest of each family with accelerators."""
-    return machine_types.featured(map(catalog.facts, names), catalog.family)
+BOOK = PriceBook("gce", "USD per hour, without disks", catalog.family, catalog.facts)
+on_demand = BOOK.on_demand
+spot = BOOK.spot
+tables = BOOK.tables
+featured = BOOK.featured
 
 
 def refresh(api: Api, regions: Iterable[str], *, today: date | None = None) -> PriceRefresh:
-    """Read the billing catalog, and store the prices of these regions beside those stored of others.
-
-    Raises the errors of `ProviderError`, and UserError for a region that Google has no prices of or a home that cannot
-    be written. Nothing is stored unless all was read.
-    """
-    day = today or datetime.now(timezone.utc).date()
+    """Read the billing catalog, and save the prices of these regions: see `PriceBook.refresh`."""
     wanted = tuple(regions)
     parts = _asked(api, frozenset(wanted))
-    refreshed: dict[str, RegionPrices] = {}
-    for region in wanted:
+
+    def ask(region: str) -> tuple[dict[str, float], dict[str, float]]:
         found = parts.get(region, _Parts())
-        prices = dict(_added_up(found, spot=False))
-        if not prices:
-            raise UserError(f"--region: Google has no prices for {region}; name a region such as us-central1")
-        refreshed[region] = RegionPrices(_SOURCE, day, prices, dict(_added_up(found, spot=True)))
-    return _BOOK.save_refreshed(refreshed)
+        return dict(_added_up(found, spot=False)), dict(_added_up(found, spot=True))
+
+    return BOOK.refresh(wanted, ask, _SOURCE, _UNKNOWN, today)
 
 
 def refresh_now(regions: Iterable[str] = ()) -> PriceRefresh:
