@@ -11,6 +11,9 @@ TESTS ?=
 SEED ?= 1
 COUNT ?= 100
 
+# Some machines tell Python to keep no compiled files; the tests start thousands of processes, and each would compile all.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test check bench lint docs mutants clean
 
 help:
