@@ -1,12 +1,11 @@
 """The main job on this computer, through two reclaims and two kill -9, told as it happens. `make demo` runs it.
 
-Everything is done with the public command line, on a store and nodes in a temporary folder. At the end the weights are
-compared with those of a run that nothing interrupted, which trains beside it all the while.
+Everything is done with the public command line and `stoker.client`, on a store and nodes in a temporary folder. At the
+end the weights are compared with those of a run that nothing interrupted, which trains beside it all the while.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,9 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+from stoker import client
+from stoker.core.summary import Summary
 
 HERE = Path(__file__).resolve().parent
 STOKER = str(Path(sys.executable).parent / "stoker")
@@ -44,8 +45,9 @@ class Demo:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.project = home / "spirals"
-        self.env = {**os.environ, "STOKER_HOME": str(home / "home"), "PATH": self._path(), "PYTHONUNBUFFERED": "1"}
-        self.env.pop("STOKER_STORE", None)
+        os.environ["STOKER_HOME"] = str(home / "home")
+        os.environ.pop("STOKER_STORE", None)
+        self.env = {**os.environ, "PATH": self._path(), "PYTHONUNBUFFERED": "1"}
         shutil.copytree(HERE / "spirals", self.project, ignore=shutil.ignore_patterns("checkpoints", "artifacts"))
         self.job = ""
 
@@ -68,28 +70,22 @@ class Demo:
                 note(line)
         return done.stdout
 
-    def state(self) -> dict[str, Any]:
-        found = json.loads(self.stoker("show", self.job, "--json"))
-        assert isinstance(found, dict)
-        return found
-
-    def until(self, what: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def until(self, what: str, ready: Callable[[Summary], bool]) -> Summary:
+        """Wait for the job. In this process: starting a command takes many steps of the training on a busy machine."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            state = self.state()
-            if ready(state):
-                return state
-            if state["phase"] in ("failed", "stopped") or time.monotonic() > deadline:
-                sys.exit(f"the demo waited in vain for {what}; the job is {state['phase']}: {state['reason']}")
-            time.sleep(0.15)
+            job = client.summary(self.job)
+            if ready(job):
+                return job
+            if job.phase in ("failed", "stopped", "succeeded") or time.monotonic() > deadline:
+                sys.exit(f"the demo waited in vain for {what}; the job is {job.phase}: {job.reason}")
+            time.sleep(0.05)
 
-    def trains_past(self, step: int, attempt: int) -> Callable[[dict[str, Any]], bool]:
-        return lambda state: (
-            (state["step"] or 0) >= step and len(state["attempts"]) >= attempt and state["phase"] == "running"
-        )
+    def trains_past(self, step: int, attempt: int) -> Callable[[Summary], bool]:
+        return lambda job: (job.step or 0) >= step and len(job.attempts) >= attempt and job.phase == "running"
 
-    def has_stepped(self, attempt: int) -> Callable[[dict[str, Any]], bool]:
-        return lambda state: len(state["attempts"]) >= attempt and bool(state["attempts"][attempt - 1]["first_step"])
+    def has_stepped(self, attempt: int) -> Callable[[Summary], bool]:
+        return lambda job: len(job.attempts) >= attempt and bool(job.attempts[attempt - 1].first_step)
 
     # ── Processes ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,7 +137,7 @@ class Demo:
         self.until("attempt 2", self.has_stepped(2))
         note(paint("1", self.handover(1)))
 
-        self.until("more steps", self.trains_past(320, 2))
+        self.until("more steps", self.trains_past(250, 2))
         title("kill -9 of the agent and of the governor")
         self.kill("the governor", self.processes("stoker.governor.background"))
         self.kill("the agent", self.processes("stoker.agent"))
@@ -154,15 +150,15 @@ class Demo:
         self.until("attempt 3", self.has_stepped(3))
         note(paint("1", self.handover(2)))
 
-        self.until("more steps", self.trains_past(560, 3))
+        self.until("more steps", self.trains_past(400, 3))
         title("A second notice, with three seconds of grace")
         self.stoker("interrupt", self.job, "--grace", "3s", show=True)
         self.until("attempt 4", self.has_stepped(4))
         note(paint("1", self.handover(3)))
 
-        state = self.until("the end", lambda state: state["phase"] == "succeeded")
+        ended = self.until("the end", lambda job: job.phase == "succeeded")
         watch.wait(timeout=PATIENCE_S)
-        return self.tell_the_end(state, bare)
+        return self.tell_the_end(ended, bare)
 
     def show_plan(self) -> None:
         """What `stoker run` shows before it spends anything. (The requests it would send go to stdout.)"""
@@ -180,16 +176,16 @@ class Demo:
         command = [sys.executable, "train.py", "--lr", "0.05", "--steps", "900"]
         return subprocess.Popen(command, cwd=folder, env=self.env, text=True, stdout=subprocess.PIPE)
 
-    def tell_the_end(self, state: dict[str, Any], bare: subprocess.Popen[str]) -> int:
+    def tell_the_end(self, job: Summary, bare: subprocess.Popen[str]) -> int:
         title("The end")
         self.stoker("compare", self.job, show=True)
         print()
         self.stoker("show", self.job, show=True)
         bare_digest = _digest(bare.communicate(timeout=PATIENCE_S)[0])
         digest = _digest(self.stoker("logs", self.job, "--tail", "1"))
-        twice = _trained_twice(state)
+        twice = _trained_twice(job)
         left = self.processes()
-        saved = state["saved_share"] or 0.0
+        saved = job.saved_share or 0.0
         title("Measured")
         note(f"steps trained twice after a notice: {twice} · processes left: {len(left)} · saved {saved:.0%}")
         verdict = "equal" if digest == bare_digest else "DIFFERENT"
@@ -207,13 +203,12 @@ def _digest(text: str) -> str:
     return found[1] if found else "none"
 
 
-def _trained_twice(state: dict[str, Any]) -> int:
+def _trained_twice(job: Summary) -> int:
     """Steps that the attempt after a notice trained although the attempt before had trained them."""
-    attempts = state["attempts"]
     twice = 0
-    for before, after in pairwise(attempts):
-        if before["noticed_at"] and before["step"] is not None and after["first_step"] is not None:
-            twice += max(0, before["step"] - after["first_step"] + 1)
+    for before, after in pairwise(job.attempts):
+        if before.noticed_at and before.step is not None and after.first_step is not None:
+            twice += max(0, before.step - after.first_step + 1)
     return twice
 
 
