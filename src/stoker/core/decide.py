@@ -128,9 +128,7 @@ def _close_what_is_over(decision: JobDecision) -> bool:
         by = decision.bounds.named("resumes") if "resumes" in decision.bounds.by_rule else ""
         evidence = attempt_evidence.evidence_of(decision.bounded_job, claim, decision.settings, diagnoses, by)
         verdict = retry.verdict(evidence)
-        if decision.warn_of_findings(
-            audit.verdict_findings(decision.bounded_job, claim, decision.settings, decision.bounded_subject, verdict)
-        ):
+        if decision.warn_of_findings(audit.verdict_findings(decision, claim, verdict)):
             return True
         if verdict.outcome == "failed" and not verdict.restart and decision.policy_is_unreadable():
             continue  # A failure rule of the unreadable policy may restart it.
@@ -217,9 +215,7 @@ def _enforce_limits(decision: JobDecision) -> bool:
 
 def _tell_of_limits(decision: JobDecision) -> bool:
     """Warn, once for each rule that only warns or is audited, that its limit is reached."""
-    for rule, bounds in audit.audited_limits(
-        decision.settings.policy, decision.bounded_subject, "max_runtime_s", "max_cost"
-    ):
+    for rule, bounds in audit.tightened_limits(decision, "max_runtime_s", "max_cost"):
         # A warning ends nothing, so nothing is set aside for a last save.
         found = (
             _reached(decision, bounds, 0.0 if rule.action == "warn" else decision.save_s) if bounds.by_rule else None

@@ -80,10 +80,6 @@ class JobDecision:
         return replace(self.job, spec=self.bounds.spec)
 
     @property
-    def bounded_subject(self) -> policy_rules.Subject:
-        return replace(self.subject, spec=self.bounds.spec)
-
-    @property
     def save_s(self) -> float:
         """How long ranks may take to save and leave after a request."""
         return valid_span_s(self.job.spec.checkpoints.grace_s) + self.settings.leave_s

@@ -64,15 +64,7 @@ def _place_and_claim(decision: JobDecision, offerings: tuple[Offering, ...], rea
             if _warn_of_reserves(decision, offering):
                 return
             market_findings = [finding for one, finding in reclaimed if one == offering]
-            audited = audit.placement_findings(
-                decision.bounded_job,
-                allowed,
-                decision.settings,
-                decision.bounded_subject,
-                decision.now,
-                offering,
-                excluded,
-            )
+            audited = audit.placement_findings(decision, allowed, excluded, offering)
             if not decision.warn_of_findings((*market_findings, *audited)):
                 _claim(decision, offering, reason, why)
         case NoCapacityNow(reason=why):
@@ -227,7 +219,7 @@ def _waited_too_long(decision: JobDecision) -> bool:
 
 def _audit_wait(decision: JobDecision) -> bool:
     """Warn, once for each audited rule, that it would have ended the waiting."""
-    for _, bounds in audit.audited_limits(decision.settings.policy, decision.bounded_subject, "max_wait_s"):
+    for _, bounds in audit.tightened_limits(decision, "max_wait_s"):
         most = {"max_wait": bounds.spec.limits.max_wait_s, "spot_wait": bounds.spec.retry.spot_wait_s}
         for field, what in (("max_wait", "is reached"), ("spot_wait", "is over: on-demand will do")):
             longest, code = most[field], bounds.rule(field)
