@@ -10,7 +10,7 @@ import pytest
 
 from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete_exit
 from stoker.agent.logs.log_pump import last_lines
-from stoker.core.failure_patterns import diagnose
+from stoker.core.failure_diagnosis import diagnose
 from stoker.model.log_entries import Waste
 from tests.support.sim_data import make_exit
 

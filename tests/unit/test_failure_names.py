@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from stoker.core.failure_patterns import diagnose
+from stoker.core.failure_diagnosis import diagnose
 
 BEGIN = ("Traceback (most recent call last):", '  File "train.py", line 3, in <module>')
 # Words that excuse a script, wherever they are no quotation.

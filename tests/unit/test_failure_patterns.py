@@ -7,7 +7,8 @@ import time
 import pytest
 
 from stoker.agent.exit_report import complete_exit
-from stoker.core.failure_patterns import EXCUSES, PATTERNS, diagnose
+from stoker.core.failure_diagnosis import diagnose
+from stoker.core.failure_patterns import EXCUSES, PATTERNS
 from stoker.external_jobs.failure_diagnosis import diagnose as diagnose_external
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import FailureCause

@@ -14,7 +14,7 @@ from stoker.agent.logs.file_tail import KEEP_BYTES
 from stoker.agent.metric_progress import Progress
 from stoker.agent.node import utcnow
 from stoker.agent.supervise import TrainingOutcome
-from stoker.core.failure_patterns import diagnose
+from stoker.core.failure_diagnosis import diagnose
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy, SavedOutputs
 

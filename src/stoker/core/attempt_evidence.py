@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.core.costs import valid_span_s
-from stoker.core.failure_patterns import NAMES, diagnose
+from stoker.core.failure_diagnosis import NAMES, diagnose
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import Claim, JobState

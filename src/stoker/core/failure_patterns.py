@@ -1,286 +1,315 @@
-"""Diagnose a failure from the end of a log: the kind of the last error decides. Pure.
+"""Patterns for the lines by which a log shows a failure, and the kind of failure that each stands for. Pure.
 
-Each line is judged alone, cut to `_LINE_CHARS`, with patterns that cannot backtrack far: a log may be hostile. Warnings
-before the error do not count. An error that only reports another process (a lost connection, a collective that timed
-out) is secondary: an error of the process itself shortly above it is the cause.
+Each pattern has real lines beside it: `samples` that it must recognise, and `others` that it must not.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-from stoker.core.failure_kinds import EXCUSES, PATTERNS, FailurePattern
-from stoker.model.node_facts import FailureCause
-
-__all__ = ["EXCUSES", "NAMES", "PATTERNS", "FailurePattern", "diagnose"]
-
-# A longer line is data, an attack, or quotes a long command. An error is at its beginning or at its end.
-_LINE_CHARS = 2000
-_END_CHARS = 300
-# Length of the quoted line in the log and in messages.
-_QUOTED_CHARS = 300
-# A dying process, its neighbours and its launcher may print a few more lines. After more ordinary lines than this the
-# training went on: the error was handled.
-_ORDINARY_LINES = 40
-
-# Number of last states of a progress bar that are read.
-_MOST_STATES = 50
-
-# Names that an agent may report. Any other name would become a rule of that name.
-NAMES = frozenset({"exception", "refused", *(pattern.name for pattern in PATTERNS)})
-
-# Exceptions that only a program raises; their message may quote anything.
-# fmt: off
-_SCRIPT_TYPES = frozenset({
-    "ArithmeticError", "AssertionError", "AttributeError", "FileExistsError", "FileNotFoundError", "ImportError",
-    "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError", "KeyError", "LookupError",
-    "MemoryError", "ModuleNotFoundError", "NameError", "NotADirectoryError", "NotImplementedError",
-    "OverflowError", "PermissionError", "RecursionError", "StopIteration", "SyntaxError", "TypeError",
-    "UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError", "UnpicklingError", "ValidationError",
-    "ValueError", "ZeroDivisionError",
-})
-# Exceptions that report the end of another process, whose own output is above.
-_WRAPPERS = frozenset({
-    "CalledProcessError", "ChildFailedError", "KeyboardInterrupt", "ProcessExitedException",
-    "ProcessRaisedException", "SignalException", "SystemExit",
-})
-# fmt: on
-# Exceptions that say what failed but not why: an error shortly above them names the cause, if there is one.
-_VAGUE = re.compile(
-    r"[\w.]{0,200}SignalException: |(?:BrokenPipeError|EOFError|ConnectionRefusedError|ConnectionAbortedError)\b"
-    r"|RuntimeError: No CUDA GPUs are available"
-    r"|RuntimeError: DataLoader worker \(pid\(s\) [\d, ]{1,200}\) exited unexpectedly"
-    r"|RuntimeError: \[enforce fail at inline_container\.cc:\d{1,6}\] \. unexpected pos"
-)
-# Client libraries: a remote server that closed a connection is no rank of this job.
-# fmt: off
-_CLIENTS = (
-    "aiobotocore.", "aiohttp.", "azure.", "boto3.", "botocore.", "fsspec.", "gcsfs.", "google.", "http.", "httpcore.",
-    "httpx.", "huggingface_hub.", "mlflow.", "requests.", "s3transfer.", "urllib.", "urllib3.", "wandb.",
-)
-# fmt: on
-
-# Each removes at most one space after it, so that frames of a traceback stay indented.
-_PREFIXES = (
-    re.compile(r"\[[^\[\]\s]{1,40}\](?:<std(?:err|out)>)?:? ?"),  # [rank0]: of torchrun, [1,0]<stderr>: of mpirun
-    re.compile(r"[EF]\d{3,4} \d\d:\d\d:\d\d\.\d{1,9} [^\s\]]{1,200}(?: [^\s\]]{1,200})?\] ?"),  # of a launcher's log
-    re.compile(r"\([^()]{1,60}\) "),  # (RayWorkerWrapper pid=4009)
-    re.compile(r"[\w.-]{0,79}[\d-]: (?=Traceback |[\w.]{1,200}(?:Error|Exception)\b|\s|\[)"),  # worker-0: of pdsh
-    re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?:? "),  # of a collector of logs
-    re.compile(r'AlgorithmError: [^"]{0,200}ErrorMessage "'),  # of SageMaker
-    re.compile(r" {2,40}\| "),  # of a group of exceptions
-)
-# At the end of a line: a progress bar may precede it.
-_TRACEBACK = re.compile(r"\bTraceback \(most recent call last\):\s{0,8}$")
-# The same in torchrun's table, where every line is indented.
-_IN_TABLE = re.compile(r"\s{1,8}traceback\s{0,8}: Traceback ")
-# Python prints these exceptions and goes on: at the end of a process, or in a destructor.
-_IGNORED = re.compile(r"Exception ignored in\b|Error in atexit\._run_exitfuncs|Error in sys\.excepthook")
-# A thread that ends this way does not end the process: an error above may have ended both.
-_THREAD = re.compile(r"Exception in thread ")
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200}?(?:Error|Exception|Interrupt|Exit))(?::|$)")
-# At the end of a traceback Python names exceptions that are not built in with their module.
-_ANY_EXCEPTION = re.compile(
-    r"((?:[A-Za-z_]\w{0,80}\.){1,12}(?:[A-Z_]\w{0,80}|\w{0,20}error|timeout)|StopIteration)(?::|$)"
-)
-# Metrics that look like exceptions: `MeanSquaredError: 0.25`.
-_NUMBER = re.compile(r":\s{0,8}[-+]?[\d.]{1,40}(?:e[-+]?\d{1,4})?%?\s{0,8}$|:\s{0,8}(?:nan|inf)$")
-_ESCAPES = re.compile(r"\x1b\[[0-?]{0,40}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)")
-_THROWN = re.compile(r"\s{0,8}what\(\):\s")
-_CRASHED = re.compile(
-    r"Fatal Python error: (?:Segmentation fault|Bus error|Floating|Illegal instruction|Stack overflow)"
-)
-# Of glog (`[W1229 …`, `W0430 …`, `[I socket.cpp:…`, `W tensorflow/…]`), of NCCL, of Python's logging and warnings.
-# `NCCL_DEBUG=INFO` is excluded: errors recommend it.
-_BENIGN = re.compile(
-    r"\[[WI](?:\d{3,4})? |^[WI]\d{3,4} |^[WI] \S{1,200}\] |\d: [WI] \S{1,200}\] "
-    r"|(?<!=)\b(?:INFO|DEBUG|WARN|WARNING)\b|\b\w{0,60}Warning:"
-)
-# Messages of shells, Python and argparse, which raise no exception.
-_REFUSED = re.compile(
-    r"[\w./-]{1,100}: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)"
-    r"|[\w./-]{1,100}: (?:line \d{1,6}: )?[\w./-]{1,100}: command not found"
-    r"|[\w./-]{1,100}: (?:can't open file '|No module named )"
-)
-# The line between two exceptions of which the first led to the second.
-_CHAIN = re.compile(
-    r"During handling of the above exception, another|The above exception was the direct cause of the following"
-)
-# Lines around an error, possibly many: stacks, frames of tables, and final output of experiment trackers.
-_PART = re.compile(r"\s|[│╭╰]|frame #|[=*-]{3}|wandb: |$")
-# Prefix of the agent's own lines in the training's log.
-_AGENT = "[stoker] "
-# `chain`: see `_CHAIN`. `part`: part of an error, or a warning. `ordinary`: any other output.
-_Plain = Literal["chain", "part", "ordinary"]
+from stoker.model.node_facts import Blame
 
 
 @dataclass(frozen=True)
-class _Found:
-    """An error in a log. `weak`: an error above it, if any, is the cause."""
+class FailurePattern:
+    """One kind of failure. `samples` are real lines that it must recognise, `others` lines that it must not.
 
-    cause: FailureCause
-    weak: bool = False
+    `raised`: only an exception counts. Clients print the same text whenever they retry.
+    """
 
-
-def diagnose(lines: Sequence[str]) -> FailureCause | None:
-    """Find the cause of a failure from the last error in these lines; None if they have no error."""
-    secondary: FailureCause | None = None
-    weakest: FailureCause | None = None
-    own: FailureCause | None = None
-    ordinary, chained, vague = 0, False, False
-    for found in reversed(_Reader().read(lines)):
-        if found == "chain":
-            chained = own is not None
-        elif isinstance(found, _Found):
-            cause = found.cause
-            if own is not None and not chained:
-                return own
-            if found.weak and cause.blame != "script":
-                weakest = weakest or cause
-            elif cause.blame == "machine" or (own is not None and cause.blame == "peer" and not _is_of_client(own)):
-                return cause  # On its own, or as the exception that the script's exception was raised from.
-            elif cause.blame == "peer":
-                secondary = secondary or cause
-            elif own is None or vague:
-                own, vague = cause, found.weak
-            ordinary, chained = 0, own is not None and vague
-        elif found == "ordinary":
-            ordinary += 1
-            if ordinary > _ORDINARY_LINES:
-                break
-    return own or secondary or weakest
+    name: str
+    blame: Blame
+    regex: re.Pattern[str]
+    samples: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    raised: bool = False
 
 
-@dataclass
-class _Reader:
-    """Reads a log from its beginning. Lines of several processes may be interleaved."""
-
-    # Number of open tracebacks, whose exception line has not come yet.
-    inside: int = 0
-    # Kind of the next traceback: an ignored exception, or the end of a thread.
-    ignored: bool = False
-    thread: bool = False
-    # Inside torchrun's list of workers that it ended itself after the first failure.
-    others: bool = False
-    # Inside a traceback in torchrun's table.
-    table: bool = False
-    found: list[_Found | _Plain] = field(default_factory=list)
-
-    def read(self, lines: Sequence[str]) -> list[_Found | _Plain]:
-        """Classify each line: an error, or the kind of ordinary line."""
-        for line in lines:
-            # A progress bar: an error may be between two of its states.
-            states = [state for state in line.split("\r") if state.strip()] if "\r" in line else [line]
-            for state in states[-_MOST_STATES:] or ("",):
-                self._line(state)
-        return self.found
-
-    def _line(self, line: str) -> None:
-        if line.startswith(_AGENT):
-            self.found.append("part")
-            return
-        text = _bare(_cut(_ESCAPES.sub("", line[: 2 * _LINE_CHARS] + line[2 * _LINE_CHARS :][-_LINE_CHARS:])))
-        if self.table and text.startswith("  "):
-            text = text[2:]
-        self.ignored = self.ignored or _IGNORED.match(text) is not None
-        self.thread = self.thread or _THREAD.match(text) is not None
-        if _TRACEBACK.search(text):
-            self.inside += 1
-            self.table = _IN_TABLE.match(text) is not None
-            self.found.append("part")
-            return
-        if text in ("Failures:", "Other Failures:") or text.startswith("Root Cause"):
-            self.others = not text.startswith("Root Cause")
-        # A box is a traceback by `rich`, which contains source code.
-        if self.others or text.startswith(("│", "╭", "╰")) or (self.inside and _PART.match(text)):
-            self.found.append("part")
-            return
-        self._end_of_traceback(text, _judge(text, raised=self.inside > 0))
-
-    def _end_of_traceback(self, text: str, cause: FailureCause | None) -> None:
-        """Handle a line after the frames of a traceback: its exception, or anything else."""
-        ends = self.inside > 0 and (cause is not None or _EXCEPTION.match(text) is not None)
-        if cause is None:
-            self.found.append(_plain(text))
-        elif ends and self.ignored:
-            self.found.append("part")
-        else:
-            self.found.append(_Found(cause, weak=_VAGUE.match(cause.line) is not None or (ends and self.thread)))
-        # One unrelated line closes one traceback: it may have been cut off.
-        self.inside = max(0, self.inside - 1)
-        if ends:
-            self.ignored = self.thread = self.table = False
-
-
-def _plain(text: str) -> _Plain:
-    if _CHAIN.match(text):
-        return "chain"
-    return "part" if _PART.match(text) or _BENIGN.search(text) else "ordinary"
-
-
-def _cut(line: str) -> str:
-    """Keep the beginning and the end of a line that is too long."""
-    if len(line) <= _LINE_CHARS:
-        return line
-    return f"{line[: _LINE_CHARS - _END_CHARS]} … {line[-_END_CHARS:]}"
-
-
-def _bare(line: str) -> str:
-    """Remove the prefixes that launchers add."""
-    for _ in range(3):
-        for prefix in _PREFIXES:
-            match = prefix.match(line)
-            if match is not None:
-                line = line[match.end() :]
-                break
-        else:
-            break
-    return line
-
-
-def _judge(text: str, *, raised: bool) -> FailureCause | None:
-    """Judge one line. `raised`: it ends a traceback, so it names an exception of any name."""
-    named = raised or text.startswith(_CLIENTS)
-    exception = _EXCEPTION.match(text) or (_ANY_EXCEPTION.match(text) if named else None)
-    if exception is not None and (raised or not _NUMBER.match(text, exception.end(1))):
-        return _judge_exception(exception[1], text)
-    if _THROWN.match(text):
-        return _match(text, raised=True) or _own(text)
-    if _CRASHED.match(text):
-        return _own(text)
-    if _BENIGN.search(text):
-        return None
-    found = _match(text, raised=False)
-    if found is None and _REFUSED.match(text):
-        return FailureCause("refused", "script", text.strip()[:_QUOTED_CHARS])
-    return found
-
-
-def _judge_exception(name: str, text: str) -> FailureCause | None:
-    kind = name.rpartition(".")[2]
-    if kind in _SCRIPT_TYPES:
-        return _own(text)
-    found = _match(text, raised=True)
-    if kind in _WRAPPERS:
-        return found
-    if name.startswith(_CLIENTS) and found is not None and found.blame == "peer":
-        return _own(text)
-    return found or _own(text)
-
-
-def _own(text: str) -> FailureCause:
-    return FailureCause("exception", "script", text.strip()[:_QUOTED_CHARS])
-
-
-def _is_of_client(cause: FailureCause) -> bool:
-    return cause.line.startswith(_CLIENTS)
-
-
-def _match(text: str, *, raised: bool) -> FailureCause | None:
-    for pattern in PATTERNS:
-        if (raised or not pattern.raised) and pattern.regex.search(text):
-            return FailureCause(pattern.name, pattern.blame, text.strip()[:_QUOTED_CHARS])
-    return None
+# The first pattern that matches a line decides. Errors of the script come first: they may quote the later ones.
+PATTERNS: tuple[FailurePattern, ...] = (
+    FailurePattern(
+        "gpu-memory",
+        "script",
+        re.compile(
+            r"\bCUDA (?:error: )?out of memory\b|\bCuda failure (?:\d{1,4} )?'?out of memory|\bOutOfMemoryError\b"
+            r"|\bCUBLAS_STATUS_ALLOC_FAILED\b|\bResourceExhaustedError\b|\bOOM when allocating tensor\b"
+            r"|\bRESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate|Error allocating)\b"
+            r"|\bCUDA_ERROR_OUT_OF_MEMORY\b"
+        ),
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            "RuntimeError: CUDA error: out of memory",
+            "Cuda failure 'out of memory'",
+            "Cuda failure 2 'out of memory'",
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 55 byte",
+            "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:",
+            "OOM when allocating tensor with shape[256,64,112,112] and type float on /job:localhost/device:GPU:0",
+        ),
+        ("OSError: [Errno 12] Cannot allocate memory",),
+    ),
+    FailurePattern(
+        "cuda-usage",
+        "script",
+        re.compile(
+            r"\bdevice-side assert triggered\b|\ban illegal memory access was encountered\b"
+            r"|\bncclInvalid(?:Usage|Argument)\b|\bNCCL [Ee]rror\b[^,]{0,200}[,:] invalid (?:usage|argument)\b"
+            # Ranks that run different collectives: an error of the program.
+            r"|\bDetected mismatch between collectives\b|\bop\.preamble\.length <= op\.nbytes\b"
+            r"|\bCUDA_ERROR_(?:ILLEGAL_ADDRESS|ASSERT)\b|\bcudaError(?:IllegalAddress|Assert)\b"
+        ),
+        (
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+            "torch.distributed.DistBackendError: NCCL error in: ../c10d/ProcessGroupNCCL.cpp:1287, invalid usage",
+            "RuntimeError: NCCL Error 5: invalid usage (run with NCCL_DEBUG=WARN for details)",
+            "  what():  parallel_for failed: cudaErrorIllegalAddress: an illegal memory access was encountered",
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: ALLREDUCE",
+            "RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4",
+        ),
+    ),
+    FailurePattern(
+        # Shared memory is as small on the next machine. Before `disk-full`, which has the same message.
+        "shared-memory",
+        "script",
+        re.compile(
+            r"\binsufficient shared memory \(shm\)|\bout of shared memory\b"
+            r"|\bunable to (?:write to|open|mmap \d{1,20} bytes from) (?:file|shared memory object) <"
+        ),
+        (
+            "Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+            "RuntimeError: DataLoader worker (pid 4) is killed by signal: Bus error. … are out of shared memory.",
+            "RuntimeError: unable to write to file </torch_19_3>: No space left on device (28)",
+        ),
+        ("OSError: [Errno 28] No space left on device: '/data/x'",),
+    ),
+    FailurePattern(
+        "gpu",
+        "machine",
+        re.compile(
+            r"\bfallen off the bus\b|\bUnable to determine the device handle for (?:GPU|gpu)|\bGPU is lost\b"
+            r"|\bERROR_GPU_IS_LOST\b|\buncorrectable (?:ECC|NVLink) error\b|\bhardware stack error\b"
+            r"|\bCUDA error: (?:unspecified launch failure|the launch timed out|unknown error)|\bCUDA unknown error\b"
+            r"|\bCUDA-capable devices? ?(?:\(s\) )?(?:is/are|are) busy or unavailable\b|\bsystem not yet initialized\b"
+            r"|\bCUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|HARDWARE_STACK_ERROR|LAUNCH_FAILED)\b"
+            # XIDs 13, 31, 43 and 45 are caused by the program or the end of another one; 63, 92 and 121 are corrected
+            # errors.
+            r"|\bNVRM: Xid \(PCI:[0-9A-Fa-f:.]{4,20}\): (?!(?:13|31|43|45|63|92|121)\b)\d{1,3}\b"
+            r"|\b(?:Xid|XID) (?:48|62|64|74|79|94|95|119|120|14[0-9]|150)\b"
+        ),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
+            "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.",
+            "Unable to determine the device handle for GPU0000:41:00.0: Unknown Error",
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+            "NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000 0x00000000 0x00000000)",
+            "XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00",
+            "RuntimeError: CUDA error: unspecified launch failure",
+            "RuntimeError: CUDA error: the launch timed out and was terminated",
+            "torch.AcceleratorError: CUDA error: unknown error",
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",
+            "NVRM: Xid (PCI:0000:02:00): 48, pid=1234, An uncorrectable double bit error (DBE) has been detected",
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "E tensorflow/stream_executor/cuda/cuda_driver.cc:1011] failed: CUDA_ERROR_ECC_UNCORRECTABLE",
+        ),
+        (
+            "maXid=3",
+            "maXid=79, step 4",
+            "NVRM: Xid (PCI:0000:9b:00): 31, pid=1234, name=python3, MMU Fault",
+            "NVRM: Xid (PCI:0000:41:00): 63, Row Remapper: New row marked for remapping",
+            "taxid 79 of 100",
+        ),
+    ),
+    FailurePattern(
+        "disk-full",
+        "machine",
+        re.compile(r"\b(?:No space left on device|Disk quota exceeded|database or disk is full)\b", re.IGNORECASE),
+        ("OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded: '/scratch/x'"),
+    ),
+    FailurePattern(
+        "io",
+        "machine",
+        re.compile(
+            r"\bInput/output error\b|\bRemote I/O error\b|\bStale (?:NFS )?file handle\b"
+            r"|\b[Tt]ransport endpoint (?:is not connected|shutdown)\b|\bPytorchStreamWriter failed writing file\b"
+        ),
+        (
+            "OSError: [Errno 5] Input/output error: '/media/project/L0550_RCA_sagital.pkl'",
+            "OSError: [Errno 116] Stale file handle: '/home/xxx/.cache/huggingface/datasets/text/'",
+            "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/data'",
+            "tar: /data/shard-000.tar: Cannot read: Input/output error",
+            "RuntimeError: write(): fd 29 failed with Input/output error",
+            "RuntimeError: [enforce fail at inline_container.cc:778] . PytorchStreamWriter failed writing file data/1",
+        ),
+        ("input/output error rate: 0.05", "Reading input/output embeddings"),
+    ),
+    FailurePattern(
+        "host-memory",
+        "machine",
+        re.compile(
+            r"\boom[_-]kill\b|\bCannot allocate memory\b"
+            r"|\bDataLoader worker \(pid\(?s?\)? \d+\) is killed by signal: Killed\b"
+        ),
+        (
+            "OSError: [Errno 12] Cannot allocate memory",
+            "RuntimeError: DataLoader worker (pid 3621) is killed by signal: Killed.",
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0",
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=113.0. Some of the step tasks have been OOM Kille",
+        ),
+        ("RuntimeError: DataLoader worker (pid 3621) is killed by signal: Segmentation fault.",),
+    ),
+    FailurePattern(
+        # A server outside Stoker, or the network to it.
+        "service",
+        "machine",
+        re.compile(
+            r"\b(?:429 Client|5\d\d Server) Error\b|\b(?:HTTP Error|HTTP response code|Error code:) (?:429|5\d\d)\b"
+            r"|\btoo many (?:429|5\d\d) error responses\b"
+            r"|\b(?:429|500|502|503|504),? (?:message='|Too Many|Internal Server|Bad Gateway|Service |Gateway )"
+            r"|\((?:SlowDown|Throttl\w{1,40}|RequestLimitExceeded|TooManyRequests\w{0,20}|ServiceUnavailable\w{0,20}"
+            r"|InternalError|InternalServerError|RequestTimeout\w{0,20}|429|5\d\d)\) when calling\b"
+            r"|\b(?:ReadTimeout|ConnectTimeout|ReadError|RemoteDisconnected|ServerDisconnected|IncompleteRead"
+            r"|ChunkedEncoding|RemoteProtocol|ServerTimeout)(?:Error)?\b"
+            r"|\b[Rr]ead timed out\b|\bConnect timeout on endpoint URL\b|\bConnection (?:aborted|timed out)\b"
+            r"|\bConnectionResetError\(|\bConnection was closed before we received\b"
+            r"|\bEOF occurred in violation of protocol\b|\bGeneric \w{1,10} error: Error after \d{1,4} retries\b"
+            r"|\bAn error happened while trying to locate the file on the Hub\b"
+            r"|\bTemporary failure in name resolution\b|\bWe couldn't connect to 'http"
+            r"|\bCommError: (?:Run initialization has timed out|Error communicating with wandb)"
+            r"|^google\.api_core\.exceptions\.(?:ServiceUnavailable|InternalServerError|TooManyRequests|BadGateway"
+            r"|GatewayTimeout|DeadlineExceeded|RetryError)\b"
+        ),
+        (
+            "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.",
+            "huggingface_hub.utils._errors.HfHubHTTPError: 503 Server Error: Service Temporarily Unavailable for url:",
+            "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cache",
+            "urllib.error.HTTPError: HTTP Error 502: Bad Gateway",
+            "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>",
+            "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='x', port=443): Read timed out. (read timeout=",
+            "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'reset by peer'))",
+            "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation: Redu",
+            'botocore.exceptions.ConnectTimeoutError: Connect timeout on endpoint URL: "https://s3.amazonaws.com/b"',
+            "google.api_core.exceptions.ServiceUnavailable: 503 GET https://storage.googleapis.com/storage/v1/b/x",
+            "aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected",
+            "httpx.ReadTimeout: The read operation timed out",
+            "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec.",
+        ),
+        (
+            "HTTP Error 429 thrown while requesting HEAD https://huggingface.co/x/resolve/v2/config.json",
+            "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. (Request ID: Root=1-67)",
+            "requests.exceptions.HTTPError: 403 Client Error: Forbidden for url: https://huggingface.co/x",
+            "requests.exceptions.ConnectionError: (Caused by NameResolutionError: [Errno -2] Name or service not know",
+            "botocore.exceptions.ClientError: An error occurred (ExpiredToken) when calling the PutObject operation",
+            "botocore.exceptions.ClientError: An error occurred (404) when calling the HeadObject operation: Not Found",
+            "wandb: Network error (ReadTimeout), entering retry loop.",
+            "ValueError: the batch size is 500 Service ids",
+        ),
+        raised=True,
+    ),
+    FailurePattern(
+        "killed",
+        "peer",
+        re.compile(
+            r"\bexitcode\s{0,8}: -9 \(pid\b|\bfailed \(exitcode: -(?:1|2|9|15)\)"
+            r"|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIG(?:KILL|TERM|HUP|INT)\b"
+            r"|\bexited on signal (?:9 \(Killed|15 \(Terminated)\)|\bexits with return code = -(?:9|15)\b"
+            r"|\bterminated with signal SIG(?:KILL|TERM|HUP)\b|: line \d{1,6}: {1,4}\d{1,9} (?:Killed|Terminated)\b"
+            # torchrun itself was signalled, and not by Stoker.
+            r"|\bSignalException: Process \d{1,9} got signal: (?:1|2|15)\b"
+        ),
+        (
+            "  exitcode  : -9 (pid: 3437)",
+            "E0501 11:12:35.1 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: -9)",
+            "  traceback : Signal 9 (SIGKILL) received by PID 3437",
+            "subprocess.CalledProcessError: Command '['python', 'x.py']' died with <Signals.SIGKILL: 9>.",
+            "mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9 (Killed).",
+            "[ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python', 'train.py'] exits with return code = -9",
+            "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+            "/w/run.sh: line 28:  8156 Killed                  python3 main.py --epochs 400",
+            "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3424 got signal: 15",
+            "E0501 11:12:35.1 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: -15) local_rank",
+        ),
+        (
+            "  exitcode  : -6 (pid: 3437)",
+            "  traceback : Signal 15 (SIGTERM) received by PID 3437",
+            "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV",
+        ),
+    ),
+    FailurePattern(
+        "nccl",
+        "peer",
+        re.compile(
+            r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b|\bNCCL [Ee]rror\b"
+            r"|\bwatchdog (?:got stuck|hang)\b|\bSome NCCL operations have failed or timed out\b"
+            r"|\bnccl(?:System|Remote|Internal|UnhandledCuda)Error\b|\bNCCL communicator was aborted\b"
+            r"|\bNCCL timeout\b|\bNCCL operation \w{1,60}\(\) failed\b"
+        ),
+        (
+            "  what():  [Rank 6] NCCL watchdog thread: Watchdog caught collective operation timeout: WorkNCCL(",
+            "terminate called after throwing an instance of 'c10::DistBackendError'",
+            "torch.distributed.DistBackendError: NCCL error in: ../c10d/ProcessGroupNCCL.cpp:1275, internal error",
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            "RuntimeError: NCCL communicator was aborted on rank 1.",
+            "RuntimeError: NCCL Error 2: unhandled system error",
+            "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system e",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 3] ProcessGroupNCCL's watchdog got stuck for 480 seconds",
+            "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels,",
+        ),
+        (
+            "user:16901:16967 [2] misc/socket.cc:441 NCCL WARN socketFinalizeAccept: wrong type 4 != 3",
+            "node0:13571:13571 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
+        ),
+    ),
+    FailurePattern(
+        "rendezvous",
+        "peer",
+        re.compile(
+            r"\bConnection (?:reset|closed) by (?:remote )?peer\b|\bDist(?:Network|Store)Error\b"
+            r"|\bRendezvous(?:Connection|Timeout|Closed|GracefulExit|State)Error\b|\bgot error: Socket Timeout\b"
+            r"|\bThe (?:client|server) socket has (?:timed out|failed to (?:connect|listen))\b"
+            r"|\bsendBytes failed\b|\bTimed out waiting \d+ms for (?:recv|send) operation\b"
+            r"|\b[Ff]ailed to recv, got 0 bytes\b|\bin store based barrier\b|\bfailed to pass monitoredBarrier\b"
+            r"|\bTCPStore\b[^:]{0,80}\b(?:timed out|timeout|shut ?down|Broken pipe)\b"
+            r"|\bgloo/transport/\S{1,80}\].{0,120}\b(?:Connection (?:refused|timed out)|(?:Read|Write) error"
+            r"|Broken pipe|No route to host)"
+            # The coordination service of JAX and TensorFlow.
+            r"|\bBarrier (?:timed out\b|failed)|/task:\d{1,6} heartbeat timeout\b"
+            r"|\bJAX distributed service detected fatal errors\b"
+            r"|\bCollective ops is aborted by\b|\bAborting \w{1,30}Reduce with Unavailable\b"
+            r"|\b(?:UNAVAILABLE|Unavailable): (?:Socket closed|Connection |failed to connect to all addresses)"
+            r"|\b(?:Failed to send RPC to|Polled an error from|set to ERROR in) coordination service\b"
+            r"|\bHorovodInternalError\b|\bORTE has lost communication\b"
+            r"|\b(?:ActorDied|RayActor|WorkerCrashed|NodeDied|LocalRayletDied)Error\b"
+        ),
+        (
+            "RuntimeError: Connection reset by peer",
+            "Net : Connection closed by remote peer user<50260>",
+            "torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying",
+            "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store",
+            "RuntimeError: [1] is setting up NCCL communicator, but store->get('0') got error: Socket Timeout",
+            "[rank2]: RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:41112",
+            "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store",
+            "RuntimeError: [/x/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:1234: Connection refused",
+            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Conn",
+            "E1009 15:47:38.568412 1 coordination_service.cc:1170] UNAVAILABLE: Task /job:w/task:0 heartbeat timeout.",
+            "F0929 17:42:48.5942 104 client.h:77] Terminating: the JAX distributed service detected fatal errors.",
+            "tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: Socket closed",
+            "2019-05-19 15:08:13.13: E tensorflow/core/x.cc:369] Aborting RingReduce with Unavailable: Socket closed",
+            "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.",
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+        ),
+        (
+            "[rank1]:[W1229 22:06:38.55 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=67): Broken pipe",
+            "[W426 16:56:01.83 TCPStore.cpp:347] [c10d] TCP client failed - retrying (try=6): Connection reset by peer",
+        ),
+    ),
+)
+# Names of the kinds that excuse the script: rules by which an attempt may be closed.
+EXCUSES = tuple(dict.fromkeys(pattern.name for pattern in PATTERNS if pattern.blame != "script"))

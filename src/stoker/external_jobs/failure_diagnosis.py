@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.core import failure_patterns
+from stoker.core import failure_diagnosis
 from stoker.core.policy_rules import PREFIX
 from stoker.core.retry import matches_failure
 from stoker.model.policy import Rule
@@ -49,7 +49,7 @@ def diagnose(failure: str, tail: Sequence[str], diagnoses: Sequence[Rule]) -> Ex
         return ExternalJobFailure("script", "request", excerpt)
     # FailureReason quotes the end of the script's output; the log has more of it.
     for lines_to_match in ((failure,), tuple(tail)):
-        found = failure_patterns.diagnose(lines_to_match)
+        found = failure_diagnosis.diagnose(lines_to_match)
         if found is not None and found.blame != "script":
             return ExternalJobFailure("machine", found.name, f"the log ends with a {found.name} error; {excerpt}")
     return ExternalJobFailure("unexplained", "resumed", excerpt)
