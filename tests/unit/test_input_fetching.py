@@ -137,6 +137,30 @@ def test_a_beginning_of_another_size_is_not_built_upon(tmp_path: Path, monkeypat
     assert open_files(tmp_path) == []
 
 
+@pytest.mark.parametrize("why", ["read-only", "has a second name"])
+def test_a_beginning_that_cannot_be_written_to_is_fetched_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Else the parts that the journal names would be zeros in the new file."""
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
+    bucket = PlainBucket({"a": b"abcdef"})
+    kept = begun(tmp_path, bucket)
+    parts = kept.missing()
+    (kept.files / "a").write_bytes(b"abcdef")
+    kept.record(parts[0])
+    kept.record(parts[1])
+    if why == "read-only":
+        (kept.files / "a").chmod(0o444)  # The process was killed before the journal had the last part.
+    else:
+        os.link(kept.files / "a", tmp_path / ".copy")
+    kept.release()
+    again = begun(tmp_path, bucket)
+    InputDownload(again, again.missing(), lambda _: None).run(nothing)
+    again.finish()
+    assert there(again) == {"a": b"abcdef"}
+    assert sorted(bucket.asked) == [("a", 0), ("a", 2), ("a", 4)]
+
+
 def test_a_file_that_comes_in_parts_has_its_size_from_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,9 @@ class CacheEntry:
         self._journal.write(f"{boot_id()}\n")
         missing = []
         for meta in self.listing.files:
+            entries = {(meta.key, meta.etag, meta.size, part.begin) for part in _parts(meta)}
+            if not entries <= complete and not _may_be_continued(self.files / meta.key):
+                complete -= entries
             for part in _parts(meta):
                 if (meta.key, meta.etag, meta.size, part.begin) in complete:
                     self._journal.write(part.line())
@@ -296,6 +299,18 @@ def _is_file(path: Path, size: int, not_after_ns: int | None = None) -> bool:
         return size == 0  # The folder that an empty object stands for.
     changed = not_after_ns is not None and found.st_mtime_ns > not_after_ns
     return stat.S_ISREG(found.st_mode) and found.st_size == size and not changed
+
+
+def _may_be_continued(path: Path) -> bool:
+    """Tell if missing parts can be written into the file: otherwise it is created anew, without its complete parts.
+
+    A process that was killed may have made the file read-only before the journal had the last parts.
+    """
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and bool(found.st_mode & stat.S_IWUSR)
 
 
 def _try_lock(lock: int, how: int) -> bool:
