@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from plain_store import wait_for
 
 from stoker.agent.container import pipes as module
 from stoker.agent.container.pipes import ContainerPipes, exec_in_container
@@ -194,6 +195,38 @@ def test_a_visitor_is_brought_in_with_the_variables(
     assert script.startswith('. "$1"; shift\n') and words.startswith("/run/stoker/") and words.endswith(".exports")
 
 
+class Seen:
+    """The child goes on when the visitor has become a program, and has looked at the pipe."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, goes_on: Callable[..., int | None]) -> None:
+        self._file = folder / "became"
+
+        def open_for_reader(*arguments: object) -> int | None:
+            wait_for(self._file.exists)
+            return goes_on(*arguments)
+
+        monkeypatch.setattr(module, "_open_for_reader", open_for_reader)
+
+    def read(self, _pipe: Path) -> bytes:
+        self._file.touch()
+        return b""
+
+
 def test_a_visitor_that_is_not_let_in_leaves_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EXEC_TIMEOUT_S", 0.0)
-    Visited(tmp_path / "node", monkeypatch, lambda _: b"")
+    seen = Seen(tmp_path, monkeypatch, module._open_for_reader)
+    Visited(tmp_path / "node", monkeypatch, seen.read)
+
+
+def test_a_container_that_ends_meanwhile_leaves_no_second_stoker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removed(pipe: Path, _gone: Callable[[], bool]) -> int:
+        pipe.unlink()
+        raise FileNotFoundError(pipe)
+
+    seen = Seen(tmp_path, monkeypatch, removed)
+    try:
+        Visited(tmp_path / "node", monkeypatch, seen.read)
+    except FileNotFoundError:
+        os._exit(9)  # This is the child, which went on.

@@ -139,14 +139,17 @@ def exec_in_container(
     exports = root / "pipes" / f"{secrets.token_hex(16)}.exports"
     _make_pipe(exports)
     if os.fork() == 0:
-        # This child sends the variables and exits. Its parent does not wait for it.
-        until_s = time.monotonic() + _EXEC_TIMEOUT_S
-        handle = _open_for_reader(exports, lambda: time.monotonic() > until_s)
-        exports.unlink(missing_ok=True)
-        if handle is not None:
-            os.set_blocking(handle, True)
-            _write(handle, _exports(variables))
-        os._exit(0)
+        # This child sends the variables and exits, also after an error: it must not go on as a second `stoker`. Its
+        # parent does not wait for it.
+        try:
+            until_s = time.monotonic() + _EXEC_TIMEOUT_S
+            handle = _open_for_reader(exports, lambda: time.monotonic() > until_s)
+            exports.unlink(missing_ok=True)
+            if handle is not None:
+                os.set_blocking(handle, True)
+                _write(handle, _exports(variables))
+        finally:
+            os._exit(0)
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     arguments = ("exec", "--interactive", *terminal, f"--workdir={cwd}", container_name(root))
     os.execvp(engine, (engine, *arguments, "sh", "-c", _EXEC_SCRIPT, "stoker", path_inside(exports), *command))
