@@ -23,6 +23,7 @@ from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Environment, Spec
 from stoker.model.submission import Code, Submission
 from stoker.processes import TRAINING, make_group
+from stoker.secrets.fetch_secrets import fetch
 from stoker.store.base import open_store
 from tests.support.package_index import PackageIndex, make_wheel, package_index
 
@@ -146,7 +147,7 @@ class Bench:
         wanted = Environment(requirements=requirements, **wishes)  # type: ignore[arg-type]
         with self._set_up(wanted) as (node, submission, steps):
             assert self.making is not None
-            return Packages(node, submission, steps, self.command, _ask, self.making).make()
+            return Packages(node, submission, steps, self.command, _ask, self.making, _fetch).make()
 
     def make_conda(self, name: str) -> dict[str, str]:
         with self._set_up(Environment(conda=name)) as (node, submission, steps):
@@ -192,6 +193,10 @@ class Bench:
 
 def _ask(question: Callable[[], T]) -> T:
     return question()
+
+
+def _fetch(field: str, reference: str) -> str:
+    return fetch(field, reference, os.environ)
 
 
 @pytest.fixture

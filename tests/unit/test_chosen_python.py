@@ -22,6 +22,7 @@ from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
 from stoker.model.spec import Container, Environment, PackageIndex, Spec
 from stoker.model.submission import Submission, Wheel
+from stoker.secrets import fetch_secrets
 
 BASE = Python(
     path="/opt/bin/python3.12",
@@ -148,7 +149,10 @@ def a_set_up(
     spec = Spec(name="job", run="true", setup=setup, environment=Environment(**more))
     submission = replace(Submission("job-abcd", spec, "me"), wheels=wheels)
     making = SimpleNamespace(keeps_environments=here)
-    return Packages(node, submission, steps or Steps(tells(BASE)), command, lambda question: question(), making)  # type: ignore[arg-type]
+    steps = steps or Steps(tells(BASE))
+    ask = lambda question: question()  # noqa: E731
+    fetch = lambda field, reference: fetch_secrets.fetch(field, reference, os.environ)  # noqa: E731
+    return Packages(node, submission, steps, command, ask, making, fetch)  # type: ignore[arg-type]
 
 
 def test_a_job_that_names_no_python_and_needs_nothing_asks_for_none(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Case:
 
     def packages(self) -> str:
         node, submission, command, making = self._parts()
-        made = Packages(node, submission, None, command, None, making, image=self.image)  # type: ignore[arg-type]
+        made = Packages(node, submission, None, command, None, making, None, image=self.image)  # type: ignore[arg-type]
         uv = SimpleNamespace(version=self.uv, installed=lambda base: self.installed)
         return made._key(self.files, self.base, uv, self.source, self.more)  # type: ignore[arg-type]
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from agent_world import JOB, OFFERING, AgentWorld
 from noticing_machine import Here
 
 from stoker.agent import setup
+from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Step
 from stoker.agent.rendezvous import RendezvousResult
 from stoker.agent.runtime import Command, HostRuntime, RuntimeView
@@ -201,6 +202,25 @@ def test_environments_are_handed_over_and_later_ones_see_earlier_ones(
     seen.clear()
     found._install(a_submission(), SetupResult({}, {}), Recorded())  # type: ignore[arg-type]
     assert [(name, python) for name, _, python in seen] == [("packages", None)] and around.handed[2:] == [Path("/v")]
+
+
+def test_a_password_that_packages_are_installed_with_is_masked_in_stack_dumps(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", "long-enough-value")
+    found, _ = readying(world)
+    index = PackageIndex("https://me@host/simple", secret="env:PASSWORD")
+
+    def make(packages: Packages, python: str | None) -> dict[str, str]:
+        source = packages._source(cast(Any, None))
+        assert source is not None
+        return dict(source.open().secrets)
+
+    monkeypatch.setattr(Packages, "make", make)
+    submission = a_submission(environment=Environment(index=index))
+    got = found._install(submission, SetupResult({}, {}), Recorded())  # type: ignore[arg-type]
+    assert list(got.values()) == ["long-enough-value"]
+    assert list(found.secrets.values()) == ["long-enough-value"]
 
 
 def test_what_the_set_up_left_to_be_done_is_settled_and_without_any_nothing_is(world: AgentWorld) -> None:

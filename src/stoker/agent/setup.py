@@ -147,7 +147,7 @@ class Setup:
             environ, python = made.environ, made.python
         # The packages are installed into the environment that conda made, if it made one.
         command = partial(self._command, submission, replace(result, environ=environ))
-        packages = Packages(node, submission, steps, command, self._ask_store, builder, image=image)
+        packages = Packages(node, submission, steps, command, self._ask_store, builder, self._fetch, image=image)
         environ |= packages.make(python=python)
         for name in ("CONDA_PREFIX", "VIRTUAL_ENV"):
             if name in environ:

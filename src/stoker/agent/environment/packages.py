@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stoker.agent.environment import cpu_level, requirements, variables
 from stoker.agent.environment.build import EnvironmentBuilder, Recipe, environment_key
-from stoker.agent.environment.index import PackageSource, PackedWheels, PrivateIndex, choose_wheels
+from stoker.agent.environment.index import FetchSecret, PackageSource, PackedWheels, PrivateIndex, choose_wheels
 from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, put_first
 from stoker.agent.environment.requirements import NOTHING, Requirements
 from stoker.agent.environment.steps import SetupSteps
@@ -24,7 +24,6 @@ from stoker.agent.environment.venv import Uv, Venv
 from stoker.agent.node import AgentNode, AskStore
 from stoker.model.errors import SetupFailed, UserError
 from stoker.model.submission import Submission
-from stoker.secrets.fetch_secrets import fetch
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ class Packages:
         command: MakeCommand,
         ask: AskStore,
         builder: EnvironmentBuilder,
+        fetch: FetchSecret,
         *,
         image: str = "",
     ) -> None:
@@ -54,6 +54,7 @@ class Packages:
         self._command = command
         self._ask = ask
         self._builder = builder
+        self._fetch = fetch
         # Digest of the training's container image; empty if the training runs on the machine itself.
         self._image = image
 
@@ -153,11 +154,8 @@ class Packages:
         if self._submission.wheels:
             wheels = choose_wheels(self._submission.wheels, base.version, platform.machine())
             return PackedWheels(self._node.store, wheels, self._node.paths.root / "wheels", self._ask)
-        if self._environment.index is None:
-            return None
-        return PrivateIndex(
-            self._environment.index, lambda field, reference: self._ask(lambda: fetch(field, reference, os.environ))
-        )
+        index = self._environment.index
+        return PrivateIndex(index, self._fetch) if index is not None else None
 
     def _uv(self) -> Uv:
         contained = self._environment.container is not None
