@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from agent_world import JOB, AgentWorld
 
 from stoker.agent import fetch_code, setup
 from stoker.agent.environment.conda import Conda, CondaProgram
-from stoker.agent.environment.steps import CommandResult
+from stoker.agent.environment.steps import CommandResult, SetupSteps
 from stoker.agent.rendezvous import RendezvousResult
 from stoker.agent.runtime import Command, HostRuntime
 from stoker.agent.setup import Setup, SetupResult
@@ -306,3 +306,15 @@ def test_an_environment_that_was_restored_runs_or_does_not(world: AgentWorld, tm
     steps.answer = CommandResult(0, "")
     assert made._runs(tmp_path) is True
     assert steps.asked[-1].argv == (str(tmp_path / "bin" / "python"), "-I", "-c", "")
+
+
+def test_a_restored_environment_whose_python_cannot_be_started_does_not_run(world: AgentWorld, tmp_path: Path) -> None:
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "python").write_bytes(b"half of a program")
+    (tmp_path / "env" / "bin" / "python").chmod(0o755)
+    host = HostRuntime(make_group(TRAINING, "restored", sessions=tmp_path / "sessions"))
+    try:
+        steps = SetupSteps(host, tmp_path / "log", lambda _: None, lambda: None)
+        assert conda(world, cast(Any, steps))._runs(tmp_path / "env") is False
+    finally:
+        host.close()

@@ -168,7 +168,10 @@ class Conda:
         python = prefix / "bin" / "python"
         if not python.exists():
             return (prefix / "conda-meta").is_dir()
-        return self._steps.capture(_FIELD, self._command((str(python), "-I", "-c", ""))).code == 0
+        try:
+            return self._steps.capture(_FIELD, self._command((str(python), "-I", "-c", ""))).code == 0
+        except SetupFailed:
+            return False  # It cannot even be started: the environment is built again.
 
     def _build(self, file: Path, program: CondaProgram, prefix: Path) -> None:
         self._node.say(f"{self._environment.conda}: building an environment with {program.path} ({program.version})")
