@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,25 @@ def test_locks(kind: str, index: Running, code: Path) -> None:
     index.add(make_wheel("alpha", "1.0", files={"alpha.py": b"evil = True\n"}))
     with pytest.raises(UserError, match=r"alpha-1.0-py3-none-any.whl is not what .* was locked with|hash"):
         gather_wheels(code, requirements.read(code, kind), [X86])
+
+
+def test_a_download_that_breaks_off_is_no_wheel(tmp_path: Path) -> None:
+    """An index that states no digest would give half of a wheel."""
+
+    class Half(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"x" * 50)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Half) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(OSError, match="ended after 50 of 100 bytes"):
+            wheels._Access(None).fetch(f"http://127.0.0.1:{server.server_port}/a.whl", tmp_path / "a.whl")
 
 
 class Clock:

@@ -296,6 +296,10 @@ class _Access:
             for chunk in iter(lambda: answer.read(1 << 20), b""):
                 digest.update(chunk)
                 file.write(chunk)
+            size = answer.headers.get("Content-Length")
+            # `read` reports a connection that breaks off like the end of the file.
+            if size is not None and file.tell() != int(size):
+                raise ConnectionError(f"the connection ended after {file.tell()} of {size} bytes")
         return digest.hexdigest()
 
 
