@@ -15,7 +15,7 @@ from pages import DOCS, ROOT
 
 import stoker
 from stoker import client, train
-from stoker.core import decide, failure_patterns, next_claim, open_claims, retry
+from stoker.core import attempt_verdict, decide, failure_patterns, next_claim, open_claims
 from stoker.governor import apply
 from stoker.jobfile.fields import fields_of
 from stoker.model import keys
@@ -70,7 +70,7 @@ def test_signatures_are_those_of_the_code(heading: str, module: ModuleType) -> N
 def rule_names() -> set[str]:
     """Every rule by which a claim or a job is closed, as written in the code."""
     found: set[object] = set(failure_patterns.EXCUSES)
-    for module in (retry, decide, open_claims, next_claim, apply):
+    for module in (attempt_verdict, decide, open_claims, next_claim, apply):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.keyword) and node.arg == "rule" and isinstance(node.value, ast.Constant):
                 found.add(node.value.value)
@@ -96,7 +96,7 @@ def test_the_table_of_rules_is_in_the_order_of_the_rules() -> None:
     told = [re.findall(r"`([^`]+)`", row.split(" | ")[0]) for row in rows]
     order = {name: number for number, names in enumerate(told) for name in names}
     numbers = []
-    for rule in retry.RULES:
+    for rule in attempt_verdict.RULES:
         source = ast.parse(inspect.getsource(rule))
         verdicts = [
             node.args[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.core import decide, ended_jobs, gate, open_claims, orphans, retry
+from stoker.core import attempt_verdict, decide, ended_jobs, gate, open_claims, orphans
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.job_decision import JobDecision
 from stoker.core.place_capacity import CapacityQueue
@@ -154,9 +154,9 @@ def a_job_is_forgotten_at_its_end(patch: Patch) -> None:
 
 def a_loss_ends_the_job(patch: Patch) -> None:
     patch.setattr(
-        retry,
+        attempt_verdict,
         "_without_loops",
-        lambda case, found: found if found.outcome != "lost" else retry.replace(found, restart=False),
+        lambda case, found: found if found.outcome != "lost" else attempt_verdict.replace(found, restart=False),
     )
 
 

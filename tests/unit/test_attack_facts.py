@@ -16,9 +16,9 @@ from stoker import client
 from stoker.cli import cli
 from stoker.cli.safe_terminal import guard
 from stoker.core.attempt_evidence import evidence_of
+from stoker.core.attempt_verdict import closed_entry, judge
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.retry import closing_entry
 from stoker.core.snapshot import JobSnapshot
 from stoker.jobfile import Job
 from stoker.model import codec, keys
@@ -164,7 +164,8 @@ def test_no_exit_makes_an_entry_that_cannot_be_read(store: Store, fact: Exit) ->
     ref = {"key": "9" * 200_000, "name": "n"}
     store.put(keys.heartbeat(NODE), codec.dumps(beat())[:-1] + b',"checkpoint":' + json.dumps(ref).encode() + b"}")
     job = observed(store)
-    closed = closing_entry(evidence_of(job, job.state.claims[0], DEFAULT))
+    evidence = evidence_of(job, job.state.claims[0], DEFAULT)
+    closed = closed_entry(evidence, judge(evidence))
     assert decide_job(job, DEFAULT, at(100)).actions
     submitted = Record(token="t", by="t", reason="", event=Submitted(spec_digest="0" * 64, submitter="jane"))
     assert job_log.append(store, "job-1", 1, submitted)

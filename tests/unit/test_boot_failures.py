@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from stoker.core.attempt_evidence import evidence_of
+from stoker.core.attempt_verdict import judge
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.retry import verdict
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.model.node_facts import Exit
@@ -65,7 +65,7 @@ def failing(*before: Closed) -> tuple[str, bool]:
     job = make_snapshot(state, facts)
     claim = state.claim(number)
     assert claim is not None
-    found = verdict(evidence_of(job, claim, DEFAULT))
+    found = judge(evidence_of(job, claim, DEFAULT))
     assert found.rule == "boot-failed"
     return found.outcome, found.restart
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from test_attempt_verdict import KEY, make_case
 from test_hanging_or_wasteful import GPU, NOW_S, RUNNING, STALL, WASTE, hung, settings
-from test_retry import KEY, make_case
 
 from stoker.core import health_rules
+from stoker.core.attempt_verdict import closed_entry, judge
 from stoker.core.decide import decide_job
 from stoker.core.ended_jobs import retire
 from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.health_rules import Violation
 from stoker.core.policy_rules import Subject
-from stoker.core.retry import closing, verdict
 from stoker.core.saved_work import describe_saved_work
 from stoker.core.snapshot import Append, JobSnapshot, Terminate, Unmark
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Warned, Waste
@@ -253,18 +253,18 @@ def test_the_log_keeps_the_tail_and_the_status_of_the_failure_that_caused_the_ot
     first = make_exit("failed", code=3, at_s=5, tail=("ValueError: x",))
     second = make_exit("failed", signal=6, at_s=4, tail=("RuntimeError: NCCL error",))
     case = make_case(second, first)
-    found = closing(case, verdict(case))
+    found = closed_entry(case, judge(case))
     assert (found.exit_code, found.tail) == (3, ("ValueError: x",))
     killed = make_case(make_exit("failed", signal=11, tail=("x",)))
-    assert closing(killed, verdict(killed)).exit_code == 139
+    assert closed_entry(killed, judge(killed)).exit_code == 139
 
 
 def test_what_was_trained_last_is_lost_unless_it_succeeded() -> None:
     waste = Waste(waited_s=1.0, idle_s=None, lost_s=7.0)
     done = make_case(make_exit("succeeded", code=0, waste=waste))
-    assert closing(done, verdict(done)).waste == Waste(waited_s=1.0, idle_s=None, lost_s=0.0)
+    assert closed_entry(done, judge(done)).waste == Waste(waited_s=1.0, idle_s=None, lost_s=0.0)
     lost = make_case(make_exit("failed", code=1, waste=waste))
-    assert closing(lost, verdict(lost)).waste == waste
+    assert closed_entry(lost, judge(lost)).waste == waste
 
 
 @pytest.mark.parametrize(

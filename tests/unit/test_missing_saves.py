@@ -20,9 +20,9 @@ from stoker.cli.job_report import job_text
 from stoker.cli.ps import note
 from stoker.cli.timeline import handover_line
 from stoker.core.attempt_evidence import AttemptEvidence
+from stoker.core.attempt_verdict import judge
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.retry import verdict
 from stoker.core.saved_work import (
     cause_of_end,
     lost_everything,
@@ -71,24 +71,24 @@ def case(beat: dict[str, Any] | None = None, *, noticed: bool = True, **left: An
 
 def test_a_reclaim_says_what_is_in_the_store_of_which_step_and_when() -> None:
     ref = CheckpointRef("00000002/000003-step-38", "step-38", 38, at(88.0))
-    assert verdict(case(checkpoint=ref)).reason == (
+    assert judge(case(checkpoint=ref)).reason == (
         "reclaimed after a notice at step 40; in the store: step 38, saved 12 s before"
     )
     late = CheckpointRef("00000002/000003-step-38", "step-38", 38, at(103.0))
-    assert verdict(case(checkpoint=late)).reason.endswith("step 38, saved 0 s before"), "a clock that went back"
+    assert judge(case(checkpoint=late)).reason.endswith("step 38, saved 0 s before"), "a clock that went back"
     unnumbered = CheckpointRef("00000002/000003-ckpt", "ckpt")
-    assert verdict(case(checkpoint=unnumbered)).reason.endswith("; in the store: ckpt (1.3)")
+    assert judge(case(checkpoint=unnumbered)).reason.endswith("; in the store: ckpt (1.3)")
 
 
 def test_a_reclaim_that_saved_nothing_says_so() -> None:
-    assert verdict(case()).reason.startswith(f"reclaimed after a notice at step 40; {NOTHING}; `checkpoints.dir` in")
-    found = verdict(case(saves_elsewhere=("out/ckpt.pt",))).reason
+    assert judge(case()).reason.startswith(f"reclaimed after a notice at step 40; {NOTHING}; `checkpoints.dir` in")
+    found = judge(case(saves_elsewhere=("out/ckpt.pt",))).reason
     assert found.endswith(
         f"{NOTHING}; out/ckpt.pt looks like a save: write `checkpoints: {{dir: out}}` in the job file"
     )
-    torn = verdict(case(beat={"checkpoint_files": 2})).reason
+    torn = judge(case(beat={"checkpoint_files": 2})).reason
     assert torn.endswith("nothing was saved: what was written to checkpoints/ was not whole in time")
-    again = verdict(case(restored_from="00000002/000001-step-7")).reason
+    again = judge(case(restored_from="00000002/000001-step-7")).reason
     assert again.endswith("; nothing new was saved: the store has step-7 (1.1), from which it began")
 
 
@@ -96,12 +96,12 @@ def test_what_was_lost_or_killed_without_a_checkpoint_says_so_too() -> None:
     killed = make_exit("failed", signal=9, started=True, trained_s=50.0)
     state = case().state
     claim = state.claims[0]
-    found = verdict(AttemptEvidence(claim, (killed,), (None,), False, state, make_spec(), DEFAULT))
+    found = judge(AttemptEvidence(claim, (killed,), (None,), False, state, make_spec(), DEFAULT))
     assert found.rule == "killed" and NOTHING in found.reason
     beat = make_beat(90.0, trained_s=50.0).value
-    lost = verdict(AttemptEvidence(claim, (None,), (beat,), False, state, make_spec(), DEFAULT))
+    lost = judge(AttemptEvidence(claim, (None,), (beat,), False, state, make_spec(), DEFAULT))
     assert lost.rule == "gone" and NOTHING in lost.reason
-    never = verdict(
+    never = judge(
         AttemptEvidence(claim, (make_exit("interrupted", "waited"),), (None,), False, state, make_spec(), DEFAULT)
     )
     assert "saved" not in never.reason, "it never trained"
@@ -133,10 +133,10 @@ def test_what_to_write_is_where_the_saves_lie(paths: tuple[str, ...], entry: str
 
 def test_a_reason_is_parted_into_the_cause_and_what_the_store_has() -> None:
     for found in (case(), case(restored_from="00000002/000001-step-7"), case(checkpoint=KEPT)):
-        reason = verdict(found).reason
+        reason = judge(found).reason
         assert cause_of_end(reason) == "reclaimed after a notice at step 40"
         assert f"{cause_of_end(reason)}; {saved_part(reason)}" == reason
-    assert lost_everything(verdict(case()).reason) and not lost_everything(verdict(case(checkpoint=KEPT)).reason)
+    assert lost_everything(judge(case()).reason) and not lost_everything(judge(case(checkpoint=KEPT)).reason)
     assert (cause_of_end("it broke; twice"), saved_part("it broke; twice")) == ("it broke; twice", "")
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from test_retry import make_case
+from test_attempt_verdict import make_case
 
 from stoker.core import safe_regex
+from stoker.core.attempt_verdict import judge, matches_failure
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.placement import wants_claim
-from stoker.core.retry import matches_failure, verdict
 from stoker.core.safe_regex import PatternError, compile_pattern
 from stoker.core.snapshot import JobSnapshot
 from stoker.external_jobs.clone_chain import CloneChain, Cloning
@@ -141,15 +141,15 @@ def test_a_diagnosis_wants_all_that_it_names(diagnosis: FailureRule, told: bool)
 
 
 def test_checkpoints_that_cannot_be_restored_are_a_persons_to_decide() -> None:
-    found = verdict(make_case(make_exit("failed", "restore", reason="")))
+    found = judge(make_case(make_exit("failed", "restore", reason="")))
     assert (found.outcome, found.rule, found.restart) == ("failed", "restore", False)
     assert found.reason.startswith("no checkpoint could be restored")
-    told = verdict(make_case(make_exit("failed", "restore", reason="the disk is full")))
+    told = judge(make_case(make_exit("failed", "restore", reason="the disk is full")))
     assert told.reason.startswith("the disk is full")
 
 
 def test_an_end_that_no_rule_recognises_is_tried_again() -> None:
-    found = verdict(make_case(None))
+    found = judge(make_case(None))
     assert found.restart and found.outcome == "lost"
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from stoker.agent.unpack_code import unpack
-from stoker.core.retry import DISK_ADVICE
+from stoker.core.attempt_verdict import DISK_ADVICE
 from stoker.model import keys
 from stoker.model.errors import SetupFailed
 from stoker.model.job_state import JobState

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from stoker.core import attempt_evidence, policy_rules, retry
+from stoker.core import attempt_evidence, attempt_verdict, policy_rules
+from stoker.core.attempt_verdict import Verdict
 from stoker.core.job_decision import JobDecision
 from stoker.core.placement import Placed, place
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
-from stoker.core.retry import Verdict
 from stoker.model.job_state import Claim
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy, Rule
@@ -42,7 +42,7 @@ def verdict_findings(decision: JobDecision, claim: Claim, verdict: Verdict) -> I
     for rule, bounds in tightened_limits(decision, "resume", "failure"):
         diagnoses = tuple(each for each in policy.about("failure") if each in enforced or each == rule)
         job = replace(decision.job, spec=bounds.spec)
-        other = retry.verdict(attempt_evidence.evidence_of(job, claim, decision.settings, diagnoses))
+        other = attempt_verdict.judge(attempt_evidence.evidence_of(job, claim, decision.settings, diagnoses))
         if (other.outcome, other.rule, other.restart) != (verdict.outcome, verdict.rule, verdict.restart):
             then = "would be followed by another" if other.restart else "would be the last"
             yield RuleFinding(rule, f"attempt {claim.attempt} {then}: {other.reason}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from stoker.core import attempt_evidence, audit, ended_jobs, gate, hold, limits, orphans, policy_rules, retry
+from stoker.core import attempt_evidence, attempt_verdict, audit, ended_jobs, gate, hold, limits, orphans, policy_rules
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.heartbeat_timeout import mass_silence
 from stoker.core.job_decision import JobDecision
@@ -127,12 +127,12 @@ def _close_what_is_over(decision: JobDecision) -> bool:
         diagnoses = policy_rules.enforced_rules(decision.settings.policy, decision.subject, "failure")
         by = decision.bounds.named("resumes") if "resumes" in decision.bounds.by_rule else ""
         evidence = attempt_evidence.evidence_of(decision.bounded_job, claim, decision.settings, diagnoses, by)
-        verdict = retry.verdict(evidence)
+        verdict = attempt_verdict.judge(evidence)
         if decision.warn_of_findings(audit.verdict_findings(decision, claim, verdict)):
             return True
         if verdict.outcome == "failed" and not verdict.restart and decision.policy_is_unreadable():
             continue  # A failure rule of the unreadable policy may restart it.
-        closed = retry.closing(evidence, verdict)
+        closed = attempt_verdict.closed_entry(evidence, verdict)
         if verdict.restart or verdict.outcome == "stopped":
             return decision.append(closed, verdict.reason)
         if any(older.number < claim.number for older in decision.state.open_claims):

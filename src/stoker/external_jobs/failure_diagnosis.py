@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.core import failure_diagnosis
+from stoker.core.attempt_verdict import matches_failure
 from stoker.core.policy_rules import PREFIX
-from stoker.core.retry import matches_failure
 from stoker.model.policy import Rule
 
 # `machine`: the script is not at fault. `script`: a restart would fail again. `policy`: a rule of the policy wants a

@@ -48,40 +48,35 @@ class Verdict:
     counted: bool = False
 
 
-def closing_entry(evidence: AttemptEvidence) -> Closed:
-    """Build the `closed` entry of a finished attempt; its reason is `verdict(evidence).reason`."""
-    return closing(evidence, verdict(evidence))
-
-
-def closing(evidence: AttemptEvidence, found: Verdict) -> Closed:
-    """Build the `closed` entry from a verdict and the facts behind it."""
+def closed_entry(evidence: AttemptEvidence, verdict: Verdict) -> Closed:
+    """Build the `closed` entry from the verdict and the facts behind it."""
     failure = evidence.failure or (evidence.left[0] if evidence.left else None)
     waste = evidence.waste
-    if waste is not None and found.outcome == "succeeded":
+    if waste is not None and verdict.outcome == "succeeded":
         waste = replace(waste, lost_s=0.0)  # The results of the last training are in its outputs.
     return Closed(
         claim=evidence.claim.number,
-        outcome=found.outcome,
-        rule=found.rule,
-        restart=found.restart,
-        counted=found.counted,
+        outcome=verdict.outcome,
+        rule=verdict.rule,
+        restart=verdict.restart,
+        counted=verdict.counted,
         trained_s=evidence.trained_s,
         step=evidence.step,
         restored_from=evidence.restored_from,
         checkpoint=evidence.checkpoint,
         saved_step=evidence.saved_step,
-        progressed=_made_progress(evidence, found),
-        at_startup=evidence.at_startup and found.outcome == "failed",
+        progressed=_made_progress(evidence, verdict),
+        at_startup=evidence.at_startup and verdict.outcome == "failed",
         loaded=evidence.loaded and evidence.restored_from is not None,
-        suspects_checkpoint=evidence.suspects_checkpoint and found.outcome == "failed",
+        suspects_checkpoint=evidence.suspects_checkpoint and verdict.outcome == "failed",
         exit_code=_status(failure),
-        tail=failure.tail if failure is not None and found.outcome != "succeeded" else (),
+        tail=failure.tail if failure is not None and verdict.outcome != "succeeded" else (),
         waste=waste,
     )
 
 
-def verdict(evidence: AttemptEvidence) -> Verdict:
-    """Apply the first matching rule. Restarts without progress are limited."""
+def judge(evidence: AttemptEvidence) -> Verdict:
+    """Judge a finished attempt by the first matching rule. Restarts without progress are limited."""
     for rule in RULES:
         found = rule(evidence)
         if found is not None:

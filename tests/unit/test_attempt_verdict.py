@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stoker.core.attempt_evidence import AttemptEvidence, evidence_of, facts_complete
+from stoker.core.attempt_verdict import closed_entry, judge
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.poisoned_checkpoints import poisoned_checkpoints
-from stoker.core.retry import closing, verdict
 from stoker.core.saved_work import nothing_saved
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Waste
@@ -162,33 +162,33 @@ CASES: list[tuple[AttemptEvidence, str, str, bool, str]] = [
 
 @pytest.mark.parametrize(("case", "outcome", "rule", "restart", "reason"), CASES, ids=lambda value: str(value)[:40])
 def test_each_rule(case: AttemptEvidence, outcome: str, rule: str, restart: bool, reason: str) -> None:
-    found = verdict(case)
+    found = judge(case)
     assert (found.outcome, found.rule, found.restart) == (outcome, rule, restart)
     assert found.reason == reason
 
 
 def test_success_needs_every_rank() -> None:
-    assert verdict(make_case(OK, SAVED)).outcome != "succeeded"
+    assert judge(make_case(OK, SAVED)).outcome != "succeeded"
 
 
 def test_a_success_stays_one_although_a_stop_came() -> None:
-    assert verdict(make_case(OK, events=(StopAsked("jane"),))).outcome == "succeeded"
+    assert judge(make_case(OK, events=(StopAsked("jane"),))).outcome == "succeeded"
 
 
 def test_the_last_lines_and_the_exit_code_are_kept() -> None:
     case = make_case(ERROR)
-    closed = closing(case, verdict(case))
+    closed = closed_entry(case, judge(case))
     assert (closed.exit_code, closed.tail, closed.counted, closed.trained_s) == (1, ("ValueError: no",), True, 500.0)
 
 
 def test_user_errors_restart_only_as_often_as_the_spec_says() -> None:
-    assert verdict(make_case(ERROR, history=past(1, counted=True, progressed=True), user_errors=2)).restart
-    assert not verdict(make_case(ERROR, history=past(2, counted=True, progressed=True), user_errors=2)).restart
+    assert judge(make_case(ERROR, history=past(1, counted=True, progressed=True), user_errors=2)).restart
+    assert not judge(make_case(ERROR, history=past(2, counted=True, progressed=True), user_errors=2)).restart
 
 
 def test_two_failures_right_after_the_start_end_it() -> None:
     early = make_exit("failed", code=1, trained_s=1.0)
-    found = verdict(make_case(early, history=past(1, counted=True, at_startup=True), user_errors=5))
+    found = judge(make_case(early, history=past(1, counted=True, at_startup=True), user_errors=5))
     assert not found.restart
     assert found.reason == "the command exited with 1; it failed twice right after its start"
 
@@ -199,14 +199,14 @@ def on_checkpoint(key: str = KEY, **told: Any) -> Exit:
 
 
 def test_a_checkpoint_that_attempts_fail_on_is_tried_twice_then_the_one_before() -> None:
-    first = verdict(make_case(on_checkpoint()))
+    first = judge(make_case(on_checkpoint()))
     assert (first.rule, first.restart, first.counted) == ("checkpoint", True, False)
     assert (
         first.reason
         == "failed on checkpoint step-10 (1.1) before any progress; after 2 such failures it is passed over"
     )
     once = past(1, suspects_checkpoint=True, restored_from=KEY)
-    assert verdict(make_case(on_checkpoint(), history=once)).reason.endswith(
+    assert judge(make_case(on_checkpoint(), history=once)).reason.endswith(
         " before any progress, 2 times: it is passed over from now on"
     )
     assert poisoned_checkpoints(make_state(*once), DEFAULT) == frozenset()
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_attempts_fail_on_is_tried_twice_then_the_one_before()
 
 def test_the_only_checkpoint_is_not_given_up_on() -> None:
     left = on_checkpoint(older_checkpoints=0)
-    found = verdict(make_case(left, history=past(1, suspects_checkpoint=True, restored_from=KEY)))
+    found = judge(make_case(left, history=past(1, suspects_checkpoint=True, restored_from=KEY)))
     assert (found.rule, found.restart) == ("user-error", False)
 
 
@@ -246,24 +246,24 @@ def test_a_checkpoint_is_suspect_by_what_failed_not_by_a_clock(
     trained_s: float, told: dict[str, Any], suspect: bool
 ) -> None:
     case = make_case(on_checkpoint(**told, trained_s=trained_s), user_errors=9)
-    found = verdict(case)
-    assert closing(case, found).suspects_checkpoint is case.suspects_checkpoint is suspect
+    found = judge(case)
+    assert closed_entry(case, found).suspects_checkpoint is case.suspects_checkpoint is suspect
     assert (found.rule == "checkpoint") is suspect
 
 
 def test_an_infrastructure_failure_says_nothing_about_what_it_restored() -> None:
     crashed = make_case(make_exit("infrastructure", "agent", trained_s=1.0, restored_from=KEY))
-    assert not closing(crashed, verdict(crashed)).suspects_checkpoint
+    assert not closed_entry(crashed, judge(crashed)).suspects_checkpoint
     noticed = make_case(on_checkpoint(), noticed=True)
-    assert not closing(noticed, verdict(noticed)).suspects_checkpoint
+    assert not closed_entry(noticed, judge(noticed)).suspects_checkpoint
 
 
 def test_small_additions_to_what_was_restored_are_no_save() -> None:
     """A script that writes its settings into the folder, and then fails to load what is there."""
     copy = CheckpointRef("00000005/000001-args", "args", is_save=False)
     case = make_case(on_checkpoint(checkpoint=copy))
-    found = verdict(case)
-    closed = closing(case, found)
+    found = judge(case)
+    closed = closed_entry(case, found)
     assert found.rule == "checkpoint" and closed.suspects_checkpoint and not closed.loaded
     events: list[Event] = []
     for number in (2, 5):
@@ -278,8 +278,8 @@ def test_failing_on_checkpoints_ends_whatever_they_are() -> None:
     for number in range(2, 20, 3):
         closed = Closed(number, "failed", "checkpoint", True, restored_from=f"k{number}", suspects_checkpoint=True)
         events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), replace(closed, progressed=True)]
-    assert verdict(make_case(on_checkpoint("x"), history=tuple(events[:15]))).rule == "checkpoint"
-    assert verdict(make_case(on_checkpoint("x"), history=tuple(events))).rule == "user-error"
+    assert judge(make_case(on_checkpoint("x"), history=tuple(events[:15]))).rule == "checkpoint"
+    assert judge(make_case(on_checkpoint("x"), history=tuple(events))).rule == "user-error"
 
 
 def test_numbers_that_change_show_that_a_checkpoint_was_loaded() -> None:
@@ -298,7 +298,7 @@ def test_a_checkpoint_that_was_loaded_once_is_never_condemned() -> None:
     assert poisoned_checkpoints(make_state(*events), DEFAULT) == frozenset()
     assert poisoned_checkpoints(make_state(*events, ended(), ResumeAsked("jane")), DEFAULT) == frozenset()
     case = make_case(on_checkpoint(), history=tuple(events[:3]))
-    assert verdict(case).rule == "user-error", "the script is to blame"
+    assert judge(case).rule == "user-error", "the script is to blame"
 
 
 def ended() -> Ended:
@@ -315,8 +315,8 @@ def test_resume_remembers_what_is_poisoned() -> None:
         closed = Closed(number, "failed", "checkpoint", restored_from=key, suspects_checkpoint=True)
         four += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), closed]
     third = on_checkpoint("00000001/000001-step-1")
-    assert verdict(make_case(third, history=tuple(four))).rule == "user-error"
-    assert verdict(make_case(third, history=(*four, ended(), ResumeAsked("jane")))).rule == "checkpoint"
+    assert judge(make_case(third, history=tuple(four))).rule == "user-error"
+    assert judge(make_case(third, history=(*four, ended(), ResumeAsked("jane")))).rule == "checkpoint"
 
 
 def test_a_chosen_checkpoint_that_fails_again_ends_the_job() -> None:
@@ -328,7 +328,7 @@ def test_a_chosen_checkpoint_that_fails_again_ends_the_job() -> None:
         KEY,
         9,
     )
-    found = verdict(make_case(on_checkpoint(older_checkpoints=0), history=history))
+    found = judge(make_case(on_checkpoint(older_checkpoints=0), history=history))
     assert (found.rule, found.restart) == ("user-error", False)
     kept = make_state(*history, ended(), ResumeAsked("jane"))
     assert kept.chosen_checkpoint == state.chosen_checkpoint, "until another is chosen"
@@ -338,16 +338,16 @@ def test_a_users_exception_on_one_rank_is_the_cause_of_the_noise_on_another() ->
     noise = make_exit("failed", code=1, tail=("RuntimeError: Connection reset by peer",))
     own = make_exit("failed", code=1, at_s=5.0, reason="rank 1 failed", tail=("ValueError: no",))
     for exits in ((noise, own), (own, noise)):
-        found = verdict(make_case(*exits))
+        found = judge(make_case(*exits))
         assert (found.outcome, found.rule, found.reason) == ("failed", "user-error", "rank 1 failed")
-    assert verdict(make_case(noise, replace(noise, tail=("NCCL error",)))).outcome == "infrastructure"
+    assert judge(make_case(noise, replace(noise, tail=("NCCL error",)))).outcome == "infrastructure"
     lost = make_exit("failed", code=1, at_s=9.0, tail=("CUDA error: uncorrectable ECC error encountered",))
-    assert verdict(make_case(noise, lost)).rule == "gpu"
+    assert judge(make_case(noise, lost)).rule == "gpu"
 
 
 def test_a_worker_that_a_launcher_saw_killed_is_no_user_error() -> None:
     left = make_exit("failed", code=1, tail=("  traceback : Signal 9 (SIGKILL) received by PID 3437",))
-    found = verdict(make_case(left))
+    found = judge(make_case(left))
     assert (found.rule, found.reason) == ("killed", "a process of the training was killed from outside (SIGKILL)")
 
 
@@ -356,37 +356,37 @@ def test_what_was_ended_from_outside_is_no_user_error(number: int, name: str) ->
     """By a person, a closed shell or a service that saves memory: as with SIGKILL, no doing of the script's."""
     for told in ({"code": None, "signal": number}, {"code": 128 + number}):
         for tail in ((), ("KeyboardInterrupt",), ("RuntimeError: Connection reset by peer",)):
-            found = verdict(make_case(make_exit("failed", tail=tail, **told)))
+            found = judge(make_case(make_exit("failed", tail=tail, **told)))
             assert (found.outcome, found.rule, found.restart) == ("infrastructure", "killed", True)
             assert found.reason == f"the training was ended from outside ({name})"
     # A wrapper that ends its whole group after its program failed.
     own = make_exit("failed", code=128 + number, reason="it failed", tail=("ValueError: no",))
-    assert verdict(make_case(own)).rule == "user-error"
+    assert judge(make_case(own)).rule == "user-error"
     said = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3424 got signal: 15"
-    asked = verdict(make_case(make_exit("failed", code=1, tail=("Traceback (most recent call last):", " x", said))))
+    asked = judge(make_case(make_exit("failed", code=1, tail=("Traceback (most recent call last):", " x", said))))
     assert (asked.rule, asked.reason) == ("killed", "a process of the training was ended from outside")
 
 
 def test_what_a_gpu_corrected_excuses_nothing() -> None:
     for evidence in ("xid:63", "xid:92", "xid:121"):
         own = make_exit("failed", code=1, evidence=(evidence,), tail=("ValueError: no",))
-        assert verdict(make_case(own)).rule == "user-error"
+        assert judge(make_case(own)).rule == "user-error"
 
 
 def test_what_a_program_did_to_its_gpu_excuses_nothing() -> None:
     own = make_exit(
         "failed", code=1, evidence=("xid:31",), tail=("RuntimeError: CUDA error: an illegal memory access",)
     )
-    assert verdict(make_case(own)).rule == "user-error"
+    assert judge(make_case(own)).rule == "user-error"
     lost = make_exit("failed", code=1, evidence=("xid:31", "xid:79"))
-    assert verdict(make_case(lost)).rule == "xid:79"
+    assert judge(make_case(lost)).rule == "xid:79"
 
 
 def test_the_agents_diagnosis_counts_for_more_than_the_last_lines() -> None:
     told = make_exit("failed", code=1, cause=FailureCause("io", "machine", "OSError"), tail=("frame #1: x",))
-    assert verdict(make_case(told)).rule == "io"
+    assert judge(make_case(told)).rule == "io"
     made_up = replace(told, cause=FailureCause("finished", "machine", "x"))
-    assert verdict(make_case(made_up)).rule == "user-error"
+    assert judge(make_case(made_up)).rule == "user-error"
 
 
 def test_an_exit_for_a_notice_is_a_reclaim_though_the_notice_was_not_written() -> None:
@@ -394,9 +394,9 @@ def test_an_exit_for_a_notice_is_a_reclaim_though_the_notice_was_not_written() -
     claim = state.claim(2)
     assert claim is not None
     job = make_snapshot(state, make_facts(2, left=make_exit("interrupted", "notice")))
-    assert verdict(evidence_of(job, claim, DEFAULT)).outcome == "reclaimed"
+    assert judge(evidence_of(job, claim, DEFAULT)).outcome == "reclaimed"
     other = make_snapshot(state, make_facts(2, left=make_exit("interrupted", "waited")))
-    assert verdict(evidence_of(other, claim, DEFAULT)).outcome == "abandoned"
+    assert judge(evidence_of(other, claim, DEFAULT)).outcome == "abandoned"
 
 
 def test_what_a_person_named_is_never_poisoned() -> None:
@@ -406,28 +406,28 @@ def test_what_a_person_named_is_never_poisoned() -> None:
         == frozenset()
     )
     early = make_exit("failed", code=1, trained_s=1.0, restored_from=given, older_checkpoints=1)
-    assert verdict(make_case(early)).rule == "user-error"
+    assert judge(make_case(early)).rule == "user-error"
 
 
 def test_restarts_that_lead_nowhere_end() -> None:
-    still = verdict(make_case(None, history=past(3, "lost")))
-    ended = verdict(make_case(None, history=past(4, "lost")))
+    still = judge(make_case(None, history=past(3, "lost")))
+    ended = judge(make_case(None, history=past(4, "lost")))
     assert still.restart and not ended.restart
     assert ended.reason.endswith("; 5 attempts in a row made no progress")
 
 
 def test_reclaims_alone_are_borne_longer() -> None:
     gone = make_exit("interrupted", "notice")
-    assert verdict(make_case(gone, noticed=True, history=past(18, "reclaimed"))).restart
-    assert not verdict(make_case(gone, noticed=True, history=past(19, "reclaimed"))).restart
+    assert judge(make_case(gone, noticed=True, history=past(18, "reclaimed"))).restart
+    assert not judge(make_case(gone, noticed=True, history=past(19, "reclaimed"))).restart
 
 
 def test_progress_starts_the_count_anew() -> None:
     saved = make_exit("failed", evidence=("oom",), checkpoint=CheckpointRef(KEY, "step-10"))
-    assert verdict(make_case(saved, history=past(9, "lost"))).restart
+    assert judge(make_case(saved, history=past(9, "lost"))).restart
     step = make_exit("interrupted", "notice", step=7)
-    assert verdict(make_case(step, noticed=True, history=past(30, "reclaimed", step=6))).restart
-    assert not verdict(make_case(step, noticed=True, history=past(30, "reclaimed", step=7))).restart
+    assert judge(make_case(step, noticed=True, history=past(30, "reclaimed", step=6))).restart
+    assert not judge(make_case(step, noticed=True, history=past(30, "reclaimed", step=7))).restart
 
 
 def test_only_those_since_the_last_progress_are_counted() -> None:
@@ -436,7 +436,7 @@ def test_only_those_since_the_last_progress_are_counted() -> None:
         for number, made in zip(range(2, 99, 3), progressed, strict=False):
             closed = Closed(number, "lost", "gone", restart=True, progressed=made)
             events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), closed]
-        return verdict(make_case(None, history=tuple(events))).restart
+        return judge(make_case(None, history=tuple(events))).restart
 
     assert restarts(False, False, False, True, False, False, False)
     assert not restarts(True, False, False, False, False)
@@ -481,8 +481,8 @@ def saving(key: str, saved: int | None, **told: Any) -> Exit:
 def test_progress_is_a_step_beyond_all_before(left: Exit, before: dict[str, Any], progressed: bool) -> None:
     case = make_case(left, history=past(4, "infrastructure", **before))
     assert case.progressed is progressed
-    assert verdict(case).restart is progressed
-    assert closing(case, verdict(case)).progressed is progressed
+    assert judge(case).restart is progressed
+    assert closed_entry(case, judge(case)).progressed is progressed
 
 
 @pytest.mark.parametrize(
@@ -494,10 +494,10 @@ def test_long_training_that_was_saved_is_progress_for_who_counts_anew_in_every_e
     left = replace(saving("b", None, step=90), trained_s=trained_s)
     beat = make_beat(0, step=90, trained_s=trained_s, activity=Activity(silent_s)).value
     case = make_case(left, beat=beat, history=past(4, "infrastructure", step=100, checkpoint="a"))
-    assert verdict(case).restart is progressed
-    assert closing(case, verdict(case)).progressed is progressed
+    assert judge(case).restart is progressed
+    assert closed_entry(case, judge(case)).progressed is progressed
     unsaved = make_case(replace(left, checkpoint=None), beat=beat, history=past(4, "infrastructure", step=100))
-    assert not verdict(unsaved).restart
+    assert not judge(unsaved).restart
 
 
 def test_what_was_taken_away_gets_the_benefit_of_the_doubt() -> None:
@@ -505,10 +505,10 @@ def test_what_was_taken_away_gets_the_benefit_of_the_doubt() -> None:
     taken = replace(SAVED, step=90, checkpoint=CheckpointRef("b", "b", None))
     before = past(30, "reclaimed", step=100, checkpoint="a")
     again = make_case(taken, noticed=True, history=before)
-    found = verdict(again)
-    assert (found.outcome, found.restart) == ("reclaimed", True) and closing(again, found).progressed
+    found = judge(again)
+    assert (found.outcome, found.restart) == ("reclaimed", True) and closed_entry(again, found).progressed
     nothing = make_case(replace(taken, checkpoint=None), noticed=True, history=before)
-    assert not verdict(nothing).restart
+    assert not judge(nothing).restart
 
 
 def test_a_gang_that_a_rule_ended_led_nowhere_though_one_of_its_machines_had_to_be_taken() -> None:
@@ -516,14 +516,14 @@ def test_a_gang_that_a_rule_ended_led_nowhere_though_one_of_its_machines_had_to_
     left = make_exit("interrupted", "drain", step=5, started=True, checkpoint=CheckpointRef("b", "b", 5))
     before = past(4, "lost", step=5, saved_step=5, checkpoint="a")
     case = make_case(left, None, events=(drained,), history=before)
-    assert not verdict(case).restart and not closing(case, verdict(case)).progressed
+    assert not judge(case).restart and not closed_entry(case, judge(case)).progressed
     lost = make_case(left, None, history=before)
-    assert verdict(lost).restart and closing(lost, verdict(lost)).progressed, "nobody ended that one"
+    assert judge(lost).restart and closed_entry(lost, judge(lost)).progressed, "nobody ended that one"
 
 
 def test_the_step_that_was_saved_is_kept_in_the_log() -> None:
     case = make_case(saving("b", 7, restored_from="a"))
-    assert closing(case, verdict(case)).saved_step == 7
+    assert closed_entry(case, judge(case)).saved_step == 7
 
 
 def test_who_has_saved_has_got_past_what_it_restored() -> None:
@@ -536,13 +536,13 @@ def test_who_has_saved_has_got_past_what_it_restored() -> None:
 
 
 def test_a_gang_that_was_never_complete_may_be_tried_without_end() -> None:
-    assert verdict(make_case(None, None, named=1, history=past(9, "dry"))).restart
+    assert judge(make_case(None, None, named=1, history=past(9, "dry"))).restart
 
 
 @pytest.mark.parametrize("told", [float("nan"), -5.0, 1e300, float("inf")])
 def test_a_time_that_makes_no_sense_is_not_kept(told: float) -> None:
     case = make_case(make_exit("interrupted", "peer", trained_s=told))
-    assert 0.0 <= closing(case, verdict(case)).trained_s <= 1e9
+    assert 0.0 <= closed_entry(case, judge(case)).trained_s <= 1e9
 
 
 @pytest.mark.parametrize("part", ["exit", "notice", "heartbeat"])
@@ -564,7 +564,7 @@ def test_what_led_nowhere_is_kept_as_the_ranks_told_it() -> None:
         exits = [None if each is None else make_exit(outcome, why, waste=each) for each in wastes]  # type: ignore[arg-type]
         last = make_beat(0.0, waste=beat).value if beat else None
         case = make_case(*exits, beat=last, noticed=outcome != "succeeded")
-        return closing(case, verdict(case)).waste
+        return closed_entry(case, judge(case)).waste
 
     one, other = Waste(waited_s=5.0, idle_s=10.0, lost_s=60.0), Waste(waited_s=7.0, idle_s=20.0, lost_s=900.0)
     assert told(one, other) == Waste(waited_s=7.0, idle_s=15.0, lost_s=60.0), "rank 0 saves"
@@ -579,8 +579,8 @@ def test_what_led_nowhere_is_kept_as_the_ranks_told_it() -> None:
 
 
 def test_a_launch_for_which_no_machine_was_found_later_is_dry_and_never_counted() -> None:
-    found = verdict(replace(make_case(None, history=past(30, "dry")), dry="CapacityError: none"))
+    found = judge(replace(make_case(None, history=past(30, "dry")), dry="CapacityError: none"))
     assert (found.outcome, found.rule, found.restart, found.counted) == ("dry", "no-capacity", True, False)
     # Who said a last word had a machine.
-    assert verdict(replace(make_case(OK), dry="CapacityError: none")).outcome == "succeeded"
-    assert verdict(replace(make_case(ERROR), dry="CapacityError: none")).outcome == "failed"
+    assert judge(replace(make_case(OK), dry="CapacityError: none")).outcome == "succeeded"
+    assert judge(replace(make_case(ERROR), dry="CapacityError: none")).outcome == "failed"
