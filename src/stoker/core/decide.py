@@ -11,7 +11,7 @@ from datetime import datetime
 
 from stoker.core import attempt_evidence, attempt_verdict, audit, ended_jobs, gate, hold, limits, orphans, policy_rules
 from stoker.core.governor_settings import GovernorSettings
-from stoker.core.heartbeat_timeout import mass_silence
+from stoker.core.heartbeat_timeout import mass_silence, resolve_unheard_of
 from stoker.core.job_decision import JobDecision
 from stoker.core.next_claim import claim_next, warn_of_budgets
 from stoker.core.open_claims import maintain_claim, warn_unsaved
@@ -69,7 +69,7 @@ def decide_job(
     """
     # If silence proves nothing, "unknown to the cloud" is no evidence either that a machine is dead.
     decision = JobDecision(
-        job if silence_inconclusive else job.settled(now),
+        job if silence_inconclusive else resolve_unheard_of(job, now),
         settings,
         now,
         silence_inconclusive,

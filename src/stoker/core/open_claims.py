@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from stoker.core import budgets, health_rules
 from stoker.core.budget_reservations import launch_request
 from stoker.core.costs import valid_span_s
-from stoker.core.heartbeat_timeout import overdue_etag
+from stoker.core.heartbeat_timeout import overdue_etag, silence_s
 from stoker.core.job_decision import JobDecision
 from stoker.core.saved_work import nothing_saved_yet
 from stoker.core.snapshot import Launch
@@ -106,7 +106,7 @@ def _time_out_silent_ranks(decision: JobDecision, claim: Claim) -> bool:
         if etag is None:
             continue
         beat = decision.job.heartbeat_of(claim, rank)
-        limit = timedelta(seconds=decision.job.silence_s(beat.value if beat is not None else None))
+        limit = timedelta(seconds=silence_s(decision.job, beat.value if beat is not None else None))
         if decision.silence_inconclusive and etag:  # A rank without any heartbeat has nothing to lose.
             decision.waiting = (
                 "nodes are silent, and the silence may be this governor's own trouble with the store: nothing is ended"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.budget_state import BudgetState
-from stoker.core.costs import valid_span_s
 from stoker.core.market import NO_HISTORY as UNKNOWN_MARKET
 from stoker.core.market import MarketHistory
 from stoker.model.job_state import Claim, JobState
@@ -15,11 +14,6 @@ from stoker.model.node_facts import Exit, Heartbeat, NodeFacts, NoticeFact
 from stoker.model.observed import Known, Observed, Stamped
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
 from stoker.model.spec import Spec
-
-# A node counts as silent after this many missed heartbeats.
-_MISSED_BEATS = 3
-# Upper bound on the interval that a heartbeat reports, so that a node cannot extend its own timeout without limit.
-_LONGEST_INTERVAL_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -91,36 +85,6 @@ class JobSnapshot:
         """Return whether the rank may have written an exit that could not be read."""
         facts = self.facts_of(claim, rank)
         return facts is not None and not isinstance(facts.exit, Known)
-
-    def silence_s(self, beat: Heartbeat | None) -> float:
-        """Timeout of a node whose last heartbeat is this one; applies to both steps, suspicion and termination.
-
-        An agent writes less often while nothing changes, and reports its interval.
-        """
-        interval_s = 0.0 if beat is None else min(valid_span_s(beat.interval_s), _LONGEST_INTERVAL_S)
-        return max(self.capabilities.silence_s, _MISSED_BEATS * interval_s)
-
-    def settled(self, now: datetime) -> JobSnapshot:
-        """Replace the state `unheard-of`: a young machine is pending, one with a recent heartbeat runs, any other is
-        gone."""
-        if not isinstance(self.states, Known) or "unheard-of" not in self.states.value.values():
-            return self
-        alive: dict[str, InstanceState] = {}
-        for claim in self.state.claims:
-            launched_at = claim.launched_at
-            young = launched_at is not None and (now - launched_at).total_seconds() < self.capabilities.newborn_s
-            for node in claim.launched or ():
-                beat = self.heartbeat_of(claim, node.rank)
-                if young:
-                    alive[node.instance] = "pending"
-                elif beat is not None and (now - beat.modified).total_seconds() < self.silence_s(beat.value):
-                    # Its agent is alive, so the query went to the wrong place, such as another account.
-                    alive[node.instance] = "running"
-        states: dict[str, InstanceState] = {
-            instance: alive.get(instance, "gone") if state == "unheard-of" else state
-            for instance, state in self.states.value.items()
-        }
-        return replace(self, states=Known(states))
 
     def is_gone(self, instance: str) -> bool:
         """Return whether the cloud answered, after the log was read, that it is gone. Absence from a list is not
