@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.core import attempt_verdict, decide, ended_jobs, gate, open_claims, orphans
+from stoker.core import attempt_verdict, decide, ended_jobs, gate, open_claims, unowned_machines
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.job_decision import JobDecision
 from stoker.core.place_capacity import CapacityQueue
@@ -144,7 +144,7 @@ def nobody_is_given_time_to_save(patch: Patch) -> None:
 
 
 def nothing_is_swept(patch: Patch) -> None:
-    patch.setattr(orphans, "unowned_machines", lambda job, now: [])
+    patch.setattr(unowned_machines, "find_unowned", lambda job, now: [])
 
 
 def a_job_is_forgotten_at_its_end(patch: Patch) -> None:
@@ -173,11 +173,11 @@ def launches_are_not_repeatable(patch: Patch) -> None:
 
 
 def nobody_is_held(patch: Patch) -> None:
-    patch.setattr(orphans, "is_held", lambda state, spec, instance, now: False)
+    patch.setattr(unowned_machines, "is_held", lambda state, spec, instance, now: False)
 
 
 def a_hold_never_ends(patch: Patch) -> None:
-    patch.setattr(orphans, "is_held", lambda state, spec, instance, now: True)
+    patch.setattr(unowned_machines, "is_held", lambda state, spec, instance, now: True)
 
 
 def nobody_looks_for_tombstones(patch: Patch) -> None:

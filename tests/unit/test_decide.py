@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.core import orphans
+from stoker.core import unowned_machines
 from stoker.core.decide import decide, decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Snapshot, Terminate, Unmark
@@ -340,7 +340,7 @@ def test_strays_are_ended_unless_newborn() -> None:
     snapshot = Snapshot(strays=(stray("old", 0), stray("newborn", 70)), newborn_s={"sim": 60.0})
     plan = decide(snapshot, DEFAULT, at(100))
     assert [action.instance for action in plan.actions if isinstance(action, Terminate)] == ["old"]
-    assert [each.id for each in orphans.newborn_strays(snapshot, at(100))] == ["newborn"]
+    assert [each.id for each in unowned_machines.newborn_strays(snapshot, at(100))] == ["newborn"]
 
 
 def test_a_machine_that_the_cloud_has_not_heard_of_is_gone_only_when_it_is_not_new() -> None:
@@ -369,11 +369,11 @@ def test_a_machine_that_speaks_is_not_gone_though_a_cloud_has_not_heard_of_it() 
 
 def test_what_lies_beside_machines_is_left_over_once_its_claim_is_closed() -> None:
     thing = Leftover("placement-policy", "p", "sim", "job-1", 2, None, at(90))
-    assert orphans.why_unowned(thing, make_state(*RUNNING), 60.0, at(100)) is None
+    assert unowned_machines.why_unowned(thing, make_state(*RUNNING), 60.0, at(100)) is None
     closed = make_state(*RUNNING, Closed(2, "stopped", "stop"))
     # However young: its claim is known, and over.
-    assert "closed" in (orphans.why_unowned(thing, closed, 60.0, at(100)) or "")
+    assert "closed" in (unowned_machines.why_unowned(thing, closed, 60.0, at(100)) or "")
     # A claim that is not known yet may be written in a moment.
     for state in (None, make_state()):
-        assert orphans.why_unowned(thing, state, 60.0, at(100)) is None
-        assert orphans.why_unowned(thing, state, 60.0, at(200)) is not None
+        assert unowned_machines.why_unowned(thing, state, 60.0, at(100)) is None
+        assert unowned_machines.why_unowned(thing, state, 60.0, at(200)) is not None

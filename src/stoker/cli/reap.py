@@ -75,7 +75,7 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Inst
 
     The clouds are listed before the logs are read.
     """
-    from stoker.core import orphans
+    from stoker.core import unowned_machines
     from stoker.governor.observe import CloudListing, Memory, observe
     from stoker.governor.store_clock import governor_name, read_clock
     from stoker.model.observed import Known, Observed, Unknown
@@ -92,9 +92,9 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Inst
     observation = observe(store, fleet, Memory(), {}, CloudListing(listed))
     # All governors measure a hold by the store's clock.
     now = read_clock(store, governor_name(), time.monotonic).now()
-    found = [orphan for job in observation.snapshot.jobs for orphan in orphans.unowned_machines(job, now)]
-    found += orphans.stray_machines(observation.snapshot, now)
-    return found, orphans.newborn_strays(observation.snapshot, now), problems | observation.problems
+    found = [orphan for job in observation.snapshot.jobs for orphan in unowned_machines.find_unowned(job, now)]
+    found += unowned_machines.find_strays(observation.snapshot, now)
+    return found, unowned_machines.newborn_strays(observation.snapshot, now), problems | observation.problems
 
 
 def _places(store: Store) -> set[tuple[str, str | None]]:

@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from stoker.core import attempt_evidence, attempt_verdict, audit, ended_jobs, gate, hold, limits, orphans, policy_rules
+from stoker.core import (
+    attempt_evidence,
+    attempt_verdict,
+    audit,
+    ended_jobs,
+    gate,
+    hold,
+    limits,
+    policy_rules,
+    unowned_machines,
+)
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.heartbeat_timeout import mass_silence, resolve_unheard_of
 from stoker.core.job_decision import JobDecision
@@ -50,7 +60,7 @@ def decide(snapshot: Snapshot, settings: GovernorSettings, now: datetime) -> Pla
         waiting |= plan.waiting
         if plan.wake_at is not None:
             wakes.append(plan.wake_at)
-    actions += orphans.stray_machines(snapshot, now)
+    actions += unowned_machines.find_strays(snapshot, now)
     return Plan(actions=tuple(actions), wake_at=min(wakes, default=None), waiting=waiting, problems=problems)
 
 
@@ -88,7 +98,7 @@ def _decide(decision: JobDecision) -> None:
     if decision.state.min_version > PROTOCOL_VERSION:
         decision.waiting = "a newer Stoker governs this job; update this one"
         return
-    decision.actions += orphans.unowned_machines(decision.bounded_job, decision.now)
+    decision.actions += unowned_machines.find_unowned(decision.bounded_job, decision.now)
     if decision.state.ended is not None:
         _retire(decision)
     elif _close_what_is_over(decision):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from stoker.core.hold import hold_of
-from stoker.core.orphans import is_orphan, why_unowned
+from stoker.core.unowned_machines import is_orphan, why_unowned
 from stoker.governor.connected_providers import Fleet
 from stoker.model.errors import NotFound, StokerError, Transient, describe_error
 from stoker.model.job_state import JobState

@@ -1,4 +1,4 @@
-"""Find machines without an owner, to be terminated. Pure.
+"""Find machines that no open claim owns, to be terminated: of closed claims, of ended jobs, and without a claim. Pure.
 
 The cloud was listed before the bucket was read, so a machine whose claim is not in the log has no claim. Even so,
 newborn machines are left alone, and only machines with this store's tag were listed. A failed list proves nothing.
@@ -18,7 +18,7 @@ from stoker.model.offerings import Instance, Leftover
 _ALIVE = ("pending", "running", "off")
 
 
-def unowned_machines(job: JobSnapshot, now: datetime) -> list[Terminate]:
+def find_unowned(job: JobSnapshot, now: datetime) -> list[Terminate]:
     """Terminate the job's machines that belong to no open claim, or that their claim does not name."""
     if not isinstance(job.instances, Known):
         return []
@@ -31,7 +31,7 @@ def unowned_machines(job: JobSnapshot, now: datetime) -> list[Terminate]:
     return found
 
 
-def stray_machines(snapshot: Snapshot, now: datetime) -> list[Terminate]:
+def find_strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
     """Terminate machines whose job has no log at all."""
     return [
         _terminate(instance, "its job is not in the store", orphan=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.core import orphans
+from stoker.core import unowned_machines
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.model.job_state import JobState
@@ -38,7 +38,7 @@ def looked_at(state: JobState, *machines: Instance) -> JobSnapshot:
 
 
 def ended(job: JobSnapshot, now_s: float = NOW_S) -> list[tuple[str, str, bool]]:
-    return [(each.instance, each.reason, each.orphan) for each in orphans.unowned_machines(job, at(now_s))]
+    return [(each.instance, each.reason, each.orphan) for each in unowned_machines.find_unowned(job, at(now_s))]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_only_what_is_there_to_stay_is_ended(state: InstanceState) -> None:
     machine = make_instance(9, state=state)
     assert bool(ended(looked_at(make_state(*RUNNING), machine))) is alive
     snapshot = Snapshot(strays=(machine,), newborn_s={"sim": YOUNG_S})
-    assert bool(orphans.stray_machines(snapshot, at(NOW_S))) is alive
-    assert bool(orphans.newborn_strays(snapshot, at(1))) is alive
+    assert bool(unowned_machines.find_strays(snapshot, at(NOW_S))) is alive
+    assert bool(unowned_machines.newborn_strays(snapshot, at(1))) is alive
 
 
 @pytest.mark.parametrize(("age_s", "young"), [(YOUNG_S - 1, True), (YOUNG_S, False), (YOUNG_S + 1, False)])
@@ -84,24 +84,24 @@ def test_what_was_just_made_may_have_a_claim_that_cannot_be_read_yet(age_s: floa
     machine = make_instance(9, created_s=NOW_S - age_s)
     job = looked_at(make_state(*RUNNING), machine)
     assert bool(ended(job)) is not young
-    assert orphans.newborn_strays(Snapshot(jobs=(job,)), at(NOW_S)) == ([machine] if young else [])
+    assert unowned_machines.newborn_strays(Snapshot(jobs=(job,)), at(NOW_S)) == ([machine] if young else [])
     snapshot = Snapshot(strays=(machine,), newborn_s={"sim": YOUNG_S})
-    assert bool(orphans.stray_machines(snapshot, at(NOW_S))) is not young
-    assert orphans.newborn_strays(snapshot, at(NOW_S)) == ([machine] if young else [])
+    assert bool(unowned_machines.find_strays(snapshot, at(NOW_S))) is not young
+    assert unowned_machines.newborn_strays(snapshot, at(NOW_S)) == ([machine] if young else [])
     thing = Leftover("disk", "d-1", "sim", "job-1", 9, None, at(NOW_S - age_s))
-    assert (orphans.why_unowned(thing, None, YOUNG_S, at(NOW_S)) is None) is young
+    assert (unowned_machines.why_unowned(thing, None, YOUNG_S, at(NOW_S)) is None) is young
 
 
 def test_a_machine_of_a_cloud_whose_lists_are_late_by_an_unknown_time_is_never_old_enough() -> None:
     snapshot = Snapshot(strays=(make_instance(9),), newborn_s={"other": 1.0})
-    assert orphans.stray_machines(snapshot, at(1e9)) == []
-    assert orphans.newborn_strays(snapshot, at(1e9)) == [make_instance(9)]
+    assert unowned_machines.find_strays(snapshot, at(1e9)) == []
+    assert unowned_machines.newborn_strays(snapshot, at(1e9)) == [make_instance(9)]
 
 
 def test_machines_are_ended_in_order_where_they_are() -> None:
     machines = [replace(make_instance(9), id=name, region="r1") for name in ("c", "a", "b")]
-    swept = orphans.unowned_machines(looked_at(make_state(*RUNNING), *machines), at(NOW_S))
-    stray = orphans.stray_machines(Snapshot(strays=tuple(machines), newborn_s={"sim": 1.0}), at(NOW_S))
+    swept = unowned_machines.find_unowned(looked_at(make_state(*RUNNING), *machines), at(NOW_S))
+    stray = unowned_machines.find_strays(Snapshot(strays=tuple(machines), newborn_s={"sim": 1.0}), at(NOW_S))
     for found in (swept, stray):
         assert [(each.instance, each.provider, each.region) for each in found] == [
             ("a", "sim", "r1"),
@@ -113,7 +113,7 @@ def test_machines_are_ended_in_order_where_they_are() -> None:
 
 def test_machines_with_a_claim_are_none_that_is_too_young() -> None:
     job = looked_at(make_state(*RUNNING), make_instance(2, created_s=NOW_S))
-    assert orphans.newborn_strays(Snapshot(jobs=(job,)), at(NOW_S)) == []
+    assert unowned_machines.newborn_strays(Snapshot(jobs=(job,)), at(NOW_S)) == []
 
 
 def test_a_machine_that_is_held_for_a_look_is_ended_when_its_time_is_over_or_it_is_gone() -> None:
@@ -133,10 +133,10 @@ def test_a_machine_that_is_held_for_a_look_is_ended_when_its_time_is_over_or_it_
 
 def test_things_beside_a_machine_are_left_over_by_their_claim_or_their_age() -> None:
     thing = Leftover("disk", "d-1", "sim", "job-1", 2, None, None)
-    assert orphans.why_unowned(thing, make_state(*RUNNING), 60.0, at(NOW_S)) is None
-    closed = orphans.why_unowned(thing, make_state(*RUNNING, FAILED), 60.0, at(NOW_S))
+    assert unowned_machines.why_unowned(thing, make_state(*RUNNING), 60.0, at(NOW_S)) is None
+    closed = unowned_machines.why_unowned(thing, make_state(*RUNNING, FAILED), 60.0, at(NOW_S))
     assert closed is not None and closed.startswith("its claim is closed: ")
-    assert orphans.why_unowned(thing, None, 60.0, at(NOW_S)) == "its job is not in the store"
-    assert orphans.why_unowned(thing, make_state(), 60.0, at(NOW_S)) == "its claim is not in the log"
-    assert orphans.is_orphan(thing, None) and orphans.is_orphan(thing, make_state())
-    assert not orphans.is_orphan(thing, make_state(*RUNNING, FAILED))
+    assert unowned_machines.why_unowned(thing, None, 60.0, at(NOW_S)) == "its job is not in the store"
+    assert unowned_machines.why_unowned(thing, make_state(), 60.0, at(NOW_S)) == "its claim is not in the log"
+    assert unowned_machines.is_orphan(thing, None) and unowned_machines.is_orphan(thing, make_state())
+    assert not unowned_machines.is_orphan(thing, make_state(*RUNNING, FAILED))
