@@ -232,6 +232,16 @@ def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: py
     assert woken == [("us-east-1", "theirs")] and done.actions == ["stopped it"]
 
 
+def test_actions_on_external_jobs_are_reported_beside_those_on_our_jobs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SNS delivers several alarms in one call."""
+    looked = external_jobs.ExternalJobsResult(done=["stopped it"])
+    monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: looked)
+    done = world.waker.handle([TrainingWake("theirs", "us-east-1"), JobWake(submit(world.store, world.folder))])
+    assert done.actions[0] == "stopped it" and len(done.actions) > 1
+
+
 def test_a_training_job_of_ours_is_one_of_our_machines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     job, instance = world.training()
     monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: pytest.fail("it is not others'"))

@@ -170,7 +170,7 @@ class Waker:
 
     def _add_pass(self, passed: Pass, done: CallResult) -> None:
         done.active = passed.active
-        done.actions = [f"{each.job}: {type(each).__name__}: {each.reason}" for each in passed.actions]
+        done.actions += [f"{each.job}: {type(each).__name__}: {each.reason}" for each in passed.actions]
         done.problems |= passed.problems
 
     def _keep_schedule_on(self, done: CallResult, *, surely: bool = False) -> None:
