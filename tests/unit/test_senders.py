@@ -181,6 +181,23 @@ def test_who_answers_a_letter_at_a_time_is_cut_off(how: str, monkeypatch: pytest
         thread.join()
 
 
+def test_a_connection_that_is_made_too_late_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    class AtOnce(threading.Timer):
+        """The time for the message is over before the connection is made."""
+
+        def start(self) -> None:
+            self.function()
+
+    monkeypatch.setattr("stoker.notifications.webhook_sender.threading.Timer", AtOnce)
+    with webhook() as hook:
+        hook.hangs_s = 20.0
+        began_s = time.monotonic()
+        with pytest.raises(NotSent, match="no whole answer within"):
+            open_sender(hook.url)(LETTER)
+        assert time.monotonic() - began_s < webhook_module.STEP_TIMEOUT_S
+        hook.over.set()
+
+
 # ── SNS ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

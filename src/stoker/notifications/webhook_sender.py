@@ -79,13 +79,19 @@ class _CuttableConnection:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
+    def _add(self, connected: socket.socket) -> None:
+        self._sockets.append(connected)
+        if self.is_cut:
+            # Connecting took longer than the whole message may: a host of several addresses, or a slow handshake.
+            self.cut()
+
     def recording(self, kind: type[http.client.HTTPConnection]) -> Any:
         connection = self
 
         class Recording(kind):  # type: ignore[valid-type,misc]
             def connect(self) -> None:
                 super().connect()
-                connection._sockets.append(self.sock)
+                connection._add(self.sock)
 
         return Recording
 
