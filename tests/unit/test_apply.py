@@ -308,6 +308,11 @@ def test_a_machine_that_cannot_be_ended_keeps_nothing_else_from_being_done(world
     assert [type(each) for each in applied.done] == [Unmark] and not world.store.holds(keys.active(A, 1))
 
 
+def test_an_unexpected_error_is_reported_with_its_type(world: ScriptedWorld) -> None:
+    world.cloud.errors["terminate"] = KeyError("InstanceId")
+    assert apply(world, Terminate(A, "i-1", "sim", "orphan")).problems == {A: "KeyError: 'InstanceId'"}
+
+
 def test_a_machine_that_the_cloud_does_not_know_counts_as_ended(world: ScriptedWorld) -> None:
     world.cloud.errors["terminate"] = NotFound("no such machine")
     applied = apply(world, Terminate(A, "i-1", "sim", "orphan"))

@@ -391,10 +391,11 @@ def test_what_could_not_be_done_is_a_problem_and_what_its_job_waits_for(world: S
     assert summary is not None and summary.reason == "the cloud does not answer"
 
 
-def test_a_place_that_cannot_be_swept_is_a_problem_of_no_job(world: ScriptedWorld) -> None:
+@pytest.mark.parametrize("error", [Transient("no list today"), KeyError("no list today")])
+def test_a_place_that_cannot_be_swept_is_a_problem_of_no_job(world: ScriptedWorld, error: Exception) -> None:
     world.submit(A, Claimed(SPOT_A, 1), Launched(2, nodes(2)))
     world.cloud.machines = {"i-2-0": _running("i-2-0", 2)}
-    world.cloud.errors["list_leftovers"] = Transient("no list today")
+    world.cloud.errors["list_leftovers"] = error
     governor = world.governor()
     done = governor.run_pass()
     assert "no list today" in " ".join(done.problems.values()) and A not in done.problems and done.waiting == {}

@@ -21,7 +21,7 @@ from stoker.governor.observe import (
     observe,
 )
 from stoker.model import codec, keys
-from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
+from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError, describe_error
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched
 from stoker.model.node_facts import Exit, NoticeFact
@@ -130,7 +130,7 @@ def test_what_is_not_remembered_is_read_from_the_index(world: ScriptedWorld) -> 
 def test_a_list_that_failed_is_unknown(world: ScriptedWorld, error: Exception) -> None:
     world.cloud.errors["list_instances"] = error
     listing = list_clouds(world.store, world.fleet, Memory(), [], [SIM])
-    assert listing.instances == {SIM: Unknown(str(error))}
+    assert listing.instances == {SIM: Unknown(describe_error(error))}
 
 
 def test_what_costs_nothing_to_list_is_listed_in_every_pass(world: ScriptedWorld) -> None:

@@ -76,20 +76,17 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Inst
     The clouds are listed before the logs are read.
     """
     from stoker.core import unowned_machines
-    from stoker.governor.observe import CloudListing, Memory, observe
+    from stoker.governor.observe import Memory, list_clouds, observe
     from stoker.governor.store_clock import governor_name, read_clock
-    from stoker.model.observed import Known, Observed, Unknown
+    from stoker.model.observed import Unknown
 
-    listed: dict[tuple[str, str | None], Observed[tuple[Instance, ...]]] = {}
-    problems: dict[str, str] = {}
-    for place in sorted(_places(store), key=str):
-        name, region = place
-        try:
-            listed[place] = Known(fleet.provider(name).list_instances(region))
-        except Exception as error:  # noqa: BLE001 - a provider may raise anything; one that fails must not hide the others
-            listed[place] = Unknown(str(error))
-            problems[f"{name} {region or ''}".strip()] = str(error)
-    observation = observe(store, fleet, Memory(), {}, CloudListing(listed))
+    listing = list_clouds(store, fleet, Memory(), (), _places(store))
+    problems = {
+        f"{name} {region or ''}".strip(): found.error
+        for (name, region), found in listing.instances.items()
+        if isinstance(found, Unknown)
+    }
+    observation = observe(store, fleet, Memory(), {}, listing)
     # All governors measure a hold by the store's clock.
     now = read_clock(store, governor_name(), time.monotonic).now()
     found = [orphan for job in observation.snapshot.jobs for orphan in unowned_machines.find_unowned(job, now)]

@@ -34,7 +34,7 @@ from stoker.governor import external_costs
 from stoker.governor.serverless.external_jobs import ExternalJobsResult
 from stoker.governor.store_clock import governor_name, read_clock
 from stoker.model import keys
-from stoker.model.errors import AuthDenied, NotInstalled, StokerError, StoreUnavailable
+from stoker.model.errors import AuthDenied, NotInstalled, StokerError, StoreUnavailable, describe_error
 from stoker.model.observed import Unknown
 from stoker.model.policy import Policy
 from stoker.notifications.dispatcher import NotificationDispatcher
@@ -161,7 +161,7 @@ class ExternalJobGovernor:
                         actions = self._plan(snapshot, policy, now).actions
                         result.done += [decide.describe_action(action, name) for action in actions]
             except Exception as error:  # noqa: BLE001 - one region that fails must not hide the others
-                result.problems[f"sagemaker {region}"] = str(error)
+                result.problems[f"sagemaker {region}"] = describe_error(error)
         return result
 
     def sweep(self, *, dry: bool = False) -> AlarmSweepResult:
@@ -268,7 +268,7 @@ class ExternalJobGovernor:
             raise
         except Exception as error:  # noqa: BLE001 - the edge of one job
             # A job that cannot be governed must not stop the others.
-            result.problems[name] = str(error) or type(error).__name__
+            result.problems[name] = describe_error(error)
         return None
 
     def _plan(self, snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> ExternalJobPlan:

@@ -30,6 +30,7 @@ from stoker.model.errors import (
     StoreError,
     Transient,
     UserError,
+    describe_error,
 )
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import AttemptOutcome, Claimed, Closed, Event, Launched, NodeRef, Record
@@ -111,7 +112,7 @@ class Applier:
             except Exception as error:  # noqa: BLE001 - the edge of one job: the others are governed all the same
                 # An error proves nothing: the next pass observes and decides again. A provider that is not installed
                 # here must not stop the other jobs either.
-                applied.problems[action.job] = str(error)
+                applied.problems[action.job] = describe_error(error)
                 carried_on = isinstance(action, Terminate)
             if not carried_on:
                 dropped.add(action.job)

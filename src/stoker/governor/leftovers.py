@@ -43,8 +43,8 @@ def sweep(
         if not isinstance(provider, SupportsLeftovers):
             return result
         listed = [each for each in provider.list_leftovers(region) if job in (None, each.job)]
-    except StokerError as error:
-        result.problems[name] = str(error)  # A list that failed proves nothing: remove nothing, and report it.
+    except Exception as error:  # noqa: BLE001 - a provider may be anybody's plug-in: no error of it may end the pass
+        result.problems[name] = describe_error(error)  # A list that failed proves nothing: remove nothing, report it.
         return result
     states: dict[str, JobState | None] = {}
     # Times of the clouds are compared with this computer's clock; young things are spared for minutes.

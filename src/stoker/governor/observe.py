@@ -303,7 +303,7 @@ def _list(fleet: Fleet, place: Place) -> Observed[tuple[Instance, ...]]:
         return Known(tuple(fleet.provider(name).list_instances(region)))
     except Exception as error:  # noqa: BLE001 - a provider may be anybody's plug-in
         # Also for a provider that is not installed here: the other jobs are still governed.
-        return Unknown(str(error))
+        return Unknown(describe_error(error))
 
 
 def _states(fleet: Fleet, state: JobState, listing: CloudListing) -> Observed[dict[str, InstanceState]]:
