@@ -61,8 +61,5 @@ def _problem(call: object, until_s: float) -> str:
     assert isinstance(call, BackgroundCall)
     if not call.wait(until_s):
         return "does not answer"
-    try:
-        call.result()
-    except Exception as error:  # noqa: BLE001 - the error of any library: it is printed, and the other channels are tried
-        return one_line(legible(str(error) or type(error).__name__), 300)
-    return ""
+    error = call.error
+    return "" if error is None else one_line(legible(str(error) or type(error).__name__), 300)

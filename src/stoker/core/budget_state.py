@@ -151,14 +151,10 @@ def compute_budget_state(
     counted = {*jobs, *(each.job for each in found)}
     found += [each for each in recorded if each.job not in counted]
     lost = list(unread)
-    for state, spec in jobs.values():
-        try:
-            found += expenses(state, spec, now)
-        except Exception as error:  # noqa: BLE001 - the edge of one job: only its own budgets become unknown
-            lost.append(Unread(state.job, describe_error(error), spec.tags))
     reservations = []
     for state, spec in jobs.values():
         try:
+            found += expenses(state, spec, now)
             reservations.append(reservation(policy, state, spec, now))
         except Exception as error:  # noqa: BLE001 - the edge of one job: only its own budgets become unknown
             lost.append(Unread(state.job, describe_error(error), spec.tags))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from stoker.external_jobs.clone_chain import ChainEntry, ChainRecord, CloneChain, fold
 from stoker.external_jobs.clone_request import base_name
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, StoreError, StoreUnavailable
+from stoker.model.errors import CodecError, StoreError
 from stoker.store.base import Store
+from stoker.store.job_log import MAX_ENTRY_BYTES, create_entry
 
 # A reason may quote a script's output.
-_MAX_BYTES = 64 * 1024
 _MAX_REASON = 2000
-_CONFLICT_TRIES = 20
 
 
 def read(store: Store, region: str, origin: str, state: CloneChain | None = None) -> CloneChain:
@@ -28,7 +27,7 @@ def entries(store: Store, region: str, origin: str, start: int = 1) -> Iterator[
     seq = start
     while True:
         key = keys.clone_chain_entry(region, origin, seq)
-        found = store.get(key, limit=_MAX_BYTES)
+        found = store.get(key, limit=MAX_ENTRY_BYTES)
         if found is None:
             return
         try:
@@ -45,23 +44,8 @@ def append(store: Store, region: str, origin: str, seq: int, record: ChainRecord
     Raises StoreUnavailable when that cannot be known.
     """
     key = keys.clone_chain_entry(region, origin, seq)
-    shortened = ChainRecord(
-        record.token, record.by, record.reason[:_MAX_REASON], record.event, record.policy, record.version
-    )
-    data = codec.dumps(shortened)
-    for _ in range(_CONFLICT_TRIES):
-        lost: StoreUnavailable | None = None
-        try:
-            if store.create(key, data):
-                return True
-        except StoreUnavailable as error:
-            lost = error  # The entry may have been written all the same: read it.
-        existing = store.get(key, limit=_MAX_BYTES)
-        if existing is not None:
-            return _token(existing.data) == record.token
-        if lost is not None:
-            raise lost
-    raise StoreUnavailable(f"{key}: the store keeps answering that it exists, and that it does not")
+    data = codec.dumps(replace(record, reason=record.reason[:_MAX_REASON]))
+    return create_entry(store, key, data, record.token)
 
 
 def find(store: Store, name: str) -> list[tuple[str, str]]:
@@ -73,11 +57,3 @@ def find(store: Store, name: str) -> list[tuple[str, str]]:
         likely = [origin for origin in origins if origin == name or name.startswith(base_name(origin)[:40])]
         found += [(region, origin) for origin in likely if read(store, region, origin).holds(name)]
     return found
-
-
-def _token(data: bytes) -> str | None:
-    try:
-        token = json.loads(data)["token"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return token if isinstance(token, str) else None

@@ -34,15 +34,12 @@ from stoker.external_jobs.snapshot import (
     clone_obstacle,
     may_leave_spot,
     policy_limits,
-    refusals,
     subject_of,
     without_own_limits,
 )
 from stoker.model.durations import span_text
 from stoker.model.observed import Known
 from stoker.model.policy import Policy, RuleAction
-
-__all__ = ["RuleViolation", "cost_of", "decide", "describe_action", "refusals", "subject_of"]
 
 # Metrics and costs change without an event: they are checked this often.
 _POLL_S = 300.0

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from stoker.external_jobs import chain_log, notifications
 from stoker.external_jobs.notifications import JobContext
-from stoker.model.errors import StokerError, StoreError
+from stoker.model.errors import StoreError, describe_error
 from stoker.model.policy import Policy
 from stoker.notifications.dispatcher import NotificationDispatcher
 from stoker.notifications.events import Notification
@@ -61,7 +61,5 @@ class ExternalJobNotifier:
             self._dispatcher.record({}, now(), more=self._unrecorded)
             self._unrecorded = []
             return self._dispatcher.send(now)
-        except StokerError as error:
-            return {"notify": str(error)}
         except Exception as error:  # noqa: BLE001 - a side channel: no bug in it may end a pass
-            return {"notify": f"{type(error).__name__}: {error}"}
+            return {"notify": describe_error(error)}

@@ -10,14 +10,14 @@ from functools import partial
 
 from stoker.core.budget_state import BudgetState, has_budget
 from stoker.core.policy_rules import Subject
-from stoker.external_jobs import chain_log, decide, training_job
+from stoker.external_jobs import chain_log, training_job
 from stoker.external_jobs import gpu_alarms as alarming
 from stoker.external_jobs.apply import ExternalJobApplier
 from stoker.external_jobs.aws_account import SageMakerAccount, TrainingJobDescription, gpus_of, price_of
 from stoker.external_jobs.clone_chain import CloneChain
 from stoker.external_jobs.clone_request import base_name, clone_name, parse_lineage
 from stoker.external_jobs.gpu_alarms import Alarm
-from stoker.external_jobs.snapshot import ExternalJobSnapshot
+from stoker.external_jobs.snapshot import ExternalJobSnapshot, refusals, subject_of
 from stoker.external_jobs.training_job import TrainingJob
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.observe import Memory, active_jobs
@@ -64,7 +64,7 @@ class ExternalJobObserver:
         if (job.status == "Failed" or job.exceeded) and not {job.name} & {*chain.clones, *chain.gave_up}:
             since = self._governed_since(policy, account.region)
             tail = _observed(lambda: account.tail(job.name, job.last_training_at)) if job.status == "Failed" else None
-        subject = decide.subject_of(job, chain, now)
+        subject = subject_of(job, chain, now)
         rules_since = {} if job.over else self._rules_since(policy, job, subject)
         # Budgets matter while the job waits for machines, or where a clone may follow.
         wants = job.status in ("Failed", "Stopped") or (job.status == "InProgress" and not job.trained_s(now))
@@ -149,7 +149,7 @@ class ExternalJobObserver:
     def _rules_since(self, policy: Policy, job: TrainingJob, subject: Subject) -> dict[str, datetime]:
         """Since when each rule that would have refused this job exists, unchanged and for the job's region."""
         found = {}
-        for finding in decide.refusals(policy, job, subject):
+        for finding in refusals(policy, job, subject):
             at = self._policy_history.since(policy, partial(_has_rule, finding.rule, job.region))
             if at is not None:
                 found[finding.rule.name] = at

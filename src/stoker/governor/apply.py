@@ -154,11 +154,9 @@ class Applier:
     def _is_denied(self, action: Action, applied: ApplyResult, budget_guard: BudgetGuard) -> bool:
         """Return whether the budgets deny a claim by now: earlier launches of the same plan took time and cost
         money."""
-        match action:
-            case Append(event=Claimed(offering=offering)):
-                why = budget_guard.launch_denied(action.job, offering)
-            case _:
-                return False
+        if not (isinstance(action, Append) and isinstance(action.event, Claimed)):
+            return False
+        why = budget_guard.launch_denied(action.job, action.event.offering)
         if why is not None:
             applied.waiting[action.job] = why
         return why is not None

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from functools import partial
 from urllib.parse import parse_qsl, urlencode
 
 from stoker.core.daily_costs import DaySums, KnownSum, by_day, paid_spans
@@ -22,7 +23,7 @@ from stoker.model.job_state import JobState
 from stoker.model.spec import Spec
 from stoker.store import node_facts
 from stoker.store.base import Store
-from stoker.store.parallel import run_all
+from stoker.store.parallel import read_each
 
 # Marks an amount that is known only in part; stands alone where nothing of it is known.
 _UNKNOWN = "x"
@@ -36,8 +37,6 @@ _KEY = re.compile(rf"{keys.SPENT}([0-9]{{4}}-[0-9]{{2}})/([0-9]{{2}})/([^/]+)/([
 _MAX_TAGS = 150
 _IN_OBJECT = "~"
 _MAX_BYTES = 256 * 1024
-# Objects that are read in parallel from a remote store.
-_READERS = 32
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ def read_daily_costs(store: Store, prefixes: Iterable[str], known: ParsedKeys | 
 def _read(store: Store, keys: list[str]) -> ParsedKeys:
     found = {key: _parsed(key) for key in keys}
     in_object = [key for key, (_, tags) in found.items() if tags is None]
-    calls = [lambda key=key: _tags(store, key) for key in in_object]
-    bodies = dict(zip(in_object, run_all(calls, 1 if store.is_local else _READERS) if calls else (), strict=True))
+    bodies = dict(zip(in_object, read_each(partial(_tags, store), in_object, is_local=store.is_local), strict=True))
     read: ParsedKeys = {}
     for key, (spent, tags) in found.items():
         known_tags = bodies[key] if tags is None else tags

@@ -29,7 +29,7 @@ from stoker.governor.observe import (
 )
 from stoker.governor.pass_notifier import PassNotifier
 from stoker.governor.store_clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
-from stoker.model.errors import StokerError, describe_error
+from stoker.model.errors import StokerError, StoreError, describe_error
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
 from stoker.notifications.dispatcher import LOOP_WAIT_S, NotificationDispatcher
@@ -300,7 +300,7 @@ class Governor:
             if isinstance(action, Append):
                 try:
                     self.budget_tracker.record_warning(self.settings.policy, action)
-                except Exception as error:  # noqa: BLE001 - the edge of one job
+                except StoreError as error:
                     # At worst the warning is reported twice.
                     problems.setdefault(action.job, describe_error(error))
 

@@ -35,7 +35,7 @@ class MarketReader:
         self._read: dict[str, MarketHistory] = {}
 
     def of(self, provider: str) -> MarketHistory:
-        """The market of one provider; `market.UNKNOWN` where the store does not answer."""
+        """The market of one provider; `market.NO_HISTORY` where the store does not answer."""
         with self._lock:
             if provider not in self._read:
                 self._read[provider] = self._read_market(provider)

@@ -9,7 +9,7 @@ from stoker.core.snapshot import JobSnapshot, Plan, Unmark
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.observe import Memory
 from stoker.governor.store_clock import StoreClock
-from stoker.model.errors import StokerError, StoreUnavailable
+from stoker.model.errors import StoreUnavailable, describe_error
 from stoker.model.policy import Policy
 from stoker.notifications.dispatcher import SINGLE_PASS_WAIT_S, NotificationDispatcher
 from stoker.notifications.events import Notification, budget_notification
@@ -78,10 +78,8 @@ class PassNotifier:
             for each in unreported:
                 self._budget_tracker.record_reported(each.mark)
             return self.dispatcher.send(clock.now, self.patience_s)
-        except StokerError as error:
-            return {"notify": str(error)}
         except Exception as error:  # noqa: BLE001 - a side channel: no bug in it may end a pass
-            return {"notify": f"{type(error).__name__}: {error}"}
+            return {"notify": describe_error(error)}
 
     def finish(self, clock: StoreClock | None) -> None:
         """Send what can still be sent before the governor ends."""

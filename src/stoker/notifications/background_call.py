@@ -21,11 +21,12 @@ class BackgroundCall(Generic[T]):
         self._work = work
         self._done = threading.Event()
         self._result: T | None = None
-        self._error: Exception | None = None
+        # The error of a call that is over: any library's.
+        self.error: Exception | None = None
         try:
             threading.Thread(target=self._run, name="background-call", daemon=True).start()
         except RuntimeError as error:
-            self._error = error
+            self.error = error
             self._done.set()
 
     @property
@@ -39,14 +40,14 @@ class BackgroundCall(Generic[T]):
     def result(self) -> T:
         """Return the result of a call that is over. Raises what the call raised."""
         assert self.over
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._result  # type: ignore[return-value]
 
     def _run(self) -> None:
         try:
             self._result = self._work()
-        except Exception as error:  # noqa: BLE001 - the edge of the thread: `result` raises the error
-            self._error = error
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: `error` holds it, and `result` raises it
+            self.error = error
         finally:
             self._done.set()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
-from stoker.model.errors import StoreError, StoreUnavailable
+from stoker.model.errors import StoreUnavailable
 from stoker.model.policy import Policy
 from stoker.notifications import outbox
 from stoker.notifications.background_call import BackgroundCall
@@ -232,15 +232,14 @@ class NotificationDispatcher:
 
     def _start(self, channel: str, now: datetime, problems: dict[str, str]) -> None:
         """Claim the waiting events in the outbox, and send them. Adds to `problems` where the sender cannot be used."""
-        try:
-            send = self._senders.sender(channel)
-        except Exception as error:  # noqa: BLE001 - any library's error: the channel fails, and nothing else
+        error = self._senders.error(channel)
+        if error is not None:
             name = box.name if (box := self._outboxes.get(channel)) is not None else channel
             problem = problems[channel] = (str(error) or type(error).__name__).removeprefix(f"{name}: ")
             # Recorded for `stoker ps`, which may run on another computer than the governor.
             self._outboxes.change(channel, lambda box: box and outbox.record_unusable(box, problem), now)
             return
-        token = self._token()
+        send, token = self._senders.sender(channel), self._token()
 
         def claim(box: Outbox | None) -> Outbox | None:
             # Another governor may have been quicker.
@@ -265,18 +264,16 @@ class NotificationDispatcher:
         if not call.over:
             self._settle(channel, f"no answer within {_ANSWER_TIMEOUT_S:g} s", now)
             return
-        try:
-            call.result()
-            self._settle(channel, "", now)
-        except PartlySent as error:
-            self._settle(channel, str(error), now, accepted=True)
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001 - any library's error: the channel fails, and nothing else
-            # The secret behind the address may have changed since it was read.
-            self._senders.drop(channel)
-            is_local = isinstance(error, SenderUnavailable)
-            self._settle(channel, str(error) or type(error).__name__, now, is_local=is_local)
+        match call.error:
+            case None:
+                self._settle(channel, "", now)
+            case PartlySent() as error:
+                self._settle(channel, str(error), now, accepted=True)
+            case error:
+                # The secret behind the address may have changed since it was read.
+                self._senders.drop(channel)
+                is_local = isinstance(error, SenderUnavailable)
+                self._settle(channel, str(error) or type(error).__name__, now, is_local=is_local)
 
     def _settle(
         self, channel: str, problem: str, now: datetime, *, accepted: bool = False, is_local: bool = False
@@ -335,7 +332,7 @@ class NotificationDispatcher:
         waiting = {channel: box for channel, box in boxes.items() if self._may_send(channel, box)}
         self.unsent = bool(self._in_flight or waiting)
         self.pending = bool(self._in_flight) or any(
-            self._failure_count(box) <= _STAY_FOR_FAILURES and not self._senders.has_failed(channel)
+            self._failure_count(box) <= _STAY_FOR_FAILURES and self._senders.error(channel) is None
             for channel, box in waiting.items()
         )
 

@@ -31,7 +31,7 @@ class SenderCache:
         call = self._opened.get(channel)
         if call is not None:
             age_s = time.monotonic() - call.began_s
-            if not call.over or age_s < (_REOPEN_AFTER_S if _succeeded(call) else _RETRY_OPENING_AFTER_S):
+            if not call.over or age_s < (_REOPEN_AFTER_S if call.error is None else _RETRY_OPENING_AFTER_S):
                 return
         self._opened[channel] = BackgroundCall(lambda: self._open_for(named, to))
 
@@ -43,12 +43,12 @@ class SenderCache:
         """Return whether opening the channel is over, with a sender or with an error."""
         return channel in self._opened and self._opened[channel].over
 
-    def has_failed(self, channel: str) -> bool:
-        """Return whether opening the channel is over and failed."""
-        return self.is_ready(channel) and not _succeeded(self._opened[channel])
+    def error(self, channel: str) -> Exception | None:
+        """Return the error with which opening the channel failed; None if it has not failed."""
+        return self._opened[channel].error if channel in self._opened else None
 
     def sender(self, channel: str) -> Send:
-        """Return the sender of a channel that is ready. Raises what opening it raised."""
+        """Return the sender of a channel that is ready and has no error."""
         return self._opened[channel].result()
 
     def calls(self, channels: Iterable[str]) -> list[BackgroundCall[Send]]:
@@ -73,11 +73,3 @@ class SenderCache:
         if is_out_of_bounds(named, address):
             raise SenderUnavailable("it is inside the governor's own computer or cloud, where no job sends anything")
         return self._open(address)
-
-
-def _succeeded(call: BackgroundCall[Send]) -> bool:
-    try:
-        call.result()
-    except Exception:  # noqa: BLE001 - any library's error: the dispatcher reports it when it uses the sender
-        return False
-    return True

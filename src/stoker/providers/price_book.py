@@ -204,10 +204,9 @@ def _replace(path: Path, text: str) -> None:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             Path(name).replace(path)
-        except BaseException:
+        finally:
             with suppress(OSError):
-                Path(name).unlink()
-            raise
+                Path(name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; set STOKER_HOME to a folder that can") from error
 

@@ -43,6 +43,14 @@ def append(store: Store, job: str, seq: int, record: Record) -> bool:
     """
     key = keys.log_entry(job, seq)
     data = codec.dumps(replace(record, reason=record.reason[:MAX_REASON_CHARS]))
+    return create_entry(store, key, data, record.token)
+
+
+def create_entry(store: Store, key: str, data: bytes, token: str) -> bool:
+    """Write the entry of any append-only log. Returns whether the entry under `key` is the one with this token.
+
+    Safe to repeat. Raises like `append`.
+    """
     if len(data) > MAX_ENTRY_BYTES:
         raise StoreError(f"{key}: an entry of {len(data)} bytes is too large to be written")
     for _ in range(_CONFLICT_TRIES):
@@ -54,7 +62,7 @@ def append(store: Store, job: str, seq: int, record: Record) -> bool:
             lost = error  # The write may have happened nevertheless: read it back.
         there = store.get(key, limit=MAX_ENTRY_BYTES)
         if there is not None:
-            return _token(there.data) == record.token
+            return _token(there.data) == token
         if lost is not None:
             raise lost
         # Reported as existing and yet absent: S3 answers a conflict with a concurrent write like that. Try again.

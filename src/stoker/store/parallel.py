@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 S = TypeVar("S")
@@ -128,9 +128,6 @@ def each_in_order(call: Callable[[S], T], things: Sequence[S], workers: int) -> 
 _READERS = 32
 
 
-def read_each(read: Callable[[S], T], things: list[S], *, is_local: bool) -> list[T]:
-    """Read every thing, many in parallel if the store is remote."""
-    if is_local or len(things) < 2:
-        return [read(thing) for thing in things]
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, things))
+def read_each(read: Callable[[S], T], things: Sequence[S], *, is_local: bool) -> list[T]:
+    """Read every thing, many in parallel if the store is remote. Errors are handled as by `run_all`."""
+    return run_all([partial(read, thing) for thing in things], 1 if is_local else _READERS)
