@@ -88,7 +88,7 @@ def command(by: str, since: str, as_json: bool) -> None:
     if not found.total.spent.known and not any(record.summary.priced for record in accounts.records):
         say("no price is set for the machines of these jobs")
     if not all(getattr(found.total, name).complete for name in _names()):
-        say("≥: some of it is not known; –: nothing of it is")
+        say("≥: a part is unknown; –: all of it is unknown")
 
 
 def _meant(by: str) -> str:
