@@ -231,6 +231,26 @@ def test_a_file_that_is_removed_and_made_again_rests_anew(world: World) -> None:
 # ── What cannot be kept ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_file_that_is_gone_when_it_is_to_be_sent_and_is_written_anew_is_sent(world: World) -> None:
+    """Other files are sent between the scan and the file's turn, which may take minutes."""
+    world.write("a", "1")
+    world.write("b", "1")
+    world.tick(rounds=2)
+
+    def remove_other(_method: str, key: str) -> Fault | None:
+        (world.folder / ("b" if key.endswith("a") else "a")).unlink(missing_ok=True)
+        return None
+
+    world.before = remove_other
+    world.tick()
+    world.before = lambda _method, _key: None
+    assert len(world.plain()) == 1
+    world.write("a", "2")
+    world.write("b", "2")
+    assert world.sync.final(LIMIT_S)
+    assert world.plain() == {"a": b"2", "b": b"2"}
+
+
 def test_names_that_no_store_takes_are_reported_with_their_size_and_folders_by_a_link_are_not(world: World) -> None:
     long = "/".join(["d" * 200] * 4 + ["e" * 97])
     world.write(long, "long")

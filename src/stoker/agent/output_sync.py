@@ -280,12 +280,12 @@ class OutputSync:
         source = self._tracker.sources[file.path]
         if not is_valid_key(self._writer.plain_key(file.path)) or len(file.path.encode()) > _PATH_BYTES:
             log.warning("%s is not synced: its name cannot be kept in the store", file.path)
-            self._tracker.refuse(file.path, "its name cannot be kept in the store")
+            self._tracker.refuse(file, "its name cannot be kept in the store")
             return
         try:
             if not source.is_file():
-                # A link to a folder: its files are found under their own paths.
-                self._tracker.refuse(file.path, "")
+                # A link to a folder, whose files are found under their own paths; or removed since the scan.
+                self._tracker.refuse(file, "")
                 return
             with nullcontext(source) if file.link is not None else pinned_path(source, file, exact=False) as pinned:
                 sent = self._put_bytes(file, source, pinned)
@@ -295,7 +295,7 @@ class OutputSync:
             return
         except PermissionError as error:
             # One file that cannot be read must not hold up the others.
-            self._tracker.refuse(file.path, f"cannot be read ({error.strerror})")
+            self._tracker.refuse(file, f"cannot be read ({error.strerror})")
             return
         self._tracker.mark_sent(file, unchanged=signature_of(source, file) == file.signature)
 

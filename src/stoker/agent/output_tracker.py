@@ -22,8 +22,8 @@ class OutputTracker:
         self.files: Files = {}
         self.sources: dict[str, Path] = {}
         self.stored: dict[str, Signature] = {}
-        # Files that the store cannot take, and why; empty if nothing is missing without them.
-        self._refused: dict[str, str] = {}
+        # The versions of files that the store cannot take, and why; empty if nothing is missing without them.
+        self._refused: dict[str, tuple[Signature, str]] = {}
         self._changed_at: dict[str, float] = {}
         self._dirty_since: dict[str, float] = {}
 
@@ -46,7 +46,7 @@ class OutputTracker:
         return [
             file
             for path, file in self.files.items()
-            if self.stored.get(path) != file.signature and path not in self._refused
+            if self.stored.get(path) != file.signature and self._why_refused(file) is None
         ]
 
     def ready(self, now_s: float, whole_bytes: int) -> list[File]:
@@ -68,11 +68,19 @@ class OutputTracker:
             self.stored[file.path] = file.signature
         self._dirty_since.pop(file.path, None)
 
-    def refuse(self, path: str, why: str) -> None:
-        """Never send this file. An empty `why` reports nothing to the user."""
-        self._refused[path] = why
+    def refuse(self, file: File, why: str) -> None:
+        """Never send this version of the file. An empty `why` reports nothing to the user.
+
+        A later one may be sent: a script may remove a file before its turn, and write it anew.
+        """
+        self._refused[file.path] = (file.signature, why)
 
     def refused(self) -> list[SkippedFile]:
         """The files that the store cannot take, with the reasons."""
-        sizes = {path: file.size for path, file in self.files.items()}
-        return [SkippedFile(path, sizes.get(path, 0), why) for path, why in self._refused.items() if why]
+        return [
+            SkippedFile(path, file.size, why) for path, file in self.files.items() if (why := self._why_refused(file))
+        ]
+
+    def _why_refused(self, file: File) -> str | None:
+        signature, why = self._refused.get(file.path, (None, ""))
+        return why if signature == file.signature else None
