@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from checkpoint_world import (
 )
 from test_sync import Meddling
 
+from stoker.agent.checkpoints import commit_requests
 from stoker.agent.checkpoints.commit_requests import CommitRequest
 from stoker.agent.checkpoints.requested_commits import pick
 from stoker.store.base import Store, StoredFile
@@ -61,6 +64,49 @@ def test_it_tells_that_it_sends_while_it_does(
     assert not world.sync.is_sending
     world.tick()
     assert seen and all(seen) and not world.sync.is_sending
+
+
+def test_a_commit_that_cannot_be_answered_is_made_once(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the same save would be committed again and again, and older checkpoints pruned for it."""
+    world = World(tmp_path, memory, keep=2).begin()
+    world.save("step-1", {"model": "1"}, step=1)
+    world.tick()
+
+    def on_a_full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(commit_requests, "replace_plain", on_a_full_disk)
+        world.save("step-2", {"model": "2"}, step=2)
+        world.settle()
+        assert [one.name for one in checkpoints(memory)] == ["step-1", "step-2"]
+        assert "No space left" in (world.sync.status().error or "")
+        world.save("step-3", {"model": "3"}, step=3)
+        world.settle()
+        assert [one.name for one in checkpoints(memory)] == ["step-1", "step-2", "step-3"]
+    world.settle()
+    assert world.sync.status().error is None
+    assert [one.name for one in checkpoints(memory)] == ["step-2", "step-3"]
+    assert answers(world)[3]["key"] == checkpoints(memory)[-1].key and 2 in answers(world)
+
+
+def test_the_end_waits_for_no_answer_that_cannot_be_written(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, memory, monotonic=time.monotonic).begin()
+    world.save("step-1", {"model": "1"}, step=1)
+
+    def on_a_full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(commit_requests, "replace_plain", on_a_full_disk)
+    began_s = time.monotonic()
+    saved = world.sync.final(60.0)
+    assert saved is not None and saved.name == "step-1"
+    assert time.monotonic() - began_s < 30.0
+    assert world.sync.status().unsynced_bytes == 0 and len(checkpoints(memory)) == 1
 
 
 def test_saves_are_committed_in_order(world: World) -> None:

@@ -212,7 +212,7 @@ class CommitRounds:
     def all_done(self, began: float, *, alone: bool) -> bool:
         """Return True if a final round, of a series that began at that time, left nothing to commit."""
         if self.queue.used:
-            return not self.queue.waiting()
+            return not self.requested.waiting
         if alone or not self.folder_commits.files:
             return True
         # Rank 0 may be about to commit a save that this rank has to join.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -51,17 +52,20 @@ class RequestedCommits:
         self.waiting: list[CommitRequest] = []
         # The sequence number and size of the newest waiting save: a save does not change, so it is measured once.
         self._measured = (0, 0)
+        # Commits that could not be answered, such as on a full disk, by sequence number. They are not made again.
+        self._unanswered: dict[int, str] = {}
         self.files = 0
         self.skipped = 0
 
     def advance(self, *, final: bool) -> bool:
         """Commit one save, or pass over one. Return False if there is nothing to do."""
-        self.waiting = self._queue.waiting()
+        self.waiting = self._find_waiting(final=final)
         for request in self.waiting:
             if self._rank and not request.sharded:
                 self._queue.answer(request, key=None, note="not sharded: rank 0's is the one that counts")
         self.waiting = [request for request in self.waiting if not self._rank or request.sharded]
         if not self.waiting:
+            self._answer_commits(final=final)
             return False
         request = self._pick(final=final)
         in_folder = self._queue.in_folder(request)
@@ -94,7 +98,7 @@ class RequestedCommits:
         def proceed() -> bool:
             if final or self._seconds_left() is None:
                 return True
-            waiting = self._queue.waiting()
+            waiting = self._find_waiting(final=final)
             if all(other.sequence <= request.sequence for other in waiting):
                 return True
             if any(other.sharded for other in waiting):
@@ -136,18 +140,39 @@ class RequestedCommits:
     def _scan(self, request: CommitRequest) -> Collection[File]:
         return scan(self._folder / request.name, (), self._confinement).values()
 
-    def _note_commit(self, request: CommitRequest, final: bool, key: str) -> None:
-        self._queue.answer(request, key=key)
-        self._sender.forget_sent()
-        older = [
-            other
-            for other in self._queue.waiting()
-            # At the end the other ranks may have no newer save than this one.
-            if other.sequence < request.sequence and not (final and other.sharded)
+    def _find_waiting(self, *, final: bool) -> list[CommitRequest]:
+        newest = max(self._unanswered, default=0)
+        return [
+            request
+            for request in self._queue.waiting()
+            if request.sequence not in self._unanswered and not self._is_passed(request, newest, final=final)
         ]
+
+    def _is_passed(self, request: CommitRequest, newest: int, *, final: bool) -> bool:
+        """Return True if a request is passed over for the commit of request `newest`."""
+        # At the end the other ranks may have no newer save than this one.
+        return request.sequence < newest and not (final and request.sharded)
+
+    def _note_commit(self, request: CommitRequest, final: bool, key: str) -> None:
+        self._unanswered[request.sequence] = key
+        self._sender.forget_sent()
+        self._answer(request, final=final)
+
+    def _answer(self, request: CommitRequest, *, final: bool) -> None:
+        """Answer a request that was committed, and all that it is newer than. Raises OSError."""
+        self._queue.answer(request, key=self._unanswered[request.sequence])
+        del self._unanswered[request.sequence]
+        older = [other for other in self._queue.waiting() if self._is_passed(other, request.sequence, final=final)]
         self._pass_over(older, f"{request.name} is newer")
-        self.waiting = self._queue.waiting()
+        self.waiting = self._find_waiting(final=final)
         self._queue.remove_old_saves(self._keep)
+
+    def _answer_commits(self, *, final: bool) -> None:
+        """Answer commits that could not be answered before. At the end no script reads the answers any more."""
+        for request in self._queue.waiting():
+            if request.sequence in self._unanswered:
+                with suppress(OSError) if final else nullcontext():
+                    self._answer(request, final=final)
 
     def _pass_over(self, requests: Iterable[CommitRequest], note: str) -> None:
         for request in requests:
