@@ -12,7 +12,7 @@ from pathlib import Path
 
 import owned_groups
 import pytest
-from owned_groups import DAEMON, PATIENCE_S, a_group, alone, pid_in, python, until
+from owned_groups import DAEMON, PATIENCE_S, a_group, alone, made, pid_in, python, until
 
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group, make_group, stat_of
 
@@ -45,6 +45,17 @@ class TestGroup:
         assert stranger is not None
         assert stranger.alive
         group.close()
+
+    @alone
+    def test_a_full_disk_keeps_no_member_from_being_killed(self, tmp_path: Path) -> None:
+        group = make_group(TRAINING, uuid.uuid4().hex, cgroup=False, sessions="/dev/full")
+        made.append(group)
+        root = group.spawn(python(DAEMON, tmp_path / "pid", "scrub"))
+        daemon = pid_in(tmp_path / "pid")
+        root.wait()
+        assert group.members() == {daemon}
+        assert group.kill(PATIENCE_S)
+        assert group.members() == set()
 
     @alone
     def test_zombies_do_not_count(self, cgroup: bool) -> None:

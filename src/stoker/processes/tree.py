@@ -207,9 +207,13 @@ class MarkedGroup:
 
     def _add_session(self, session: int, started: int) -> None:
         self._sessions[session] = started
-        if self._record is not None:
+        if self._record is None:
+            return
+        try:
             with open(self._record, "a", encoding="ascii") as file:  # noqa: PTH123 - no pathlib at start-up
                 file.write(f"{session} {started} {boot_id()}\n")
+        except OSError:
+            pass  # A full disk must not keep members from being listed and killed: this owner knows the session.
 
     def _read_sessions(self) -> None:
         if self._record is None or not os.path.exists(self._record):  # noqa: PTH110
