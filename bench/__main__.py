@@ -1,4 +1,6 @@
-"""`python -m bench [NAME…]`: measure all figures, or these; print the table and write bench/out/latest.json.
+"""`python -m bench [--short] [NAME…]`: measure all figures, or these; print the table, write bench/out/latest.json.
+
+`--short` takes a few seconds for each, to see that everything works: its numbers mean nothing, and are not written.
 
 Ends with 1 when a figure could not be measured. A target that is missed is told, and is no error: this computer may be
 busy with something else.
@@ -29,7 +31,7 @@ from bench import (
     standstill,
     startup,
 )
-from bench.figures import Figure, Measurement, document, table, text, verdict
+from bench.figures import FULL, SHORT, Figure, Measurement, Size, document, table, text, verdict
 
 MEASUREMENTS: tuple[Measurement, ...] = (
     *startup.MEASUREMENTS,
@@ -49,7 +51,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 OUT = Path(__file__).parent / "out" / "latest.json"
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    names = [name for name in arguments if name != "--short"]
+    size = FULL if names == arguments else SHORT
     known = {name for measurement in MEASUREMENTS for name in measurement.names}
     for name in names:
         if name not in known:
@@ -60,19 +64,22 @@ def main(names: list[str]) -> int:
     found: list[tuple[Figure, float | None]] = []
     for measurement in MEASUREMENTS:
         if not names or set(names) & set(measurement.names):
-            found += _measured(measurement)
+            found += _measured(measurement, size)
     print(table(found))
     print(f"took {time.monotonic() - began_s:.0f} s, {_load()}", file=sys.stderr)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(document(found), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if not size.short:
+        OUT.parent.mkdir(parents=True, exist_ok=True)
+        OUT.write_text(json.dumps(document(found), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 1 if any(value is None for _, value in found) else 0
 
 
-def _measured(measurement: Measurement) -> list[tuple[Figure, float | None]]:
+def _measured(measurement: Measurement, size: Size) -> list[tuple[Figure, float | None]]:
     began_s = time.monotonic()
     values: dict[str, float] = {}
     try:
-        values |= measurement.measure()
+        if (why := measurement.why_not()) is not None:
+            raise RuntimeError(why)
+        values |= measurement.measure(size)
     except Exception:  # noqa: BLE001 - one figure that cannot be measured must not cost the others
         traceback.print_exc()
     found = [(figure, values.get(figure.name)) for figure in measurement.figures]

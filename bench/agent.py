@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.figures import Figure, Measurement
+from bench.figures import Figure, Measurement, Size
 from bench.sandbox import Sandbox, sandbox, wait_for
 
 WARM_UP_S = 3.0
@@ -35,7 +35,7 @@ class _Sample:
     rss_bytes: int
 
 
-def agent_cost() -> dict[str, float]:
+def agent_cost(size: Size) -> dict[str, float]:
     """While a script reports a step a second and prints nothing: the CPU time of the agent's process over 20 s of wall
     time (100 is one core), and the most memory it held; the machine's supervisor beside it, without a target."""
     with sandbox() as place:
@@ -43,14 +43,14 @@ def agent_cost() -> dict[str, float]:
         begun, done = place.root / "begun", place.root / "done"
         job = place.detach("--", "python", "quiet.py", str(begun), str(done))
         wait_for(begun.exists, "the training to begin")
-        time.sleep(WARM_UP_S)
+        time.sleep(size.choose(WARM_UP_S, 0.0))
         agent = _process(place, b"-m stoker.agent ")
         supervisor = _process(place, b"-m stoker.providers.local.supervisor ")
         agent_cpu, agent_rss = [_sample(agent)], 0
         supervisor_cpu = [_sample(supervisor)]
         began_s = time.monotonic()
-        while time.monotonic() - began_s < SAMPLE_S:
-            time.sleep(1.0)
+        while time.monotonic() - began_s < size.choose(SAMPLE_S, 1.0):
+            time.sleep(size.choose(1.0, 0.5))
             agent_rss = max(agent_rss, _sample(agent).rss_bytes)
         span_s = time.monotonic() - began_s
         agent_cpu.append(_sample(agent))

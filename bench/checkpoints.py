@@ -8,8 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from bench.figures import Figure, Measurement
+from bench.figures import Figure, Measurement, Size
 from bench.sandbox import sandbox, wait_for
+from stoker.agent.checkpoints.commit_chooser import BUSY_S
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.store.base import Store, open_store
 
@@ -22,39 +23,41 @@ SMALL_BYTES = MB
 _JOB = "bench-0000"
 
 
-def sync_ratio() -> dict[str, float]:
+def sync_ratio(size: Size) -> dict[str, float]:
     """1 GB in ten random files, lying in the page cache: CheckpointSync's last commit to a new file:// store, until its
     manifest is durable, over `cp -r` and fsync of every file to the same disk; best of interleaved runs."""
     with sandbox() as place:
         source = place.root / "source"
-        _fill(source, LARGE_FILES, LARGE_BYTES)
+        _fill(source, LARGE_FILES, size.choose(LARGE_BYTES, MB))
         commits, copies = [], []
-        for repeat in range(SYNC_REPEATS):
+        for repeat in range(size.choose(SYNC_REPEATS, 1)):
             copies.append(_copied_s(source, place.root / f"copy-{repeat}"))
             commits.append(_committed_s(source, place.root / f"sync-{repeat}"))
         print_times("sync", commits, "cp", copies)
     return {"sync_ratio": min(commits) / min(copies)}
 
 
-def resync_bytes_ratio() -> dict[str, float]:
+def resync_bytes_ratio(size: Size) -> dict[str, float]:
     """One of a hundred files of 1 MB changes after a commit: bytes that the next commit moved (counted by
     CheckpointSync, or what the store holds more, manifest included, whichever is more) over those of all files."""
+    count, each = size.choose((SMALL_FILES, SMALL_BYTES), (4, 10_000))
     with sandbox() as place:
         folder = place.root / "checkpoints"
         folder.mkdir()
         store = open_store(place.store)
-        sync = _sync(store, folder, place.root)
+        # How long a folder may be busy before a commit does not wait for it any longer.
+        sync = _sync(store, folder, place.root, busy_s=size.choose(BUSY_S, 1.0))
         sync.start()
         try:
-            _fill(folder, SMALL_FILES, SMALL_BYTES)
+            _fill(folder, count, each)
             wait_for(lambda: sync.status().commits == 1, "the first commit", 60.0)
             before, held = sync.status().bytes_moved, _held_bytes(store)
-            (folder / "part-50").write_bytes(os.urandom(SMALL_BYTES))
+            (folder / f"part-{count // 2:02d}").write_bytes(os.urandom(each))
             wait_for(lambda: sync.status().commits == 2, "the second commit", 60.0)
             moved = max(sync.status().bytes_moved - before, _held_bytes(store) - held)
         finally:
             sync.close()
-    return {"resync_bytes_ratio": moved / (SMALL_FILES * SMALL_BYTES)}
+    return {"resync_bytes_ratio": moved / (count * each)}
 
 
 def _copied_s(source: Path, target: Path) -> float:
@@ -77,6 +80,7 @@ def _committed_s(source: Path, root: Path) -> float:
     # Moved in and out again: the same files in the same cache, and new to the sync.
     for path in source.iterdir():
         path.rename(folder / path.name)
+    held = sum(path.stat().st_size for path in folder.iterdir())
     os.sync()
     began_s = time.monotonic()
     committed = sync.final(120.0)
@@ -84,16 +88,16 @@ def _committed_s(source: Path, root: Path) -> float:
     for path in folder.iterdir():
         path.rename(source / path.name)
     moved = sync.status().bytes_moved
-    if committed is None or moved != LARGE_FILES * LARGE_BYTES:
+    if committed is None or moved != held:
         raise RuntimeError(f"{moved} bytes were moved: {sync.status().error}")
     shutil.rmtree(root)
     return took_s
 
 
-def _sync(store: Store, folder: Path, root: Path) -> CheckpointSync:
+def _sync(store: Store, folder: Path, root: Path, busy_s: float = BUSY_S) -> CheckpointSync:
     channel, scratch = root / "channel", root / "scratch"
     channel.mkdir()
-    return CheckpointSync(SyncOptions(store, _JOB, 2, 0, 1, folder, channel=channel, scratch=scratch))
+    return CheckpointSync(SyncOptions(store, _JOB, 2, 0, 1, folder, channel=channel, scratch=scratch, busy_s=busy_s))
 
 
 def _fill(folder: Path, count: int, size: int) -> None:

@@ -10,9 +10,10 @@ import os
 from typing import Any
 from unittest import mock
 
-from bench import lent
-from bench.figures import Figure, Measurement
+from bench import cloud_jobs
+from bench.figures import Figure, Measurement, Size
 from bench.sandbox import sandbox
+from tests.support.machines import why_no_machines
 
 JOBS = 100
 MACHINE = "c7i.large"
@@ -21,7 +22,7 @@ RESOURCES = {"provider": "ec2", "machine": [MACHINE], "image": "debian/12"}
 SIZED = RESOURCES | {"disk": "20GB"}
 
 
-def boot_overhead() -> dict[str, float]:
+def boot_overhead(size: Size) -> dict[str, float]:
     """What an agent adds to the boot of a machine."""
     from tests.support.ec2 import IMAGES, ec2_cloud
 
@@ -33,31 +34,31 @@ def boot_overhead() -> dict[str, float]:
             InstanceType=MACHINE,
             MinCount=1,
             MaxCount=1,
-            UserData=lent.BARE,
+            UserData=cloud_jobs.BARE,
             InstanceInitiatedShutdownBehavior="terminate",
         )["Instances"]
         return str(instance["InstanceId"])
 
     with ec2_cloud() as cloud:
-        return {"ec2_boot_overhead_s": lent.boot_overhead_s(cloud, "s3", RESOURCES, launch_bare)}
+        return {"ec2_boot_overhead_s": cloud_jobs.boot_overhead_s(cloud, "s3", RESOURCES, launch_bare, size)}
 
 
-def bundle() -> dict[str, float]:
+def bundle(_size: Size) -> dict[str, float]:
     """What one node downloads to become one."""
     from stoker.submit.agent_bundle import build_archive, local_tag
 
     return {"agent_bundle_mb": build_archive(local_tag()).size / 1e6}
 
 
-def calls_per_job() -> dict[str, float]:
+def calls_per_job(_size: Size) -> dict[str, float]:
     """A job of one node, without a fault: calls to EC2 and its kin."""
     from tests.support.ec2 import ec2_cloud
 
     with ec2_cloud() as cloud:
-        return {"ec2_calls_per_job": lent.calls_per_job(cloud, "s3", RESOURCES)}
+        return {"ec2_calls_per_job": cloud_jobs.calls_per_job(cloud, "s3", RESOURCES)}
 
 
-def pass_calls() -> dict[str, float]:
+def pass_calls(size: Size) -> dict[str, float]:
     """One pass of a governor over 100 running jobs: calls to EC2."""
     from botocore.client import BaseClient
 
@@ -66,6 +67,7 @@ def pass_calls() -> dict[str, float]:
     from stoker.store.base import open_store
     from tests.support.servers import moto_server
 
+    jobs = size.choose(JOBS, 3)
     called: list[str] = []
     make = BaseClient._make_api_call  # type: ignore[attr-defined]
 
@@ -77,16 +79,16 @@ def pass_calls() -> dict[str, float]:
     reached = mock.patch("stoker.submit.prepare.unreachable", lambda _environ: ())
     with sandbox() as place, moto_server("bench") as moto, mock.patch.dict(os.environ, moto.env), reached:
         os.environ["STOKER_HOME"] = str(place.home)
-        place.script("train.py", lent.FIRST)
+        place.script("train.py", cloud_jobs.FIRST)
         store = "s3://bench"
         _make_profile()
-        for _ in range(JOBS):
-            submit(lent.job(place, SIZED), store=store, detach=False)
+        for _ in range(jobs):
+            submit(cloud_jobs.job(place, SIZED), store=store, detach=False)
         governor = Governor(open_store(store))
         governor.run_pass()
         with mock.patch.object(BaseClient, "_make_api_call", counted):
             done = Governor(open_store(store)).run_pass()
-    if done.active != JOBS or done.problems:
+    if done.active != jobs or done.problems:
         raise RuntimeError(f"{done.active} jobs, {list(done.problems.values())[:3]}")
     return {"ec2_pass_calls": float(len(called))}
 
@@ -107,8 +109,8 @@ def _ec2() -> Any:
 
 
 MEASUREMENTS = (
-    Measurement((Figure("ec2_boot_overhead_s", "s", 4.0),), boot_overhead),
+    Measurement((Figure("ec2_boot_overhead_s", "s", 4.0, difference=True),), boot_overhead, why_no_machines),
     Measurement((Figure("agent_bundle_mb", "MB", 10.0),), bundle),
-    Measurement((Figure("ec2_calls_per_job", "", 15.0),), calls_per_job),
+    Measurement((Figure("ec2_calls_per_job", "", 15.0),), calls_per_job, why_no_machines),
     Measurement((Figure("ec2_pass_calls", "", 5.0),), pass_calls),
 )

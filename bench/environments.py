@@ -9,21 +9,21 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from bench.figures import Figure, Measurement
+from bench.figures import Figure, Measurement, Size
 from bench.sandbox import Sandbox, sandbox
 from stoker.agent.environment.archive import list_folder
 from stoker.agent.environment.store_cache import StoreCache
 from stoker.store.base import open_store
-from tests.support.package_index import PackageIndex, Wheel, package_index
+from tests.support.package_index import Wheel, make_wheel, package_index
 
 WHEELS = Path(__file__).parent / "out" / "wheels"
 PACKAGES = Path(__file__).parent / "packages.txt"
 LIMIT_S = 600.0
+# The short form installs this package, which needs another; both are made for it.
+_SMALL = (make_wheel("small", "1.0", requires=("smaller",)), make_wheel("smaller", "1.0"))
 # From nothing, and each time so many that find what the first of their round made.
 ROUNDS, SECONDS = 3, 2
 
@@ -31,7 +31,7 @@ _BEGINS = re.compile(r"^(\S+ \S+) INFO \S+: requirements.txt: finding out", re.M
 _ENDS = re.compile(r"^(\S+ \S+) INFO \S+: attempt ", re.MULTILINE)
 
 
-def environments() -> dict[str, float]:
+def environments(size: Size) -> dict[str, float]:
     """Twenty packages and what they need: real wheels from an index on loopback, with empty caches, on `local`.
 
     `env_restore_ratio`: from the first look at requirements.txt to the start of the training in a second job, over the
@@ -43,7 +43,7 @@ def environments() -> dict[str, float]:
     store (a folder here) and writing all its files, over the first one. An index on loopback is quicker than any other,
     which flatters the first set-up and pip.
     """
-    with sandbox() as place, _index() as index:
+    with sandbox() as place, package_index(*(_SMALL if size.short else _wheels())) as index:
         settings = {
             "UV_DEFAULT_INDEX": index.url,
             "UV_CACHE_DIR": str(place.root / "uv-cache"),
@@ -53,15 +53,15 @@ def environments() -> dict[str, float]:
         }
         kept = {name: value for name, value in place.env.items() if not name.startswith(("UV_", "PIP_"))}
         place.env = kept | settings
-        place.script("train.py", "import numpy, transformers\n")
-        shutil.copyfile(PACKAGES, place.code / "requirements.txt")
+        place.script("train.py", size.choose("import numpy, transformers\n", "import small, smaller\n"))
+        place.script("requirements.txt", size.choose(PACKAGES.read_text(encoding="utf-8"), "small\n"))
         firsts_s, seconds_s = [], []
-        for _ in range(ROUNDS):
+        for _ in range(size.choose(ROUNDS, 1)):
             # As on a computer that never had these packages.
             for emptied in (place.home / "environments", place.root / "uv-cache"):
                 shutil.rmtree(emptied, ignore_errors=True)
             firsts_s.append(_set_up_s(place))
-            seconds_s += [_set_up_s(place) for _ in range(SECONDS)]
+            seconds_s += [_set_up_s(place) for _ in range(size.choose(SECONDS, 1))]
         fetch_s = _fetch_s(place)
         pip_s = _pip_s(place)
     first_s = statistics.median(firsts_s)
@@ -74,13 +74,11 @@ def environments() -> dict[str, float]:
     }
 
 
-@contextmanager
-def _index() -> Iterator[PackageIndex]:
-    wheels = [Wheel(path.name, path.read_bytes()) for path in sorted(WHEELS.glob("*.whl"))]
+def _wheels() -> tuple[Wheel, ...]:
+    wheels = tuple(Wheel(path.name, path.read_bytes()) for path in sorted(WHEELS.glob("*.whl")))
     if not wheels:
         raise FileNotFoundError(f"{WHEELS} has no wheels; `sh scripts/need-wheels.sh python3` fetches them")
-    with package_index(*wheels) as index:
-        yield index
+    return wheels
 
 
 def _set_up_s(place: Sandbox) -> float:

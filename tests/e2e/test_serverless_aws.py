@@ -43,7 +43,7 @@ if isolated():
     from stoker.policy import versions
     from stoker.providers.ec2.client import Clients
     from stoker.store.base import Store, open_store
-    from tests.support.lambda_runtime import LambdaFunction, emulator, lambda_function
+    from tests.support.lambda_runtime import LambdaFunction, lambda_function, why_no_emulator
 
     @pytest.fixture(scope="module")
     def zipped() -> package.Package:
@@ -81,8 +81,8 @@ if isolated():
 
     @pytest.fixture
     def function(moto: S3Server, store: Store, zipped: package.Package) -> Iterator[LambdaFunction]:
-        if emulator() is None:
-            pytest.skip("AWS's runtime emulator is not here: scripts/need-rie.sh fetches it")
+        if (why := why_no_emulator()) is not None:
+            pytest.skip(why)
         boto("events").put_rule(Name="tick", ScheduleExpression="rate(1 minute)", State="DISABLED")
         environ = {**moto.env, "STOKER_STORE": store.url, "STOKER_RULE": "tick"}
         with lambda_function(zipped.data, HANDLER, environ) as made:
@@ -167,8 +167,8 @@ if isolated():
         moto: S3Server, store: Store, zipped: package.Package
     ) -> None:
         """So that Lambda repeats it."""
-        if emulator() is None:
-            pytest.skip("AWS's runtime emulator is not here: scripts/need-rie.sh fetches it")
+        if (why := why_no_emulator()) is not None:
+            pytest.skip(why)
         environ = {**moto.env, "STOKER_STORE": "s3://no-such-bucket/x", "STOKER_RULE": "tick"}
         with lambda_function(zipped.data, HANDLER, environ) as function:
             assert function.invoke(aws_events.tick())["errorType"].startswith("Store")

@@ -32,6 +32,11 @@ def emulator() -> Path | None:
     return found if found.is_file() else None
 
 
+def why_no_emulator() -> str | None:
+    """One line that says why no function can be run here; None where one can."""
+    return None if emulator() else "AWS's runtime emulator is not here: scripts/need-rie.sh fetches it"
+
+
 @dataclass(frozen=True)
 class LambdaFunction:
     """A package that runs. `folder` is what it was unpacked to, `env` what its process was started with."""
@@ -60,7 +65,7 @@ def lambda_function(package: bytes, handler: str, environ: Mapping[str, str]) ->
     """Run a package as Lambda would, until the context ends. What Lambda has besides it (boto3) is this Python's."""
     program = emulator()
     if program is None:
-        raise RuntimeError("AWS's runtime emulator is not here: scripts/need-rie.sh fetches it")
+        raise RuntimeError(why_no_emulator())
     if not isolated():
         raise RuntimeError("the emulator is started only where nothing but loopback can be reached")
     root = Path(tempfile.mkdtemp(prefix="stoker-lambda-"))

@@ -1,4 +1,4 @@
-"""The format of what `make bench` tells: its table and its JSON. What it measures is not asserted here."""
+"""The format of the figures of `make bench`; tests/e2e/test_measurements.py runs the measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench import __main__ as program  # noqa: E402
-from bench.figures import Figure, Measurement, document, table, text, verdict  # noqa: E402
+from bench.figures import Figure, Measurement, Size, document, table, text, verdict  # noqa: E402
 
 # The figures that were promised, and their targets.
 PROMISED = {
@@ -122,12 +122,12 @@ def test_document_has_value_unit_and_target_by_name() -> None:
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A program with three quick measurements, one of which fails; where it writes."""
 
-    def broken() -> dict[str, float]:
+    def broken(_size: Size) -> dict[str, float]:
         raise RuntimeError("no clock")
 
     measurements = (
-        Measurement((FAST, TOLD), lambda: {"fast_s": 2.0, "told_mb": 1.5}),
-        Measurement((EXACT,), lambda: {"exact": 0}),
+        Measurement((FAST, TOLD), lambda _size: {"fast_s": 2.0, "told_mb": 1.5}),
+        Measurement((EXACT,), lambda _size: {"exact": 0}),
         Measurement((Figure("broken_s", "s", 1.0),), broken),
     )
     monkeypatch.setattr(program, "MEASUREMENTS", measurements)
@@ -158,6 +158,13 @@ def test_a_figure_that_cannot_be_measured_costs_no_other(small: Path, capsys: py
         "exact": 0,
         "broken_s": None,
     }
+
+
+def test_the_short_form_writes_no_figures(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its numbers mean nothing, and must not stand where those of the full form do."""
+    assert program.main(["--short", "exact"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["figure", "exact"]
+    assert not small.exists()
 
 
 def test_an_unknown_name_is_refused(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

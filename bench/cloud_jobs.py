@@ -1,4 +1,4 @@
-"""What becoming a node costs a cloud's machine, and what a job costs in calls: the same for every cloud.
+"""The cost of becoming a node on a machine of a cloud, and the calls that a job makes: the same for every cloud.
 
 On clouds that boot what they are asked to boot (`tests.support`).
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+from bench.figures import Size
 from bench.sandbox import Sandbox, sandbox
 
 REPEATS = 3
@@ -20,13 +21,15 @@ BARE = "#!/bin/sh\necho boot script at $(date +%s.%N) >/dev/console\n"
 FIRST = "import time\nprint('first line at', time.time(), flush=True)\n"
 
 
-def boot_overhead_s(cloud: Any, scheme: str, resources: dict[str, Any], launch_bare: Callable[[], str]) -> float:
+def boot_overhead_s(
+    cloud: Any, scheme: str, resources: dict[str, Any], launch_bare: Callable[[], str], size: Size
+) -> float:
     """From the launch to the first line of user code, minus from the launch to the first line of a bare boot script on
     the same kind of machine; the best of interleaved runs of each."""
     bare, node = [], []
     with sandbox() as place, mock.patch.dict(os.environ, cloud.env):
         place.env |= cloud.env
-        for _ in range(REPEATS):
+        for _ in range(size.choose(REPEATS, 1)):
             began_s = time.time()
             machine = cloud.machine(launch_bare())
             machine.wait_console("boot script at ")
