@@ -29,7 +29,7 @@ if isolated():
     from stoker import Job, client
     from stoker.cli import main
     from stoker.deploy import gcp, gcp_resources, iam_bindings, package
-    from stoker.deploy.gcp_function import NAME
+    from stoker.deploy.gcp_entry_point import NAME
     from stoker.governor import deployment_record
     from stoker.governor.background import wake_deployed
     from stoker.governor.loop import Governor

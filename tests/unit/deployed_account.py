@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from stoker.cli import deploy as command
 from stoker.cli import main
 from stoker.deploy import aws, aws_remove, package
-from stoker.deploy.aws_function import NAME
+from stoker.deploy.aws_entry_point import NAME
 from stoker.deploy.package import Package
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys

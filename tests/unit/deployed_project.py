@@ -11,7 +11,7 @@ from google.auth.credentials import AnonymousCredentials
 from stoker.cli import deploy as command
 from stoker.cli import main
 from stoker.deploy import gcp_resources, iam_bindings
-from stoker.deploy.gcp_function import NAME
+from stoker.deploy.gcp_entry_point import NAME
 from stoker.governor.store_clock import record_pass
 from stoker.providers.gce import client
 from stoker.testing.memory_store import MemoryStore

@@ -9,7 +9,7 @@ import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, refused, stoker
 
 from stoker.deploy import aws_status
-from stoker.deploy.aws_function import NAME as SIGN
+from stoker.deploy.aws_entry_point import NAME as SIGN
 from stoker.governor.store_clock import record_pass
 from stoker.model import keys
 from stoker.testing.memory_store import MemoryStore

@@ -194,7 +194,7 @@ def test_the_package_runs_by_itself(tmp_path: Path) -> None:
         (beside / name).symlink_to(Path(boto3.__file__).parents[1] / name)
     code = (
         "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]];"
-        "import stoker.deploy.aws_function, obstore, apprise, yaml, requests;"
+        "import stoker.deploy.aws_entry_point, obstore, apprise, yaml, requests;"
         "import stoker.providers.ec2.provider, stoker.providers.ec2.request, stoker.providers.registry as r;"
         "[r.connect(n, r.Context('s3://b')) for n in ('ec2', 'local')];"
         "print([m.__file__ for m in (stoker, obstore, apprise, yaml, requests)])"

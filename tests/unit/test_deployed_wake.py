@@ -14,8 +14,8 @@ from stoker import client
 from stoker.cli import follow_and_govern, main
 from stoker.cli.format import report_governor
 from stoker.deploy import aws
-from stoker.deploy.aws_function import NAME as LAMBDA
-from stoker.deploy.gcp_function import NAME as CLOUD_RUN
+from stoker.deploy.aws_entry_point import NAME as LAMBDA
+from stoker.deploy.gcp_entry_point import NAME as CLOUD_RUN
 from stoker.governor import background, deployment_record, pass_role
 from stoker.governor.background import GovernorChoice, ensure_governed, wake_deployed
 from stoker.governor.deployment_record import DeploymentRecord

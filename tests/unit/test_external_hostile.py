@@ -17,9 +17,9 @@ from stoker.external_jobs.aws_account import SageMakerAccount
 from stoker.external_jobs.clone_chain import ChainEntry, ChainEvent, ChainRecord, Cloned, GaveUp, RuleWarning
 from stoker.external_jobs.failure_diagnosis import diagnose
 from stoker.external_jobs.notifications import JobContext
-from stoker.external_jobs.waker import ExternalJobWaker
+from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
+from stoker.governor.serverless.event_governor import EventGovernor
 from stoker.governor.serverless.events import Tick
-from stoker.governor.serverless.waker import Waker
 from stoker.model import keys
 from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.policy.reader import PolicyReader
@@ -212,9 +212,9 @@ def test_what_stoker_itself_started_is_governed_as_a_job(tmp_path: Path, monkeyp
     store = open_store((tmp_path / "store").as_uri())
     job = woken_world.submit(store, tmp_path)
     fleet = woken_world.fleet(store, woken_world.Cloud())
-    Waker(store, woken_world.Clock(), name="test", external_jobs=ExternalJobWaker(store, "test"), fleet=fleet).handle(
-        [Tick()]
-    )
+    EventGovernor(
+        store, woken_world.Clock(), name="test", external_jobs=ServerlessExternalJobs(store, "test"), fleet=fleet
+    ).handle([Tick()])
     (claim,) = woken_world.state_of(store, job).claims
     world = World("- tags: {team: [vision]}", store=store)
     ours = names.training_job(store.url, job, claim.number, 2)

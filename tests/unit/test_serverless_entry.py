@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stoker.deploy import aws_function, gcp_function
-from stoker.governor.serverless.waker import CallResult, Waker
+from stoker.deploy import aws_entry_point, gcp_entry_point
+from stoker.governor.serverless.event_governor import CallResult, EventGovernor
 from stoker.model.errors import InvalidRequest, Transient
 
 CLOCK = "projects/p/locations/l/jobs/tick"
@@ -25,8 +25,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("STOKER_RULE", "stoker-tick")
     monkeypatch.setenv("STOKER_CLOCK", CLOCK)
     monkeypatch.setenv("STOKER_ALARM_TOPIC", "arn:topic")
-    monkeypatch.setattr(aws_function, "_cached_waker", None)
-    monkeypatch.setattr(gcp_function, "_cached_waker", None)
+    monkeypatch.setattr(aws_entry_point, "_cached_governor", None)
+    monkeypatch.setattr(gcp_entry_point, "_cached_governor", None)
     loggers = (logging.getLogger(), logging.getLogger("stoker"))
     levels = [each.level for each in loggers]
     yield
@@ -35,15 +35,15 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @pytest.fixture
-def handled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Waker, Any]]:
+def handled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EventGovernor, Any]]:
     """The events that wakers were given, in place of a pass."""
-    found: list[tuple[Waker, Any]] = []
+    found: list[tuple[EventGovernor, Any]] = []
 
-    def handle(self: Waker, event: Any) -> CallResult:
+    def handle(self: EventGovernor, event: Any) -> CallResult:
         found.append((self, event))
         return CallResult(jobs=["a-aaaa"], active=1, actions=["a-aaaa: Launch: x"])
 
-    monkeypatch.setattr(Waker, "handle", handle)
+    monkeypatch.setattr(EventGovernor, "handle", handle)
     return found
 
 
@@ -72,20 +72,20 @@ class Events:
 
 def test_the_rule_is_switched_on_and_off() -> None:
     bridge = Events()
-    rule = aws_function.TickRule("stoker-tick", "eu-west-1", bridge)  # type: ignore[arg-type]
+    rule = aws_entry_point.TickRule("stoker-tick", "eu-west-1", bridge)  # type: ignore[arg-type]
     rule.on()
     rule.off()
     assert bridge.called == [("enable", "stoker-tick"), ("disable", "stoker-tick")]
     assert bridge.asked == [("events", "eu-west-1")] * 2
 
 
-def test_lambda_answers_in_short_and_keeps_its_governor(handled: list[tuple[Waker, Any]]) -> None:
-    assert aws_function.handler({"source": "stoker.tick"}, None) == ANSWER
-    assert aws_function.handler({"source": "stoker.tick"}, None) == ANSWER
+def test_lambda_answers_in_short_and_keeps_its_governor(handled: list[tuple[EventGovernor, Any]]) -> None:
+    assert aws_entry_point.handler({"source": "stoker.tick"}, None) == ANSWER
+    assert aws_entry_point.handler({"source": "stoker.tick"}, None) == ANSWER
     (first, event), (second, _) = handled
     assert first is second, "a warm call makes nothing anew"
-    assert event == aws_function.events.of_aws({"source": "stoker.tick"})
-    assert first.governor.name == aws_function.NAME and first.store.url == first.governor.fleet.store_url
+    assert event == aws_entry_point.events.of_aws({"source": "stoker.tick"})
+    assert first.governor.name == aws_entry_point.NAME and first.store.url == first.governor.fleet.store_url
     assert logging.getLogger("stoker").level == logging.INFO and logging.getLogger().level == logging.WARNING
 
 
@@ -113,7 +113,7 @@ class Scheduler:
 
 def test_the_scheduler_job_is_resumed_and_paused() -> None:
     api = Scheduler("ENABLED")
-    job = gcp_function.SchedulerJob(CLOCK, api)  # type: ignore[arg-type]
+    job = gcp_entry_point.SchedulerJob(CLOCK, api)  # type: ignore[arg-type]
     job.on()
     job.off()
     assert api.sent == [
@@ -129,7 +129,7 @@ def test_the_scheduler_job_is_resumed_and_paused() -> None:
 )
 def test_a_refusal_counts_only_where_the_job_is_not_so_already(verb: str, state: str, raises: bool) -> None:
     api = Scheduler(state, InvalidRequest("it is so already"))
-    switch = getattr(gcp_function.SchedulerJob(CLOCK, api), verb)  # type: ignore[arg-type]
+    switch = getattr(gcp_entry_point.SchedulerJob(CLOCK, api), verb)  # type: ignore[arg-type]
     if raises:
         with pytest.raises(InvalidRequest):
             switch()
@@ -141,7 +141,7 @@ def test_a_refusal_counts_only_where_the_job_is_not_so_already(verb: str, state:
 def test_any_other_error_of_the_scheduler_is_passed_on() -> None:
     api = Scheduler("ENABLED", Transient("no answer"))
     with pytest.raises(Transient):
-        gcp_function.SchedulerJob(CLOCK, api).on()  # type: ignore[arg-type]
+        gcp_entry_point.SchedulerJob(CLOCK, api).on()  # type: ignore[arg-type]
     assert api.asked == []
 
 
@@ -156,25 +156,28 @@ class Request:
         return MESSAGE
 
 
-def test_a_push_is_answered_in_json(handled: list[tuple[Waker, Any]]) -> None:
-    text, status, headers = gcp_function.wake(Request())
+def test_a_push_is_answered_in_json(handled: list[tuple[EventGovernor, Any]]) -> None:
+    text, status, headers = gcp_entry_point.wake(Request())
     assert (json.loads(text), status, headers) == (ANSWER, 200, {"Content-Type": "application/json"})
-    ((waker, event),) = handled
-    assert event == gcp_function.events.of_message(MESSAGE)
-    assert waker.governor.name == gcp_function.NAME and waker.store.url == waker.governor.fleet.store_url
+    ((event_governor, event),) = handled
+    assert event == gcp_entry_point.events.of_message(MESSAGE)
+    assert (
+        event_governor.governor.name == gcp_entry_point.NAME
+        and event_governor.store.url == event_governor.governor.fleet.store_url
+    )
     assert logging.getLogger("stoker").level == logging.INFO
 
 
-def test_a_cloud_event_is_handled_by_the_same_governor(handled: list[tuple[Waker, Any]]) -> None:
-    gcp_function.wake(Request())
-    gcp_function.on_event(type("Event", (), {"data": MESSAGE})())
+def test_a_cloud_event_is_handled_by_the_same_governor(handled: list[tuple[EventGovernor, Any]]) -> None:
+    gcp_entry_point.wake(Request())
+    gcp_entry_point.on_event(type("Event", (), {"data": MESSAGE})())
     assert handled[0][0] is handled[1][0] and handled[0][1] == handled[1][1]
 
 
 def test_one_governor_is_for_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, most, lock, second = [0], [0], threading.Lock(), threading.Event()
 
-    def handle(_self: Waker, _event: Any) -> CallResult:
+    def handle(_self: EventGovernor, _event: Any) -> CallResult:
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
@@ -183,8 +186,8 @@ def test_one_governor_is_for_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatc
             inside[0] -= 1
         return CallResult()
 
-    monkeypatch.setattr(Waker, "handle", handle)
-    threads = [threading.Thread(target=gcp_function.wake, args=(Request(),)) for _ in range(3)]
+    monkeypatch.setattr(EventGovernor, "handle", handle)
+    threads = [threading.Thread(target=gcp_entry_point.wake, args=(Request(),)) for _ in range(3)]
     for each in threads:
         each.start()
     for each in threads:

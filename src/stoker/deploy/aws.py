@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from stoker.deploy import aws_monitoring, aws_stacks, region_events
-from stoker.deploy.aws_function import TickRule
+from stoker.deploy.aws_entry_point import TickRule
 from stoker.deploy.aws_template import TIMEOUT_S, AwsPlan, template, tick_name
 from stoker.deploy.package import Package
 from stoker.governor import deployment_record

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.deploy import aws_monitoring
-from stoker.deploy.aws_function import RULE, STORE, TOPIC
+from stoker.deploy.aws_entry_point import RULE, STORE, TOPIC
 from stoker.deploy.aws_monitoring import may_publish, policy_document
 from stoker.external_jobs.gpu_alarms import alarm_prefix as alarm_prefix
 from stoker.governor.serverless import events
 
 RUNTIME = "python3.13"
-HANDLER = "stoker.deploy.aws_function.handler"
+HANDLER = "stoker.deploy.aws_entry_point.handler"
 # The memory determines the share of a processor: all of one at 1769 MB, so more than half of one here.
 _MEMORY_MB = 1024
 # A pass over a thousand jobs takes seconds; a pass over many more must fit as well.

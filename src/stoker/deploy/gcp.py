@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.deploy import gcp_alerts, gcp_resources
-from stoker.deploy.gcp_function import SchedulerJob
+from stoker.deploy.gcp_entry_point import SchedulerJob
 from stoker.deploy.gcp_resources import ADDRESS, CLOUD, GcpPlan, GcpResource, RoleBindings
 from stoker.deploy.iam_bindings import bind, policy_of, send, unbind
 from stoker.deploy.package import Package

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.deploy import gcp_alerts
-from stoker.deploy.gcp_function import CLOCK, STORE
+from stoker.deploy.gcp_entry_point import CLOCK, STORE
 from stoker.deploy.gcp_plan import GcpPlan as GcpPlan
 from stoker.deploy.gcp_plan import GcpResource as GcpResource
 from stoker.deploy.gcp_plan import RoleBindings as RoleBindings

@@ -51,7 +51,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 _MAIN = b'''"""The governor of a Stoker store, as a Cloud Run function."""
 
-from stoker.deploy.gcp_function import on_event, wake
+from stoker.deploy.gcp_entry_point import on_event, wake
 
 __all__ = ["on_event", "wake"]
 '''

@@ -16,7 +16,7 @@ from stoker.model.errors import StoreUnavailable
 from stoker.model.policy import Policy
 from stoker.notifications import outbox
 from stoker.notifications.background_call import BackgroundCall
-from stoker.notifications.channels import NamedChannel, max_per_hour, named_channels
+from stoker.notifications.channel_subscriptions import NamedChannel, max_per_hour, named_channels
 from stoker.notifications.events import Notification, compose
 from stoker.notifications.job_events import JobEventReader, JobWithSpec
 from stoker.notifications.outbox import Outbox

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from stoker.notifications.background_call import BackgroundCall
-from stoker.notifications.channels import NamedChannel, is_out_of_bounds
+from stoker.notifications.channel_subscriptions import NamedChannel, is_out_of_bounds
 from stoker.notifications.senders import Send, SenderUnavailable, open_sender, resolve_address
 
 Open = Callable[[str], Send]

@@ -1,7 +1,7 @@
 """The serverless governor: a function that a cloud calls for events and once a minute.
 
     events.py          parse the payloads of clouds into events; pure
-    waker.py           run the usual governor, over one job for an event and over all for a tick
+    event_governor.py  run the usual governor, over one job for an event and over all for a tick
     schedule.py        the tick, switched on by the first active job and off by the last
     external_jobs.py   the interface to the governor of external jobs
 

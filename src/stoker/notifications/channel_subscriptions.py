@@ -1,4 +1,4 @@
-"""All channels that the policy or a job names, and the events that each of them wants."""
+"""The channels that the policy or a job names, and the events that each of them wants."""
 
 from __future__ import annotations
 

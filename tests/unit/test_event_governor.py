@@ -16,13 +16,13 @@ from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client
 from stoker.external_jobs import govern as foreign
-from stoker.external_jobs.waker import ExternalJobWaker
+from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
 from stoker.governor.loop import Pass
 from stoker.governor.observe import active_jobs
 from stoker.governor.serverless import external_jobs, schedule
+from stoker.governor.serverless.event_governor import CallResult, EventGovernor, log_result
 from stoker.governor.serverless.events import IgnoredEvent, JobWake, MachineWake, Tick, TrainingWake, WakeEvent
 from stoker.governor.serverless.schedule import ScheduleNotOn, ScheduleSwitch
-from stoker.governor.serverless.waker import CallResult, Waker, log_result
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
 from stoker.model.spec import Spec
@@ -45,18 +45,20 @@ class World:
         self.store: Store = open_store((folder / "store").as_uri())
         self.cloud, self.clock = Cloud(), Clock()
         self.slept: list[float] = []
-        self.waker = self.fresh()
+        self.event_governor = self.fresh()
 
-    def fresh(self) -> Waker:
+    def fresh(self) -> EventGovernor:
         """Another function that knows nothing yet, as a cold start is."""
         fleet = woken_world.fleet(self.store, self.cloud)
-        others = ExternalJobWaker(self.store, "test")
-        return Waker(self.store, self.clock, name="test", external_jobs=others, fleet=fleet, sleep=self.slept.append)
+        others = ServerlessExternalJobs(self.store, "test")
+        return EventGovernor(
+            self.store, self.clock, name="test", external_jobs=others, fleet=fleet, sleep=self.slept.append
+        )
 
     def training(self) -> tuple[str, str]:
         """A job that trains, and its machine."""
         job = submit(self.store, self.folder)
-        self.waker.handle([JobWake(job)])
+        self.event_governor.handle([JobWake(job)])
         beat(self.store, job)
         return job, next(iter(self.cloud.machines))
 
@@ -83,7 +85,7 @@ def test_a_new_job_is_launched_at_once_and_switches_the_clock_on(world: World) -
 
 def test_a_job_whose_wake_was_lost_is_found_by_the_slow_tick(world: World) -> None:
     job = submit(world.store, world.folder)
-    world.waker.handle([Tick()])
+    world.event_governor.handle([Tick()])
     assert attempts(world, job) == 1
     assert world.clock.told == ["on"], "the fast tick goes on from there"
 
@@ -91,7 +93,7 @@ def test_a_job_whose_wake_was_lost_is_found_by_the_slow_tick(world: World) -> No
 def test_a_warning_leads_to_the_next_attempt(world: World) -> None:
     job, instance = world.training()
     warn(world.store, job)
-    done = world.waker.handle([machine(instance, warned=True)])
+    done = world.event_governor.handle([machine(instance, warned=True)])
     assert done.jobs == [job] and done.actions
     assert attempts(world, job) == 2
     assert world.slept == [], "its agent had spoken"
@@ -107,8 +109,8 @@ def test_a_warning_that_is_here_before_the_agents_word_waits_for_that(
         if len(world.slept) == 3:
             warn(world.store, job)
 
-    monkeypatch.setattr(world.waker, "_sleep", speak)
-    world.waker.handle([machine(instance, warned=True)])
+    monkeypatch.setattr(world.event_governor, "_sleep", speak)
+    world.event_governor.handle([machine(instance, warned=True)])
     assert attempts(world, job) == 2
     assert len(world.slept) == 3
 
@@ -117,7 +119,7 @@ def test_a_warning_alone_is_not_believed(world: World) -> None:
     """The agent never says so: somebody made it up, or the agent is dead and silence will tell."""
     job, instance = world.training()
     before = state_of(world.store, job).seq
-    done = world.waker.handle([machine(instance, warned=True)])
+    done = world.event_governor.handle([machine(instance, warned=True)])
     assert state_of(world.store, job).seq == before
     assert done.jobs == [job]
     assert 5 <= sum(world.slept) <= 10
@@ -127,27 +129,27 @@ def test_an_event_is_about_one_job(world: World, monkeypatch: pytest.MonkeyPatch
     """Of a thousand others nothing is read."""
     job, instance = world.training()
     other = submit(world.store, world.folder)
-    world.waker.handle([JobWake(other)])
+    world.event_governor.handle([JobWake(other)])
     read: list[str] = []
     get = type(world.store).get
     monkeypatch.setattr(type(world.store), "get", lambda self, key, **how: read.append(key) or get(self, key, **how))
-    world.waker.handle([machine(instance)])
+    world.event_governor.handle([machine(instance)])
     assert any(job in key for key in read) and not any(other in key for key in read)
 
 
 def test_the_end_of_a_machine_is_seen_by_asking_for_it(world: World) -> None:
     job, instance = world.training()
-    world.waker.handle([machine(instance)])
+    world.event_governor.handle([machine(instance)])
     assert attempts(world, job) == 1, "it says that it ended, and it runs"
     world.cloud.end(instance)
-    world.waker.handle([machine(instance)])
+    world.event_governor.handle([machine(instance)])
     assert attempts(world, job) == 2
 
 
 def test_a_machine_that_is_not_ours_costs_one_question(world: World) -> None:
     job, _ = world.training()
     passed = [meta.modified for meta in world.store.list(keys.GOVERNORS)]
-    done = world.waker.handle([machine("i-0123456789abcdef0")])
+    done = world.event_governor.handle([machine("i-0123456789abcdef0")])
     assert "i-0123456789abcdef0" in done.ignored[0]
     assert world.cloud.asked == ["i-0123456789abcdef0"]
     assert [meta.modified for meta in world.store.list(keys.GOVERNORS)] == passed
@@ -161,7 +163,7 @@ def test_a_cloud_that_does_not_answer_is_told(world: World, monkeypatch: pytest.
         raise Transient("no answer")
 
     monkeypatch.setattr(world.cloud, "job_of", fail)
-    assert world.waker.handle([machine(instance)]).problems == {instance: "no answer"}
+    assert world.event_governor.handle([machine(instance)]).problems == {instance: "no answer"}
 
 
 def test_a_store_that_does_not_answer_is_the_callers_to_try_again(
@@ -172,10 +174,10 @@ def test_a_store_that_does_not_answer_is_the_callers_to_try_again(
     def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(world.waker.governor, "run_pass", fail)
+    monkeypatch.setattr(world.event_governor.governor, "run_pass", fail)
     for woken in (JobWake(job), Tick()):
         with pytest.raises(StoreUnavailable):
-            world.waker.handle([woken])
+            world.event_governor.handle([woken])
 
 
 def test_events_twice_late_and_in_any_order_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +190,7 @@ def test_events_twice_late_and_in_any_order_come_to_the_same(tmp_path: Path, mon
         warn(world.store, job)
         events = [machine(instance, warned=True), machine(instance), JobWake(job)]
         for index in order:
-            world.waker.handle([events[index]])
+            world.event_governor.handle([events[index]])
         first = state_of(world.store, job)
         for index in (*order, *order):
             world.fresh().handle([events[index], events[index]])
@@ -201,23 +203,25 @@ def test_events_twice_late_and_in_any_order_come_to_the_same(tmp_path: Path, mon
 def test_events_for_what_is_over_do_nothing(world: World) -> None:
     job, instance = world.training()
     client.stop(job, world.store)
-    world.waker.handle([JobWake(job)])
+    world.event_governor.handle([JobWake(job)])
     world.cloud.end(instance)
     for _ in range(3):
-        world.waker.handle([Tick()])
+        world.event_governor.handle([Tick()])
     assert state_of(world.store, job).ended is not None
     seq, machines = state_of(world.store, job).seq, dict(world.cloud.machines)
     late: list[WakeEvent] = [machine(instance, warned=True), machine(instance), JobWake(job), JobWake("never-was1")]
     for each in late:
-        world.waker.handle([each])
+        world.event_governor.handle([each])
         world.fresh().handle([each])
     assert (state_of(world.store, job).seq, world.cloud.machines) == (seq, machines)
     assert world.slept == []
 
 
 def test_what_is_nothing_asks_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.waker.governor, "run_pass", lambda **_: pytest.fail("nothing was to be looked at"))
-    assert world.waker.handle([IgnoredEvent("why")]).ignored == ["why"]
+    monkeypatch.setattr(
+        world.event_governor.governor, "run_pass", lambda **_: pytest.fail("nothing was to be looked at")
+    )
+    assert world.event_governor.handle([IgnoredEvent("why")]).ignored == ["why"]
 
 
 def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +232,7 @@ def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: py
         return external_jobs.ExternalJobsResult(done=["stopped it"])
 
     monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", wake)
-    done = world.waker.handle([TrainingWake("theirs", "us-east-1"), TrainingWake("theirs", "us-east-1")])
+    done = world.event_governor.handle([TrainingWake("theirs", "us-east-1"), TrainingWake("theirs", "us-east-1")])
     assert woken == [("us-east-1", "theirs")] and done.actions == ["stopped it"]
 
 
@@ -246,7 +250,7 @@ def test_a_training_job_of_ours_is_one_of_our_machines(world: World, monkeypatch
     job, instance = world.training()
     monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: pytest.fail("it is not others'"))
     world.cloud.end(instance)
-    assert world.waker.handle([TrainingWake(instance, "us-east-1")]).jobs == [job]
+    assert world.event_governor.handle([TrainingWake(instance, "us-east-1")]).jobs == [job]
     assert attempts(world, job) == 2
 
 
@@ -262,10 +266,10 @@ def test_whose_a_training_job_is_stands_in_its_name() -> None:
 
 def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: external_jobs.ExternalJobsResult(active=1))
-    world.waker.handle([Tick()])
+    world.event_governor.handle([Tick()])
     assert world.clock.told == ["on"]
     monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: external_jobs.ExternalJobsResult())
-    world.waker.handle([Tick()])
+    world.event_governor.handle([Tick()])
     assert world.clock.told == ["on", "off"]
 
 
@@ -283,10 +287,10 @@ def test_what_is_left_of_other_peoples_training_jobs_keeps_the_clock_on(
 ) -> None:
     monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: looked)
     monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: looked)
-    world.waker.handle([Tick()])
+    world.event_governor.handle([Tick()])
     assert world.clock.told == (["on"] if on else ["off"])
     for _ in range(2):
-        world.waker.handle([TrainingWake("theirs", "us-east-1")])
+        world.event_governor.handle([TrainingWake("theirs", "us-east-1")])
     assert world.clock.told[1:] == (["on", "on"] if on else []), "another function may have switched it off"
 
 
@@ -297,7 +301,7 @@ def test_what_went_wrong_with_other_peoples_training_jobs_is_told(
     monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: looked)
     monkeypatch.setattr(foreign.ExternalJobGovernor, "tick", lambda _self: looked)
     for woken in (TrainingWake("theirs", "us-east-1"), Tick()):
-        done = world.waker.handle([woken])
+        done = world.event_governor.handle([woken])
         assert done.actions == ["stopped it"] and done.problems == {"theirs": "no answer"}
 
 
@@ -317,17 +321,17 @@ def test_what_was_done_is_logged_and_answered_in_numbers(caplog: pytest.LogCaptu
 
 
 def test_the_last_job_switches_the_clock_off(world: World) -> None:
-    world.waker.handle([Tick()])
+    world.event_governor.handle([Tick()])
     assert world.clock.told == ["off"]
     world.training()
-    world.waker.handle([Tick()])
+    world.event_governor.handle([Tick()])
     assert world.clock.told == ["off", "on"], "a tick with a job leaves it alone"
 
 
 def test_the_clock_stays_on_while_somebody_is_to_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    passing = world.waker.governor.run_pass
-    monkeypatch.setattr(world.waker.governor, "run_pass", lambda: replace(passing(), can_send=True))
-    world.waker.handle([Tick()])
+    passing = world.event_governor.governor.run_pass
+    monkeypatch.setattr(world.event_governor.governor, "run_pass", lambda: replace(passing(), can_send=True))
+    world.event_governor.handle([Tick()])
     assert world.clock.told == ["on"]
 
 
@@ -356,10 +360,10 @@ def test_events_of_machines_switch_it_on_now_and_then(world: World) -> None:
     """Should the submitter's own call have failed. A new job always does: another function may have switched it off."""
     job, instance = world.training()
     for _ in range(3):
-        world.waker.handle([machine(instance)])
+        world.event_governor.handle([machine(instance)])
     assert world.clock.told == ["on"]
     world.fresh().handle([machine(instance)])
-    world.waker.handle([JobWake(job)])
+    world.event_governor.handle([JobWake(job)])
     assert world.clock.told == ["on"] * 3
 
 
@@ -382,7 +386,7 @@ def test_a_clock_that_cannot_be_switched_harms_no_job(world: World, monkeypatch:
 
     monkeypatch.setattr(world.clock, "on", fail)
     job = submit(world.store, world.folder)
-    done = world.waker.handle([JobWake(job)])
+    done = world.event_governor.handle([JobWake(job)])
     assert attempts(world, job) == 1
     assert done.problems == {"schedule": "events:EnableRule is not allowed"}
     with pytest.raises(ScheduleNotOn, match="EnableRule"):
@@ -398,8 +402,8 @@ def test_a_clock_that_could_not_be_switched_on_is_by_whoever_looks_next(
     with monkeypatch.context() as patch:
         patch.setattr(world.clock, "on", fail)
         job = submit(world.store, world.folder)
-        assert world.waker.handle([JobWake(job)]).unswitched is not None
-    assert log_result(world.waker.handle([Tick()]))["active"] == 1
+        assert world.event_governor.handle([JobWake(job)]).unswitched is not None
+    assert log_result(world.event_governor.handle([Tick()]))["active"] == 1
     assert world.clock.is_on
 
 
@@ -439,11 +443,11 @@ def test_what_is_over_is_forgotten_by_events_too(world: World) -> None:
     world.cloud.end(instance)
     until_idle = 0
     while first in active_jobs(world.store):
-        world.waker.handle([JobWake(first)])
+        world.event_governor.handle([JobWake(first)])
         until_idle += 1
         assert until_idle < 20
-    world.waker.handle([JobWake(other)])
-    assert set(world.waker.governor.memory.states) == {other}
+    world.event_governor.handle([JobWake(other)])
+    assert set(world.event_governor.governor.memory.states) == {other}
 
 
 def test_a_spec_that_no_client_would_submit_gets_no_machine(world: World) -> None:
@@ -454,9 +458,9 @@ def test_a_spec_that_no_client_would_submit_gets_no_machine(world: World) -> Non
             raise UserError("resources.ec2.overrides.InstanceType: is Stoker's own; leave it out")
 
     world.cloud = Checking()
-    world.waker = world.fresh()
+    world.event_governor = world.fresh()
     job = submit(world.store, world.folder)
-    world.waker.handle([JobWake(job)])
+    world.event_governor.handle([JobWake(job)])
     assert not world.cloud.machines
     ended = state_of(world.store, job).ended
     assert ended is not None and "overrides.InstanceType: is Stoker's own" in ended.reason
@@ -466,9 +470,9 @@ def test_a_look_that_fails_leaves_the_clock_on(world: World, monkeypatch: pytest
     def fails(only: set[str] | None = None) -> Pass:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(world.waker.governor, "run_pass", fails)
+    monkeypatch.setattr(world.event_governor.governor, "run_pass", fails)
     with pytest.raises(StoreUnavailable):
-        world.waker.handle([JobWake("spirals-bcdf")])
+        world.event_governor.handle([JobWake("spirals-bcdf")])
     assert world.clock.told == ["on"]
 
 
@@ -477,8 +481,8 @@ def test_what_the_last_job_left_to_be_told_keeps_the_clock_on(
     world: World, monkeypatch: pytest.MonkeyPatch, unsent: bool
 ) -> None:
     over = Pass(active=0, at=datetime.now(timezone.utc), unsent=unsent)
-    monkeypatch.setattr(world.waker.governor, "run_pass", lambda only=None: over)
-    world.waker.handle([JobWake("spirals-bcdf")])
+    monkeypatch.setattr(world.event_governor.governor, "run_pass", lambda only=None: over)
+    world.event_governor.handle([JobWake("spirals-bcdf")])
     assert world.clock.told == (["on"] if unsent else [])
 
 
@@ -493,11 +497,11 @@ def test_the_clock_stays_on_until_what_waits_is_told_or_given_up(world: World, m
         world.store.delete([meta.key for meta in world.store.list(keys.ACTIVE)])
         world.cloud.machines.clear()
         for _ in range(6):
-            world.waker = world.fresh()
-            world.waker.handle([Tick()])
+            world.event_governor = world.fresh()
+            world.event_governor.handle([Tick()])
             time.sleep(0.1)
         assert "off" not in world.clock.told
         hook.status = 204
-        world.waker = world.fresh()
-        world.waker.handle([Tick()])
+        world.event_governor = world.fresh()
+        world.event_governor.handle([Tick()])
         assert world.clock.told[-1] == "off" and hook.events

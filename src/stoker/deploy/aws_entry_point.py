@@ -1,4 +1,4 @@
-"""Lambda's entry point: `stoker.deploy.aws_function.handler`.
+"""Lambda's entry point: `stoker.deploy.aws_entry_point.handler`.
 
 The first call creates everything that a call needs and caches it, so that a warm call makes only its own requests. The
 imports here run in a cold start, before any event is read.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 
-from stoker.external_jobs.waker import ExternalJobWaker
+from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.serverless import events
-from stoker.governor.serverless.waker import Waker, log_result
+from stoker.governor.serverless.event_governor import EventGovernor, log_result
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import call_aws
 from stoker.store.base import open_store
@@ -25,7 +25,7 @@ TOPIC = "STOKER_ALARM_TOPIC"
 # The name with which this governor signs its passes and decisions.
 NAME = "aws-lambda"
 
-_cached_waker: Waker | None = None
+_cached_governor: EventGovernor | None = None
 
 
 class TickRule:
@@ -50,17 +50,17 @@ class TickRule:
 def handler(event: object, _context: object) -> dict[str, object]:
     """Govern the jobs that the event concerns. No content of an event makes it raise. Raises StoreError when the store
     does not answer, so that Lambda calls again."""
-    return log_result(_waker().handle(events.of_aws(event)))
+    return log_result(_event_governor().handle(events.of_aws(event)))
 
 
-def _waker() -> Waker:
-    global _cached_waker
-    if _cached_waker is None:
+def _event_governor() -> EventGovernor:
+    global _cached_governor
+    if _cached_governor is None:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("stoker").setLevel(logging.INFO)
         store = open_store(os.environ[STORE])
-        others = ExternalJobWaker(store, NAME, os.environ.get(TOPIC))
-        _cached_waker = Waker(
+        others = ServerlessExternalJobs(store, NAME, os.environ.get(TOPIC))
+        _cached_governor = EventGovernor(
             store, TickRule(os.environ[RULE]), name=NAME, fleet=Fleet(store.url), external_jobs=others
         )
-    return _cached_waker
+    return _cached_governor

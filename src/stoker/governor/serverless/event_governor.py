@@ -39,7 +39,7 @@ class CallResult:
     unswitched: ScheduleNotOn | None = None
 
 
-class Waker:
+class EventGovernor:
     """One store's governor, woken by events. Warm calls reuse its clients and its memory."""
 
     def __init__(

@@ -13,10 +13,10 @@ import sys
 import threading
 from typing import Any
 
-from stoker.external_jobs.waker import ExternalJobWaker
+from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.serverless import events
-from stoker.governor.serverless.waker import Waker, log_result
+from stoker.governor.serverless.event_governor import EventGovernor, log_result
 from stoker.model.errors import InvalidRequest
 from stoker.providers.gce.client import Api
 from stoker.store.base import open_store
@@ -26,7 +26,7 @@ STORE = "STOKER_STORE"
 CLOCK = "STOKER_CLOCK"
 NAME = "cloud-run"
 
-_cached_waker: Waker | None = None
+_cached_governor: EventGovernor | None = None
 # A governor is for one thread; the lock serialises concurrent requests.
 _lock = threading.Lock()
 
@@ -66,18 +66,18 @@ def on_event(event: Any) -> None:
 
 def _handled(message: object) -> dict[str, object]:
     with _lock:
-        return log_result(_waker().handle(events.of_message(message)))
+        return log_result(_event_governor().handle(events.of_message(message)))
 
 
-def _waker() -> Waker:
-    global _cached_waker
-    if _cached_waker is None:
+def _event_governor() -> EventGovernor:
+    global _cached_governor
+    if _cached_governor is None:
         # Lines on standard output become entries of the function's log.
         logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(levelname)s %(message)s")
         logging.getLogger("stoker").setLevel(logging.INFO)
         store = open_store(os.environ[STORE])
-        others = ExternalJobWaker(store, NAME)
-        _cached_waker = Waker(
+        others = ServerlessExternalJobs(store, NAME)
+        _cached_governor = EventGovernor(
             store, SchedulerJob(os.environ[CLOCK]), name=NAME, fleet=Fleet(store.url), external_jobs=others
         )
-    return _cached_waker
+    return _cached_governor

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stoker.governor.serverless.external_jobs import ExternalJobsResult
 
 
-class ExternalJobWaker:
+class ServerlessExternalJobs:
     """Implements `ExternalJobs`. `topic` is the ARN of the SNS topic that alarms are sent to."""
 
     def __init__(self, store: Store, name: str, topic: str | None = None) -> None:
