@@ -247,9 +247,9 @@ class Ec2Provider:
     def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> str:
         """Simulate a reclaim, or end the machine if that is not possible; the answer says which. NotFound: it is
         gone."""
-        from stoker.providers.ec2 import reclaim
+        from stoker.providers.ec2 import rehearsed_reclaim
 
-        return reclaim.interrupt(self._clients, instance, grace_s, region)
+        return rehearsed_reclaim.interrupt(self._clients, instance, grace_s, region)
 
     def shell_command(
         self, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None = None

@@ -1,4 +1,4 @@
-"""Simulate a reclaim: by the Fault Injection Service if it is allowed, otherwise by ending the machine.
+"""Rehearse a reclaim: by the Fault Injection Service if it is allowed, otherwise by ending the machine.
 
 An experiment is made from a template, which is removed at once: a running experiment does not need it.
 """

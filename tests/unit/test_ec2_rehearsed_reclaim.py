@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.stub import ANY, Stubber
 
 from stoker.model.errors import NotFound, Throttled, Transient
-from stoker.providers.ec2 import reclaim
+from stoker.providers.ec2 import rehearsed_reclaim
 
 MACHINE = "i-0123456789abcdef0"
 TEMPLATE, EXPERIMENT = "EXT1", "EXP1"
@@ -111,7 +111,7 @@ def remove_template(clients: StubbedClients) -> None:
 
 
 def go(clients: StubbedClients, grace_s: float = 30.0, pause: Callable[[float], None] = lambda _: None) -> str:
-    told = reclaim.interrupt(clients, MACHINE, grace_s, "us-east-1", pause=pause)  # type: ignore[arg-type]
+    told = rehearsed_reclaim.interrupt(clients, MACHINE, grace_s, "us-east-1", pause=pause)  # type: ignore[arg-type]
     clients.finish()
     return told
 
