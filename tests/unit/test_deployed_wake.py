@@ -16,7 +16,7 @@ from stoker.cli.format import report_governor
 from stoker.deploy import aws
 from stoker.deploy.aws_entry_point import NAME as LAMBDA
 from stoker.deploy.gcp_entry_point import NAME as CLOUD_RUN
-from stoker.governor import background, deployment_record, pass_role
+from stoker.governor import background, deployment_record, machine_role_check
 from stoker.governor.background import GovernorChoice, ensure_governed, wake_deployed
 from stoker.governor.deployment_record import DeploymentRecord
 from stoker.governor.store_clock import record_pass
@@ -134,7 +134,9 @@ def test_what_it_may_not_pass_is_told_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pass_role, "role_warning", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}")
+    monkeypatch.setattr(
+        machine_role_check, "role_warning", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}"
+    )
     elsewhere(monkeypatch)
     job = submit(store, tmp_path)
     name = job.rpartition("-")[0]
