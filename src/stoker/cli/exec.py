@@ -6,7 +6,7 @@ import click
 
 from stoker.cli.completers import complete_jobs_that, has_shell
 from stoker.cli.options import TrailingCommand, job_argument_of, store_option, trailing
-from stoker.cli.ssh_options import connect_options
+from stoker.cli.ssh_connection import connect_options
 
 
 @click.command("exec", cls=TrailingCommand)
@@ -18,7 +18,7 @@ def command(job: str, node: int, user: str | None, identity: str | None, via: st
 
     Exits with the command's own status. On a terminal, `stoker exec JOB -- bash` opens a shell.
     """
-    from stoker.cli.ssh_options import connect, has_terminal
+    from stoker.cli.ssh_connection import connect, has_terminal
     from stoker.model.errors import UserError
     from stoker.providers.base import ShellRequest
 

@@ -9,7 +9,7 @@ import click
 
 from stoker.cli.completers import complete_jobs_that, has_shell
 from stoker.cli.options import TrailingCommand, job_argument_of, store_option, trailing
-from stoker.cli.ssh_options import connect_options
+from stoker.cli.ssh_connection import connect_options
 
 # Options of ssh that take a value: the rest of the word, or the next word.
 _WITH_VALUE = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
@@ -32,7 +32,7 @@ def command(
     Uses your key or a temporary one, directly or through SSM or IAP, whichever is open. Arguments after `--`, such as
     `-N`, are passed to ssh.
     """
-    from stoker.cli.ssh_options import connect, has_terminal
+    from stoker.cli.ssh_connection import connect, has_terminal
     from stoker.model.errors import UserError
     from stoker.providers.base import ShellRequest
 
