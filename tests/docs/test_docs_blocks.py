@@ -17,7 +17,7 @@ from stoker import client, train
 from stoker.agent.training_environment import CONTRACT
 from stoker.core.summary import Summary
 from stoker.jobfile import layer_of, parse_job, read_layer, resolve
-from stoker.jobfile.fields import walk
+from stoker.jobfile.field_table import walk
 from stoker.model.errors import SpecError
 from stoker.model.policy import SUBJECTS
 from stoker.model.spec import Spec

@@ -17,7 +17,7 @@ import stoker
 from stoker import client, train
 from stoker.core import attempt_verdict, decide, failure_patterns, next_claim, open_claims
 from stoker.governor import apply
-from stoker.jobfile.fields import fields_of
+from stoker.jobfile.field_table import fields_of
 from stoker.model import keys
 from stoker.model.log_entries import Event, Opaque, Phase
 from stoker.model.resources import LocalResources

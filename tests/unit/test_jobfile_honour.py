@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.jobfile import apply_default_limits, assignments, check_honoured, parse_job, read_layer, resolve
-from stoker.jobfile.fields import walk
+from stoker.jobfile.field_table import walk
 from stoker.jobfile.provider_fields import ALWAYS_HONOURED
 from stoker.jobfile.reference import EXAMPLE
 from stoker.model.errors import SpecError

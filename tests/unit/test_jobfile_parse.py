@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.jobfile import Job, assignments, base_folder, document, parse_job, read_layer, spec_layer
-from stoker.jobfile.fields import fields_of, walk
+from stoker.jobfile.field_table import fields_of, walk
 from stoker.jobfile.reference import EXAMPLE
 from stoker.model import codec
 from stoker.model.errors import SpecError

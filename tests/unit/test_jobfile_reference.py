@@ -11,7 +11,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from stoker.jobfile import parse_job, read_layer, template
-from stoker.jobfile.fields import walk
+from stoker.jobfile.field_table import walk
 from stoker.jobfile.reference import EXAMPLE, PAGE, SCHEMA, reference_markdown, schema_json
 from stoker.jobfile.schema import json_schema
 from stoker.model.errors import SpecError

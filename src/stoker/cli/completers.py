@@ -143,7 +143,7 @@ def complete_grouping(ctx: click.Context, _param: click.Parameter, incomplete: s
 
 def complete_field(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete fields of the job file, such as `resources.spot=`; those of a section once the section is typed."""
-    from stoker.jobfile.fields import walk
+    from stoker.jobfile.field_table import walk
 
     def names() -> list[tuple[str, str]]:
         found = [(dotted, info) for dotted, info in walk() if dotted.count(".") <= incomplete.count(".")]

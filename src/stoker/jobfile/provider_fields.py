@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.jobfile.document import Layer
-from stoker.jobfile.fields import Field, fields_of, provider_sections
+from stoker.jobfile.field_table import Field, fields_of, provider_sections
 from stoker.jobfile.parse import ParsedJob, parse_layers
 from stoker.model import secret_refs
 from stoker.model.errors import SpecError

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stoker.jobfile.fields import Field, fields_of
+from stoker.jobfile.field_table import Field, fields_of
 from stoker.jobfile.render import written_form
 from stoker.jobfile.schema import json_schema
 from stoker.model import secret_refs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.jobfile.field_table import Field, fields_of
 from stoker.jobfile.field_values import NAME, PARAM, VARIABLE
-from stoker.jobfile.fields import Field, fields_of
 from stoker.jobfile.plain_values import INPUT_NAME
 from stoker.jobfile.render import written_form
 from stoker.model import secret_refs

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 from stoker.jobfile.document import Layer, describe, read_layer, short
-from stoker.jobfile.fields import LONGEST_S, public_name
+from stoker.jobfile.field_table import LONGEST_S, public_name
 from stoker.jobfile.parse import SectionReader
 from stoker.model import channel_address, codec, usage_series
 from stoker.model.errors import SpecError
