@@ -25,7 +25,7 @@ from stoker.governor.handover_guard import HandoverGuard, guarding
 from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job, assignments, job_layer, resolve_spec
-from stoker.maintenance.corrupt_jobs import check_machines_gone, record_costs_before_removal
+from stoker.maintenance.before_removal import check_machines_gone, record_costs_before_removal
 from stoker.maintenance.delete import remove_job
 from stoker.model.errors import NotFound, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState

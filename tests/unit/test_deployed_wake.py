@@ -134,9 +134,7 @@ def test_what_it_may_not_pass_is_told_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(
-        machine_role_check, "role_warning", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}"
-    )
+    monkeypatch.setattr(machine_role_check, "role_warning", lambda by, spec: f"{by.name} may not, for {spec.name}")
     elsewhere(monkeypatch)
     job = submit(store, tmp_path)
     name = job.rpartition("-")[0]

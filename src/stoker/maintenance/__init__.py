@@ -1,1 +1,1 @@
-"""Delete jobs, rebuild the index, and handle jobs whose log is corrupt."""
+"""Delete jobs, those with a corrupt log among them, and rebuild the index."""

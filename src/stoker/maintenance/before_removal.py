@@ -1,4 +1,8 @@
-"""Remove jobs whose log is corrupt, without losing track of machines or money."""
+"""Keep machines and money in sight when a job is removed.
+
+
+The costs are written first. Where the log is corrupt, no provider may list a machine of the job.
+"""
 
 from __future__ import annotations
 
