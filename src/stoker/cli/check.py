@@ -182,10 +182,11 @@ def check_disk() -> CheckResult:
 
 def check_store(store: Store) -> CheckResult:
     """Check that the store can be written, read and deleted from, and honours create-if-absent."""
+    from stoker.model import keys
     from stoker.model.errors import StokerError
     from stoker.providers.base import CheckResult
 
-    key = f"check/{secrets.token_hex(8)}"
+    key = keys.check(secrets.token_hex(8))
     fix = "choose another store with --store or STOKER_STORE, or correct its permissions"
     try:
         first = store.create(key, b"first")

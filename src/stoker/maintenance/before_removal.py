@@ -1,6 +1,5 @@
 """Keep machines and money in sight when a job is removed.
 
-
 The costs are written first. Where the log is corrupt, no provider may list a machine of the job.
 """
 

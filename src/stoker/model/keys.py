@@ -39,6 +39,7 @@
         <ten minutes>.dry                             the same: no capacity
     places/<provider>/<region>                        governors: machines were launched there once
     probes/…                                          deleted at once: written to learn the store's time
+    check/…                                           deleted at once: written to learn that the store can be written
     governors/<id>.json                               each governor's last pass, and the store's clock
     deployed/<cloud>.json  deployed/<digest>.zip      `stoker deploy`: the place of a governor, and its package
 
@@ -74,12 +75,15 @@ ENVIRONMENTS = "work/environments/"
 OUTBOX = "outbox/"
 DRY = "dry/"
 PLACES = "places/"
+PROBES = "probes/"
+CHECKS = "check/"
+POLICY = "policy/"
 SPENT = "spent/"
 MARKET = "market/"
 # In place of the region, for a provider without regions.
 NO_REGION = "-"
-DEFAULTS = "policy/defaults.yaml"
-RULES = "policy/rules/"
+DEFAULTS = f"{POLICY}defaults.yaml"
+RULES = f"{POLICY}rules/"
 EXTERNAL_JOBS = "external_jobs/"
 CLONE_CHAINS = f"{EXTERNAL_JOBS}sagemaker/"
 EXTERNAL_JOB_INDEX = f"{EXTERNAL_JOBS}index/sagemaker/"
@@ -291,7 +295,12 @@ def deployed_package(digest: str) -> str:
 
 def probe(name: str) -> str:
     """An object that is written and deleted at once, to learn the store's time."""
-    return f"probes/{name}"
+    return f"{PROBES}{name}"
+
+
+def check(name: str) -> str:
+    """A key that is written and deleted at once, to learn that the store can be written."""
+    return f"{CHECKS}{name}"
 
 
 def boot(instance: str, n: int) -> str:

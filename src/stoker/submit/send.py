@@ -33,7 +33,7 @@ _COLLECTED_TRIES = 5
 
 def check_writable(store: Store) -> None:
     """Check, before the plan is shown, that the store can be written. Raises UserError where that is denied."""
-    key = f"check/{secrets.token_hex(8)}"
+    key = keys.check(secrets.token_hex(8))
     _make_home_of(store)
     try:
         store.put(key, b"")

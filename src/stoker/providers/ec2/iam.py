@@ -28,16 +28,16 @@ _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateL
 
 # The folders that each part may write: see `stoker.model.keys`.
 _PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
-_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, "check/")
+_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, keys.CHECKS)
 _DERIVED = (
     *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.OUTBOX),
-    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, "probes/"),
+    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, keys.PROBES),
 )
 _GOVERNED = (f"{keys.JOBS}*/log/", *_DERIVED)
 # The record of costs is permanent: no part that writes it may remove it. Users write it with `stoker reindex` and
 # `stoker rm`.
 _SPENT = keys.SPENT
-_NODE_READS = (keys.JOBS, *_PACKED, "policy/", keys.WORK, keys.REMOVED)
+_NODE_READS = (keys.JOBS, *_PACKED, keys.POLICY, keys.WORK, keys.REMOVED)
 
 
 def grants(

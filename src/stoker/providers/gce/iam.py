@@ -42,15 +42,15 @@ _PULLER = "roles/artifactregistry.reader"
 
 # Folders of the store by writer: see `stoker.model.keys`.
 _PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
-_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, "check/")
+_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, keys.CHECKS)
 _GOVERNED = (
     *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.OUTBOX),
-    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, "probes/"),
+    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, keys.PROBES),
 )
 # Cost records are permanent: their writers may not remove them. Persons write them with `stoker reindex` and
 # `stoker rm`.
 _SPENT = keys.SPENT
-_NODE_READS = (keys.JOBS, *_PACKED, "policy/", keys.WORK, keys.REMOVED)
+_NODE_READS = (keys.JOBS, *_PACKED, keys.POLICY, keys.WORK, keys.REMOVED)
 
 
 def grants(
