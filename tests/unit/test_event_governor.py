@@ -242,7 +242,9 @@ def test_actions_on_external_jobs_are_reported_beside_those_on_our_jobs(
     """SNS delivers several alarms in one call."""
     looked = external_jobs.ExternalJobsResult(done=["stopped it"])
     monkeypatch.setattr(foreign.ExternalJobGovernor, "wake", lambda *_: looked)
-    done = world.waker.handle([TrainingWake("theirs", "us-east-1"), JobWake(submit(world.store, world.folder))])
+    done = world.event_governor.handle(
+        [TrainingWake("theirs", "us-east-1"), JobWake(submit(world.store, world.folder))]
+    )
     assert done.actions[0] == "stopped it" and len(done.actions) > 1
 
 
