@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stoker.core.budget_reservations import launch_request, limits_of_job, waits_code
 from stoker.core.budget_state import compute_budget_state
-from stoker.core.budgets import Held, judge
+from stoker.core.budgets import LaunchDenied, judge
 from stoker.core.policy_rules import Subject
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Submitted, Warned
@@ -70,14 +70,14 @@ class Shop:
         assert state is not None
         return state
 
-    def held(self, job: str, logs: Logs, claimed: bool) -> Held | None:
+    def held(self, job: str, logs: Logs, claimed: bool) -> LaunchDenied | None:
         states = [(self.state(each, logs), self.spec(each)) for each in self.jobs]
         books = compute_budget_state(HOUSE, [], states, self.now)
         state = self.state(job, logs)
         claim = state.open_claims[0] if claimed else None
         ask = launch_request(limits_of_job(HOUSE, state, self.spec(job), self.now), state, ON_DEMAND, self.now, claim)
         found = judge(HOUSE, Subject(self.spec(job), self.now.date(), job), Known(books), self.now, ask)
-        return next((each for each in found if isinstance(each, Held)), None)
+        return next((each for each in found if isinstance(each, LaunchDenied)), None)
 
     def claim(self, governor: int, job: str) -> None:
         """On what it read last. An entry that another was quicker with is not written."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker.core.budgets import Held
+from stoker.core.budgets import LaunchDenied
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
 from stoker.governor.apply import ApplyResult
 from stoker.model import keys
@@ -361,13 +361,13 @@ class Money:
     """A budget_guard that holds back these jobs, and these claims of jobs; `told` are the claims it has heard of."""
 
     back: dict[str, str] = field(default_factory=dict)
-    yielding: dict[str, Held] = field(default_factory=dict)
+    yielding: dict[str, LaunchDenied] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
 
     def launch_denied(self, job: str, offering: Offering) -> str | None:
         return self.back.get(job)
 
-    def launch_conflict(self, job: str, number: int) -> Held | None:
+    def launch_conflict(self, job: str, number: int) -> LaunchDenied | None:
         return self.yielding.get(job)
 
     def count_claim(self, job: str) -> None:
@@ -399,7 +399,7 @@ def test_other_actions_of_a_job_need_no_money(world: ScriptedWorld) -> None:
 @pytest.mark.parametrize(("waits", "told"), [("waits for others", "waits for others"), ("", "too little is left")])
 def test_a_claim_that_others_leave_too_little_for_is_given_up(world: ScriptedWorld, waits: str, told: str) -> None:
     world.submit(A)
-    budget_guard = Money(yielding={A: Held("policy money", "too little is left", waits=waits)})
+    budget_guard = Money(yielding={A: LaunchDenied("policy money", "too little is left", waits=waits)})
     applied = world.applier().apply(Plan(claim_and_launch(A, 2)), budget_guard)
     claim = last_claim(world)
     assert claim.closed is not None and world.cloud.called("launch") == []
@@ -412,7 +412,7 @@ def test_a_claim_that_others_leave_too_little_for_is_given_up(world: ScriptedWor
 
 def test_a_claim_of_another_governor_is_left_to_it_where_the_money_is_too_little(world: ScriptedWorld) -> None:
     world.submit(A, Claimed(SPOT_A, 1))
-    budget_guard = Money(yielding={A: Held("policy money", "too little is left")})
+    budget_guard = Money(yielding={A: LaunchDenied("policy money", "too little is left")})
     applied = world.applier().apply(Plan((Launch(A, 2, "launch"),)), budget_guard)
     assert last_claim(world).open and world.cloud.called("launch") == []
     assert applied.waiting == {A: "too little is left"} and applied.moved == set() and budget_guard.told == []

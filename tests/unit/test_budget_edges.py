@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.budget_state import BudgetState, BudgetStatus
-from stoker.core.budgets import BudgetWarning, Held, judge
+from stoker.core.budgets import BudgetWarning, LaunchDenied, judge
 from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
@@ -52,7 +52,7 @@ def subject(now_s: float) -> Subject:
 @pytest.mark.parametrize(("spent", "full"), [(9.99, False), (10.0, True), (10.01, True)])
 def test_all_of_it_is_spent_at_a_hundred_per_cent(spent: float, full: bool) -> None:
     found = judge(policy(), subject(0), Known(books(spent)), at(0))
-    assert any(isinstance(each, Held) for each in found) is full
+    assert any(isinstance(each, LaunchDenied) for each in found) is full
     assert any(isinstance(each, BudgetWarning) for each in found) is full
 
 
@@ -265,7 +265,7 @@ def test_a_claim_that_has_enough_is_launched() -> None:
 class Guard:
     """Says the same to all, and remembers who asked. `lost`: a claim that was made must not be launched."""
 
-    def __init__(self, why: str | None, lost: Held | None) -> None:
+    def __init__(self, why: str | None, lost: LaunchDenied | None) -> None:
         self.why = why
         self.lost = lost
         self.asked: list[str] = []
@@ -274,7 +274,7 @@ class Guard:
         self.asked.append(job)
         return self.why
 
-    def launch_conflict(self, job: str, number: int) -> Held | None:
+    def launch_conflict(self, job: str, number: int) -> LaunchDenied | None:
         self.asked.append(f"{job} {number}")
         return self.lost
 
@@ -282,11 +282,11 @@ class Guard:
         pass
 
 
-TOO_LATE = Held("policy:money", "another was quicker", waits="waits")
+TOO_LATE = LaunchDenied("policy:money", "another was quicker", waits="waits")
 
 
 def applied(
-    why: str | None, *actions: Append | Launch, lost: Held | None = None
+    why: str | None, *actions: Append | Launch, lost: LaunchDenied | None = None
 ) -> tuple[ApplyResult, list[str], JobState | None]:
     """What comes of it, who asked, and the log. The claim is of a provider that is not there: a launch is a problem."""
     store = MemoryStore(lambda: EPOCH)

@@ -27,7 +27,7 @@ from stoker.core.budget_state import BudgetState, BudgetStatus, Expense, Unread,
 from stoker.core.budgets import (
     BudgetMark,
     BudgetWarning,
-    Held,
+    LaunchDenied,
     describe_budgets,
     forecast,
     judge,
@@ -307,9 +307,9 @@ def ask(dollars: float, per_s: float = 1.0, **rest: object) -> LaunchRequest:
     return LaunchRequest(Need(dollars, per_s, "so"), at(0), **rest)  # type: ignore[arg-type]
 
 
-def held(standing: BudgetStatus, asked: LaunchRequest, by: Policy = TEN, job: str = "me") -> Held | None:
+def held(standing: BudgetStatus, asked: LaunchRequest, by: Policy = TEN, job: str = "me") -> LaunchDenied | None:
     found = judge(by, Subject(spec(), TODAY, job), Known(BudgetState(at(0), {("money", ""): standing})), at(100), asked)
-    return next((each for each in found if isinstance(each, Held)), None)
+    return next((each for each in found if isinstance(each, LaunchDenied)), None)
 
 
 def test_what_is_left_to_the_millionth_is_enough() -> None:
@@ -379,7 +379,7 @@ def test_what_reaches_into_the_next_period_needs_room_there() -> None:
     now = at(86400 - 3 * HOUR)
     asked = LaunchRequest(Need(8.0, 1.0 / HOUR, "so"), now)
 
-    def lacks(*reserved: Reserved) -> Held | None:
+    def lacks(*reserved: Reserved) -> LaunchDenied | None:
         found = judge(
             TEN,
             Subject(spec(), TODAY, "me"),
@@ -387,7 +387,7 @@ def test_what_reaches_into_the_next_period_needs_room_there() -> None:
             now,
             asked,
         )
-        return next((each for each in found if isinstance(each, Held)), None)
+        return next((each for each in found if isinstance(each, LaunchDenied)), None)
 
     other = Reserved("a", at(0), 0, at(0), later=5_000_000)
     assert lacks() is None and lacks(other) is None
@@ -405,15 +405,15 @@ def test_what_reaches_into_the_next_period_needs_room_there() -> None:
 def test_what_is_not_known_keeps_back_and_what_only_warns_does_not() -> None:
     subject = Subject(spec(), TODAY, "me")
     (unknown,) = judge(TEN, subject, Unknown("no answer"), at(0))
-    assert isinstance(unknown, Held) and unknown.unknown
+    assert isinstance(unknown, LaunchDenied) and unknown.unknown
     assert unknown.reason == "policy money: what was spent is not known: no answer"
     (unasked,) = judge(TEN, subject, None, at(0))
-    assert isinstance(unasked, Held) and unasked.reason.endswith("no governor has looked")
+    assert isinstance(unasked, LaunchDenied) and unasked.reason.endswith("no governor has looked")
     for only in ("then: warn", "audit: true"):
         assert judge(policy(f"name: money, budget: {{dollars: 10, period: day}}, {only}"), subject, None, at(0)) == ()
     unread = BudgetState(at(0), unread=(Unread("x", "it is gone", None),))
     (lost,) = judge(TEN, subject, Known(unread), at(0))
-    assert isinstance(lost, Held) and lost.unknown and lost.reason.endswith("x cannot be read: it is gone")
+    assert isinstance(lost, LaunchDenied) and lost.unknown and lost.reason.endswith("x cannot be read: it is gone")
 
 
 def test_a_full_budget_tells_and_keeps_back_until_its_period_is_over() -> None:
@@ -422,7 +422,7 @@ def test_a_full_budget_tells_and_keeps_back_until_its_period_is_over() -> None:
     assert isinstance(unpriced, BudgetWarning) and unpriced.code == "policy:money:2026-01-01:unpriced"
     assert unpriced.reason.endswith("; and an unknown amount: a and 2 more had machines without a price")
     assert isinstance(word, BudgetWarning) and word.code == "policy:money:2026-01-01:full"
-    assert isinstance(kept, Held) and kept.until == at(86400) and not kept.refuses and not kept.unknown
+    assert isinstance(kept, LaunchDenied) and kept.until == at(86400) and not kept.refuses and not kept.unknown
     assert kept.waits.startswith(
         "policy money: no machine until 2026-01-02 00:00 UTC: $10.00 of $10.00 a day are spent"
     )

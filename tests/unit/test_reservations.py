@@ -18,7 +18,7 @@ from stoker.core.budget_reservations import (
     reservation,
 )
 from stoker.core.budget_state import BudgetState, Expense, compute_budget_state
-from stoker.core.budgets import Held, describe_budgets, forecast, judge
+from stoker.core.budgets import LaunchDenied, describe_budgets, forecast, judge
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.policy_rules import Subject
@@ -391,7 +391,7 @@ def judged(by: GovernorSettings, states: Iterable[JobState], job: str, now_s: fl
         limits_of_job(by.policy, state, spec(3.0), at(now_s)), state, ON_DEMAND, at(now_s), state.open_claims[0]
     )
     found = judge(by.policy, Subject(spec(3.0), TODAY, job), Known(books), at(now_s), ask)
-    return not any(isinstance(each, Held) for each in found)
+    return not any(isinstance(each, LaunchDenied) for each in found)
 
 
 @pytest.mark.parametrize(("first_s", "second_s"), [(10.0, 11.0), (10.0, 10.0)])

@@ -1,7 +1,7 @@
 """Judge a launch by the policy's budgets: allow it, warn, let the job wait, or refuse it. Pure.
 
-A budget stops launches, never running machines. Each launch needs its possible cost to be neither spent nor reserved
-for jobs that have begun, so a budget is exceeded only by jobs that cost more than was reserved for them.
+A budget stops launches, never running machines. A launch is allowed only if budget − spent − reserved covers what it
+may cost, so a budget is exceeded only by jobs that cost more than was reserved for them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class BudgetWarning:
 
 
 @dataclass(frozen=True)
-class Held:
-    """No launch for now. `until` is when that may change by itself; `refuses`: a job that never ran is ended. `waits`
-    is the reason for waiting: the rule and the end come first, because lists of jobs cut the text off. `amount`:
+class LaunchDenied:
+    """A launch that a budget denies for now. `until` is when that may change by itself; `refuses`: a job that never ran is
+    ended. `waits` is the reason for waiting: the rule and the end come first, because lists of jobs cut the text off. `amount`:
     millionths of a dollar that the job waits for in the queue; 0 if it is not queued."""
 
     rule: str
@@ -65,7 +65,7 @@ def judge(
     budget_state: Observed[BudgetState] | None,
     now: datetime,
     request: LaunchRequest | None = None,
-) -> tuple[BudgetWarning | Held, ...]:
+) -> tuple[BudgetWarning | LaunchDenied, ...]:
     """Return the warnings about a launch, then the reasons that deny it.
 
     `request` says what the launch may cost; without it, only spent money denies the launch. An unknown budget denies it
@@ -77,19 +77,21 @@ def judge(
     if not isinstance(budget_state, Known):
         error = budget_state.error if isinstance(budget_state, Unknown) else "no governor has looked"
         return tuple(
-            Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {error}", unknown=True)
+            LaunchDenied(code_of(rule), f"policy {rule.name}: what was spent is not known: {error}", unknown=True)
             for rule in rules
             if denies_launches(rule)
         )
-    warnings: list[BudgetWarning | Held] = []
-    held: list[BudgetWarning | Held] = []
+    warnings: list[BudgetWarning | LaunchDenied] = []
+    held: list[BudgetWarning | LaunchDenied] = []
     for rule in rules:
         assert rule.budget is not None
         status, period = budget_state.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
         unread = budget_state.value.unread_of(rule, subject.spec.tags)
         if unread is not None and denies_launches(rule):
             why = f"{unread.job} cannot be read: {unread.why}"
-            held.append(Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {why}", unknown=True))
+            held.append(
+                LaunchDenied(code_of(rule), f"policy {rule.name}: what was spent is not known: {why}", unknown=True)
+            )
         value = value_of(rule, subject.spec.tags)
         text = f"{_title(rule)}: {_spent_until(rule.budget, status, value, period)}"
         if status.unpriced:
@@ -110,7 +112,7 @@ def judge(
         if denies_launches(rule):
             spent = _spent(rule.budget, status, value)
             waits = f"{_title(rule)}: no machine until {period.over_at:%Y-%m-%d %H:%M} UTC: {spent}"
-            held.append(Held(code_of(rule), reason, period.over_at, rule.action == "refuse", waits))
+            held.append(LaunchDenied(code_of(rule), reason, period.over_at, rule.action == "refuse", waits))
     return (*warnings, *held)
 
 
@@ -209,7 +211,9 @@ def forecast(
     forever is refused."""
     found = judge(policy, subject, budget_state, now, request)
     held: list[tuple[str, RuleAction]] = [
-        (each.reason, "refuse" if each.refuses or each.never else "wait") for each in found if isinstance(each, Held)
+        (each.reason, "refuse" if each.refuses or each.never else "wait")
+        for each in found
+        if isinstance(each, LaunchDenied)
     ]
     reasons = {reason for reason, _ in held}
     return (
@@ -223,7 +227,7 @@ def forecast(
 
 def _deny_if_short(
     rule: Rule, status: BudgetStatus, subject: Subject, request: LaunchRequest, now: datetime
-) -> Held | None:
+) -> LaunchDenied | None:
     """Deny a launch that may cost more than is neither spent nor reserved; None if there is enough."""
     budget, period = rule.budget, None if rule.budget is None else period_of(rule.budget, now)
     assert budget is not None and period is not None
@@ -257,12 +261,12 @@ def _deny_if_short(
     reason = f"{needs}: {spent}{behind}"
     # Spent money returns only with the next period.
     until = period.over_at
-    return Held(code_of(rule), reason, until, rule.action == "refuse", waits, wants)
+    return LaunchDenied(code_of(rule), reason, until, rule.action == "refuse", waits, wants)
 
 
 def _deny_if_short_later(
     rule: Rule, others: list[Reserved], own: int, subject: Subject, request: LaunchRequest, now: datetime
-) -> Held | None:
+) -> LaunchDenied | None:
     """Deny a launch that fits into this period but not into the next: running jobs are not ended when a period begins,
     and could then exceed the budget. `own` is already reserved for the job in the next period."""
     budget = rule.budget
@@ -280,12 +284,12 @@ def _deny_if_short_later(
     waits = f"{_title(rule)}: waits for {_exactly(wants)} of {whole}: {reserved}"
     # The queue counts what the job needs in this period.
     amount = request.need.within((period.over_at - now).total_seconds())
-    return Held(code_of(rule), reason, period.over_at, rule.action == "refuse", waits, amount)
+    return LaunchDenied(code_of(rule), reason, period.over_at, rule.action == "refuse", waits, amount)
 
 
 def _deny_forever(
     rule: Rule, status: BudgetStatus, subject: Subject, request: LaunchRequest, now: datetime
-) -> Held | None:
+) -> LaunchDenied | None:
     """Deny a job that needs more than the whole budget of a period. A job that had machines before waits for its turn
     instead."""
     assert rule.budget is not None
@@ -297,7 +301,7 @@ def _deny_forever(
     needs = f"{_title(rule)}: needs {_exactly(wants)} ({request.need.why}) of {whole}"
     advice = f"set limits.max_cost to at most {in_dollars(budget.dollars)}"
     reason = f"{needs}, and can never have so much; {advice}"
-    return Held(code_of(rule), reason, refuses=rule.action == "refuse", waits=reason, never=True)
+    return LaunchDenied(code_of(rule), reason, refuses=rule.action == "refuse", waits=reason, never=True)
 
 
 def _others(status: BudgetStatus, job: str, request: LaunchRequest) -> tuple[list[Reserved], bool]:

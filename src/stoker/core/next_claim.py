@@ -144,7 +144,7 @@ def _denied_by_budget(decision: JobDecision) -> bool:
     found = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now)
     if any(isinstance(each, budgets.BudgetWarning) and decision.warn(each) for each in found):
         return True
-    held = [each for each in found if isinstance(each, budgets.Held)]
+    held = [each for each in found if isinstance(each, budgets.LaunchDenied)]
     fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
     for each in held:
         if each.refuses and fresh and not decision.state.open_claims:
@@ -155,19 +155,19 @@ def _denied_by_budget(decision: JobDecision) -> bool:
     return bool(held)
 
 
-def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> dict[str, budgets.Held]:
+def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> dict[str, budgets.LaunchDenied]:
     """The offerings, by key, for which a budget has too little left, and the reason for waiting."""
-    found: dict[str, budgets.Held] = {}
+    found: dict[str, budgets.LaunchDenied] = {}
     if not decision.settings.policy.about("budget"):
         return found
-    judged: dict[LaunchRequest, budgets.Held | None] = {}
+    judged: dict[LaunchRequest, budgets.LaunchDenied | None] = {}
     for offering in offerings:
         ask = launch_request(decision.bounds, decision.state, offering, decision.now)
         if ask not in judged:
             verdicts = budgets.judge(
                 decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
             )
-            judged[ask] = next((each for each in verdicts if isinstance(each, budgets.Held)), None)
+            judged[ask] = next((each for each in verdicts if isinstance(each, budgets.LaunchDenied)), None)
         held = judged[ask]
         if held is not None:
             found[offering.key] = held
@@ -183,7 +183,7 @@ def _warn_of_reserves(decision: JobDecision, offering: Offering) -> bool:
     return any(isinstance(each, budgets.BudgetWarning) and decision.warn(each) for each in verdicts)
 
 
-def _wait_for_money(decision: JobDecision, held: budgets.Held, why: str) -> None:
+def _wait_for_money(decision: JobDecision, held: budgets.LaunchDenied, why: str) -> None:
     """Queue the job for what the budget has left, or end a job that never ran if the rule refuses."""
     decision.waiting = why
     if held.until is not None:

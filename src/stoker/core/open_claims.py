@@ -67,7 +67,7 @@ def _finish_launch(decision: JobDecision, claim: Claim) -> bool:
     return False
 
 
-def _denied_by_budget(decision: JobDecision, claim: Claim) -> budgets.Held | None:
+def _denied_by_budget(decision: JobDecision, claim: Claim) -> budgets.LaunchDenied | None:
     """Return the budget that has too little left for a claim that no governor has launched yet.
 
     A governor that is launching it right now terminates machines that come after the close. An unknown budget closes
@@ -79,7 +79,7 @@ def _denied_by_budget(decision: JobDecision, claim: Claim) -> budgets.Held | Non
         return None
     ask = launch_request(decision.bounds, decision.state, claim.offering, decision.now, claim)
     found = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask)
-    return next((each for each in found if isinstance(each, budgets.Held)), None)
+    return next((each for each in found if isinstance(each, budgets.LaunchDenied)), None)
 
 
 def _drain_broken_gang(decision: JobDecision, claim: Claim) -> bool:

@@ -170,7 +170,7 @@ def _budget_violations(
     if not isinstance(snapshot.budget_state, Known) or snapshot.job.trained_s(now):
         return
     for each in budgets.judge(policy, subject, snapshot.budget_state, now):
-        if isinstance(each, budgets.Held):
+        if isinstance(each, budgets.LaunchDenied):
             yield RuleViolation(each.rule, each.reason, "refuse" if each.refuses else "warn")
 
 

@@ -146,7 +146,7 @@ def without_own_limits(subject: Subject) -> Subject:
 
 def clone_objection(
     snapshot: ExternalJobSnapshot, policy: Policy, now: datetime, *, spot: bool
-) -> RuleFinding | budgets.Held | None:
+) -> RuleFinding | budgets.LaunchDenied | None:
     """The objection of the policy against a clone, with spot or without: a rule refuses it, or a budget is spent.
 
     Budgets are skipped where they were not read.
@@ -157,7 +157,7 @@ def clone_objection(
     if refused:
         return refused[0]
     found = () if snapshot.budget_state is None else budgets.judge(policy, subject, snapshot.budget_state, now)
-    return next((each for each in found if isinstance(each, budgets.Held)), None)
+    return next((each for each in found if isinstance(each, budgets.LaunchDenied)), None)
 
 
 def may_leave_spot(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> bool:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from stoker.core import policy_rules
-from stoker.core.budgets import Held
+from stoker.core.budgets import LaunchDenied
 from stoker.core.costs import per_s
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
@@ -62,7 +62,7 @@ class BudgetGuard(Protocol):
     def launch_denied(self, job: str, offering: Offering) -> str | None:
         """The reason why the job may not claim machines of this offering now; None: it may."""
 
-    def launch_conflict(self, job: str, number: int) -> Held | None:
+    def launch_conflict(self, job: str, number: int) -> LaunchDenied | None:
         """The reason why a written claim may not be launched, by all claims of all governors until now; None: it may.
         Raises StokerError where the budgets are unknown."""
 

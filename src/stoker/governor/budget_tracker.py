@@ -11,7 +11,7 @@ from datetime import datetime
 from stoker.core import budgets
 from stoker.core.budget_reservations import LaunchRequest, launch_request, limits_of_job
 from stoker.core.budget_state import BudgetState, Expense, Unread, compute_budget_state, has_budget, period_of
-from stoker.core.budgets import BudgetMark, Held, UnreportedWarning
+from stoker.core.budgets import BudgetMark, LaunchDenied, UnreportedWarning
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.cost_ledger import ParsedKeys, read_daily_costs
@@ -166,7 +166,7 @@ class BudgetTracker:
         held = self._find_hold(policy, job, submission.spec, now, request)
         return None if held is None else held.waits or held.reason
 
-    def launch_conflict(self, policy: Policy, job: str, number: int, now: datetime) -> Held | None:
+    def launch_conflict(self, policy: Policy, job: str, number: int, now: datetime) -> LaunchDenied | None:
         """The reason why a claim that is written may not be launched: another claim that is as old, or running jobs,
         leave too little money for it.
 
@@ -191,9 +191,9 @@ class BudgetTracker:
 
     def _find_hold(
         self, policy: Policy, job: str, spec: Spec, now: datetime, request: LaunchRequest | None
-    ) -> Held | None:
+    ) -> LaunchDenied | None:
         found = budgets.judge(policy, Subject(spec, now.date(), job), self._state_at(policy, now), now, request)
-        return next((each for each in found if isinstance(each, Held)), None)
+        return next((each for each in found if isinstance(each, LaunchDenied)), None)
 
     def _state_at(self, policy: Policy, now: datetime) -> Observed[BudgetState] | None:
         """The state at `now` from the last read: running machines cost more by then, and claims of this governor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.core.budgets import Held
+from stoker.core.budgets import LaunchDenied
 from stoker.core.decide import decide
 from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
@@ -343,7 +343,7 @@ class _PassBudgetGuard:
         # The clock is read again: the refresh takes a while, in which running machines cost money.
         return self.tracker.launch_denied(self.policy, job, offering, self.clock.now())
 
-    def launch_conflict(self, job: str, number: int) -> Held | None:
+    def launch_conflict(self, job: str, number: int) -> LaunchDenied | None:
         return self.tracker.launch_conflict(self.policy, job, number, self.clock.now())
 
     def count_claim(self, job: str) -> None:
