@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.core.costs import Cost, in_dollars, known_cost, per_s, valid_span_s
+from stoker.core.costs import Cost, highest_possible_cost, in_dollars, per_s, valid_span_s
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
 from stoker.core.policy_rules import EffectiveLimits, Subject, effective_limits
@@ -122,7 +122,7 @@ def launch_request(
     bounds: EffectiveLimits, state: JobState, offering: Offering, now: datetime, claim: Claim | None = None
 ) -> LaunchRequest:
     """Build the request for machines of this offering; `claim`: the existing claim, if any."""
-    spent = known_cost(state, now)
+    spent = highest_possible_cost(state, now)
     need = _need(bounds, _rate(offering, bounds.spec.nodes), spent, _trained_s(state))
     return LaunchRequest(need, state.opened_at or state.submitted_at, None if claim is None else claim.at)
 
@@ -229,7 +229,7 @@ def _still(bounds: EffectiveLimits, state: JobState, held: Iterable[Claim], now:
     # Time counts as start-up until START_S is over, then as training.
     trained_s, start_s = _trained_s(state) + max(0.0, passed_s - START_S), max(0.0, START_S - passed_s)
     own = per_s(last, last.nodes)
-    need = _need(bounds, own, known_cost(state, now), trained_s, start_s)
+    need = _need(bounds, own, highest_possible_cost(state, now), trained_s, start_s)
     # An older attempt that still saves costs money too.
     beside = max(0.0, rate - own) * _save_s(spec) if spec.limits.max_cost is None else 0.0
     return Need(max(need.dollars + beside, least), max(rate, own), need.why, need.rolling)

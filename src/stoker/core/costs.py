@@ -64,7 +64,7 @@ def job_cost(
     )
 
 
-def known_cost(state: JobState, now: datetime) -> float:
+def highest_possible_cost(state: JobState, now: datetime) -> float:
     """Highest possible cost since the job was last opened, over all known prices; claims without a price are left
     out."""
     return sum(claim_cost(claim, now).at_most or 0.0 for claim in state.since_opened())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.core.costs import burn_rate, known_cost, valid_span_s
+from stoker.core.costs import burn_rate, highest_possible_cost, valid_span_s
 from stoker.core.policy_rules import EffectiveLimits
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.durations import span_text
@@ -37,7 +37,7 @@ def check_limits(job: JobSnapshot, bounds: EffectiveLimits, now: datetime, save_
             due.append(left)
     if limits.max_cost is not None:
         # Claims without a known price are left out; the others count.
-        spent, rate = known_cost(job.state, now), burn_rate(job.state)
+        spent, rate = highest_possible_cost(job.state, now), burn_rate(job.state)
         # The cost of the grace period is set aside.
         set_aside = rate * save_s
         left = limits.max_cost - spent - set_aside

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from stoker.core import market, spot
 from stoker.core.acceptable_offerings import MAX_COST, SPOT_FIRST, acceptable, reclaims_text, within_cost_limit
-from stoker.core.costs import known_cost
+from stoker.core.costs import highest_possible_cost
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.launch_history import Refusals, count_reclaims, dry_for_all_until, dry_until, later_of, waiting_since
 from stoker.core.name_list import first_names
@@ -182,7 +182,7 @@ class _Search:
         if not fitting:
             known, _ = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, unpriced=True)
             return NoOffering(reason, unpriced=bool(known))
-        spent = known_cost(state, now)
+        spent = highest_possible_cost(state, now)
         fitting, too_little = within_cost_limit(
             spec, fitting, self.settings.leave_s, spent, cost_bound=self.cost_bound, used=self.used
         )
