@@ -107,7 +107,7 @@ def test_the_tightest_bound_is_what_a_job_may_cost() -> None:
     unbounded = first(spec())
     assert unbounded.dollars == pytest.approx(UNBOUNDED_S * RATE) and unbounded.rolling
     assert unbounded.why == "an estimate, 24 h at $3.00/h: limits.max_cost is not set"
-    assert not first(spec(5.0)).rolling and unbounded.per_s == pytest.approx(RATE)
+    assert not first(spec(5.0)).rolling and unbounded.dollars_per_s == pytest.approx(RATE)
 
 
 def test_time_that_a_machine_takes_to_start_is_no_training() -> None:
@@ -121,7 +121,7 @@ def test_a_job_that_is_asked_to_stop_or_ends_at_a_bound_reserves_its_last_save()
     for last in (StopAsked("jane"), Draining(2, "limit", "max_cost")):
         found = need(state((last, 100)), spec(5.0), 200)
         assert found is not None and found.why == "the last save"
-        assert found.dollars == pytest.approx(SAVE_S * RATE) and found.per_s == pytest.approx(RATE)
+        assert found.dollars == pytest.approx(SAVE_S * RATE) and found.dollars_per_s == pytest.approx(RATE)
     assert need(make_state(StopAsked("jane")), spec(5.0), 200) is None
     moved = need(state((Draining(2, "lost", "gang"), 100)), spec(5.0), 0)
     assert moved is not None and moved.why == "limits.max_cost"
@@ -137,7 +137,7 @@ def test_an_older_attempt_that_saves_beside_the_new_one_is_paid_for() -> None:
     by_time, by_money = need(both, spec(None, 1.0), 0), need(both, spec(5.0), 0)
     assert by_time is not None and by_money is not None
     assert by_time.dollars == pytest.approx((HOUR + START_S + 2 * SAVE_S) * RATE)
-    assert by_time.per_s == pytest.approx(2 * RATE) and by_money.dollars == 5.0
+    assert by_time.dollars_per_s == pytest.approx(2 * RATE) and by_money.dollars == 5.0
 
 
 def test_between_attempts_a_job_is_idle_and_has_begun() -> None:
@@ -303,8 +303,8 @@ def test_a_budget_whose_jobs_are_over_is_told_of_with_what_they_share() -> None:
 # ── What keeps a launch back ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask(dollars: float, per_s: float = 1.0, **rest: object) -> LaunchRequest:
-    return LaunchRequest(Need(dollars, per_s, "so"), at(0), **rest)  # type: ignore[arg-type]
+def ask(dollars: float, dollars_per_s: float = 1.0, **rest: object) -> LaunchRequest:
+    return LaunchRequest(Need(dollars, dollars_per_s, "so"), at(0), **rest)  # type: ignore[arg-type]
 
 
 def held(standing: BudgetStatus, asked: LaunchRequest, by: Policy = TEN, job: str = "me") -> LaunchDenied | None:

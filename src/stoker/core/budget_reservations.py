@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.core.costs import Cost, highest_possible_cost, in_dollars, per_s, valid_span_s
+from stoker.core.costs import Cost, dollars_per_s, highest_possible_cost, in_dollars, valid_span_s
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
 from stoker.core.policy_rules import EffectiveLimits, Subject, effective_limits
@@ -42,18 +42,18 @@ class Need:
     `rolling`: the job has no limit, and may cost as much from any later time on."""
 
     dollars: float
-    per_s: float
+    dollars_per_s: float
     why: str
     rolling: bool = False
 
     def within(self, seconds: float) -> int:
         """Millionths of a dollar that it may cost in the next `seconds`."""
-        return micro(min(self.dollars, self.per_s * max(0.0, seconds)))
+        return micro(min(self.dollars, self.dollars_per_s * max(0.0, seconds)))
 
     def after(self, seconds: float, length_s: float) -> int:
         """Millionths of a dollar that it may cost in the `length_s` that follow the next `seconds`."""
-        gone = 0.0 if self.rolling else self.per_s * max(0.0, seconds)
-        return micro(min(self.dollars - gone, self.per_s * max(0.0, length_s)))
+        gone = 0.0 if self.rolling else self.dollars_per_s * max(0.0, seconds)
+        return micro(min(self.dollars - gone, self.dollars_per_s * max(0.0, length_s)))
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _need(bounds: EffectiveLimits, rate: float, spent: float, trained_s: float, 
 def _still(bounds: EffectiveLimits, state: JobState, held: Iterable[Claim], now: datetime) -> Need | None:
     """The need of a running job until its end."""
     spec, last = bounds.spec, list(held)[-1]
-    rate = sum(per_s(claim, claim.nodes) for claim in state.open_claims)
+    rate = sum(dollars_per_s(claim, claim.nodes) for claim in state.open_claims)
     # A running job past its limits still has to save.
     least = rate * _save_s(spec)
     if state.stop is not None or (state.open_claims and all(_ends(claim) for claim in state.open_claims)):
@@ -228,7 +228,7 @@ def _still(bounds: EffectiveLimits, state: JobState, held: Iterable[Claim], now:
         passed_s = max(0.0, (now - last.launched_at).total_seconds())
     # Time counts as start-up until START_S is over, then as training.
     trained_s, start_s = _trained_s(state) + max(0.0, passed_s - START_S), max(0.0, START_S - passed_s)
-    own = per_s(last, last.nodes)
+    own = dollars_per_s(last, last.nodes)
     need = _need(bounds, own, highest_possible_cost(state, now), trained_s, start_s)
     # An older attempt that still saves costs money too.
     beside = max(0.0, rate - own) * _save_s(spec) if spec.limits.max_cost is None else 0.0
@@ -245,5 +245,5 @@ def _hold_need(state: JobState, spec: Spec, now: datetime) -> Need | None:
     claim = state.claim(hold.claim) if hold is not None else None
     if hold is None or claim is None or now >= hold.until:
         return None
-    rate = per_s(claim)
+    rate = dollars_per_s(claim)
     return Need(rate * (hold.until - now).total_seconds(), rate, "retry.hold_on_failure")

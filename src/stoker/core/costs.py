@@ -72,10 +72,10 @@ def highest_possible_cost(state: JobState, now: datetime) -> float:
 
 def burn_rate(state: JobState) -> float:
     """Highest possible dollars per second now, over all known prices."""
-    return sum(per_s(claim) for claim in state.open_claims)
+    return sum(dollars_per_s(claim) for claim in state.open_claims)
 
 
-def per_s(claim: Claim, machines: int | None = None) -> float:
+def dollars_per_s(claim: Claim, machines: int | None = None) -> float:
     """Highest possible dollars per second of its machines, or of `machines` of them; 0 if no price is known."""
     price = Cost(claim.offering.price, claim.offering.on_demand_price).at_most
     return (price or 0.0) * (len(claim.launched or ()) if machines is None else machines) / 3600

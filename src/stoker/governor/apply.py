@@ -10,7 +10,7 @@ from typing import Protocol
 
 from stoker.core import policy_rules
 from stoker.core.budgets import LaunchDenied
-from stoker.core.costs import per_s
+from stoker.core.costs import dollars_per_s
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
 from stoker.core.prior_usage import used_before
@@ -365,7 +365,7 @@ class Applier:
         so that every governor that finishes the claim asks for the same."""
         subject = policy_rules.Subject(spec, claim.at.date(), state.job, used_before(state, spec, claim.at))
         return longest_life_s(
-            policy_rules.effective_limits(self.settings.policy, subject).spec, per_s(claim, claim.nodes)
+            policy_rules.effective_limits(self.settings.policy, subject).spec, dollars_per_s(claim, claim.nodes)
         )
 
 
