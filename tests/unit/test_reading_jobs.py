@@ -441,7 +441,7 @@ def test_how_much_of_a_checkpoint_was_fetched_is_told_file_by_file(
     # The package has a function of that name.
     checkpoints = importlib.import_module("stoker.store.checkpoints")
     blobs = [BlobRef(path=name, digest="0" * 64, size=size) for name, size in (("a", 10), ("b", 30))]
-    monkeypatch.setattr(checkpoints, "_fetch_blob", lambda *_: None)
+    monkeypatch.setattr(checkpoints, "_fetch_verified_blob", lambda *_: None)
     monkeypatch.setattr(checkpoints, "_place_all", lambda *_: None)
     monkeypatch.setattr(checkpoints, "_read_links", lambda *_: {})
     monkeypatch.setattr(checkpoints, "run_all", lambda calls, _workers: [call() for call in calls])

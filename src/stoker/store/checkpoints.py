@@ -217,7 +217,7 @@ def fetch_files(
         nonlocal moved
         key = keys.blob(job, part.rank, part.blob.name)
         with staging.new_file(str(number)) as file:
-            problem = _fetch_blob(store, key, part.blob, file)
+            problem = _fetch_verified_blob(store, key, part.blob, file)
         moved += part.blob.size
         if progress is not None and problem is None:
             progress(min(moved, total), total)
@@ -239,7 +239,7 @@ _MISSING = "its bytes are missing from the store"
 _WRONG = "its bytes in the store are not what was saved"
 
 
-def _fetch_blob(store: Store, key: str, blob: BlobRef, target: Path) -> str | None:
+def _fetch_verified_blob(store: Store, key: str, blob: BlobRef, target: Path) -> str | None:
     # A bit may flip in transit: only bytes that are wrong twice count as damaged.
     for _ in range(2):
         digest = store.get_file(key, target)
