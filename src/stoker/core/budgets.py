@@ -43,15 +43,17 @@ class BudgetWarning:
 
 @dataclass(frozen=True)
 class LaunchDenied:
-    """A launch that a budget denies for now. `until` is when that may change by itself; `refuses`: a job that never ran is
-    ended. `waits` is the reason for waiting: the rule and the end come first, because lists of jobs cut the text off. `amount`:
-    millionths of a dollar that the job waits for in the queue; 0 if it is not queued."""
+    """The denial of a launch, for now."""
 
     rule: str
     reason: str
+    # When it may change by itself.
     until: datetime | None = None
+    # A job that never ran is ended.
     refuses: bool = False
+    # The reason for waiting. The rule and the end come first, because lists of jobs cut the text off.
     waits: str = ""
+    # Millionths of a dollar that the job waits for in the queue; 0 if it is not queued.
     amount: int = 0
     # The job can never have what it needs.
     never: bool = False

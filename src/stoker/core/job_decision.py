@@ -20,8 +20,10 @@ _FARTHEST_WAKE_S = 86400.0
 
 
 class JobDecision:
-    """The state of one decision. Functions that take it and return a bool return whether they planned a log entry;
-    after that nothing else is planned."""
+    """The state of one decision about one job: what was observed, and what is planned so far.
+
+    Rules are functions that take it. One that returns a bool returns True after it planned a log entry; nothing is
+    planned after that."""
 
     def __init__(
         self,

@@ -326,8 +326,9 @@ class Machine(Protocol):
     def wake_governors(self) -> None:
         """Wake a governor on the same machine, if there is one. Best effort, never raises."""
 
-    def power_off(self) -> None:
-        """Give the machine back. On `local` this ends the process and does not return."""
+    def give_back(self) -> None:
+        """Give the machine back: end this process, from any thread, after which its service, supervisor or container
+        ends the machine. Does not return."""
 
 
 @runtime_checkable
