@@ -44,13 +44,13 @@ class TestMachine:
     def test_waking_never_raises(self, tmp_path: Path) -> None:
         LocalMachine(tmp_path / "nowhere" / "node").wake_governors()
 
-    def test_power_off_ends_the_process_from_any_thread(self, tmp_path: Path) -> None:
+    def test_giving_back_ends_the_process_from_any_thread(self, tmp_path: Path) -> None:
         code = """
             import sys, threading, time
             from pathlib import Path
             from stoker.providers.local.machine import LocalMachine
             print("last words")
-            threading.Thread(target=LocalMachine(Path(sys.argv[1])).power_off).start()
+            threading.Thread(target=LocalMachine(Path(sys.argv[1])).give_back).start()
             time.sleep(3600)
         """
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True)

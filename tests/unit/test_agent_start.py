@@ -40,7 +40,7 @@ class Machine:
     def wake_governors(self) -> None:
         self._did.append("wake governors")
 
-    def power_off(self) -> None:
+    def give_back(self) -> None:
         self._did.append("power off")
 
 

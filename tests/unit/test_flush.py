@@ -43,7 +43,7 @@ class Here:
     def wake_governors(self) -> None:
         pass
 
-    def power_off(self) -> None:
+    def give_back(self) -> None:
         raise AssertionError("only `main` switches the machine off")
 
 

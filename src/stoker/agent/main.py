@@ -74,7 +74,7 @@ def run_agent(root: Path) -> int:
     else:
         run_attempt(AttemptContext(node))
     node.machine.wake_governors()
-    node.machine.power_off()
+    node.machine.give_back()
     return 0
 
 

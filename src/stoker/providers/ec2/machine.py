@@ -90,7 +90,7 @@ class Ec2Machine:
     def wake_governors(self) -> None:
         """Do nothing: EC2 itself notifies a deployed governor of warnings and of machines that end."""
 
-    def power_off(self) -> None:
+    def give_back(self) -> None:
         """End this process, from any thread: its service switches the machine off. Does not return."""
         sys.stdout.flush()
         sys.stderr.flush()

@@ -131,7 +131,7 @@ class GceMachine:
         topic = f"projects/{project}/topics/{keys.deployment_name(str(config['store']))}"
         publish(topic, {"stoker": {"jobs": [config["job"]]}}, self._metadata.token()[0])
 
-    def power_off(self) -> None:
+    def give_back(self) -> None:
         """End this process, from any thread: its service deletes the machine. Does not return."""
         sys.stdout.flush()
         sys.stderr.flush()

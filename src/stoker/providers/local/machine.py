@@ -68,7 +68,7 @@ class LocalMachine:
         """Wake the governors that wait for this store's nodes."""
         wake_waiters(self._node.root)
 
-    def power_off(self) -> None:
+    def give_back(self) -> None:
         """End this process, from any thread; its supervisor does the rest. Does not return."""
         sys.stdout.flush()
         sys.stderr.flush()

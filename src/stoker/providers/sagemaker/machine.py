@@ -69,7 +69,7 @@ class SageMakerMachine:
     def wake_governors(self) -> None:
         """Do nothing: a container cannot wake a governor."""
 
-    def power_off(self) -> None:
+    def give_back(self) -> None:
         """End this process, from any thread: the container ends with it. Does not return."""
         sys.stdout.flush()
         sys.stderr.flush()
