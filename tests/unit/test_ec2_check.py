@@ -12,7 +12,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Ec2Resources, Resources
 from stoker.model.spec import Spec, master_port
-from stoker.providers.ec2 import check, iam, network_check, permissions, quotas, verdicts
+from stoker.providers.ec2 import check, iam, network_check, quotas, statements, verdicts
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
 
@@ -123,12 +123,12 @@ def test_what_nodes_let_in_from_one_another(groups: list[dict[str, Any]], found:
 
 
 def test_the_fix_of_a_denial_is_its_statement() -> None:
-    assert permissions.statement_for("ec2:TerminateInstances", "s3://b/t") == (
+    assert statements.statement_for("ec2:TerminateInstances", "s3://b/t") == (
         '{"Effect":"Allow","Action":"ec2:TerminateInstances","Resource":["arn:aws:ec2:*:*:instance/*",'
         '"arn:aws:ec2:*:*:volume/*","arn:aws:ec2:*:*:placement-group/*"],'
         '"Condition":{"StringEquals":{"aws:ResourceTag/stoker:store":"s3://b/t"}}}'
     )
-    assert permissions.statement_for("ec2:RunInstances", "s3://b/t").count('"Action":"ec2:RunInstances"') == 2
+    assert statements.statement_for("ec2:RunInstances", "s3://b/t").count('"Action":"ec2:RunInstances"') == 2
 
 
 class Iam:

@@ -23,7 +23,7 @@ from stoker.model import keys
 from stoker.model.errors import ProviderError, UserError
 from stoker.providers import registry
 from stoker.providers.base import Request
-from stoker.providers.ec2 import permissions
+from stoker.providers.ec2 import statements
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import call_aws
 from stoker.store.base import Store
@@ -128,7 +128,7 @@ def _statements(
 ) -> tuple[dict[str, Any], ...]:
     """The statements of the governor's policies of every provider with stores on S3, each once; and PassRole for
     `roles`."""
-    homed = partial(permissions.for_region, region=region)
+    homed = partial(statements.for_region, region=region)
     found: dict[str, dict[str, Any]] = {}
     for name in registry.names():
         schemes = registry.capabilities(name).stores
@@ -151,9 +151,9 @@ def _statements(
 def _pass_role_statement(roles: tuple[str, ...]) -> dict[str, Any]:
     """Allow to pass these roles to machines and training jobs, and to no service that could extend their use."""
     named = [role if role.startswith("arn:") else f"arn:aws:iam::*:role/{role}" for role in roles]
-    services = [permissions.machine_service(), "sagemaker.amazonaws.com"]
+    services = [statements.machine_service(), "sagemaker.amazonaws.com"]
     condition = {"StringEquals": {"iam:PassedToService": services}}
-    return permissions.allow("PassNamedRoles", "iam:PassRole", named, condition)
+    return statements.allow("PassNamedRoles", "iam:PassRole", named, condition)
 
 
 # https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html lists the actions for a launch;
@@ -174,8 +174,8 @@ def _key_statements(keys: tuple[str, ...]) -> list[dict[str, Any]]:
         return []
     for_aws = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
     return [
-        permissions.allow("UseKeys", _KEY_ACTIONS, list(keys)),
-        permissions.allow("LendKeys", "kms:CreateGrant", list(keys), for_aws),
+        statements.allow("UseKeys", _KEY_ACTIONS, list(keys)),
+        statements.allow("LendKeys", "kms:CreateGrant", list(keys), for_aws),
     ]
 
 

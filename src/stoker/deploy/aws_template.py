@@ -16,6 +16,7 @@ from stoker.deploy.aws_entry_point import RULE, STORE, TOPIC
 from stoker.deploy.aws_monitoring import may_publish, policy_document
 from stoker.external_jobs.gpu_alarms import alarm_prefix as alarm_prefix
 from stoker.governor.serverless import events
+from stoker.providers.ec2.permissions import Statement
 
 RUNTIME = "python3.13"
 HANDLER = "stoker.deploy.aws_entry_point.handler"
@@ -214,62 +215,71 @@ def _role(plan: AwsPlan) -> dict[str, Any]:
     }
 
 
+# Read, stop and clone external training jobs, and create alarms about them. The ARNs are those of the stack's partition
+# and account; (ALARMS) begins the names of the store's alarms.
+_TRAINING = (
+    Statement(
+        "Look",
+        "training jobs, and alarms and metrics about them",
+        ("sagemaker:ListTrainingJobs", "cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"),
+        "*",
+    ),
+    Statement(
+        "Jobs",
+        "stop them, and make clones",
+        (
+            "sagemaker:DescribeTrainingJob",
+            "sagemaker:ListTags",
+            "sagemaker:StopTrainingJob",
+            "sagemaker:CreateTrainingJob",
+            "sagemaker:AddTags",
+        ),
+        "sagemaker:*:ACCOUNT:training-job/*",
+    ),
+    Statement(
+        "Plans",
+        "creating a training job in reserved capacity needs the permission on these as well",
+        "sagemaker:CreateTrainingJob",
+        ("sagemaker:*:ACCOUNT:training-plan/*", "sagemaker:*:ACCOUNT:reserved-capacity/*"),
+    ),
+    Statement(
+        "Alarms",
+        "alarms about them",
+        ("cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms", "cloudwatch:TagResource"),
+        "cloudwatch:*:ACCOUNT:alarm:(ALARMS)*",
+    ),
+    Statement(
+        "Logs",
+        "why one failed",
+        ("logs:DescribeLogStreams", "logs:GetLogEvents"),
+        "logs:*:ACCOUNT:log-group:/aws/sagemaker/TrainingJobs*",
+    ),
+    Statement(
+        "CloneRoles",
+        "a clone has the role of its original, which may be any role",
+        "iam:PassRole",
+        "iam::ACCOUNT:role/*",
+        {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+    ),
+)
+
+
 def _training(plan: AwsPlan) -> list[dict[str, Any]]:
-    """Read, stop and clone external training jobs, and create alarms about them. A clone has the role of its original,
-    which may be any role."""
-    start = "arn:${AWS::Partition}"
-    jobs = {"Fn::Sub": f"{start}:sagemaker:*:${{AWS::AccountId}}:training-job/*"}
-    # Creating a training job in reserved capacity needs the permission on these as well.
-    plans = [
-        {"Fn::Sub": f"{start}:sagemaker:*:${{AWS::AccountId}}:{kind}/*"}
-        for kind in ("training-plan", "reserved-capacity")
-    ]
-    alarms = {"Fn::Sub": f"{start}:cloudwatch:*:${{AWS::AccountId}}:alarm:{alarm_prefix(plan.store)}*"}
-    log = {"Fn::Sub": f"{start}:logs:*:${{AWS::AccountId}}:log-group:/aws/sagemaker/TrainingJobs*"}
+    def substituted(resource: str) -> Any:
+        named = resource.replace("ACCOUNT", "${AWS::AccountId}").replace("(ALARMS)", alarm_prefix(plan.store))
+        return named if named == "*" else {"Fn::Sub": f"arn:${{AWS::Partition}}:{named}"}
+
     return [
         {
-            "Sid": "Look",
+            "Sid": each.sid,
             "Effect": "Allow",
-            "Action": ["sagemaker:ListTrainingJobs", "cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"],
-            "Resource": "*",
-        },
-        {
-            "Sid": "Jobs",
-            "Effect": "Allow",
-            "Action": [
-                "sagemaker:DescribeTrainingJob",
-                "sagemaker:ListTags",
-                "sagemaker:StopTrainingJob",
-                "sagemaker:CreateTrainingJob",
-                "sagemaker:AddTags",
-            ],
-            "Resource": jobs,
-        },
-        {
-            "Sid": "Plans",
-            "Effect": "Allow",
-            "Action": "sagemaker:CreateTrainingJob",
-            "Resource": plans,
-        },
-        {
-            "Sid": "Alarms",
-            "Effect": "Allow",
-            "Action": ["cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms", "cloudwatch:TagResource"],
-            "Resource": alarms,
-        },
-        {
-            "Sid": "Logs",
-            "Effect": "Allow",
-            "Action": ["logs:DescribeLogStreams", "logs:GetLogEvents"],
-            "Resource": log,
-        },
-        {
-            "Sid": "CloneRoles",
-            "Effect": "Allow",
-            "Action": "iam:PassRole",
-            "Resource": {"Fn::Sub": f"{start}:iam::${{AWS::AccountId}}:role/*"},
-            "Condition": {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
-        },
+            "Action": each.actions if isinstance(each.actions, str) else list(each.actions),
+            "Resource": substituted(each.resources)
+            if isinstance(each.resources, str)
+            else [substituted(resource) for resource in each.resources],
+            **({} if each.condition is None else {"Condition": each.condition}),
+        }
+        for each in _TRAINING
     ]
 
 

@@ -1,11 +1,49 @@
-"""The contract of a provider's module `iam`: the permissions that Stoker needs in its cloud."""
+"""The permissions that Stoker needs in a cloud: the contract of a provider's module `iam`, and the folders of the store
+that each part of Stoker may read, write and remove, which are the same in every cloud."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.model.resources import Resources
+
+_JOB_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+
+
+@dataclass(frozen=True)
+class StoreAccess:
+    """The folders of the store for one part of Stoker: see `stoker.model.keys`. The empty name is the whole store."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    removes: tuple[str, ...]
+
+
+_PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
+_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, keys.CHECKS)
+_DERIVED = (
+    *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.OUTBOX),
+    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, keys.PROBES),
+)
+# The record of costs is permanent: no part that writes it may remove it. People write it with `stoker reindex` and
+# `stoker rm`.
+PERSON = StoreAccess(
+    reads=("",),
+    writes=(*_SUBMITTED, keys.SPENT, keys.REMOVED, keys.COLLECTED),
+    removes=(*_SUBMITTED, keys.WORK),
+)
+# A governor also writes entries of any job's log, which each cloud has to allow in its own way.
+GOVERNOR = StoreAccess(reads=("",), writes=(*_DERIVED, keys.SPENT, keys.CLONE_CHAINS), removes=_DERIVED)
+
+
+def node_access(own: str) -> StoreAccess:
+    """The access of a machine: it writes facts, and no decision. `own` limits it to jobs whose ids begin so."""
+    work = (keys.WORK + own,)
+    return StoreAccess((keys.JOBS + own, *_PACKED, keys.POLICY, *work, keys.REMOVED), work, work)
 
 
 @dataclass(frozen=True)
@@ -66,3 +104,19 @@ class IamModule(Protocol):
 
     def machine_role(self, resources: Resources) -> MachineRole | None:
         """The role that these resources name for their machines; None if they name none."""
+
+
+def check_job_name(job: str | None) -> None:
+    """Raise UserError for a text that is no job's name."""
+    if job is not None and _JOB_NAME.fullmatch(job) is None:
+        raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
+
+
+def jobs_of(job: str | None) -> str:
+    """The jobs whose machines a policy is for, in words."""
+    return "any job" if job is None else f"jobs called {job}"
+
+
+def paragraphs(text: str) -> tuple[str, ...]:
+    """The paragraphs of a text, each on one line."""
+    return tuple(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

@@ -16,7 +16,7 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult, LaunchOrder, Request
-from stoker.providers.ec2 import images, permissions, quotas, request, tags
+from stoker.providers.ec2 import images, permissions, quotas, request, statements, tags
 from stoker.providers.ec2.client import INSTALL, installed
 from stoker.providers.ec2.errors import call_aws, first_line
 from stoker.providers.ec2.network_check import check_network
@@ -233,7 +233,7 @@ class _AccountChecks:
     def _fix(self, action: str) -> str:
         if action == "iam:PassRole":
             return f"allow iam:PassRole for the role of {self._profile()}; {POLICIES}"
-        return f"add {permissions.statement_for(action, self._tag)}"
+        return f"add {statements.statement_for(action, self._tag)}"
 
     # ── What has to be there ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,43 +1,25 @@
 """The policies that AWS has to grant: to the user, the governor and the machines. Makes no requests.
 
+The tables of `permissions` hold what they allow. This module fills in the names, and writes the commands that grant.
 A node reads its job and writes facts under `work/`; it can write no decision and end no machine.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from stoker.model import keys
+from stoker.model import channel_address, keys, secret_refs
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
-from stoker.providers.ec2 import permissions, secret_access, tags
-from stoker.providers.ec2.permissions import allow, arn
+from stoker.providers.ec2 import permissions, tags
+from stoker.providers.ec2.permissions import FIS_ROLE
 from stoker.providers.ec2.request import DEFAULT_PROFILE
-from stoker.providers.grants import Grant, Grants, MachineRole
+from stoker.providers.ec2.statements import allow, fill, machine_service, partition
+from stoker.providers.grants import Grant, Grants, MachineRole, check_job_name, jobs_of, paragraphs
 from stoker.store.find_job import SUFFIX_LENGTH
-
-# The role that the Fault Injection Service assumes, for `stoker interrupt`.
-FIS_ROLE = "stoker-fis"
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
-
-_LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateLogStream", "logs:PutLogEvents"]
-
-# The folders that each part may write: see `stoker.model.keys`.
-_PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
-_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, keys.CHECKS)
-_DERIVED = (
-    *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.OUTBOX),
-    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, keys.PROBES),
-)
-_GOVERNED = (f"{keys.JOBS}*/log/", *_DERIVED)
-# The record of costs is permanent: no part that writes it may remove it. Users write it with `stoker reindex` and
-# `stoker rm`.
-_SPENT = keys.SPENT
-_NODE_READS = (keys.JOBS, *_PACKED, keys.POLICY, keys.WORK, keys.REMOVED)
 
 
 def grants(
@@ -50,17 +32,16 @@ def grants(
     notify: tuple[str, ...] = (),
 ) -> Grants:
     """The policies for one store. Pure. Raises UserError for an invalid bucket, job name or secret."""
-    place = _BucketPrefix.of(store, "--bucket")
-    if job is not None and _NAME.fullmatch(job) is None:
-        raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
+    names = store_names(store)
+    check_job_name(job)
     return Grants(
         (
-            _person(place, store),
-            _governor(place, store, notify),
-            _node(place, job, inputs, logs, secrets),
-            _interrupter(store),
+            _person(names),
+            _governor(names, notify),
+            _node(names, job, inputs, logs, secrets),
+            _interrupter(names),
         ),
-        (*_notes(job), secret_access.NOTE) if secrets or notify else _notes(job),
+        (*_notes(job), KMS_NOTE) if secrets or notify else _notes(job),
     )
 
 
@@ -70,141 +51,59 @@ def machine_role(resources: Resources) -> MachineRole | None:
     return None if profile is None else MachineRole("aws", "resources.ec2.profile", profile, DEFAULT_PROFILE)
 
 
-@dataclass(frozen=True)
-class _BucketPrefix:
-    """A bucket and the folder of the store in it."""
+# ── The names in the tables ───────────────────────────────────────────────────────────────────────────────────────────
 
-    bucket: str
-    prefix: str
 
-    @classmethod
-    def of(cls, url: str, option: str) -> _BucketPrefix:
-        bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
-        if not url.startswith("s3://") or not bucket:
-            raise UserError(f"{option}: machines on EC2 need a bucket; give it as s3://BUCKET/PREFIX, not {url!r}")
-        return cls(bucket, f"{prefix}/" if prefix else "")
+def store_names(store: str) -> dict[str, str]:
+    """The names in the tables of `permissions`, for one store. Raises UserError for an invalid bucket."""
+    return _bucket_names(store, "--bucket") | {
+        "TAG": tags.store_tag(store),
+        "DEPLOYMENT": keys.deployment_name(store),
+        "ROLE": DEFAULT_PROFILE,
+        "SERVICE": machine_service(),
+    }
 
-    def objects(self, *folders: str) -> list[str]:
-        return [f"arn:aws:s3:::{self.bucket}/{self.prefix}{folder}*" for folder in folders]
 
-    def objects_or_itself(self) -> list[str]:
-        """The objects below the folder, and the object of that name: an input may be either."""
-        itself = [f"arn:aws:s3:::{self.bucket}/{self.prefix.rstrip('/')}"] if self.prefix else []
-        return [*itself, *self.objects("")]
-
-    def listing(self, sid: str) -> dict[str, Any]:
-        """Allow listing. Without it S3 answers 403 instead of 404 for an absent object, which proves nothing.
-
-        The requested key counts as the prefix in that case: https://tracker.ceph.com/issues/74398
-        """
-        whole = f"arn:aws:s3:::{self.bucket}"
-        if not self.prefix:
-            return allow(sid, "s3:ListBucket", whole)
-        below = [self.prefix.rstrip("/"), f"{self.prefix}*"]
-        return allow(sid, "s3:ListBucket", whole, {"StringLike": {"s3:prefix": below}})
+def _bucket_names(url: str, option: str) -> dict[str, str]:
+    bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
+    if not url.startswith("s3://") or not bucket:
+        raise UserError(f"{option}: machines on EC2 need a bucket; give it as s3://BUCKET/PREFIX, not {url!r}")
+    whole = f"arn:aws:s3:::{bucket}"
+    below = {"ITSELF": f"{whole}/{prefix}", "OBJECTS": f"{whole}/{prefix}/"}
+    return {"BUCKET": whole, "PREFIX": prefix, **(below if prefix else {"ITSELF": "", "OBJECTS": f"{whole}/"})}
 
 
 # ── The policies ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _person(place: _BucketPrefix, store: str) -> Grant:
-    tag = tags.store_tag(store)
-    sessions = [
-        "arn:aws:ssm:*::document/AWS-StartSSHSession",
-        "arn:aws:ssm:*:*:document/SSM-SessionManagerRunShell",
-    ]
-    statements = [
-        place.listing("ListStore"),
-        allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow(
-            "Submit",
-            ["s3:PutObject", "s3:AbortMultipartUpload"],
-            place.objects(*_SUBMITTED, _SPENT, keys.REMOVED, keys.COLLECTED),
-        ),
-        allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, keys.WORK)),
-        *permissions.statements(permissions.PLAN, tag, "Plan"),
-        allow("Prices", "pricing:GetProducts", "*"),
-        *permissions.statements(permissions.SHELL, tag, "Visit"),
-        allow("VisitSessions", "ssm:StartSession", sessions),
-        *permissions.statements(permissions.CHECK, tag, "Check"),
-        allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{keys.deployment_name(store)}"),
-        allow("Interrupt", _FIS_ACTIONS, "*"),
-        pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
-    ]
+def _person(names: Mapping[str, str]) -> Grant:
     about = "submit, look, stop and resume; the plan and its prices; ssh and exec (Visit…); interrupt; check"
-    policy = policy_of(statements)
+    policy = policy_of(fill(permissions.PERSON, names))
     return Grant("person", about, policy, commands=(managed_policy_commands("person", policy),))
 
 
-_FIS_ACTIONS = [
-    "fis:CreateExperimentTemplate",
-    "fis:StartExperiment",
-    "fis:GetExperiment",
-    "fis:DeleteExperimentTemplate",
-]
-
-
-def _governor(place: _BucketPrefix, store: str, notify: tuple[str, ...]) -> Grant:
-    statements = [
-        place.listing("ListStore"),
-        allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT, keys.CLONE_CHAINS)),
-        allow("Forget", "s3:DeleteObject", place.objects(*_DERIVED)),
-        *secret_access.channels(notify),
-        *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
-        # EC2 resolves the image with the permissions of the launching account.
-        allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),
-        # Includes roles of single jobs: this policy is rewritten whenever one of them is made.
-        pass_role("PassNodeRole", [_role(None), _role("*")], permissions.machine_service()),
-    ]
+def _governor(names: Mapping[str, str], notify: tuple[str, ...]) -> Grant:
     about = "decide about jobs, and launch, name and end machines that carry this store's tag; no other machine"
-    policy = policy_of(statements)
+    policy = policy_of([*governor_in_store(names, notify), *fill(permissions.GOVERNOR_OF_MACHINES, names)])
     commands = (managed_policy_commands("governor", policy), _linked_role("spot.amazonaws.com"))
     return Grant("governor", about, policy, commands=commands)
 
 
 def _node(
-    place: _BucketPrefix, job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]
+    names: Mapping[str, str], job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]
 ) -> Grant:
-    own = "" if job is None else f"{job}-{'?' * SUFFIX_LENGTH}/"
-    work = place.objects(keys.WORK + own)
-    reads = [folder + own if folder in (keys.JOBS, keys.WORK) else folder for folder in _NODE_READS]
-    statements = [
-        place.listing("ListStore"),
-        allow("ReadJobs", "s3:GetObject", place.objects(*reads)),
-        allow("WriteFacts", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], work),
-    ]
-    for number, url in enumerate(inputs, 1):
-        there = _BucketPrefix.of(url, "--input")
-        statements.append(there.listing(f"ListInput{number}"))
-        statements.append(allow(f"ReadInput{number}", "s3:GetObject", there.objects_or_itself()))
-    if logs is not None:
-        group = f"arn:aws:logs:*:*:log-group:{logs}"
-        statements.append(allow("CopyLogs", _LOGS_ACTIONS, [group, f"{group}:*"]))
-    statements += secret_access.statements(secrets)
     role = _role(job)
-    trust = trust_policy(permissions.machine_service())
-    whose = "any job" if job is None else f"jobs called {job}"
-    about = f"the machines of {whose}: read jobs, code and agents, write under work/; nothing of EC2"
-    policy = policy_of(statements)
-    return Grant(
-        "node",
-        about,
-        policy,
-        trust,
-        (create_role_command(role, trust), put_policy_command(role, policy), *_profile(role)),
-    )
+    trust = trust_policy(machine_service())
+    about = f"the machines of {jobs_of(job)}: read jobs, code and agents, write under work/; nothing of EC2"
+    policy = policy_of(node_in_store(names, job, inputs, logs, secrets))
+    commands = (create_role_command(role, trust), put_policy_command(role, policy), *_profile(role))
+    return Grant("node", about, policy, trust, commands)
 
 
-def _interrupter(store: str) -> Grant:
+def _interrupter(names: Mapping[str, str]) -> Grant:
     """An optional role: without it `stoker interrupt` ends the machine."""
-    ours = {"StringEquals": {f"aws:ResourceTag/{tags.STORE}": tags.store_tag(store)}}
-    statements = [
-        allow("Find", "ec2:DescribeInstances", "*"),
-        allow("Interrupt", "ec2:SendSpotInstanceInterruptions", [arn("instance")], ours),
-    ]
     trust = trust_policy("fis.amazonaws.com")
-    policy = policy_of(statements)
+    policy = policy_of(fill(permissions.INTERRUPTER, names))
     commands = (
         create_role_command(FIS_ROLE, trust),
         put_policy_command(FIS_ROLE, policy),
@@ -214,16 +113,73 @@ def _interrupter(store: str) -> Grant:
     return Grant("interrupter", about, policy, trust, commands)
 
 
-# ── Their parts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Their parts that are about the store ──────────────────────────────────────────────────────────────────────────────
+
+
+def governor_in_store(names: Mapping[str, str], notify: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The governor's statements about the store, the topics that it publishes to, and secrets that are addresses.
+
+    Other notification channels need no permission. Raises UserError for an invalid secret.
+    """
+    wanted: dict[str, list[str]] = {}
+    for to in notify:
+        topic = channel_address.topic_of(to)
+        if topic is not None:
+            wanted.setdefault("sns:Publish", []).append(topic)
+        elif to.startswith("aws-"):
+            for each in _secret_statements(0, to):
+                wanted.setdefault(each["Action"], []).append(each["Resource"])
+    channels = [
+        allow(permissions.CHANNELS[action], action, list(dict.fromkeys(resources)))
+        for action, resources in wanted.items()
+    ]
+    return [*fill(permissions.GOVERNOR_IN_STORE, names), *channels]
+
+
+def node_in_store(
+    names: Mapping[str, str], job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """A machine's statements about the store, inputs, copies of logs, and secrets.
+
+    Raises UserError for an input or a secret that machines on EC2 cannot reach.
+    """
+    own = "" if job is None else f"{job}-{'?' * SUFFIX_LENGTH}/"
+    found = fill(permissions.node_in_store(own), names)
+    for number, url in enumerate(inputs, 1):
+        found += fill(permissions.INPUT, _bucket_names(url, "--input") | {"NUMBER": str(number)})
+    if logs is not None:
+        found += fill(permissions.LOGS, {"GROUP": logs})
+    for number, text in enumerate(secrets, 1):
+        found += _secret_statements(number, text)
+    return found
+
+
+def _secret_statements(number: int, text: str) -> list[dict[str, Any]]:
+    """The statements for a reference. Raises UserError for one that machines on EC2 cannot resolve."""
+    try:
+        wanted = secret_refs.parse(text)
+    except ValueError:
+        wanted = None
+    if wanted is None or wanted.kind not in permissions.SECRETS:
+        kinds = tuple(kind for kind in secret_refs.KINDS if kind in permissions.SECRETS)
+        raise UserError(f"--secret: machines on EC2 read {secret_refs.expected(kinds)}; give what the job file has")
+    name = wanted.name
+    arns = {
+        # Secrets Manager appends six characters to every ARN.
+        "aws-sm": f"arn:aws:secretsmanager:*:*:secret:{name}-??????",
+        # A version or a label is not part of the resource.
+        "aws-ssm": f"arn:aws:ssm:*:*:parameter/{name.partition(':')[0].lstrip('/')}",
+    }
+    arn = name if name.startswith("arn:") else arns.get(wanted.kind, "")
+    names = {"NUMBER": str(number), "ARN": arn, "OWNER": wanted.detail or "*", "DOMAIN": name}
+    return fill(permissions.SECRETS[wanted.kind], names)
+
+
+# ── Their form ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _role(job: str | None) -> str:
     return DEFAULT_PROFILE if job is None else f"{DEFAULT_PROFILE}-{job}"
-
-
-def pass_role(sid: str, roles: list[str], service: str) -> dict[str, Any]:
-    named = [f"arn:aws:iam::*:role/{role}" for role in roles]
-    return allow(sid, "iam:PassRole", named, {"StringEquals": {"iam:PassedToService": service}})
 
 
 def policy_of(statements: list[dict[str, Any]]) -> dict[str, Any]:
@@ -257,7 +213,7 @@ _WHOM = {"person": "next, for each person", "governor": "and for governors, of w
 
 def managed_policy_commands(name: str, policy: dict[str, Any], whom: str = "") -> str:
     """Commands for a policy that can be attached to users, groups and roles, which are not known here."""
-    text = _MANAGED.replace("(PARTITION)", permissions.partition()).replace("(NAME)", f"stoker-{name}")
+    text = _MANAGED.replace("(PARTITION)", partition()).replace("(NAME)", f"stoker-{name}")
     return text.replace("(WHOM)", _WHOM[whom or name]).replace("(DOCUMENT)", _quoted(policy))
 
 
@@ -298,9 +254,13 @@ def _quoted(document: dict[str, Any]) -> str:
 def _notes(job: str | None) -> tuple[str, ...]:
     text = (_SHARED if job is None else _OWN) + _ALWAYS
     text = text.replace("(ROLE)", _role(job)).replace("(JOB)", job or "")
-    text = text.replace("(PARTITION)", permissions.partition())
-    return tuple(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return paragraphs(text.replace("(PARTITION)", partition()))
 
+
+KMS_NOTE = (
+    "A secret or parameter that is encrypted with a key of your own also needs kms:Decrypt on that key; with AWS's own "
+    "keys it does not."
+)
 
 _SHARED = """\
 What the node's profile separates: machines from decisions. No machine can write a log, or claim, launch or end

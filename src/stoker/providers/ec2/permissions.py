@@ -1,12 +1,17 @@
-"""The AWS operations that Stoker uses, with reasons: the table behind `stoker iam ec2` and `stoker check ec2`."""
+"""The permissions that Stoker needs on AWS, with reasons: the tables behind `stoker iam ec2` and `stoker check ec2`.
+
+A text may hold names in parentheses; `statements.fill` replaces them. (BUCKET) is the ARN of the store's bucket,
+(OBJECTS) the beginning of the ARNs of the store's objects, (PREFIX) the store's folder, (TAG) the value of its tag.
+"""
 
 from __future__ import annotations
 
-import json
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stoker.model import keys
+from stoker.providers import grants
 from stoker.providers.ec2 import tags
 
 # The resources of an operation: `anything` (read only), `made` (a new resource that carries this store's tag from its
@@ -30,6 +35,32 @@ class Operation:
     why: str
     resources: tuple[str, ...] = ()
 
+
+@dataclass(frozen=True)
+class Operations:
+    """Statements for these operations, one for each scope. Their Sids begin with `sid`."""
+
+    sid: str
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a policy."""
+
+    sid: str
+    why: str
+    actions: str | tuple[str, ...]
+    resources: str | tuple[str, ...]
+    condition: Mapping[str, Any] | None = None
+
+
+def arn(kind: str) -> str:
+    """Every EC2 resource of a type, in any region of the policy's account."""
+    return f"arn:aws:ec2:*:*:{kind}/*"
+
+
+# ── Operations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # Everything that a governor calls, and nothing else: a test compares this with the provider's source.
 GOVERNOR: tuple[Operation, ...] = (
@@ -76,107 +107,199 @@ CHECK: tuple[Operation, ...] = (
     Operation("servicequotas:GetServiceQuota", "anything", "how many machines the account may have"),
 )
 
+# ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-def launch_statements(store: str) -> list[dict[str, Any]]:
-    """Allow RunInstances and its tags. New resources must carry the store's tag; resources that it uses need not."""
-    asked = {"StringEquals": {f"aws:RequestTag/{tags.STORE}": store}}
-    launched = [arn(kind) for kind in _LAUNCHED]
-    used = [*map(arn, _USED), *(f"arn:aws:ec2:*::{kind}/*" for kind in _SHARED)]
-    return [
-        allow("LaunchTagged", "ec2:RunInstances", launched, asked),
-        allow("LaunchWith", "ec2:RunInstances", [*used, "arn:aws:resource-groups:*:*:group/*"]),
-        allow(
-            "TagWhatIsMade",
-            "ec2:CreateTags",
-            [*launched, arn("placement-group")],
-            {"StringEquals": {"ec2:CreateAction": ["RunInstances", "CreatePlacementGroup"]}},
+REQUESTED_TAG = {"StringEquals": {f"aws:RequestTag/{tags.STORE}": "(TAG)"}}
+CARRYING_TAG = {"StringEquals": {f"aws:ResourceTag/{tags.STORE}": "(TAG)"}}
+_LAUNCHED_ARNS = tuple(map(arn, _LAUNCHED))
+
+LAUNCH = (
+    Statement(
+        "LaunchTagged",
+        "what a launch makes carries the store's tag from its creation",
+        "ec2:RunInstances",
+        _LAUNCHED_ARNS,
+        REQUESTED_TAG,
+    ),
+    Statement(
+        "LaunchWith",
+        "what a launch uses need not carry it",
+        "ec2:RunInstances",
+        (*map(arn, _USED), *(f"arn:aws:ec2:*::{kind}/*" for kind in _SHARED), "arn:aws:resource-groups:*:*:group/*"),
+    ),
+    Statement(
+        "TagWhatIsMade",
+        "tags of new resources alone",
+        "ec2:CreateTags",
+        (*_LAUNCHED_ARNS, arn("placement-group")),
+        {"StringEquals": {"ec2:CreateAction": ("RunInstances", "CreatePlacementGroup")}},
+    ),
+    Statement(
+        "NameNodes",
+        "a gang is launched under one name; each node gets its own afterwards",
+        "ec2:CreateTags",
+        (arn("instance"),),
+        {**CARRYING_TAG, "ForAllValues:StringEquals": {"aws:TagKeys": (tags.NAME,)}},
+    ),
+)
+
+# ── The store ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _below(*folders: str) -> tuple[str, ...]:
+    return tuple(f"(OBJECTS){folder}*" for folder in folders)
+
+
+# Without it S3 answers 403 instead of 404 for an absent object, which proves nothing. The requested key counts as the
+# prefix in that case: https://tracker.ceph.com/issues/74398
+LIST_STORE = Statement(
+    "ListStore",
+    "see which objects exist",
+    "s3:ListBucket",
+    "(BUCKET)",
+    {"StringLike": {"s3:prefix": ("(PREFIX)", "(PREFIX)/*")}},
+)
+READ_STORE = Statement("ReadStore", "read jobs and their facts", "s3:GetObject", _below(*grants.PERSON.reads))
+PERSON_IN_STORE = (
+    LIST_STORE,
+    READ_STORE,
+    Statement("Submit", "submit jobs", ("s3:PutObject", "s3:AbortMultipartUpload"), _below(*grants.PERSON.writes)),
+    Statement("Remove", "remove jobs", "s3:DeleteObject", _below(*grants.PERSON.removes)),
+)
+GOVERNOR_IN_STORE = (
+    LIST_STORE,
+    READ_STORE,
+    Statement("Decide", "write logs of jobs", "s3:PutObject", _below(f"{keys.JOBS}*/log/", *grants.GOVERNOR.writes)),
+    Statement("Forget", "remove what is derived from logs", "s3:DeleteObject", _below(*grants.GOVERNOR.removes)),
+)
+
+
+def node_in_store(own: str) -> tuple[Statement, ...]:
+    """A machine reads its job and writes facts about it. `own` limits both to jobs whose id begins so."""
+    access = grants.node_access(own)
+    writes = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
+    return (
+        LIST_STORE,
+        Statement("ReadJobs", "read jobs, code and agents", "s3:GetObject", _below(*access.reads)),
+        Statement("WriteFacts", "write and replace facts", writes, _below(*access.writes)),
+    )
+
+
+# ── People ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The role that the Fault Injection Service assumes, for `stoker interrupt`.
+FIS_ROLE = "stoker-fis"
+
+PRICES = Statement("Prices", "refresh the table of prices", "pricing:GetProducts", "*")
+WAKE_GOVERNOR = Statement(
+    "WakeGovernor", "wake a deployed governor", "lambda:InvokeFunction", "arn:aws:lambda:*:*:function:(DEPLOYMENT)"
+)
+PERSON = (
+    *PERSON_IN_STORE,
+    Operations("Plan", PLAN),
+    PRICES,
+    Operations("Visit", SHELL),
+    Statement(
+        "VisitSessions",
+        "the documents that sessions run",
+        "ssm:StartSession",
+        ("arn:aws:ssm:*::document/AWS-StartSSHSession", "arn:aws:ssm:*:*:document/SSM-SessionManagerRunShell"),
+    ),
+    Operations("Check", CHECK),
+    WAKE_GOVERNOR,
+    Statement(
+        "Interrupt",
+        "rehearse a reclaim",
+        (
+            "fis:CreateExperimentTemplate",
+            "fis:StartExperiment",
+            "fis:GetExperiment",
+            "fis:DeleteExperimentTemplate",
         ),
-        allow(
-            "NameNodes",
-            "ec2:CreateTags",
-            [arn("instance")],
-            {**_carrying(store), "ForAllValues:StringEquals": {"aws:TagKeys": [tags.NAME]}},
+        "*",
+    ),
+    Statement(
+        "InterruptRole",
+        "lend the experiment its role",
+        "iam:PassRole",
+        (f"arn:aws:iam::*:role/{FIS_ROLE}",),
+        {"StringEquals": {"iam:PassedToService": "fis.amazonaws.com"}},
+    ),
+)
+
+# ── Governors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+GOVERNOR_OF_MACHINES = (
+    Operations("Machines", GOVERNOR),
+    # EC2 resolves the image with the permissions of the launching account.
+    Statement("Images", "find the newest image", "ssm:GetParameters", PUBLIC_PARAMETERS),
+    # Includes roles of single jobs: this policy is rewritten whenever one of them is made.
+    Statement(
+        "PassNodeRole",
+        "give machines their role",
+        "iam:PassRole",
+        ("arn:aws:iam::*:role/(ROLE)", "arn:aws:iam::*:role/(ROLE)-*"),
+        {"StringEquals": {"iam:PassedToService": "(SERVICE)"}},
+    ),
+)
+# Notification channels: one statement for each action, because IAM limits the length of a role's policies.
+CHANNELS = {
+    "sns:Publish": "Tell",
+    "secretsmanager:GetSecretValue": "ReadChannelSecrets",
+    "ssm:GetParameter": "ReadChannelParameters",
+}
+
+# ── Machines ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# For each input (NUMBER), with names of its own bucket. (ITSELF): the folder, since an input may be a single object.
+INPUT = (
+    Statement("ListInput(NUMBER)", LIST_STORE.why, LIST_STORE.actions, LIST_STORE.resources, LIST_STORE.condition),
+    Statement("ReadInput(NUMBER)", "read an input of jobs", "s3:GetObject", ("(ITSELF)", "(OBJECTS)*")),
+)
+LOGS = (
+    Statement(
+        "CopyLogs",
+        "copy logs of nodes to the log group (GROUP)",
+        ("logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateLogStream", "logs:PutLogEvents"),
+        ("arn:aws:logs:*:*:log-group:(GROUP)", "arn:aws:logs:*:*:log-group:(GROUP):*"),
+    ),
+)
+IMAGE_READS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
+# For each secret (NUMBER) of jobs, by the kind of its reference.
+SECRETS = {
+    "aws-sm": (Statement("ReadSecret(NUMBER)", "a secret of a job", "secretsmanager:GetSecretValue", "(ARN)"),),
+    "aws-ssm": (Statement("ReadSecret(NUMBER)", "a parameter of a job", "ssm:GetParameter", "(ARN)"),),
+    "aws-codeartifact": (
+        Statement(
+            "MakeToken(NUMBER)",
+            "a token for the packages of a domain",
+            "codeartifact:GetAuthorizationToken",
+            "arn:aws:codeartifact:*:(OWNER):domain/(DOMAIN)",
         ),
-    ]
+        Statement(
+            "BearToken(NUMBER)",
+            "the token is one of STS",
+            "sts:GetServiceBearerToken",
+            "*",
+            {"StringEquals": {"sts:AWSServiceName": "codeartifact.amazonaws.com"}},
+        ),
+        # The token alone grants no access.
+        Statement(
+            "ReadPackages(NUMBER)",
+            "read the packages",
+            ("codeartifact:GetRepositoryEndpoint", "codeartifact:ReadFromRepository"),
+            "arn:aws:codeartifact:*:(OWNER):repository/(DOMAIN)/*",
+        ),
+    ),
+    "aws-ecr": (
+        Statement("MakeToken(NUMBER)", "a token for private images", "ecr:GetAuthorizationToken", "*"),
+        Statement("ReadImages(NUMBER)", "pull the images", IMAGE_READS, "arn:aws:ecr:*:*:repository/*"),
+    ),
+}
 
+# ── The Fault Injection Service ───────────────────────────────────────────────────────────────────────────────────────
 
-def statements(operations: tuple[Operation, ...], store: str, sid: str) -> list[dict[str, Any]]:
-    """Statements that allow these operations and no more. A launch has its own, see `launch_statements`."""
-    plain = [each for each in operations if each.action not in ("ec2:RunInstances", "ec2:CreateTags")]
-    found = []
-    look = [each.action for each in plain if each.scope == "anything"]
-    if look:
-        found.append(allow(f"{sid}Look", look, "*"))
-    made = [each for each in plain if each.scope == "made"]
-    if made:
-        asked = {"StringEquals": {f"aws:RequestTag/{tags.STORE}": store}}
-        found.append(allow(f"{sid}Make", _actions(made), _arns(made), asked))
-    ours = [each for each in plain if each.scope == "ours"]
-    if ours:
-        found.append(allow(f"{sid}Ours", _actions(ours), _arns(ours), _carrying(store)))
-    if len(plain) != len(operations):
-        found += launch_statements(store)
-    return found
-
-
-def statement_for(action: str, store: str) -> str:
-    """The statements that allow one operation, for the user to paste."""
-    found = [each for each in statements(GOVERNOR, store, "") if action in _listed(each["Action"])]
-    if not found:
-        found = [allow("", action, "*")]
-    lean = [{key: value for key, value in (each | {"Action": action}).items() if key != "Sid"} for each in found]
-    return ", ".join(json.dumps(each, separators=(",", ":")) for each in lean)
-
-
-def allow(
-    sid: str, action: str | list[str], resource: str | list[str], condition: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """One statement, for the partition of this computer's region."""
-    resources = [resource] if isinstance(resource, str) else resource
-    for_region = [each.replace("arn:aws:", f"arn:{partition()}:", 1) for each in resources]
-    found: dict[str, Any] = {
-        "Sid": sid,
-        "Effect": "Allow",
-        "Action": action,
-        "Resource": for_region[0] if isinstance(resource, str) else for_region,
-    }
-    return found | ({"Condition": condition} if condition else {})
-
-
-def partition(region: str | None = None) -> str:
-    """The partition of the region: China and GovCloud are separate AWSs with other ARNs."""
-    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
-    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
-
-
-def machine_service(region: str | None = None) -> str:
-    """EC2's service name, which assumes the role of a machine."""
-    return "ec2.amazonaws.com.cn" if partition(region) == "aws-cn" else "ec2.amazonaws.com"
-
-
-def for_region(statement: dict[str, Any], region: str) -> dict[str, Any]:
-    """A statement for the partition of this region, independent of this computer's."""
-    text = json.dumps(statement).replace(f'"arn:{partition()}:', f'"arn:{partition(region)}:')
-    converted: dict[str, Any] = json.loads(text.replace(f'"{machine_service()}"', f'"{machine_service(region)}"'))
-    return converted
-
-
-def arn(kind: str) -> str:
-    """Every EC2 resource of a type, in any region of the policy's account."""
-    return f"arn:aws:ec2:*:*:{kind}/*"
-
-
-def _carrying(store: str) -> dict[str, Any]:
-    return {"StringEquals": {f"aws:ResourceTag/{tags.STORE}": store}}
-
-
-def _actions(operations: list[Operation]) -> list[str]:
-    return [each.action for each in operations]
-
-
-def _arns(operations: list[Operation]) -> list[str]:
-    return list(dict.fromkeys(arn(kind) for each in operations for kind in each.resources))
-
-
-def _listed(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
+INTERRUPTER = (
+    Statement("Find", "find the machine", "ec2:DescribeInstances", "*"),
+    Statement("Interrupt", "give it a notice", "ec2:SendSpotInstanceInterruptions", (arn("instance"),), CARRYING_TAG),
+)

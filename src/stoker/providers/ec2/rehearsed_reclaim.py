@@ -13,7 +13,7 @@ from typing import Any
 from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import call_aws
-from stoker.providers.ec2.iam import FIS_ROLE
+from stoker.providers.ec2.permissions import FIS_ROLE
 
 ACTION = "aws:ec2:send-spot-instance-interruptions"
 # The range that the action accepts. EC2's notice itself always comes two minutes ahead.

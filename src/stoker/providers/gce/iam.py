@@ -7,50 +7,80 @@ write no decision and launch nothing.
 from __future__ import annotations
 
 import hashlib
-import re
+from dataclasses import replace
 
-from stoker.model import keys, secret_refs
+from stoker.model import secret_refs
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
+from stoker.providers import grants as store_access
 from stoker.providers.gce.iam_bindings import (
+    CREATOR,
     GOVERNOR,
     NODE,
     PERSON,
+    READER,
     REMOVER,
     Binding,
     BucketFolder,
     Condition,
     ProjectRole,
+    StoreBinding,
     quoted,
 )
 from stoker.providers.gce.iam_commands import SETUP, account_email, bind, bind_each, create_account, create_role
 from stoker.providers.gce.identity import DEFAULT_ACCOUNT
-from stoker.providers.grants import Grant, Grants, MachineRole
+from stoker.providers.grants import Grant, Grants, MachineRole, check_job_name, jobs_of, paragraphs
 
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 # https://cloud.google.com/iam/docs/service-accounts-create
 _LONGEST_ACCOUNT = 30
 # Names of machines are cut where a job's name is long; no name is cut within this many characters: see `names`.
 _UNCUT_LENGTH = 40
 
-_ACTOR = "roles/iam.serviceAccountUser"
-_TUNNEL = "roles/iap.tunnelResourceAccessor"
-_LOGGER = "roles/logging.logWriter"
-_ACCESSOR = "roles/secretmanager.secretAccessor"
-# For jobs that use the machine's own token: packages and images.
-_PULLER = "roles/artifactregistry.reader"
+# ── The bindings ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# The roles' own permissions are in `permissions`, each with its reason.
 
-# Folders of the store by writer: see `stoker.model.keys`.
-_PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
-_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, keys.CHECKS)
-_GOVERNED = (
-    *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.OUTBOX),
-    *(keys.DRY, keys.MARKET, keys.PLACES, keys.EXTERNAL_JOB_INDEX, keys.PROBES),
+_ACTOR = "roles/iam.serviceAccountUser"
+_ACCESSOR = "roles/secretmanager.secretAccessor"
+# In place of the name of the machines' service account.
+_ACCOUNT = "(ACCOUNT)"
+
+_PERSON: tuple[StoreBinding | Binding, ...] = (
+    StoreBinding(READER, "stoker: read the store", store_access.PERSON.reads),
+    StoreBinding(CREATOR, "stoker: submit", store_access.PERSON.writes),
+    StoreBinding(REMOVER.path, "stoker: remove", store_access.PERSON.removes),
+    Binding("project", PERSON.path),
+    Binding("project", "roles/iap.tunnelResourceAccessor", Condition("stoker: ssh", "destination.port == 22")),
+    # Changing a machine's metadata, and logging in to it, count as acting as its account.
+    Binding(_ACCOUNT, _ACTOR),
 )
-# Cost records are permanent: their writers may not remove them. Persons write them with `stoker reindex` and
-# `stoker rm`.
-_SPENT = keys.SPENT
-_NODE_READS = (keys.JOBS, *_PACKED, keys.POLICY, keys.WORK, keys.REMOVED)
+_GOVERNOR: tuple[StoreBinding | Binding, ...] = (
+    StoreBinding(READER, "stoker: read the store", store_access.GOVERNOR.reads),
+    StoreBinding(CREATOR, "stoker: decide", store_access.GOVERNOR.writes, log_entries=True),
+    StoreBinding(REMOVER.path, "stoker: forget", store_access.GOVERNOR.removes),
+    Binding("project", GOVERNOR.path),
+    Binding(_ACCOUNT, _ACTOR),
+)
+_INPUT = StoreBinding(READER, "stoker: read inputs", ("",), itself=True)
+_LOGS = Binding("project", "roles/logging.logWriter")
+# For jobs that use the machine's own token: packages and images.
+_TOKEN = Binding("project", "roles/artifactregistry.reader")
+
+
+def _node_table(own: str) -> tuple[StoreBinding | Binding, ...]:
+    """The bindings of a machine. A condition can test how a name begins, but not how long it is."""
+    access = store_access.node_access(own)
+    machines = 'resource.type == "compute.googleapis.com/Instance"'
+    start = quoted(f"stoker-{own}"[:_UNCUT_LENGTH])
+    ours = f'{machines} && resource.name.extract("/instances/{{name}}").startsWith({start})'
+    return (
+        StoreBinding(READER, "stoker: read jobs", access.reads),
+        StoreBinding(CREATOR, "stoker: write facts", access.writes),
+        StoreBinding(REMOVER.path, "stoker: replace facts", access.removes),
+        Binding("project", NODE.path, Condition("stoker: machines of stoker", ours)),
+    )
+
+
+# ── The grants ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def grants(
@@ -67,8 +97,7 @@ def grants(
     Raises UserError for an invalid bucket, job name or secret.
     """
     bucket = BucketFolder.of(store, "--bucket")
-    if job is not None and _NAME.fullmatch(job) is None:
-        raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
+    check_job_name(job)
     account = _account(job)
     return Grants(
         (
@@ -94,27 +123,15 @@ def _node(
     logs: str | None,
     secrets: tuple[str, ...],
 ) -> Grant:
-    # A condition can test how a name begins, but not how long it is.
-    own = "" if job is None else f"{job}-"
-    reads = [folder + own if folder in (keys.JOBS, keys.WORK) else folder for folder in _NODE_READS]
-    machines = 'resource.type == "compute.googleapis.com/Instance"'
-    start = quoted(f"stoker-{own}"[:_UNCUT_LENGTH])
-    ours = f'{machines} && resource.name.extract("/instances/{{name}}").startsWith({start})'
-    bindings = [
-        bucket.reads("stoker: read jobs", *reads),
-        bucket.creates("stoker: write facts", keys.WORK + own),
-        bucket.removes("stoker: replace facts", keys.WORK + own),
-        Binding("project", NODE.path, Condition("stoker: machines of stoker", ours)),
-    ]
-    bindings += [BucketFolder.of(url, "--input").reads_input("stoker: read inputs") for url in inputs]
+    bindings = _bound(_node_table("" if job is None else f"{job}-"), bucket, account)
+    bindings += [BucketFolder.of(url, "--input").bind(_INPUT) for url in inputs]
     if logs is not None:
-        bindings.append(Binding("project", _LOGGER))
+        bindings.append(_LOGS)
     # Bound on each secret itself, so that the machine can read no other secret of the project.
     bindings += [Binding(_secret(text), _ACCESSOR) for text in secrets if text != "gcp-token"]
     if "gcp-token" in secrets:
-        bindings.append(Binding("project", _PULLER))
-    whose = "any job" if job is None else f"jobs called {job}"
-    about = f"the machines of {whose}: read jobs, code and agents, write under work/, delete themselves"
+        bindings.append(_TOKEN)
+    about = f"the machines of {jobs_of(job)}: read jobs, code and agents, write under work/, delete themselves"
     commands = (
         SETUP,
         create_role(NODE),
@@ -127,33 +144,26 @@ def _node(
 
 
 def _person(bucket: BucketFolder, account: str) -> Grant:
-    bindings = [
-        bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT, keys.REMOVED, keys.COLLECTED),
-        bucket.removes("stoker: remove", *_SUBMITTED, keys.WORK),
-        Binding("project", PERSON.path),
-        Binding("project", _TUNNEL, Condition("stoker: ssh", "destination.port == 22")),
-        # Changing a machine's metadata, and logging in to it, count as acting as its account.
-        Binding(account, _ACTOR),
-    ]
+    bindings = _bound(_PERSON, bucket, account)
     about = "submit, look, stop and resume; the plan; ssh and exec; interrupt; check"
     commands = (create_role(PERSON), bind_each("PERSON", "person", bindings))
     return _grant("person", about, (PERSON, REMOVER), bindings, commands)
 
 
 def _governor(bucket: BucketFolder, account: str, notify: tuple[str, ...]) -> Grant:
-    bindings = [
-        bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: decide", *_GOVERNED, _SPENT, keys.CLONE_CHAINS, beside=[bucket.is_log_entry()]),
-        bucket.removes("stoker: forget", *_GOVERNED),
-        Binding("project", GOVERNOR.path),
-        Binding(account, _ACTOR),
-        # Secrets that hold the address of a channel. Other channels need no permission of Google's.
-        *(Binding(_secret(to), _ACCESSOR) for to in notify if to.startswith("gcp-sm:")),
-    ]
+    # Secrets that hold the address of a channel. Other channels need no permission of Google's.
+    channels = [Binding(_secret(to), _ACCESSOR) for to in notify if to.startswith("gcp-sm:")]
+    bindings = _bound(_GOVERNOR, bucket, account) + channels
     about = "decide about jobs, and launch and delete machines, with the node's account and no other"
     commands = (create_role(GOVERNOR), bind_each("GOVERNOR", "governor", bindings))
     return _grant("governor", about, (GOVERNOR, REMOVER), bindings, commands)
+
+
+def _bound(table: tuple[StoreBinding | Binding, ...], bucket: BucketFolder, account: str) -> list[Binding]:
+    return [
+        bucket.bind(row) if isinstance(row, StoreBinding) else replace(row, on=account) if row.on == _ACCOUNT else row
+        for row in table
+    ]
 
 
 def _grant(
@@ -191,8 +201,7 @@ def _account(job: str | None) -> str:
 
 def _notes(job: str | None, account: str) -> tuple[str, ...]:
     text = (_SHARED if job is None else _OWN) + _ALWAYS
-    text = text.replace("(ACCOUNT)", account).replace("(JOB)", job or "")
-    return tuple(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return paragraphs(text.replace("(ACCOUNT)", account).replace("(JOB)", job or ""))
 
 
 _SHARED = """\

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,6 @@ from stoker.providers.gce.permissions import Permission
 READER = "roles/storage.objectViewer"
 # Creates objects, and cannot replace any: replacing needs the permission to delete as well.
 CREATOR = "roles/storage.objectCreator"
-
-_LISTS_BUCKET = 'resource.type == "storage.googleapis.com/Bucket"'
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,19 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class StoreBinding:
+    """A role on folders of the store, for one member."""
+
+    role: str
+    title: str
+    folders: tuple[str, ...]
+    # Also on the entries of any job's log.
+    log_entries: bool = False
+    # Also on the object that has the very name of the store's folder, since an input may be a single object.
+    itself: bool = False
+
+
+@dataclass(frozen=True)
 class BucketFolder:
     """A bucket, and a folder in it: builds the bindings that are limited to this folder."""
 
@@ -86,37 +96,24 @@ class BucketFolder:
             )
         return cls(bucket, f"{prefix}/" if prefix else "")
 
-    def reads(self, title: str, *folders: str) -> Binding:
-        """Read below these folders, and list the whole bucket.
+    def bind(self, row: StoreBinding) -> Binding:
+        """The binding of a row: below its folders alone, except that readers list the whole bucket.
 
         Cloud Storage evaluates a list against the bucket, not against its objects. A condition could limit the listed
         prefix (api.getAttribute), but without the permission to list, an absent object answers 403 instead of 404, and
         that request has no prefix. Therefore the whole bucket can be listed.
         """
-        return self._bound(READER, title, [_LISTS_BUCKET, *map(self._under, folders)])
+        any_of = ['resource.type == "storage.googleapis.com/Bucket"'] if row.role == READER else []
+        if row.log_entries:
+            start = quoted(f"{self._objects()}{keys.JOBS}{{job}}/log/")
+            any_of.append(f'resource.name.extract({start}) != ""')
+        if row.itself and self.prefix:
+            any_of.append(f"resource.name == {quoted(self._objects().rstrip('/'))}")
+        any_of += [f"resource.name.startsWith({quoted(self._objects() + folder)})" for folder in row.folders]
+        return Binding(f"gs://{self.name}", row.role, Condition(row.title, " || ".join(any_of)))
 
-    def reads_input(self, title: str) -> Binding:
-        """Read below the folder, and the object of that exact name, since an input may be a single object."""
-        name = f"projects/_/buckets/{self.name}/objects/{self.prefix.rstrip('/')}"
-        itself = [f"resource.name == {quoted(name)}"] if self.prefix else []
-        return self._bound(READER, title, [_LISTS_BUCKET, *itself, self._under("")])
-
-    def creates(self, title: str, *folders: str, beside: Iterable[str] = ()) -> Binding:
-        return self._bound(CREATOR, title, [*beside, *map(self._under, folders)])
-
-    def removes(self, title: str, *folders: str) -> Binding:
-        return self._bound(REMOVER.path, title, [self._under(folder) for folder in folders])
-
-    def is_log_entry(self) -> str:
-        """The condition that an object is an entry of any job's log."""
-        start = quoted(f"projects/_/buckets/{self.name}/objects/{self.prefix}{keys.JOBS}{{job}}/log/")
-        return f'resource.name.extract({start}) != ""'
-
-    def _under(self, folder: str) -> str:
-        return f"resource.name.startsWith({quoted(f'projects/_/buckets/{self.name}/objects/{self.prefix}{folder}')})"
-
-    def _bound(self, role: str, title: str, any_of: list[str]) -> Binding:
-        return Binding(f"gs://{self.name}", role, Condition(title, " || ".join(any_of)))
+    def _objects(self) -> str:
+        return f"projects/_/buckets/{self.name}/objects/{self.prefix}"
 
 
 def quoted(text: str) -> str:

@@ -1,7 +1,7 @@
 """The IAM policies for training jobs: for a person, for the governor, and for the training jobs. Pure.
 
-Their statements about the store are those of EC2 (`stoker.providers.ec2.iam`). A training job's role can write no
-decision, and start or stop no training job.
+Their statements about the store are those of EC2 (`stoker.providers.ec2.permissions`). A training job's role can
+write no decision, and start or stop no training job.
 """
 
 from __future__ import annotations
@@ -10,32 +10,102 @@ from typing import Any
 
 from stoker.model.resources import Resources
 from stoker.providers.ec2 import iam as ec2
-from stoker.providers.ec2 import secret_access
-from stoker.providers.ec2.permissions import allow
-from stoker.providers.grants import Grant, Grants, MachineRole
-from stoker.providers.sagemaker import names, tags
+from stoker.providers.ec2 import permissions
+from stoker.providers.ec2.permissions import Statement
+from stoker.providers.ec2.statements import fill
+from stoker.providers.ec2.tags import STORE
+from stoker.providers.grants import Grant, Grants, MachineRole, check_job_name, jobs_of
+from stoker.providers.sagemaker import names as training_names
 from stoker.providers.sagemaker.request import DEFAULT_ROLE
 
-# Creating a training job in reserved capacity needs the permission on these as well.
-# https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-iam-permissions.html
-PLANS = ("arn:aws:sagemaker:*:*:training-plan/*", "arn:aws:sagemaker:*:*:reserved-capacity/*")
-# The statements of EC2's policies that concern machines, and are left out here.
-_MACHINES = ("Plan", "Machines", "Launch", "Tag", "Name", "Visit", "Check", "Interrupt", "Images", "PassNodeRole")
-# SageMaker's own use of a training job's role: its log and metrics, its image, its network.
+# ── The permissions ───────────────────────────────────────────────────────────────────────────────────────────────────
+# As in `stoker.providers.ec2.permissions`. (TRAINING) begins the names of the store's training jobs.
+
+PERSON = (
+    *permissions.PERSON_IN_STORE,
+    permissions.PRICES,
+    permissions.WAKE_GOVERNOR,
+    Statement(
+        "Look",
+        "how training jobs are",
+        ("sagemaker:DescribeTrainingJob", "sagemaker:ListTrainingJobs", "sagemaker:ListTags"),
+        "*",
+    ),
+    Statement(
+        "Check",
+        "whether the role is there, and what it and the quotas allow",
+        ("iam:GetRole", "iam:SimulatePrincipalPolicy", "servicequotas:ListServiceQuotas"),
+        "*",
+    ),
+)
+_OURS = ("arn:aws:sagemaker:*:*:training-job/(TRAINING)*",)
+GOVERNOR = (
+    Statement("LookAtTrainingJobs", "which training jobs are there", "sagemaker:ListTrainingJobs", "*"),
+    Statement(
+        "MakeTrainingJobs",
+        "make training jobs with the store's tag",
+        ("sagemaker:CreateTrainingJob", "sagemaker:AddTags"),
+        _OURS,
+        {"StringEquals": {f"aws:RequestTag/{STORE}": "(TAG)"}},
+    ),
+    # https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-iam-permissions.html
+    Statement(
+        "UseTrainingPlans",
+        "a training job in reserved capacity needs the permission on these as well",
+        "sagemaker:CreateTrainingJob",
+        ("arn:aws:sagemaker:*:*:training-plan/*", "arn:aws:sagemaker:*:*:reserved-capacity/*"),
+    ),
+    Statement(
+        "GovernTrainingJobs",
+        "look at them, and stop them",
+        ("sagemaker:DescribeTrainingJob", "sagemaker:ListTags", "sagemaker:StopTrainingJob"),
+        _OURS,
+    ),
+    Statement(
+        "PassTrainingRole",
+        "give training jobs their role",
+        "iam:PassRole",
+        (f"arn:aws:iam::*:role/{DEFAULT_ROLE}", f"arn:aws:iam::*:role/{DEFAULT_ROLE}-*"),
+        {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+    ),
+)
 _LOG_GROUP = "arn:aws:logs:*:*:log-group:/aws/sagemaker/TrainingJobs"
-_LOGS = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
-_IMAGE = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
-_NETWORK = [
-    "ec2:CreateNetworkInterface",
-    "ec2:CreateNetworkInterfacePermission",
-    "ec2:DeleteNetworkInterface",
-    "ec2:DeleteNetworkInterfacePermission",
-    "ec2:DescribeDhcpOptions",
-    "ec2:DescribeNetworkInterfaces",
-    "ec2:DescribeSecurityGroups",
-    "ec2:DescribeSubnets",
-    "ec2:DescribeVpcs",
-]
+# SageMaker's own use of a training job's role: its log and metrics, its image, its network.
+TRAINING = (
+    Statement(
+        "ShowLog",
+        "SageMaker's copy of the log",
+        ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"),
+        (_LOG_GROUP, f"{_LOG_GROUP}:*"),
+    ),
+    Statement(
+        "TellMetrics",
+        "SageMaker's metrics",
+        "cloudwatch:PutMetricData",
+        "*",
+        {"StringLike": {"cloudwatch:namespace": "*SageMaker*"}},
+    ),
+    Statement("RegistryToken", "a token for its image", "ecr:GetAuthorizationToken", "*"),
+    Statement("ReadImage", "pull its image", permissions.IMAGE_READS, "arn:aws:ecr:*:*:repository/*"),
+    Statement(
+        "JoinNetwork",
+        "for resources.sagemaker.subnets",
+        (
+            "ec2:CreateNetworkInterface",
+            "ec2:CreateNetworkInterfacePermission",
+            "ec2:DeleteNetworkInterface",
+            "ec2:DeleteNetworkInterfacePermission",
+            "ec2:DescribeDhcpOptions",
+            "ec2:DescribeNetworkInterfaces",
+            "ec2:DescribeSecurityGroups",
+            "ec2:DescribeSubnets",
+            "ec2:DescribeVpcs",
+        ),
+        "*",
+    ),
+)
+
+# ── The policies ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def grants(
@@ -48,14 +118,22 @@ def grants(
     notify: tuple[str, ...] = (),
 ) -> Grants:
     """Describe the policies for one store. Pure. Raises UserError for an invalid bucket, job name or secret."""
-    found = {
-        grant.name: _about_store(grant)
-        for grant in ec2.grants(store, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify).grants
-    }
+    names = ec2.store_names(store) | {"TRAINING": training_names.prefix(store)}
+    check_job_name(job)
+    governor = [*ec2.governor_in_store(names, notify), *fill(GOVERNOR, names)]
+    training = [*ec2.node_in_store(names, job, inputs, logs, secrets), *fill(TRAINING, names)]
     notes = (_SHARED if job is None else _OWN.replace("(ROLE)", _role(job)), _NETWORK_AND_KEYS, _BESIDE)
     return Grants(
-        (_person(found["person"]), _governor(found["governor"], store), _training(found["node"], job)),
-        (*notes, secret_access.NOTE) if secrets or notify else notes,
+        (
+            _managed("person", "submit, look, stop and resume; prices; check", fill(PERSON, names)),
+            _managed(
+                "governor",
+                "decide about jobs, and make and stop training jobs of this store; no other training job",
+                governor,
+            ),
+            _training(training, job),
+        ),
+        (*notes, ec2.KMS_NOTE) if secrets or notify else notes,
     )
 
 
@@ -67,55 +145,17 @@ def machine_role(resources: Resources) -> MachineRole | None:
     return MachineRole("aws", "resources.sagemaker.role", name, DEFAULT_ROLE, covered_by_sagemaker=True)
 
 
-def _about_store(grant: Grant) -> list[dict[str, Any]]:
-    return [each for each in grant.policy["Statement"] if not each["Sid"].startswith(_MACHINES)]
-
-
-def _person(about_store: list[dict[str, Any]]) -> Grant:
-    looks = ["sagemaker:DescribeTrainingJob", "sagemaker:ListTrainingJobs", "sagemaker:ListTags"]
-    checks = ["iam:GetRole", "iam:SimulatePrincipalPolicy", "servicequotas:ListServiceQuotas"]
-    statements = [*about_store, allow("Look", looks, "*"), allow("Check", checks, "*")]
+def _managed(name: str, about: str, statements: list[dict[str, Any]]) -> Grant:
     policy = ec2.policy_of(statements)
-    about = "submit, look, stop and resume; prices; check"
-    return Grant("person", about, policy, commands=(ec2.managed_policy_commands("sagemaker-person", policy, "person"),))
+    return Grant(name, about, policy, commands=(ec2.managed_policy_commands(f"sagemaker-{name}", policy, name),))
 
 
-def _governor(about_store: list[dict[str, Any]], store: str) -> Grant:
-    ours = [f"arn:aws:sagemaker:*:*:training-job/{names.prefix(store)}*"]
-    asked = {"StringEquals": {f"aws:RequestTag/{tags.STORE}": tags.store_tag(store)}}
-    roles = [_role(None), _role("*")]
-    statements = [
-        *about_store,
-        allow("LookAtTrainingJobs", "sagemaker:ListTrainingJobs", "*"),
-        allow("MakeTrainingJobs", ["sagemaker:CreateTrainingJob", "sagemaker:AddTags"], ours, asked),
-        allow("UseTrainingPlans", "sagemaker:CreateTrainingJob", list(PLANS)),
-        allow(
-            "GovernTrainingJobs",
-            ["sagemaker:DescribeTrainingJob", "sagemaker:ListTags", "sagemaker:StopTrainingJob"],
-            ours,
-        ),
-        ec2.pass_role("PassTrainingRole", roles, "sagemaker.amazonaws.com"),
-    ]
-    policy = ec2.policy_of(statements)
-    about = "decide about jobs, and make and stop training jobs of this store; no other training job"
-    return Grant(
-        "governor", about, policy, commands=(ec2.managed_policy_commands("sagemaker-governor", policy, "governor"),)
-    )
-
-
-def _training(about_store: list[dict[str, Any]], job: str | None) -> Grant:
-    statements = [
-        *about_store,
-        allow("ShowLog", _LOGS, [_LOG_GROUP, f"{_LOG_GROUP}:*"]),
-        allow("TellMetrics", "cloudwatch:PutMetricData", "*", {"StringLike": {"cloudwatch:namespace": "*SageMaker*"}}),
-        allow("RegistryToken", "ecr:GetAuthorizationToken", "*"),
-        allow("ReadImage", _IMAGE, "arn:aws:ecr:*:*:repository/*"),
-        allow("JoinNetwork", _NETWORK, "*"),
-    ]
+def _training(statements: list[dict[str, Any]], job: str | None) -> Grant:
     policy, role = ec2.policy_of(statements), _role(job)
     trust = ec2.trust_policy("sagemaker.amazonaws.com")
-    whose = "any job" if job is None else f"jobs called {job}"
-    about = f"the training jobs of {whose}: read jobs, code and agents, write under work/; start and stop nothing"
+    about = (
+        f"the training jobs of {jobs_of(job)}: read jobs, code and agents, write under work/; start and stop nothing"
+    )
     return Grant(
         "training", about, policy, trust, (ec2.create_role_command(role, trust), ec2.put_policy_command(role, policy))
     )
