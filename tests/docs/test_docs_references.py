@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import get_args
 
 import pytest
@@ -21,6 +21,7 @@ from stoker.jobfile.field_table import fields_of
 from stoker.model import keys
 from stoker.model.log_entries import Event, Opaque, Phase
 from stoker.model.resources import LocalResources
+from stoker.providers import base
 from stoker.providers.base import Provider
 
 
@@ -148,6 +149,28 @@ def test_every_method_of_a_provider_is_explained() -> None:
     methods = [name for name, value in vars(Provider).items() if inspect.isfunction(value) and not name.startswith("_")]
     assert len(methods) >= 6
     assert [name for name in methods if f"| `{name}(" not in page("write-a-provider.md")] == []
+
+
+def test_every_optional_protocol_of_a_provider_is_explained_with_methods_that_exist() -> None:
+    text = page("write-a-provider.md")
+    protocols = {name: found for name, found in vars(base).items() if re.match(r"(Supports|Has|RunsIn)[A-Z]", name)}
+    rows = dict(re.findall(r"^\| `((?:Supports|Has|RunsIn)\w+)` \| (.+?) \|", text, re.MULTILINE))
+    assert len(protocols) >= 15 and rows.keys() == protocols.keys()
+    for name, found in protocols.items():
+        members = {key for key, value in vars(found).items() if isinstance(value, FunctionType | property)}
+        assert set(re.findall(r"`(\w+)", rows[name])) == {key for key in members if not key.startswith("_")}
+
+
+def test_every_method_of_a_provider_that_is_named_exists_with_these_arguments() -> None:
+    contract = page("write-a-provider.md").split("In short:", 1)[1].split("## A whole one")[0]
+    protocols = [
+        found for found in vars(base).values() if isinstance(found, type) and getattr(found, "_is_protocol", False)
+    ]
+    named = re.findall(r"`([a-z_]+)\(([^)`]*)\)`", contract)
+    assert len(named) >= 17
+    for name, arguments in named:
+        (method,) = [vars(found)[name] for found in protocols if name in vars(found)]
+        assert arguments.replace("*", "").split(", ") == list(inspect.signature(method).parameters)[1:]
 
 
 def test_the_folders_of_tests_are_in_contributing() -> None:
