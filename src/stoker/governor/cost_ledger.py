@@ -55,7 +55,8 @@ ParsedKeys = dict[str, DailyCost | None]
 
 
 def record_job_costs(store: Store, state: JobState, spec: Spec, now: datetime) -> None:
-    """Write the daily costs of a job from its log, for a job that has not ended until now. Raises StoreError."""
+    """Write the daily costs of a job from its log: until its end, or until `now` if it has not ended. Raises
+    StoreError."""
     seq = state.ended.seq if state.ended is not None else state.seq
     held = {
         claim.number: held_until(claim, node_facts.read_claim(store, state.job, claim), now)

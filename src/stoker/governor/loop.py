@@ -290,8 +290,8 @@ class Governor:
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """Decide as of `now`, the begin of the observation: by the present time, what a process saw before it was
-        stopped would look old."""
+        """Decide as of `now`, when the observation began. If the process was suspended since, the present time would
+        make everything that it saw look old."""
         known = self.budget_tracker.with_budget_state(snapshot, self.settings.policy, now, self.monotonic())
         return decide(known, self.settings, now)
 

@@ -201,7 +201,10 @@ class CommitRounds:
         return self._put_off or self.backoff.error is not None or self.manifests.in_doubt
 
     def is_alone(self) -> bool:
-        """Return True if no commit of another rank can make this rank commit."""
+        """Return True if this rank need not wait for a commit of rank 0: it follows none, or rank 0 has finished.
+
+        In the second case the next round reads rank 0's commits once more, so that it sees the last one.
+        """
         if not isinstance(self.folder_commits, FollowingCommits):
             return True
         if self._options.lead_finished():

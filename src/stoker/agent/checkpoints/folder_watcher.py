@@ -134,7 +134,7 @@ class FolderWatch:
     def set_restored(
         self, blobs: dict[str, BlobRef], signatures: Mapping[str, Signature], other_ranks: Mapping[str, Signature]
     ) -> None:
-        """Take restored files for the last commit: `blobs` are this rank's.
+        """Treat the restored files as the last commit; `blobs` are this rank's.
 
         The files of `other_ranks` are not this rank's to commit, as long as their signatures stay the same.
         """
@@ -167,7 +167,7 @@ class FolderWatch:
                 self.history.changed_at[path] = float("-inf")
 
     def learn_restored(self, before: Mapping[str, BlobRef], *, read: bool = True) -> None:
-        """Take the last commit for the save that later saves are compared with.
+        """Learn from the last commit what a save consists of; later saves are compared with it.
 
         `before` is the commit before it, if known. `read`: its files are in the folder, and their formats are checked.
         """

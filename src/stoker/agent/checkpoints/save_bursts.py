@@ -35,7 +35,8 @@ _FASTER = 3
 # A burst that only the next one repeats is accepted if the pause between them was at least this long.
 _SURE_S = 4 * PAUSE_S
 _REMEMBERED = 8
-# After a burst that did not fit, this many times more bursts have to fit than ever did before one that did not.
+# After a misfit, the run of fitting bursts must become longer than this many times the longest run that a misfit ever
+# ended.
 _PATIENCE = 4
 # No save has more parts than this that are numbered upwards.
 _MAX_PARTS = 16
@@ -110,7 +111,7 @@ class _BurstFit:
         self.whole: set[frozenset[str]] = set()
         # Files that only some saves write.
         self._optional: frozenset[str] | None = None
-        # Bursts since one did not fit, and the longest such run before another that did not; None: all have fitted.
+        # The present run of fitting bursts, and the longest run that a misfit ended; None: no burst was a misfit.
         self._fitting = 0
         self._longest_run: int | None = None
 

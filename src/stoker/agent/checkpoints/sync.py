@@ -55,7 +55,7 @@ class CheckpointSync:
     # ── For other threads ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Take the folder as it is for the restored checkpoint, and begin to watch it."""
+        """Treat the folder, as it is, as the restored checkpoint, and begin to watch it."""
         self.begin()
         if self._options.nodes == 1:
             # With several nodes, all of them would have to copy the same save.

@@ -79,9 +79,10 @@ class _References(_Base):  # type: ignore[misc]
 
 
 def missing_storage(archive: zipfile.ZipFile) -> str | None:
-    """Describe what the archive lacks of what it refers to; empty: nothing.
+    """Compare the tensors that the archive refers to with those in it.
 
-    None: the archive is not torch's, or cannot be followed.
+    Returns what is missing or cut off, in a few words for people; an empty text if everything is there; None if that is
+    not known, because the archive is not torch's or its references cannot be followed.
     """
     sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
     pickles = [name for name in sizes if name.endswith("/data.pkl") and name.count("/") == 1]

@@ -28,11 +28,13 @@ class TrainingEnd:
     how: Literal["finished", "left", "died"] = "finished"
     # Files that were open for writing when the last processes were killed or frozen.
     open: frozenset[str] = frozenset()
-    # The pid of the command's own process, if it was the only process, and how it exited: with a status that means
-    # success, or one that means failure.
+    # The pid of the command's own process.
     root: int = 0
+    # It was the only process.
     alone: bool = False
+    # It exited with a status that means success.
     succeeded: bool = False
+    # It exited with a status that means failure.
     failed: bool = False
 
     def exited(self, state: PreSignalState, path: str) -> bool:
@@ -87,9 +89,10 @@ class UnitJudge:
         return {unit for unit in units if self._unfinished(unit) is not None}
 
     def unproven(self, hot: Collection[str], shrank: Callable[[File], bool]) -> set[str]:
-        """Return the units of files that moved just now, without evidence that they are whole between two saves.
+        """Return the units of the `hot` files, which changed just now, that may be in the middle of a save.
 
-        The files were closed by processes that live: only a file that is smaller than in the save before is doubtful.
+        A unit is in doubt if files of its save are missing, or if one of its hot files shrank and its format does not
+        prove it whole. Other hot files count as whole, because living processes have closed them.
         """
         units = {unit_of(path) for path in hot}
         return {
