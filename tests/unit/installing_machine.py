@@ -145,17 +145,15 @@ class Bench:
     def install(self, requirements: str | None = "requirements.txt", **wishes: object) -> dict[str, str]:
         """Install, as a set-up does. Answers the variables of the training."""
         wanted = Environment(requirements=requirements, **wishes)  # type: ignore[arg-type]
-        with self._set_up(wanted) as (node, submission, steps):
-            assert self.making is not None
-            return Packages(node, submission, steps, self.command, _ask, self.making, _fetch).make()
+        with self._set_up(wanted) as making:
+            return Packages(making, self.command, _fetch).make()
 
     def make_conda(self, name: str) -> dict[str, str]:
-        with self._set_up(Environment(conda=name)) as (node, submission, steps):
-            assert self.making is not None
-            return Conda(node, submission, steps, self.command, self.making, lambda *_: "").make().environ
+        with self._set_up(Environment(conda=name)) as making:
+            return Conda(making, self.command, lambda *_: "").make().environ
 
     @contextmanager
-    def _set_up(self, wishes: Environment) -> Iterator[tuple[AgentNode, Submission, SetupSteps]]:
+    def _set_up(self, wishes: Environment) -> Iterator[EnvironmentBuilder]:
         self.said.clear()
         node = self.node()
         spec = Spec(name="job", run="true", setup=self.setup, environment=wishes)
@@ -165,7 +163,7 @@ class Bench:
         try:
             steps = SetupSteps(host, log, self.said.append, self.check, pauses_s=(0.0, 0.0))
             self.making = EnvironmentBuilder(node, submission, steps, _ask, self.check)
-            yield node, submission, steps
+            yield self.making
         finally:
             host.close()
 

@@ -148,11 +148,15 @@ def a_set_up(
     node = SimpleNamespace(paths=paths, store=None, environments=tmp_path / "shelf", say=said.append, said=said)
     spec = Spec(name="job", run="true", setup=setup, environment=Environment(**more))
     submission = replace(Submission("job-abcd", spec, "me"), wheels=wheels)
-    making = SimpleNamespace(keeps_environments=here)
-    steps = steps or Steps(tells(BASE))
-    ask = lambda question: question()  # noqa: E731
+    making = SimpleNamespace(
+        keeps_environments=here,
+        node=node,
+        submission=submission,
+        steps=steps or Steps(tells(BASE)),
+        ask=lambda question: question(),
+    )
     fetch = lambda field, reference: fetch_secrets.fetch(field, reference, os.environ)  # noqa: E731
-    return Packages(node, submission, steps, command, ask, making, fetch)  # type: ignore[arg-type]
+    return Packages(making, command, fetch)  # type: ignore[arg-type]
 
 
 def test_a_job_that_names_no_python_and_needs_nothing_asks_for_none(tmp_path: Path) -> None:

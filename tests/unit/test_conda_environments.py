@@ -43,10 +43,9 @@ class Place(Bench):
         self.env = {"PATH": f"{self.programs}:/usr/bin:/bin", "MAMBA_EXE": "", "CONDA_EXE": "", "HOME": str(root)}
 
     def make(self, **wishes: Any) -> CondaEnvironment:
-        with self._set_up(Environment(conda="environment.yml", **wishes)) as (node, submission, steps):
-            assert self.making is not None
+        with self._set_up(Environment(conda="environment.yml", **wishes)) as making:
             fetch = lambda field, _: f"pass/{field.split('.')[1]}"  # noqa: E731
-            return Conda(node, submission, steps, self.command, self.making, fetch).make()
+            return Conda(making, self.command, fetch).make()
 
     def noted(self, name: str) -> str:
         return (self.programs / name).read_text()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.agent.environment import cpu_level
+from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.conda import Conda, CondaProgram
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python
@@ -58,7 +59,7 @@ class Case:
         self.root = Path("/environments")
         self.env = {"HOME": str(home), "UV_RESOLUTION": "highest", "CONDA_SUBDIR": "linux-64"}
         # Of Python packages.
-        self.files, self.base, self.uv, self.more = FILES, BASE, "uv 0.8.0", ""
+        self.files, self.base, self.uv = FILES, BASE, "uv 0.8.0"
         self.installed = {"torch": "2.4.0"}
         self.source: Any = None
         # Of conda.
@@ -67,21 +68,24 @@ class Case:
         (home / ".config/uv/uv.toml").write_text("offline = true\n")
         (home / ".condarc").write_text("offline: true\n")
 
-    def _parts(self) -> tuple[Any, Submission, Callable[[tuple[str, ...]], Command], Any]:
-        node = SimpleNamespace(paths=SimpleNamespace(code=Path("/nowhere/code")))
+    def _making(self) -> EnvironmentBuilder:
+        paths = SimpleNamespace(code=Path("/nowhere/code"), environments=Path("/own"))
+        node: Any = SimpleNamespace(paths=paths, environments=self.root, machine=None, store=None)
         spec = Spec(name="job", run="true", environment=self.wishes, resources=self.resources)
-        command = lambda argv: Command(argv, self.env, Path("/nowhere/code"))  # noqa: E731
-        return node, Submission("job-abcd", spec, "me", code=self.code), command, SimpleNamespace(root=self.root)
+        submission = Submission("job-abcd", spec, "me", code=self.code)
+        nothing: Any = None
+        return EnvironmentBuilder(node, submission, nothing, nothing, nothing, image=self.image)
+
+    def _command(self, argv: tuple[str, ...]) -> Command:
+        return Command(argv, self.env, Path("/nowhere/code"))
 
     def packages(self) -> str:
-        node, submission, command, making = self._parts()
-        made = Packages(node, submission, None, command, None, making, None, image=self.image)  # type: ignore[arg-type]
+        made = Packages(self._making(), self._command, lambda *_: "")
         uv = SimpleNamespace(version=self.uv, installed=lambda base: self.installed)
-        return made._key(self.files, self.base, uv, self.source, self.more)  # type: ignore[arg-type]
+        return made._key(self.files, self.base, uv, self.source)  # type: ignore[arg-type]
 
     def conda(self) -> str:
-        node, submission, command, making = self._parts()
-        made = Conda(node, submission, None, command, making, None, image=self.image)  # type: ignore[arg-type]
+        made = Conda(self._making(), self._command, lambda *_: "")
         return made._key(self.name, self.text, self.program)
 
 
@@ -120,7 +124,6 @@ OF_PACKAGES: dict[str, Callable[[Case], None]] = {
     "its C library": lambda case: setattr(case, "base", replace(BASE, libc="musl")),
     "its ABI": lambda case: setattr(case, "base", replace(BASE, abi="cpython-312d")),
     "an index": lambda case: setattr(case, "source", SimpleNamespace(identity="https://host/simple")),
-    "an earlier step": lambda case: setattr(case, "more", "conda"),
     "what is kept": lambda case: setattr(case, "wishes", replace(case.wishes, system_packages=True)),
 }
 OF_CONDA: dict[str, Callable[[Case], None]] = {

@@ -13,6 +13,7 @@ from agent_world import JOB, OFFERING, AgentWorld
 from noticing_machine import Here
 
 from stoker.agent import setup
+from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Step
 from stoker.agent.rendezvous import RendezvousResult
@@ -173,9 +174,9 @@ def test_environments_are_handed_over_and_later_ones_see_earlier_ones(
     seen: list[tuple[str, dict[str, str], str | None]] = []
 
     class Made:
-        def __init__(self, *words: Any, image: str) -> None:
-            assert image == "repository@sha256:1"
-            self.command = next(each for each in words if callable(each) and hasattr(each, "func"))
+        def __init__(self, builder: EnvironmentBuilder, command: Any, _fetch: Any) -> None:
+            assert builder._image == "repository@sha256:1"
+            self.command = command
 
         def env(self) -> dict[str, str]:
             return dict(self.command(("true",)).env)

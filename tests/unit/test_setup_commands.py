@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -211,7 +212,8 @@ def conda(world: AgentWorld, steps: Steps, fetch: Any = None, **environment: Any
     node = world.node(world.claim())
     node.paths.code.mkdir(exist_ok=True)
     command = lambda argv: Command(argv, {"A": "1"}, node.paths.code, {"KEY": "own"})  # noqa: E731
-    return Conda(node, submission, steps, command, None, fetch)  # type: ignore[arg-type]
+    builder = SimpleNamespace(node=node, submission=submission, steps=steps)
+    return Conda(builder, command, fetch)  # type: ignore[arg-type]
 
 
 FOUND = """greeting of a shell

@@ -136,19 +136,23 @@ class Setup:
             steps.run(step)
         node = replace(self._node, shelf=self._runtime.environments)
         builder = self._builder = EnvironmentBuilder(
-            node, submission, steps, self._ask_store, self._check, self._on_wait
+            node,
+            submission,
+            steps,
+            self._ask_store,
+            self._check,
+            self._on_wait,
+            image=self._runtime.image or "",
         )
-        image = self._runtime.image or ""
         environ: dict[str, str] = {}
         python: str | None = None
         if wanted.conda is not None:
             command = partial(self._command, submission, result)
-            made = Conda(node, submission, steps, command, builder, self._fetch, image=image).make()
+            made = Conda(builder, command, self._fetch).make()
             environ, python = made.environ, made.python
         # The packages are installed into the environment that conda made, if it made one.
         command = partial(self._command, submission, replace(result, environ=environ))
-        packages = Packages(node, submission, steps, command, self._ask_store, builder, self._fetch, image=image)
-        environ |= packages.make(python=python)
+        environ |= Packages(builder, command, self._fetch).make(python=python)
         for name in ("CONDA_PREFIX", "VIRTUAL_ENV"):
             if name in environ:
                 self._runtime.hand_over(Path(environ[name]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ from stoker.agent.environment.archive import list_folder
 from stoker.agent.environment.local_cache import EnvironmentInUse, EnvironmentLock, LocalCache
 from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.environment.store_cache import BackgroundUpload, DamagedCopy, StoreCache
+from stoker.agent.environment.variables import digest_settings
 from stoker.agent.node import AgentNode, AskStore
+from stoker.agent.runtime import Command
 from stoker.model.submission import Submission
 from stoker.providers.base import HasEnvironmentCache
 
@@ -37,16 +39,11 @@ class Recipe:
     build: Callable[[Path], None]
 
 
-def environment_key(facts: Mapping[str, object]) -> str:
-    """Return the key of the environment that these facts determine."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
-
-
 class EnvironmentBuilder:
     """Provide the environments of one node's set-up. This process holds their locks until it exits.
 
     `check` is called during everything that takes time and may raise; `on_wait` too, while another node builds the same
-    environment.
+    environment. `image` is the digest of the training's container image; empty if it runs on the machine itself.
     """
 
     def __init__(
@@ -57,10 +54,14 @@ class EnvironmentBuilder:
         ask: AskStore,
         check: Callable[[], None],
         on_wait: Callable[[], None] = lambda: None,
+        *,
+        image: str = "",
     ) -> None:
-        self._node = node
-        self._steps = steps
-        self._ask = ask
+        self.node = node
+        self.submission = submission
+        self.steps = steps
+        self.ask = ask
+        self._image = image
         self._check = check
         self._on_wait = on_wait
         # The machine outlives the job, and so do its environments: they need no copy in the store.
@@ -79,6 +80,25 @@ class EnvironmentBuilder:
         """The folder of the environments."""
         return self._local_cache.root
 
+    def key(
+        self, facts: Mapping[str, object], installer: Command, settings_files: Iterable[str], *, uses_code: bool
+    ) -> str:
+        """Return the key of the environment that these facts determine, with those that are the same for all kinds.
+
+        `uses_code`: any change of the code may change the environment. `settings_files` are read by the installer.
+        """
+        spec, code = self.submission.spec, self.submission.code
+        digest = code.digest if code is not None else ""
+        shared = {
+            "code": (digest or None) if uses_code else None,
+            "settings": digest_settings(installer, digest, settings_files, read_files=not self._image),
+            "image": self._image or spec.resources.image,
+            "apt": spec.environment.apt,
+            # The environment's scripts contain its path.
+            "folder": str(self.root),
+        }
+        return hashlib.sha256(json.dumps({**facts, **shared}, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
+
     def contains(self, key: str) -> bool:
         """Tell if the environment was built on this machine. It may have been modified, or be removed at any moment."""
         return self._local_cache.contains(key)
@@ -91,10 +111,10 @@ class EnvironmentBuilder:
         lock = self._acquire(recipe)
         self._locks.append(lock)
         if lock.complete:
-            self._node.say(f"{recipe.name}: its environment exists already")
+            self.node.say(f"{recipe.name}: its environment exists already")
             return lock.folder
         if lock.modified:
-            self._node.say(f"{recipe.name}: {_MODIFIED}, so it is built again")
+            self.node.say(f"{recipe.name}: {_MODIFIED}, so it is built again")
         # An environment outside the folder that is part of its key must not be shared under that key.
         shared = not self.keeps_environments and lock.folder.parent == self.root
         try:
@@ -109,10 +129,10 @@ class EnvironmentBuilder:
 
     def _acquire(self, recipe: Recipe) -> EnvironmentLock:
         try:
-            return self._local_cache.acquire(recipe.key, self._wait, self._node.say)
+            return self._local_cache.acquire(recipe.key, self._wait, self.node.say)
         except EnvironmentInUse:
-            self._node.say(f"{recipe.name}: {_MODIFIED}, and is in use, so this node gets its own")
-            return self._private_cache.acquire(recipe.key, self._check, self._node.say)
+            self.node.say(f"{recipe.name}: {_MODIFIED}, and is in use, so this node gets its own")
+            return self._private_cache.acquire(recipe.key, self._check, self.node.say)
 
     def _wait(self) -> None:
         self._on_wait()
@@ -125,19 +145,19 @@ class EnvironmentBuilder:
 
     def _restore(self, lock: EnvironmentLock, recipe: Recipe) -> bool:
         try:
-            found = self._ask(lambda: self._store_cache.find(lock.key))
+            found = self.ask(lambda: self._store_cache.find(lock.key))
             if found is None:
                 return False
-            with self._steps.timed(f"restore of {recipe.name}", "choose a machine with a quicker disk or network"):
-                self._ask(lambda: self._store_cache.restore(found, lock.key, recipe.platform, lock.folder))
+            with self.steps.timed(f"restore of {recipe.name}", "choose a machine with a quicker disk or network"):
+                self.ask(lambda: self._store_cache.restore(found, lock.key, recipe.platform, lock.folder))
                 if not recipe.runs(lock.folder):
                     raise DamagedCopy("its Python does not run here", *self._store_cache.keys_of(found))
         except DamagedCopy as damaged:
-            self._node.say(f"{recipe.name}: the stored environment cannot be used: {damaged}; building it again")
-            self._ask(partial(self._store_cache.discard, damaged))
+            self.node.say(f"{recipe.name}: the stored environment cannot be used: {damaged}; building it again")
+            self.ask(partial(self._store_cache.discard, damaged))
             shutil.rmtree(lock.folder, ignore_errors=True)
             return False
-        self._node.say(f"{recipe.name}: restored from the store ({found.manifest.size / 1e6:,.0f} MB)")
+        self.node.say(f"{recipe.name}: restored from the store ({found.manifest.size / 1e6:,.0f} MB)")
         lock.finish()
         return True
 
@@ -146,8 +166,8 @@ class EnvironmentBuilder:
         # Listed before any command can modify it.
         listing = list_folder(lock.folder)
         lock.finish()
-        if not shared or self._node.config.rank != 0:
+        if not shared or self.node.config.rank != 0:
             return  # Rank 0 uploads: the other ranks have just built the same environment.
         self._uploads.append(
-            BackgroundUpload(self._store_cache, lock.key, recipe.platform, lock.folder, listing, self._node.say)
+            BackgroundUpload(self._store_cache, lock.key, recipe.platform, lock.folder, listing, self.node.say)
         )

@@ -14,17 +14,16 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from stoker.agent.environment import cpu_level, variables
-from stoker.agent.environment.build import EnvironmentBuilder, Recipe, environment_key
+from stoker.agent.environment import cpu_level
+from stoker.agent.environment.build import EnvironmentBuilder, Recipe
 from stoker.agent.environment.index import FetchSecret, PrivateIndex
 from stoker.agent.environment.python import MakeCommand
 from stoker.agent.environment.requirements import any_local
-from stoker.agent.environment.steps import SetupSteps, Step
-from stoker.agent.node import AgentNode
+from stoker.agent.environment.steps import Step
+from stoker.agent.environment.variables import CONDA_FILES
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import read_address, user_name
-from stoker.model.submission import Submission
 
 _FIELD = "environment.conda"
 _RECIPE = 1
@@ -82,25 +81,13 @@ class CondaEnvironment:
 class Conda:
     """Set up the conda environment of one node. `command` builds commands that see what the training will see."""
 
-    def __init__(
-        self,
-        node: AgentNode,
-        submission: Submission,
-        steps: SetupSteps,
-        command: MakeCommand,
-        builder: EnvironmentBuilder,
-        fetch: FetchSecret,
-        *,
-        image: str = "",
-    ) -> None:
-        self._node = node
-        self._submission = submission
-        self._environment = submission.spec.environment
-        self._steps = steps
-        self._command = command
+    def __init__(self, builder: EnvironmentBuilder, command: MakeCommand, fetch: FetchSecret) -> None:
         self._builder = builder
+        self._node = builder.node
+        self._environment = builder.submission.spec.environment
+        self._steps = builder.steps
+        self._command = command
         self._fetch = fetch
-        self._image = image
 
     def make(self) -> CondaEnvironment:
         """Return the complete environment. Raises SetupFailed, and whatever `check` raises to end this node's work."""
@@ -138,31 +125,18 @@ class Conda:
         return CondaProgram(answers["program"], answers["version"], kind, answers.get("search", ""))
 
     def _key(self, name: str, text: str, program: CondaProgram) -> str:
-        file = self._node.paths.code / name
         channel, index = self._environment.conda_channel, self._environment.index
-        code = self._submission.code
-        return environment_key(
-            {
-                "recipe": f"conda {_RECIPE}",
-                "name": name,
-                "text": text,
-                "code": code.digest if code is not None and may_install_code(text, file.parent) else None,
-                "settings": variables.digest_settings(
-                    self._command((program.path,)),
-                    code.digest if code is not None else "",
-                    variables.CONDA_FILES,
-                    read_files=not self._image,
-                ),
-                "program": (program.path, program.version),
-                "platform": program.platform,
-                "image": self._image or self._submission.spec.resources.image,
-                "channel": read_address(channel.url).url if channel is not None else None,
-                "index": read_address(index.url).url if index is not None else None,
-                "apt": self._environment.apt,
-                # The environment's scripts contain its path.
-                "folder": str(self._builder.root),
-            }
-        )
+        facts = {
+            "recipe": f"conda {_RECIPE}",
+            "name": name,
+            "text": text,
+            "program": (program.path, program.version),
+            "platform": program.platform,
+            "channel": read_address(channel.url).url if channel is not None else None,
+            "index": read_address(index.url).url if index is not None else None,
+        }
+        uses_code = may_install_code(text, (self._node.paths.code / name).parent)
+        return self._builder.key(facts, self._command((program.path,)), CONDA_FILES, uses_code=uses_code)
 
     def _runs(self, prefix: Path) -> bool:
         python = prefix / "bin" / "python"

@@ -13,17 +13,15 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from stoker.agent.environment import cpu_level, requirements, variables
-from stoker.agent.environment.build import EnvironmentBuilder, Recipe, environment_key
+from stoker.agent.environment import cpu_level, requirements
+from stoker.agent.environment.build import EnvironmentBuilder, Recipe
 from stoker.agent.environment.index import FetchSecret, PackageSource, PackedWheels, PrivateIndex, choose_wheels
 from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, put_first
 from stoker.agent.environment.requirements import NOTHING, Requirements
-from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.environment.uv import find_program
+from stoker.agent.environment.variables import UV_FILES
 from stoker.agent.environment.venv import Uv, Venv
-from stoker.agent.node import AgentNode, AskStore
 from stoker.model.errors import SetupFailed, UserError
-from stoker.model.submission import Submission
 
 _log = logging.getLogger(__name__)
 
@@ -35,34 +33,21 @@ _REMEDY = "it is cached, so the next start on another machine is quick; pin vers
 class Packages:
     """Set up the packages of one node. `command` builds commands that see what the training will see."""
 
-    def __init__(
-        self,
-        node: AgentNode,
-        submission: Submission,
-        steps: SetupSteps,
-        command: MakeCommand,
-        ask: AskStore,
-        builder: EnvironmentBuilder,
-        fetch: FetchSecret,
-        *,
-        image: str = "",
-    ) -> None:
-        self._node = node
-        self._submission = submission
-        self._environment = submission.spec.environment
-        self._steps = steps
-        self._command = command
-        self._ask = ask
+    def __init__(self, builder: EnvironmentBuilder, command: MakeCommand, fetch: FetchSecret) -> None:
         self._builder = builder
+        self._node = builder.node
+        self._submission = builder.submission
+        self._environment = builder.submission.spec.environment
+        self._steps = builder.steps
+        self._ask = builder.ask
+        self._command = command
         self._fetch = fetch
-        # Digest of the training's container image; empty if the training runs on the machine itself.
-        self._image = image
 
-    def make(self, *, python: str | None = None, extra_key: str = "") -> dict[str, str]:
+    def make(self, *, python: str | None = None) -> dict[str, str]:
         """Install everything that the job asks for, and return the variables with which the training finds it.
 
-        `python` is a Python that an earlier step built. `extra_key` is anything else that decides what is installed.
-        Raises SetupFailed, and whatever `check` raises to end this node's work.
+        `python` is a Python that an earlier step built. Raises SetupFailed, and whatever `check` raises to end this
+        node's work.
         """
         wanted = python or self._environment.python
         name = self._environment.requirements
@@ -78,7 +63,7 @@ class Packages:
         # resolves again.
         pins = source.pins if source is not None and not self._environment.system_packages else ()
         target = uv.target(files, self._node.paths.code, pins)
-        key = self._key(files, base, uv, source, extra_key)
+        key = self._key(files, base, uv, source)
         # An environment that exists was needed when it was built, so the base is not checked again.
         if not self._builder.contains(key) and uv.satisfied(base, target):
             there = f"{name}: everything is installed already in {base.path}"
@@ -190,10 +175,8 @@ class Packages:
         recipe = Recipe(files.name, key, _platform(base), lambda folder: venv(folder).runs(), build)
         return venv(self._builder.get_or_build(recipe))
 
-    def _key(self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None, extra_key: str) -> str:
+    def _key(self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None) -> str:
         """Return the digest of everything that decides what is installed, and where."""
-        spec, environment = self._submission.spec, self._environment
-        code = self._submission.code
         facts = {
             "recipe": _RECIPE,
             "name": files.name,
@@ -201,27 +184,18 @@ class Packages:
                 name: hashlib.sha256(data).hexdigest()
                 for name, data in sorted({**files.settings, **files.files}.items())
             },
-            "code": code.digest if (files.local or files.local_settings) and code is not None else None,
-            "settings": variables.digest_settings(
-                self._command(("uv",)),
-                code.digest if code is not None else "",
-                variables.UV_FILES,
-                read_files=not self._image,
-            ),
             "uv": uv.version,
             "python": {
                 name: value for name, value in asdict(base).items() if name in ("path", "version", "abi", "environment")
             },
             "platform": _platform(base),
-            "image": self._image or spec.resources.image,
-            "system": uv.installed(base) if environment.system_packages else None,
+            "system": uv.installed(base) if self._environment.system_packages else None,
             "index": source.identity if source is not None else None,
-            "apt": environment.apt,
-            # The environment's scripts contain its path.
-            "folder": str(self._builder.root),
-            "more": extra_key,
+            # Part of the keys that are in stores.
+            "more": "",
         }
-        return environment_key(facts)
+        uses_code = files.local or files.local_settings
+        return self._builder.key(facts, self._command(("uv",)), UV_FILES, uses_code=uses_code)
 
 
 def _platform(base: Python) -> str:
