@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tarfile
@@ -130,6 +131,27 @@ NOT_ON_A_NODE = {
 }
 
 
+def test_it_holds_the_rooms_of_the_agent_and_below(home: Path) -> None:
+    """Whole, but for the providers: of each of them the modules that contract 3 names, and its package."""
+    settings = (ROOT / "pyproject.toml").read_text()
+    layers = re.findall(r'"stoker\.(\w+)"', settings.partition("layers = [")[2].partition("]")[0])
+    below = layers[layers.index("agent") :]
+    assert len(below) >= 8
+    node_side = re.findall(r'"stoker\.providers\.\*\.(\w+)"', settings)
+    assert set(node_side) == {"machine", "capabilities"}
+    source = ROOT / "src" / "stoker"
+    rooms = [path for room in below if room != "providers" for path in (source / room).rglob("*.py")]
+    providers = [path for name in (*node_side, "__init__") for path in source.glob(f"providers/*/{name}.py")]
+    expected = {
+        *rooms,
+        *source.glob("providers/*.py"),
+        *(path for path in providers if path.parent.name != "local"),
+        *(source / name for name in ("__init__.py", "train.py")),
+    }
+    held = {name for name in names(build_archive(HERE)) if name.startswith("stoker/")}
+    assert held == {path.relative_to(source.parent).as_posix() for path in expected}
+
+
 def test_nothing_it_imports_later_is_missing(home: Path) -> None:
     with tarfile.open(build_archive(HERE).path) as archive:
         sources = {
@@ -143,6 +165,11 @@ def test_nothing_it_imports_later_is_missing(home: Path) -> None:
             assert module in held | NOT_ON_A_NODE, f"{name} imports {module}, which is not in the bundle"
 
 
+def _is_module(name: str) -> bool:
+    path = ROOT / "src" / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
 def _imported(tree: ast.AST) -> set[str]:
     found: set[str] = set()
     for node in ast.iter_child_nodes(tree):
@@ -153,6 +180,8 @@ def _imported(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "stoker":
             assert node.module is not None
             found.add(node.module)
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {each for each in inner if _is_module(each)}
         found |= _imported(node)
     return found
 

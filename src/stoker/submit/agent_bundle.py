@@ -44,12 +44,12 @@ _PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_
 _MISSING_FOR_S = 600.0
 _CACHE_FOR_S = 30 * 86400.0
 
-# The rooms that a node needs whole, and the top-level modules that it needs: see docs/architecture.md.
-_NODE_ROOMS = ("agent", "cloudapi", "core", "model", "processes", "secrets", "store")
+# The rooms that a node needs: `agent` and all below it. A test compares them with the layers of import-linter.
+_NODE_ROOMS = ("agent", "cloudapi", "core", "model", "processes", "providers", "secrets", "store")
 _NODE_MODULES = ("__init__.py", "train.py")
-# The node's side of each provider. Nodes of the local provider run this computer's own Stoker.
+# Of the folder of one provider a node needs these alone. Nodes of the local provider run this computer's own Stoker.
 _NODE_SIDE = ("__init__.py", "capabilities.py", "machine.py")
-_NOT_ON_NODES = ("providers/boot/", "providers/local/")
+_NOT_ON_NODES = "providers/local/"
 _MAIN = b'''"""`python <this folder> NODE_DIR`: the agent of a node."""
 
 import sys
@@ -145,13 +145,12 @@ def _stoker_files() -> dict[str, bytes]:
 
 
 def _is_for_nodes(name: str) -> bool:
-    room, _, inside = name.partition("/")
-    if not inside:
-        return name in _NODE_MODULES
-    if room != "providers":
-        return room in _NODE_ROOMS
-    folder, _, file = inside.rpartition("/")
-    return not folder or (file in _NODE_SIDE and not name.startswith(_NOT_ON_NODES))
+    *folders, file = name.split("/")
+    if not folders:
+        return file in _NODE_MODULES
+    if folders[0] == "providers" and len(folders) > 1:
+        return file in _NODE_SIDE and not name.startswith(_NOT_ON_NODES)
+    return folders[0] in _NODE_ROOMS
 
 
 def _module_files(distribution: str, names: tuple[str, ...]) -> dict[str, bytes]:
