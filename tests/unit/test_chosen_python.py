@@ -232,7 +232,7 @@ def test_which_uv_and_which_cache_are_used(
     assert asked == [(shelf, copied)] and shelf.is_dir() and made.program == Path("/tools/uv")
     assert made.command("x").env.get("UV_CACHE_DIR") == (str(shelf / "cache") if cache else None)
     (tmp_path / "node").mkdir()
-    assert made.write_scratch("a", "text").parent == tmp_path / "node"
+    assert made.write_scratch("a", ["text"]).parent == tmp_path / "node"
 
 
 def test_where_packages_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from stoker.agent.environment.index import IndexOptions
 from stoker.agent.environment.python import Python
 from stoker.agent.environment.requirements import Requirements
 from stoker.agent.environment.steps import CommandResult, Step
-from stoker.agent.environment.uv import PackageChange
-from stoker.agent.environment.venv import InstallPlan, Uv, Venv
+from stoker.agent.environment.uv import PackageChange, Uv
+from stoker.agent.environment.venv import InstallPlan, Venv
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stoker.agent.environment.requirements import Requirements
+from stoker.agent.environment.requirements import EXPORT_LOCK, UV_SETTINGS, Requirements
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex
@@ -35,7 +35,6 @@ from stoker.submit.wheel_targets import FIELD
 
 # uv's names of the machines, with the C library of every image since 2018.
 _PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
-_SETTINGS = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
 _COMPILE = ("--format=pylock.toml", "--only-binary=:all:", "--no-header", "--no-annotate", "--quiet")
 # uv's messages about a package without a wheel, or without one that fits.
 _NO_WHEEL = re.compile(r"\b([a-z0-9][a-z0-9._-]*)(?:[=<>]=?[^ ]*)? ha(?:s|ve) no (?:usable )?wheels")
@@ -170,9 +169,7 @@ def _source(code: Path, requirements: Requirements, folder: Path, access: _Acces
     path = code / requirements.name
     match requirements.kind:
         case "uv-lock":
-            options = ("--frozen", "--offline", "--quiet", "--no-header", "--no-emit-project", "--no-editable")
-            project = f"--project={path.parent}"
-            answer = access.uv("export", *options, project, "--format=requirements.txt", cwd=code)
+            answer = access.uv(*EXPORT_LOCK, f"--project={path.parent}", "--format=requirements.txt", cwd=code)
             if answer.returncode:
                 raise UserError(f"{requirements.name}: {_one_line(answer.stderr)}")
             text = answer.stdout
@@ -248,7 +245,7 @@ class _Access:
     """Access to uv and the index, with credentials. Passwords stay in the environment of processes."""
 
     def __init__(self, index: PackageIndex | None) -> None:
-        self._env = {**os.environ, **_SETTINGS}
+        self._env = {**os.environ, **UV_SETTINGS}
         self._known: dict[str, tuple[str, str]] = {}
         for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
             for word in os.environ.get(name, "").split():

@@ -18,9 +18,9 @@ from stoker.agent.environment.build import EnvironmentBuilder, Recipe
 from stoker.agent.environment.index import FetchSecret, PackageSource, PackedWheels, PrivateIndex, choose_wheels
 from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, put_first
 from stoker.agent.environment.requirements import NOTHING, Requirements
-from stoker.agent.environment.uv import find_program
+from stoker.agent.environment.uv import Uv, find_program
 from stoker.agent.environment.variables import UV_FILES
-from stoker.agent.environment.venv import Uv, Venv
+from stoker.agent.environment.venv import Venv
 from stoker.model.errors import SetupFailed, UserError
 
 _log = logging.getLogger(__name__)

@@ -23,6 +23,15 @@ NOTHING = "none"
 DEFAULT_FILE = "requirements.txt"
 FIELD = "environment.requirements"
 
+UV_SETTINGS = {
+    # A Python that was not chosen must not be downloaded.
+    "UV_PYTHON_DOWNLOADS": "never",
+    "UV_NO_PROGRESS": "1",
+    "NO_COLOR": "1",
+}
+# How uv exports a lock without its project, which is imported from the code: that changes more often.
+EXPORT_LOCK = ("export", "--frozen", "--offline", "--quiet", "--no-header", "--no-emit-project", "--no-editable")
+
 _PATTERNS: tuple[tuple[str, Kind], ...] = (
     ("pyproject.toml", "project"),
     ("uv.lock", "uv-lock"),

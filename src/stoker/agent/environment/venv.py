@@ -10,170 +10,20 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.environment.error_hints import read_cause
-from stoker.agent.environment.index import IndexOptions
-from stoker.agent.environment.python import MakeCommand, Python
-from stoker.agent.environment.requirements import Requirements
-from stoker.agent.environment.steps import CommandResult, SetupSteps, Step, nothing_to_undo
-from stoker.agent.environment.uv import PackageChange, parse_changes
-from stoker.agent.runtime import Command
+from stoker.agent.environment.python import Python
+from stoker.agent.environment.uv import Uv, read_from, write_lines
 from stoker.model.errors import SetupFailed
 
-_FIELD = "environment.requirements"
-_SETTINGS = {
-    # A Python that was not chosen must not be downloaded.
-    "UV_PYTHON_DOWNLOADS": "never",
-    "UV_NO_PROGRESS": "1",
-    "NO_COLOR": "1",
-}
-_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==((?:\d+!)?\d[A-Za-z0-9.+]*)$", re.MULTILINE)
-# Versions as uv writes them. Some distributions use versions for their packages that no other tool can parse.
-_VERSION = re.compile(r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[a-z0-9.]+)?")
 # The most valuable packages of an image: retained with priority.
 _MOST_VALUABLE = ("torch", "tensorflow", "jax", "jaxlib", "torchvision", "torchaudio", "numpy")
 _SAFE_SCRIPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENTRY_POINT = re.compile(r"([A-Za-z_][\w.]*)\s*:\s*([A-Za-z_]\w*)\s*(?:\[.*\])?")
 # A file in the environment, whose lines are logged each time that the environment is used.
 _REPORT = "stoker-report.txt"
-
-
-class Uv:
-    """Runs uv where the training will run. `scratch` is a folder for its files that is visible there."""
-
-    def __init__(
-        self,
-        steps: SetupSteps,
-        command: MakeCommand,
-        program: Path,
-        cache: Path | None,
-        scratch: Path,
-    ) -> None:
-        self.program = program
-        self._steps = steps
-        self._make = command
-        self._cache = cache
-        self._index = IndexOptions()
-        self._scratch = scratch
-
-    def use_index(self, index: IndexOptions) -> None:
-        """Install from this source from now on."""
-        self._index = index
-
-    @property
-    def index_args(self) -> tuple[str, ...]:
-        return self._index.args
-
-    @cached_property
-    def version(self) -> str:
-        """The version of uv. Raises SetupFailed if it does not run at all."""
-        answer = self.capture("--version")
-        if answer.code:
-            raise SetupFailed(f"uv does not run here: {_failure_text(answer)}; choose an image with glibc", user=True)
-        return answer.text.strip()
-
-    def command(self, *arguments: str) -> Command:
-        made = self._make((str(self.program), *arguments))
-        env = {**made.env, **_SETTINGS, **self._index.env}
-        if self._cache is not None:
-            env["UV_CACHE_DIR"] = str(self._cache)
-        return replace(made, env=env, secrets={**made.secrets, **self._index.secrets})
-
-    def capture(self, *arguments: str) -> CommandResult:
-        return self._steps.capture("uv", self.command(*arguments))
-
-    def capture_other(self, *argv: str) -> CommandResult:
-        """Run another program in the same place."""
-        return self._steps.capture(argv[0], self._make(argv))
-
-    def run_checked(self, what: str, *arguments: str) -> str:
-        """Run uv and return its output. Raises SetupFailed, with uv's message, if it fails."""
-        answer = self.capture(*arguments)
-        if answer.code:
-            raise SetupFailed(f"{what}: {_failure_text(answer)}", user=True, code=answer.code)
-        return answer.text
-
-    def install(self, name: str, remedy: str, *arguments: str) -> None:
-        """Install the requirements of the file of this name. Raises SetupFailed."""
-        failure_message = f"{_FIELD}: {name} cannot be installed"
-        command = self.command("pip", "install", *arguments)
-        self._steps.run(Step(name, command, remedy, failure_message, nothing_to_undo))
-
-    def write_scratch(self, name: str, text: str = "") -> Path:
-        """Write a file for uv to read or overwrite, and return its path."""
-        path = self._scratch / f".uv-{name}"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    def target(self, files: Requirements, code: Path, pins: Sequence[str] = ()) -> Path:
-        """Return the file for `uv pip install`: the file itself, or its lock exported as pylock.toml.
-
-        `pins` are the resolved requirements, if they are known already.
-        """
-        path = code / files.name
-        if pins:
-            return self.write_scratch("pinned.txt", _lines(pins))
-        if files.kind != "uv-lock":
-            return path
-        target = self._scratch / "pylock.toml"
-        # The project itself is imported from the code, which changes more often than its requirements.
-        options = ("--frozen", "--offline", "--quiet", "--no-header", "--no-emit-project", "--no-editable")
-        self.run_checked(
-            files.name,
-            "export",
-            *options,
-            "--format=pylock.toml",
-            f"--project={path.parent}",
-            f"--output-file={target}",
-        )
-        return target
-
-    def satisfied(self, base: Python, target: Path) -> bool:
-        """Tell if all requirements are installed already. No index is asked for newer versions."""
-        answer = self.capture(*_plan_arguments(base, target), "--offline")
-        return answer.code == 0 and not parse_changes(answer.text)
-
-    def installed(self, base: Python) -> dict[str, str]:
-        """Return the packages that uv finds in a Python: versions by name."""
-        text = self.run_checked(
-            "environment.system_packages", "pip", "list", "--quiet", "--format=freeze", f"--python={base.path}"
-        )
-        return {name: version for name, version in _PINNED.findall(text) if _VERSION.fullmatch(version)}
-
-    def plan(self, base: Python, target: Path, pins: Mapping[str, str]) -> tuple[PackageChange, ...] | None:
-        """Return what uv would change in a Python with these versions pinned; None if there is no solution.
-
-        Raises SetupFailed if the index does not answer, because that does not mean that there is no solution.
-        """
-        constraints = self.write_scratch("pins.txt", _pin_lines(pins))
-        arguments = (*_plan_arguments(base, target), *self._index.args, f"--constraints={constraints}")
-        answer = self._steps.capture_with_retries(_FIELD, self.command(*arguments))
-        return parse_changes(answer.text) if answer.code == 0 else None
-
-
-def _plan_arguments(base: Python, target: Path) -> tuple[str, ...]:
-    # A dry run changes nothing, so it is safe for a Python that a system package manager owns.
-    return ("pip", "install", "--dry-run", "--break-system-packages", f"--python={base.path}", *_read_from(target))
-
-
-def _read_from(target: Path) -> tuple[str, ...]:
-    return (f"--requirements={target}", "--no-editable", "--preview-features=pylock")
-
-
-def _pin_lines(pins: Mapping[str, str]) -> str:
-    return _lines(f"{name}=={version}" for name, version in sorted(pins.items()))
-
-
-def _lines(lines: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _failure_text(answer: CommandResult) -> str:
-    return read_cause(answer.text.splitlines()).text or f"it ended with {answer.code}"
 
 
 @dataclass(frozen=True)
@@ -228,16 +78,16 @@ class Venv:
         if plan is not None:
             pins = {each: version for each, version in plan.added.items() if version is not None}
             extra = (
-                f"--constraints={self._uv.write_scratch('pins.txt', _pin_lines(pins))}",
-                f"--excludes={self._uv.write_scratch('retained.txt', _lines(sorted(plan.retained)))}",
+                self._uv.constraints(pins),
+                f"--excludes={self._uv.write_scratch('retained.txt', sorted(plan.retained))}",
             )
         # Nothing is compiled: that would take longer than all the rest, and the training compiles what it imports.
-        arguments = (f"--python={self.python}", *_read_from(target), *extra, *self._uv.index_args)
+        arguments = (f"--python={self.python}", *read_from(target), *extra, *self._uv.index_args)
         self._uv.install(name, remedy, *arguments)
         if plan is not None:
             self._add_scripts()
         self._add_pip(f'VIRTUAL_ENV={_quote(self.folder)} exec {_quote(self._uv.program)} pip "$@"')
-        (self.folder / _REPORT).write_text(_lines(self._report_lines(name, plan)), encoding="utf-8")
+        write_lines(self.folder / _REPORT, self._report_lines(name, plan))
 
     def build_on_top(self) -> None:
         """Build an empty environment that sees all packages of its base. Its folder must not exist.
@@ -289,7 +139,7 @@ class Venv:
         """Make the base's packages visible: Python does this by itself unless the base is a virtual environment."""
         if self.base.environment:
             lines = [f"import site; site.addsitedir({site!r})" for site in self.base.sites]
-            (self._site / "_stoker_base.pth").write_text(_lines(lines), encoding="utf-8")
+            write_lines(self._site / "_stoker_base.pth", lines)
 
     def _add_scripts(self) -> None:
         """Add the console commands of the base's packages, such as torchrun: the base's would start its own Python."""
