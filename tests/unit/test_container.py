@@ -18,10 +18,10 @@ from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 from small_engine import SmallEngine
 
-from stoker.agent.container import container_run, host_devices, job_image
+from stoker.agent.container import host_devices, images, process_group
 from stoker.agent.container.container import ContainerRuntime
-from stoker.agent.container.container_run import ContainerRun
 from stoker.agent.container.host_devices import HostCapabilities, detect_host
+from stoker.agent.container.process_group import ContainerRun
 from stoker.agent.runtime import BindMount, Command, RuntimeView
 from stoker.model import codec, keys
 from stoker.model.errors import SetupFailed
@@ -171,7 +171,7 @@ def test_a_registry_password_is_had_anew_for_each_pull(yard: Yard, monkeypatch: 
         fetched.append((field, reference))
         return "me:word"
 
-    monkeypatch.setattr(job_image, "fetch", fetch)
+    monkeypatch.setattr(images, "fetch", fetch)
     login = yard.make(secret="env:TOKEN")._job_image._login("own.registry/x:1")
     assert login is not None and (login.registry, login.user, login.password) == ("own.registry", "me", "word")
     assert fetched == [("environment.container.secret", "env:TOKEN")]
@@ -183,7 +183,7 @@ def test_a_registry_password_is_had_anew_for_each_pull(yard: Yard, monkeypatch: 
         and login.user == "AWS"
         and fetched[-1] == ("environment.container.image", "aws-ecr:eu-west-1")
     )
-    monkeypatch.setattr(job_image.registry_login, "has_login", lambda where, _environ: where == ecr)
+    monkeypatch.setattr(images.registry_login, "has_login", lambda where, _environ: where == ecr)
     assert yard.make()._job_image._login(f"{ecr}/x:1") is None and len(fetched) == 2, "the person has logged in already"
 
 
@@ -594,7 +594,7 @@ def test_a_client_that_was_killed_with_the_container_is_its_end(processes: Begin
 
 
 def test_a_client_that_does_not_hear_of_the_end_is_ended(processes: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_run, "_CLIENT_S", 0.2)
+    monkeypatch.setattr(process_group, "_CLIENT_S", 0.2)
     client, command = processes(), processes("true")
     command.wait()
     run = ContainerRun(client, command.pid, lambda _code: None)

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.container import user_cache
-from stoker.agent.environment.local_cache import UNUSED_FOR_S, EnvironmentLock, LocalCache
+from stoker.agent.environment.local_cache import (
+    UNUSED_FOR_S,
+    EnvironmentLock,
+    LocalCache,
+    create_user_cache,
+    prune_user_caches,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root trains as others")
 
@@ -29,7 +34,7 @@ def age(*paths: Path) -> None:
 
 
 def with_tools(environments: Path, uid: int) -> Path:
-    shelf = user_cache.create_user_cache(environments, uid, uid)
+    shelf = create_user_cache(environments, uid, uid)
     (shelf / "tools" / "1").mkdir(parents=True)
     (shelf / "tools" / "1" / "uv").touch()
     return shelf
@@ -37,7 +42,7 @@ def with_tools(environments: Path, uid: int) -> Path:
 
 def test_a_users_folder_is_its_own(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    shelf = user_cache.create_user_cache(tmp_path, 1234, 99)
+    shelf = create_user_cache(tmp_path, 1234, 99)
     assert shelf == tmp_path / "of-1234" and (shelf.stat().st_uid, shelf.stat().st_gid) == (1234, 99)
     assert tmp_path.stat().st_mode & 0o777 == 0o711
 
@@ -51,7 +56,7 @@ def test_what_a_user_did_not_use_for_long_goes_whoever_trains(tmp_path: Path) ->
         if key != "new":
             age(shelf / f"{key}.ready", shelf / f"{key}.lock")
     age(shelf)
-    user_cache.prune(tmp_path)
+    prune_user_caches(tmp_path)
     assert sorted(path.name for path in shelf.iterdir() if path.is_dir()) == ["new", "tools", "used"]
     assert (shelf / "tools" / "1" / "uv").exists()
 
@@ -63,8 +68,8 @@ def test_a_user_who_does_not_come_back_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     age(tmp_path / "other")
     # Somebody trains as this one just now, and has made nothing yet.
-    user_cache.create_user_cache(tmp_path, 3, 3)
-    user_cache.prune(tmp_path)
+    create_user_cache(tmp_path, 3, 3)
+    prune_user_caches(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["of-3", "other"]
     assert (starting / "tools" / "1" / "uv").exists()
-    user_cache.prune(tmp_path / "not there")
+    prune_user_caches(tmp_path / "not there")

@@ -2,17 +2,14 @@
 
     container       the runtime: all parts below together
     engine          runs docker or podman, and tells a user's error from a fault of the machine
-    images          pulls the image and identifies it by its digest
-    job_image       makes all nodes and attempts of a job use the same image
+    images          pulls the image, identified by its digest: the same for all nodes and attempts of a job
     registry_login  passwords for registries
     symlinks        targets of links in input folders
     host_devices    capabilities of this machine that a container may use
     create_command  the command line that creates the container. Pure
     pipes           pass variables into the container, and tie its life to the agent's
-    process_group   the processes in the container
-    container_run   one command in the container
+    process_group   the processes in the container, and one command of the agent
     chown           gives folders to the container's user
-    user_cache      the environments of a container's user
 
 Each run of an agent has one container. Its first program only waits; the steps of the set-up and the training are
 started in it one after another (`exec`). The training therefore finds what a step installed without a copy of the

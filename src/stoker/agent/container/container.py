@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.agent.container import create_command, host_devices, user_cache
+from stoker.agent.container import create_command, host_devices
 from stoker.agent.container.chown import OwnershipTransfer
-from stoker.agent.container.container_run import ContainerRun
 from stoker.agent.container.engine import FIELD, Engine, EngineResult, describe_refusal
-from stoker.agent.container.images import LocalImage
-from stoker.agent.container.job_image import JobImage
+from stoker.agent.container.images import JobImage, LocalImage
 from stoker.agent.container.pipes import START_COMMAND, ContainerPipes, path_inside
-from stoker.agent.container.process_group import ContainerGroup, RunningContainer
+from stoker.agent.container.process_group import ContainerGroup, ContainerRun, RunningContainer
 from stoker.agent.container.symlinks import MAX_SCANNED, LinkTargets
+from stoker.agent.environment.local_cache import create_user_cache, prune_user_caches
 from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.runtime import Command, RuntimeView, StepTimer
 from stoker.model.errors import SetupFailed
@@ -128,7 +127,7 @@ class ContainerRuntime:
         self.group.container = RunningContainer.of(identity, init)
         self._adopt_user(init, view.environments)
         if view.environments is not None:
-            user_cache.prune(view.environments)
+            prune_user_caches(view.environments)
 
     def _create(self, arguments: list[str]) -> None:
         made = self._engine.run(*arguments)
@@ -232,7 +231,7 @@ class ContainerRuntime:
             )
         self._transfer = OwnershipTransfer(seen.st_uid, seen.st_gid)
         if environments is not None:
-            self.environments = user_cache.create_user_cache(environments, seen.st_uid, seen.st_gid)
+            self.environments = create_user_cache(environments, seen.st_uid, seen.st_gid)
 
     @property
     def _home(self) -> Path:

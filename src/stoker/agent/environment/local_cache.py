@@ -7,6 +7,8 @@
 A process that dies leaves no lock. An environment without `.ready` is incomplete and is built again. So is one that was
 modified since: a training may install into its environment, and a disk that lost power may have kept names without
 contents.
+
+Each user that containers run as has its own such folder below it, `<root>/of-<uid>`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import fcntl
 import os
 import random
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -191,3 +194,31 @@ class LocalCache:
 
     def _path(self, key: str, suffix: str) -> Path:
         return self.root / f"{key}.{suffix}"
+
+
+def create_user_cache(environments: Path, uid: int, gid: int) -> Path:
+    """Create the user's own folder: the user must not modify shared environments, nor may others use the user's.
+
+    Raises OSError.
+    """
+    folder = environments / f"of-{uid}"
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, uid, gid)
+    # Marks the folder as used, even if nothing is added to it.
+    os.utime(folder)
+    environments.chmod(stat.S_IMODE(environments.stat().st_mode) | 0o111)
+    return folder
+
+
+def prune_user_caches(environments: Path, unused_for_s: float = UNUSED_FOR_S) -> None:
+    """Remove environments of all users that were unused for this long. Those that cannot be removed stay.
+
+    A user without environments also loses its copy of uv, once that is as old.
+    """
+    for folder in environments.glob("of-*"):
+        with suppress(OSError):
+            # Read before the pruning, which changes the folder's time.
+            idle_s = time.time() - folder.stat().st_mtime
+            LocalCache(folder).prune(unused_for_s)
+            if idle_s >= unused_for_s and not any(folder.glob("*.lock")):
+                shutil.rmtree(folder)
