@@ -8,7 +8,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from stoker.core.budget_state import Expense, Unread, compute_budget_state, expenses
+from stoker.core.budget_state import Expense, UnreadableJob, compute_budget_state, expenses
 from stoker.core.budgets import judge
 from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.decide import decide, decide_job
@@ -270,14 +270,14 @@ def test_one_that_cannot_be_read_holds_the_budgets_that_it_can_be_in() -> None:
     by = settings("name: mine, budget: {dollars: 10, period: day, by: team}").policy
     now = at(100)
 
-    def held(team: str, unread: Unread) -> bool:
-        books = compute_budget_state(by, [], [], now, [unread])
+    def held(team: str, unreadable: UnreadableJob) -> bool:
+        books = compute_budget_state(by, [], [], now, [unreadable])
         subject = Subject(replace(make_spec(), tags={"team": team}), now.date(), "job-1")
         return bool(judge(by, subject, Known(books), now))
 
-    assert held("a", Unread("bad-1", "nonsense", {"team": "a"}))
-    assert not held("b", Unread("bad-1", "nonsense", {"team": "a"}))
-    assert held("b", Unread("bad-1", "nonsense", None)), "it may be in any"
+    assert held("a", UnreadableJob("bad-1", "nonsense", {"team": "a"}))
+    assert not held("b", UnreadableJob("bad-1", "nonsense", {"team": "a"}))
+    assert held("b", UnreadableJob("bad-1", "nonsense", None)), "it may be in any"
 
 
 def put_job(store: MemoryStore, job: str, spec: Spec, *events: Event) -> None:
@@ -297,8 +297,8 @@ def test_an_unreadable_log_is_told_with_its_tags() -> None:
     keeper.begin(("bad-1", "job-1"))
     books = keeper.read_state(settings(BUDGET).policy, at(100))
     assert isinstance(books, Known)
-    (unread,) = books.value.unread
-    assert (unread.job, unread.tags) == ("bad-1", {"team": "a"}) and "not a log entry" in unread.why
+    (unreadable,) = books.value.unreadable
+    assert (unreadable.job, unreadable.tags) == ("bad-1", {"team": "a"}) and "not a log entry" in unreadable.why
 
 
 def test_a_pass_over_a_few_makes_one_call_for_each_of_the_others() -> None:

@@ -23,7 +23,7 @@ from stoker.core.budget_reservations import (
     reservation,
     waits_code,
 )
-from stoker.core.budget_state import BudgetState, BudgetStatus, Expense, Unread, compute_budget_state, expenses
+from stoker.core.budget_state import BudgetState, BudgetStatus, Expense, UnreadableJob, compute_budget_state, expenses
 from stoker.core.budgets import (
     BudgetMark,
     BudgetWarning,
@@ -226,7 +226,7 @@ def test_a_job_whose_log_makes_no_sums_is_named_with_its_tags(monkeypatch: pytes
         with monkeypatch.context() as patch:
             patch.setattr(f"stoker.core.budget_state.{function}", broken)
             found = books((state(), spec(team="nlp")))
-        (lost,) = found.unread
+        (lost,) = found.unreadable
         assert (lost.job, lost.tags) == ("job-1", {"team": "nlp"}) and "too long" in lost.why
 
 
@@ -236,7 +236,9 @@ def test_who_cannot_be_read_concerns_the_budgets_that_it_may_be_in() -> None:
 
     def concerns(tags: dict[str, str] | None) -> bool:
         return (
-            BudgetState(at(0), unread=(Unread("x", "gone", tags),)).unread_of(rule, {"team": "nlp", "site": "a"})
+            BudgetState(at(0), unreadable=(UnreadableJob("x", "gone", tags),)).unreadable_of(
+                rule, {"team": "nlp", "site": "a"}
+            )
             is not None
         )
 
@@ -411,8 +413,8 @@ def test_what_is_not_known_keeps_back_and_what_only_warns_does_not() -> None:
     assert isinstance(unasked, LaunchDenied) and unasked.reason.endswith("no governor has looked")
     for only in ("then: warn", "audit: true"):
         assert judge(policy(f"name: money, budget: {{dollars: 10, period: day}}, {only}"), subject, None, at(0)) == ()
-    unread = BudgetState(at(0), unread=(Unread("x", "it is gone", None),))
-    (lost,) = judge(TEN, subject, Known(unread), at(0))
+    unreadable = BudgetState(at(0), unreadable=(UnreadableJob("x", "it is gone", None),))
+    (lost,) = judge(TEN, subject, Known(unreadable), at(0))
     assert isinstance(lost, LaunchDenied) and lost.unknown and lost.reason.endswith("x cannot be read: it is gone")
 
 

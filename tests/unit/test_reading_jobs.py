@@ -168,7 +168,7 @@ def test_a_job_that_is_not_indexed_yet_is_read_from_its_log(world: ScriptedWorld
     world.submit(A)
     world.store.put(keys.active(B, 1), b"")
     found = list_jobs(world.store)
-    assert [each.id for each in found.summaries] == [A] and found.unread == {} and found.active == {A, B}
+    assert [each.id for each in found.summaries] == [A] and found.unreadable == {} and found.active == {A, B}
 
 
 def test_a_job_that_makes_no_sense_is_told_and_hides_no_other(world: ScriptedWorld) -> None:
@@ -176,7 +176,7 @@ def test_a_job_that_makes_no_sense_is_told_and_hides_no_other(world: ScriptedWor
     world.submit(B)
     world.store.put(keys.spec(A), b"{}")
     found = list_jobs(world.store)
-    assert [each.id for each in found.summaries] == [B] and found.unread.keys() == {A}
+    assert [each.id for each in found.summaries] == [B] and found.unreadable.keys() == {A}
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("did not answer"), StoreDenied("not yours")])
@@ -260,7 +260,7 @@ def test_accounts_name_what_makes_no_sense_and_leave_out_what_is_not_there(world
     world.store.put(keys.spec(A), b"{}")
     world.store.put(keys.active(B, 1), b"")
     found = cost_records.read_accounts(world.store, at(0))
-    assert (found.records, found.unread) == ((), (A,))
+    assert (found.records, found.unreadable) == ((), (A,))
 
 
 def test_accounts_of_a_store_that_does_not_answer_are_none(

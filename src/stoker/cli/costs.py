@@ -60,7 +60,7 @@ def command(by: str, since: str, as_json: bool) -> None:
                 "since": start.isoformat() if start else None,
                 "rows": [_row_fields(row) for row in found.rows],
                 "total": _row_fields(found.total),
-                "unread": list(accounts.unread),
+                "unreadable": list(accounts.unreadable),
                 # Removed jobs that count with the whole first day, although the span begins later that day.
                 "whole_day": whole,
                 # Their state now, whatever the span; null where it is unknown.
@@ -68,7 +68,7 @@ def command(by: str, since: str, as_json: bool) -> None:
             }
         )
         return
-    for job in accounts.unread:
+    for job in accounts.unreadable:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
     if found.rows:
         click.echo(_table(found, by))
@@ -136,7 +136,7 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
                     "dollars": rule.budget.dollars,
                     "period": rule.budget.period,
                     "until": period_of(rule.budget, now).end.isoformat(),
-                    "incomplete": bool(standing.unpriced) or books.value.unread_of(rule, tags) is not None,
+                    "incomplete": bool(standing.unpriced) or books.value.unreadable_of(rule, tags) is not None,
                 }
             )
     return found, ""

@@ -65,7 +65,7 @@ def command(
         _watch(store, None if everything else RECENT, wanted, as_json=as_json)
         return
     view = _read_view(store, None if everything else RECENT, wanted)
-    _warn_unread(view)
+    _warn_unreadable(view)
     click.echo(_json(view) if as_json else "\n".join(view.lines()))
 
 
@@ -77,7 +77,7 @@ class JobListView:
     active: frozenset[str]
     shown: tuple[Summary, ...]
     passed: datetime | None
-    unread: dict[str, str]
+    unreadable: dict[str, str]
     filtered: bool
 
     def lines(self) -> list[str]:
@@ -106,7 +106,7 @@ def _read_view(store: Store, recent: int | None, wanted: Filter) -> JobListView:
     found = list_jobs(store, recent, wanted)
     others = [each for each in recent_of_others(store, recent) if wanted.fits(each)]
     shown = sorted([*found.summaries, *others], key=lambda summary: summary.submitted_at, reverse=True)
-    return JobListView(store, found.active, tuple(shown), last_pass(store), found.unread, wanted != ALL)
+    return JobListView(store, found.active, tuple(shown), last_pass(store), found.unreadable, wanted != ALL)
 
 
 def _json(view: JobListView, indent: int | None = 2) -> str:
@@ -117,10 +117,10 @@ def _json(view: JobListView, indent: int | None = 2) -> str:
     return json.dumps([to_json(summary) for summary in view.shown], indent=indent, ensure_ascii=False)
 
 
-def _warn_unread(view: JobListView) -> None:
+def _warn_unreadable(view: JobListView) -> None:
     from stoker.cli.format import warn
 
-    for job, why in sorted(view.unread.items()):
+    for job, why in sorted(view.unreadable.items()):
         warn(f"{job} cannot be read: {why}; `stoker rm {job}` removes it, once it has no machines")
 
 

@@ -33,7 +33,7 @@ class Expense:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadableJob:
     """A job whose cost is unknown, because it could not be read. Without its tags it may belong to any budget."""
 
     job: str
@@ -102,12 +102,12 @@ class BudgetState:
 
     at: datetime
     statuses: Mapping[tuple[str, str], BudgetStatus] = field(default_factory=dict)
-    unread: tuple[Unread, ...] = ()
+    unreadable: tuple[UnreadableJob, ...] = ()
 
-    def unread_of(self, rule: Rule, tags: Mapping[str, str]) -> Unread | None:
+    def unreadable_of(self, rule: Rule, tags: Mapping[str, str]) -> UnreadableJob | None:
         """The first job that may belong to this budget and whose cost is unknown."""
         value = value_of(rule, tags)
-        for each in self.unread:
+        for each in self.unreadable:
             if each.tags is None or (in_scope(rule, each.tags) and value_of(rule, each.tags) == value):
                 return each
         return None
@@ -138,26 +138,26 @@ def compute_budget_state(
     recorded: Iterable[Expense],
     active: Iterable[tuple[JobState, Spec]],
     now: datetime,
-    unread: Iterable[Unread] = (),
+    unreadable: Iterable[UnreadableJob] = (),
     others: Iterable[Expense] = (),
 ) -> BudgetState:
     """Compute the status of all budgets. `recorded` are stored costs of jobs that are not active any more; the cost of
     an active job comes from its log; `others` are external jobs, which have no log.
 
-    A job whose cost cannot be computed counts as `unread`: it makes only its own budgets unknown.
+    A job whose cost cannot be computed counts as `unreadable`: it makes only its own budgets unknown.
     """
     jobs = {state.job: (state, spec) for state, spec in active}
     found = list(others)
     counted = {*jobs, *(each.job for each in found)}
     found += [each for each in recorded if each.job not in counted]
-    lost = list(unread)
+    lost = list(unreadable)
     reservations = []
     for state, spec in jobs.values():
         try:
             found += expenses(state, spec, now)
             reservations.append(reservation(policy, state, spec, now))
         except Exception as error:  # noqa: BLE001 - the edge of one job: only its own budgets become unknown
-            lost.append(Unread(state.job, describe_error(error), spec.tags))
+            lost.append(UnreadableJob(state.job, describe_error(error), spec.tags))
     waiting = [each for state, spec in jobs.values() if (each := queued(state, spec)) is not None]
     reserved = [each for each in reservations if each is not None]
     statuses: dict[tuple[str, str], BudgetStatus] = {}

@@ -88,9 +88,9 @@ def judge(
     for rule in rules:
         assert rule.budget is not None
         status, period = budget_state.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
-        unread = budget_state.value.unread_of(rule, subject.spec.tags)
-        if unread is not None and denies_launches(rule):
-            why = f"{unread.job} cannot be read: {unread.why}"
+        unreadable = budget_state.value.unreadable_of(rule, subject.spec.tags)
+        if unreadable is not None and denies_launches(rule):
+            why = f"{unreadable.job} cannot be read: {unreadable.why}"
             held.append(
                 LaunchDenied(code_of(rule), f"policy {rule.name}: what was spent is not known: {why}", unknown=True)
             )

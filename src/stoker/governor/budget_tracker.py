@@ -10,7 +10,7 @@ from datetime import datetime
 
 from stoker.core import budgets
 from stoker.core.budget_reservations import LaunchRequest, launch_request, limits_of_job
-from stoker.core.budget_state import BudgetState, Expense, Unread, compute_budget_state, has_budget, period_of
+from stoker.core.budget_state import BudgetState, Expense, UnreadableJob, compute_budget_state, has_budget, period_of
 from stoker.core.budgets import BudgetMark, LaunchDenied, UnreportedWarning
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
@@ -134,12 +134,12 @@ class BudgetTracker:
         began_s = time.monotonic()
         self._inputs.since = self._inputs.since or now
         try:
-            found = read_each(self._account_or_unread, list(self._inputs.jobs), is_local=self.store.is_local)
+            found = read_each(self._account_or_unreadable, list(self._inputs.jobs), is_local=self.store.is_local)
             accounts = [each for each in found if isinstance(each, tuple)]
-            unread = [each for each in found if isinstance(each, Unread)]
+            unreadable = [each for each in found if isinstance(each, UnreadableJob)]
             # Before the ended jobs: an external job that is over is written to `spent/` before it leaves these lists.
             external = read_expenses(self.store, policy) if policy.sagemaker is not None else []
-            state = compute_budget_state(policy, self._ended_expenses(policy, now), accounts, now, unread, external)
+            state = compute_budget_state(policy, self._ended_expenses(policy, now), accounts, now, unreadable, external)
             self._accounts, self._external_expenses = accounts, list(external)
             self._state = Known(budgets.without_reported(policy, state, self._was_reported))
         except Exception as error:  # noqa: BLE001 - a sum that cannot be computed is unknown, and starts no machine
@@ -202,8 +202,8 @@ class BudgetTracker:
             return self._state
         try:
             accounts = [(self._inputs.states.get(state.job, state), spec) for state, spec in self._accounts]
-            ended, unread = self._ended_expenses(policy, now), self._state.value.unread
-            return Known(compute_budget_state(policy, ended, accounts, now, unread, self._external_expenses))
+            ended, unreadable = self._ended_expenses(policy, now), self._state.value.unreadable
+            return Known(compute_budget_state(policy, ended, accounts, now, unreadable, self._external_expenses))
         except Exception as error:  # noqa: BLE001 - a sum that cannot be computed is unknown, and starts no machine
             return Unknown(describe_error(error))
 
@@ -255,13 +255,13 @@ class BudgetTracker:
         if self._is_old(now):
             self._inputs = _PassInputs(tuple(active_jobs(self.store)), since=now)
 
-    def _account_or_unread(self, job: str) -> tuple[JobState, Spec] | Unread | None:
+    def _account_or_unreadable(self, job: str) -> tuple[JobState, Spec] | UnreadableJob | None:
         try:
             return self._account(job)
         except (StoreUnavailable, StoreDenied):
             raise  # No job can be read then: the whole sum is unknown.
         except Exception as error:  # noqa: BLE001 - one corrupt job concerns its own budgets alone
-            return Unread(job, describe_error(error), self._tags(job))
+            return UnreadableJob(job, describe_error(error), self._tags(job))
 
     def _tags(self, job: str) -> Mapping[str, str] | None:
         """The tags of a job whose log cannot be read: its spec may tell which budgets it counts against."""

@@ -130,8 +130,8 @@ def _forget_absent(store: Store, done: ReindexResult, exists: set[str]) -> None:
     def forget_record(job: str) -> bool:
         return store.head(keys.log_entry(job, 1)) is None and bool(job_index.delete_index(store, job))
 
-    unread = [job for job in map(job_index.job_of, job_index.list_index(store)) if job not in exists]
-    done.forgotten += sum(_each(forget_record, unread, store))
+    without_log = [job for job in map(job_index.job_of, job_index.list_index(store)) if job not in exists]
+    done.forgotten += sum(_each(forget_record, without_log, store))
     now = datetime.now(timezone.utc)
     for job in active_jobs(store):
         if job in exists or store.head(keys.log_entry(job, 1)) is not None:

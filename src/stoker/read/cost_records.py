@@ -18,11 +18,11 @@ from stoker.store.parallel import read_each
 
 @dataclass(frozen=True)
 class Accounts:
-    """The records of existing jobs, and the costs of removed ones. `unread` are jobs whose log is corrupt."""
+    """The records of existing jobs, and the costs of removed ones. `unreadable` are jobs whose log is corrupt."""
 
     records: tuple[IndexRecord, ...]
     removed: tuple[DailyCost, ...]
-    unread: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def read_accounts(store: Store, now: datetime, since: datetime | None = None) -> Accounts:
@@ -33,7 +33,7 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
     # The record of an ended job was last written when it ended.
     wanted = [job for job, meta in listed.items() if since is None or job in active or meta.modified >= since]
     wanted += [job for job in active if job not in listed]
-    unread: list[str] = []
+    unreadable: list[str] = []
 
     def read(job: str) -> IndexRecord | None:
         try:
@@ -41,13 +41,13 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
         except (StoreUnavailable, StoreDenied):
             raise
         except StoreError:
-            unread.append(job)
+            unreadable.append(job)
             return None
 
     records = tuple(found for found in read_each(read, sorted(wanted), is_local=store.is_local) if found is not None)
     known = {*listed, *(record.state.job for record in records)}
     spent = read_daily_costs(store, _months(since.date(), now.date()) if since is not None else [keys.SPENT])
-    return Accounts(records, tuple(each for each in spent if each.job not in known), tuple(sorted(unread)))
+    return Accounts(records, tuple(each for each in spent if each.job not in known), tuple(sorted(unreadable)))
 
 
 def _from_log(store: Store, job: str, now: datetime) -> IndexRecord | None:

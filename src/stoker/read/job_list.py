@@ -30,11 +30,11 @@ _PORTION = 256
 
 @dataclass(frozen=True)
 class JobList:
-    """The jobs of a store, newest first. `unread` are the reasons why jobs are missing, by id."""
+    """The jobs of a store, newest first. `unreadable` are the reasons why jobs are missing, by id."""
 
     active: frozenset[str]
     summaries: tuple[Summary, ...]
-    unread: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> 
     # The record of an ended job was last written when it ended.
     ended = sorted(((meta.modified, job) for job, meta in listed.items() if job not in active), reverse=True)
     over = [job for _, job in ended if wanted.may_fit(job)]
-    unread: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
 
     def read(jobs: list[str]) -> list[Summary]:
         found = _read_all(store, [(job, listed.get(job)) for job in jobs])
-        unread.update((job, each) for job, each in zip(jobs, found, strict=True) if isinstance(each, str))
+        unreadable.update((job, each) for job, each in zip(jobs, found, strict=True) if isinstance(each, str))
         return [each for each in found if isinstance(each, Summary) and wanted.fits(each)]
 
     summaries, fitting = _with_heartbeats(store, read(sorted(filter(wanted.may_fit, active)))), 0
@@ -99,7 +99,7 @@ def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> 
         fitting += len(some)
         over = over[portion:] if wanted != ALL else []
     newest_first = sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
-    return JobList(frozenset(active), tuple(newest_first), unread)
+    return JobList(frozenset(active), tuple(newest_first), unreadable)
 
 
 def _with_heartbeats(store: Store, summaries: list[Summary]) -> list[Summary]:
