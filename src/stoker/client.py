@@ -42,9 +42,8 @@ from stoker.read.planned_actions import planned_actions
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_any
 from stoker.store.find_job import find_job
-from stoker.submit import clone as cloning
+from stoker.submit import prepare
 from stoker.submit.identity import user_at_host
-from stoker.submit.prepare import prepare, prepare_job
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.resume import ask_to_resume, prepare_resume
 from stoker.submit.send import send
@@ -90,9 +89,9 @@ def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared
         if sets:
             raise UserError("sets: a Spec is complete; change it with dataclasses.replace")
         resolved = resolve_spec(job, registry.capabilities)
-        return prepare(resolved.spec, store, folder=Path.cwd(), warnings=resolved.warnings)
+        return prepare.prepare(resolved.spec, store, folder=resolved.folder, warnings=resolved.warnings)
     layer = job.layer() if isinstance(job, Job) else job_layer(Path(job))
-    return prepare_job((layer, *([assignments(sets)] if sets else ())), store)
+    return prepare.prepare_job((layer, *([assignments(sets)] if sets else ())), store)
 
 
 @checks_keywords
@@ -100,7 +99,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> PreparedJ
     """Prepare a new job with the code and the spec of another, with changes. Use the result in a `with`."""
     origin = find_job(store, job)
     submission = job_index.read_submission(store, read_state(store, origin))
-    return cloning.prepare_clone(origin, submission, store, sets)
+    return prepare.prepare_clone(prepare.Original(origin, submission), store, sets)
 
 
 @checks_keywords

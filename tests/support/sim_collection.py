@@ -89,14 +89,14 @@ class CollectionWorld:
         data = self.random.choice(_CONTENTS)
         digest = hashlib.sha256(data).hexdigest()
         packed = PackedCode(cast(Path, _Archive(data)), digest, len(data), 1, len(data), None, None, ())
-        send(PreparedJob(make_spec(), CAPABILITIES, (), (), Path(), packed=packed), self.client)
+        send(PreparedJob(make_spec(), CAPABILITIES, (), (), packed=packed), self.client)
 
     def _clone(self) -> None:
         job = self._some_job()
         state = job_log.read(self.store, job) if job is not None else None
         if state is not None:
             code = job_index.read_submission(self.store, state).code
-            send(PreparedJob(make_spec(), CAPABILITIES, (), (), Path(), code=code), self.client)
+            send(PreparedJob(make_spec(), CAPABILITIES, (), (), code=code), self.client)
 
     def _remove(self) -> None:
         job = self._some_job()

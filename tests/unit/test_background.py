@@ -63,7 +63,6 @@ class Governed:
 
 def held_lock(store: Store) -> tuple[Path, int]:
     lock, _ = background.files_for(store.url)
-    lock.parent.mkdir(parents=True)
     handle = os.open(lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
     return lock, handle

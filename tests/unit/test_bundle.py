@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +31,7 @@ from stoker.submit.agent_bundle import (
     send,
     tags_for,
 )
-from stoker.submit.node_packages import pack_agents
+from stoker.submit.node_packages import TargetMachines, pack_agents
 from stoker.testing.memory_store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -320,9 +319,9 @@ def test_a_line_names_the_image_that_the_provider_takes(
         return AgentArchive(tag, "0" * 64, Path(), 1)
 
     monkeypatch.setattr(agent_bundle, "build_archive", only_newer)
-    provider = SimpleNamespace(capabilities=registry.capabilities(name))
+    machines = TargetMachines(object(), registry.capabilities(name), (), offline=True)  # type: ignore[arg-type]
     spec = Spec(name="x", run="x", resources=Resources(provider=name))
-    _, (line,) = pack_agents(provider, spec, (), offline=True)  # type: ignore[arg-type]
+    _, (line,) = pack_agents(machines, spec)
     assert line.endswith(f"; choose a {field} with Python 3.11 or newer")
 
 

@@ -19,7 +19,6 @@ import pytest
 
 from stoker import client
 from stoker.cli import COMMANDS, cli, main, run
-from stoker.cli.follow_view import TerminalScreen
 from stoker.cli.format import table
 from stoker.cli.plan_view import agree, offering_rows, show_plan, worst_case
 from stoker.governor import background
@@ -36,6 +35,7 @@ from stoker.read.follow import Follower
 from stoker.read.job_list import list_jobs
 from stoker.read.logs import LogLine
 from stoker.read.node_chunks import node_logs
+from stoker.read.screens import TerminalScreen
 from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_store
 from stoker.submit.prepared_job import PreparedJob
@@ -273,7 +273,7 @@ def test_what_follows_the_dashes_is_not_ours(stoker: Stoker, store: Store) -> No
 
 def prepared(paid: bool) -> PreparedJob:
     capabilities = Capabilities(paid=paid, token_lifetime_s=1, newborn_s=1, boot_timeout_s=1, silence_s=1)
-    return PreparedJob(Spec(name="x", run="true"), capabilities, (SPOT,), (SPOT,), Path())
+    return PreparedJob(Spec(name="x", run="true"), capabilities, (SPOT,), (SPOT,))
 
 
 def test_money_is_not_spent_without_a_yes() -> None:
@@ -411,7 +411,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     monkeypatch.setattr(Follower, "run", interrupted)
     monkeypatch.setattr("stoker.governor.loop.Governor.watch", lambda _self, until, on_error: None)
     job = submit(store)
-    assert run.follow_job(store, job, paid=False) == 0
+    assert run.follow_job(store, job, nodes=1, paid=False) == 0
     assert carried == [job]
     err = capsys.readouterr().err
     assert f"stoker logs -f {job}" in err and f"stoker stop {job}" in err

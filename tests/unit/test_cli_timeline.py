@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
+from stoker.cli.format import clock
 from stoker.cli.job_report import cost_text, job_text
 from stoker.cli.timeline import attempt_line, handover_line, timeline
 from stoker.core.summary import AttemptSummary, NodeSummary, Summary, summarize
@@ -13,7 +14,6 @@ from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.offerings import Offering
 from stoker.model.submission import Code, Submission
 from stoker.read.decision_text import describe, news, outcome_text
-from stoker.read.format import clock
 from tests.support.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
 
 START = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)

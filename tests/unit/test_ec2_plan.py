@@ -15,6 +15,7 @@ import pytest
 
 from stoker.cli import main
 from stoker.cli.plan_view import old_prices
+from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.offerings import Offering
 from stoker.model.resources import Ec2Resources, Gpus, Resources
 from stoker.model.spec import Limits, Spec
@@ -241,10 +242,13 @@ def test_spot_that_is_left_out_for_want_of_a_price_is_told() -> None:
     spot = Offering("ec2", "c7i.large", "us-east-1a", spot=True, price=0.04)
     paid = replace(spot, spot=False, price=0.1)
     spec = Spec(name="x", run="true", resources=Resources(provider="ec2", spot="prefer"), limits=Limits(max_cost=5.0))
-    (line,) = spot_left_out(spec, (paid,), (replace(spot, price=None), paid))
+    (line,) = spot_left_out(EffectiveLimits(spec, {}), (paid,), (replace(spot, price=None), paid))
     assert line.startswith("spot is left out: limits.max_cost needs a known price; `stoker prices --provider ec2")
-    assert spot_left_out(spec, (spot, paid), (spot, paid)) == ()
-    assert spot_left_out(replace(spec, limits=Limits()), (paid,), (replace(spot, price=None), paid)) == ()
+    assert spot_left_out(EffectiveLimits(spec, {}), (spot, paid), (spot, paid)) == ()
+    assert (
+        spot_left_out(EffectiveLimits(replace(spec, limits=Limits()), {}), (paid,), (replace(spot, price=None), paid))
+        == ()
+    )
 
 
 # ── Names that no table has ───────────────────────────────────────────────────────────────────────────────────────────

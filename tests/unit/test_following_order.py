@@ -7,8 +7,9 @@ from pathlib import Path
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.offerings import Offering
-from stoker.read.follow import Follower, PlainScreen
+from stoker.read.follow import Follower
 from stoker.read.logs import LogLine
+from stoker.read.screens import PlainScreen
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.log_chunks import Segment, encode_segment

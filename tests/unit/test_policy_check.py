@@ -160,9 +160,7 @@ def test_money_that_pays_for_no_machine_any_more_opens_no_job() -> None:
 
 def test_what_the_policy_says_of_cost_is_part_of_the_spec() -> None:
     rules = policy("{max_cost: 5, then: stop}")
-    found = policy_check.with_policy_limits(rules, HOUR)
-    assert found.limits.max_cost == 5.0
-    assert found.limits.max_runtime_s == 3600.0
-    assert "max-cost" in policy_check.cost_limit_source(rules, HOUR) and "policy" in policy_check.cost_limit_source(
-        rules, HOUR
-    )
+    found = policy_check.policy_limits(rules, HOUR)
+    assert found.spec.limits.max_cost == 5.0
+    assert found.spec.limits.max_runtime_s == 3600.0
+    assert found.named("max_cost") == "policy max-cost"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.core.acceptable_offerings import MAX_COST
+from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import InvalidRequest, QuotaExceeded, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Gpus, Resources
@@ -139,7 +140,7 @@ def test_a_provider_is_asked_all_that_it_knows(place: Path, monkeypatch: pytest.
     cloud = Thorough()
     with prepare_on(place, monkeypatch, cloud, nodes=3) as prepared:
         assert cloud.calls == [("check", "job"), ("limits", 3, 3)] and cloud.asked == [True, False]
-        assert (prepared.place, prepared.folder, len(prepared.all_offerings)) == ("mars", place / "code", 3)
+        assert (prepared.place, len(prepared.all_offerings)) == ("mars", 3)
         assert prepared.warnings == () and prepared.limits is not None
         assert prepared.environ is not None and "PATH" in prepared.environ
 
@@ -233,19 +234,21 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("spot", "whose", "told"),
-    [("prefer", MAX_COST, True), ("prefer", "rule 1", True), ("never", MAX_COST, False), ("only", MAX_COST, False)],
+    ("spot", "rule", "told"),
+    [("prefer", None, True), ("prefer", "dear", True), ("never", None, False), ("only", None, False)],
 )
-def test_spot_without_a_price_is_missed_only_by_jobs_that_prefer_it(spot: Any, whose: str, told: bool) -> None:
+def test_spot_without_a_price_is_missed_only_by_jobs_that_prefer_it(spot: Any, rule: str | None, told: bool) -> None:
     spec = Spec(name="x", run="true", resources=Resources(spot=spot), limits=Limits(max_cost=5.0))
     unpriced = replace(sold(spot=True), price=None)
-    lines = choose_offerings.spot_left_out(spec, (sold(spot=False),), (unpriced, sold(spot=False)), whose)
+    limits = EffectiveLimits(spec, {"max_cost": rule} if rule else {})
+    lines = choose_offerings.spot_left_out(limits, (sold(spot=False),), (unpriced, sold(spot=False)))
     assert bool(lines) == told
     if lines:
+        whose = f"policy {rule}" if rule else MAX_COST
         assert lines[0].startswith(f"spot is left out: {whose} needs a known price; `stoker prices --provider local")
-        assert ("limits.max_runtime" in lines[0]) == (whose == MAX_COST)
+        assert ("limits.max_runtime" in lines[0]) == (rule is None)
     assert (
-        choose_offerings.spot_left_out(spec, (sold(spot=False),), (sold(spot=True), replace(unpriced, spot=False)))
+        choose_offerings.spot_left_out(limits, (sold(spot=False),), (sold(spot=True), replace(unpriced, spot=False)))
         == ()
     )
 
@@ -318,25 +321,29 @@ def job_with(requirements: str | None) -> Spec:
     return Spec(name="job", run=("true",), resources=RESOURCES, environment=Environment(requirements=requirements))
 
 
+def machines_of(provider: Cloud, *, offline: bool = False) -> node_packages.TargetMachines:
+    return node_packages.TargetMachines(provider, provider.capabilities, (), offline)  # type: ignore[arg-type]
+
+
 def test_machines_that_install_packages_get_uv_and_all_get_a_program_that_looks_at_stalls(built: list[Any]) -> None:
     both = {"arm64", "x86_64"}
-    found = node_packages.pack_tools(Bundled(), job_with("requirements.txt"), ())  # type: ignore[arg-type]
+    found = node_packages.pack_tools(machines_of(Bundled()), job_with("requirements.txt"))
     assert built == [(node_programs.SPY, both, False), (node_programs.UV, both, False)]
     spy, uv = node_programs.SPY.name, node_programs.UV.name
     assert found == ((f"built {spy}", f"built {uv}"), (f"no {uv}",)), "nothing is missed that no job needs"
     built.clear()
-    found = node_packages.pack_tools(Bundled(), job_with(None), (), offline=True)  # type: ignore[arg-type]
+    found = node_packages.pack_tools(machines_of(Bundled(), offline=True), job_with(None))
     assert built == [(node_programs.SPY, both, True)] and found == ((f"built {spy}",), ())
 
 
 def test_machines_that_have_an_agent_get_no_programs(built: list[Any]) -> None:
-    here = Bundled(bundled=False)
-    assert node_packages.pack_tools(here, job_with("requirements.txt"), ()) == ((), ())  # type: ignore[arg-type]
-    assert node_packages.pack_agents(here, job_with(None), ()) == ((), ()) and built == []  # type: ignore[arg-type]
+    here = machines_of(Bundled(bundled=False))
+    assert node_packages.pack_tools(here, job_with("requirements.txt")) == ((), ())
+    assert node_packages.pack_agents(here, job_with(None)) == ((), ()) and built == []
 
 
 def test_machines_are_of_the_usual_architecture_where_a_provider_tells_none(built: list[Any]) -> None:
     plain = Cloud(lambda: None)
     plain.capabilities = replace(plain.capabilities, bundled=True)
-    node_packages.pack_tools(plain, job_with(None), ())  # type: ignore[arg-type]
+    node_packages.pack_tools(machines_of(plain), job_with(None))
     assert [arches for _, arches, _ in built] == [{"x86_64"}]

@@ -21,7 +21,7 @@ from stoker.model.resources import Spot
 from stoker.model.spec import Limits, Spec
 from stoker.policy.policy_file import parse_policy
 from stoker.submit.choose_offerings import fitting_offerings
-from stoker.submit.policy_check import check_policy, with_policy_limits
+from stoker.submit.policy_check import check_policy, policy_limits
 from tests.support.sim_data import (
     OFFERINGS,
     ON_DEMAND,
@@ -161,9 +161,9 @@ def test_the_house_makes_nobody_wait_longer() -> None:
     policy = settings("max_wait: 1h, then: on-demand").policy
     for wanted, own, then in (("prefer", None, None), ("prefer", 60.0, 60.0), ("prefer", 7200.0, 3600.0)):
         spec = spec_of(wanted, own)  # type: ignore[arg-type]
-        assert with_policy_limits(policy, spec).retry.spot_wait_s == then
-    assert with_policy_limits(policy, spec_of("only", None)).retry.spot_wait_s == 3600.0
-    assert with_policy_limits(policy, spec_of("never", None)) == spec_of("never", None)
+        assert policy_limits(policy, spec).spec.retry.spot_wait_s == then
+    assert policy_limits(policy, spec_of("only", None)).spec.retry.spot_wait_s == 3600.0
+    assert policy_limits(policy, spec_of("never", None)).spec == spec_of("never", None)
 
 
 def test_a_rule_that_is_only_watched_is_told_once() -> None:
@@ -184,7 +184,7 @@ def test_a_rule_that_is_only_watched_is_told_once() -> None:
 
 def test_whoever_plans_is_shown_what_it_may_come_to() -> None:
     policy, spec = settings("max_wait: 1h, then: on-demand").policy, make_spec(spot="only")
-    waiting = with_policy_limits(policy, spec)
+    waiting = policy_limits(policy, spec).spec
     fitting, _ = acceptable(waiting, OFFERINGS)
     assert fitting == [SPOT_A, SPOT_B, ON_DEMAND]
     assert check_policy(policy, spec, tuple(fitting)).notes == (
@@ -198,5 +198,5 @@ def test_whoever_plans_is_told_of_a_price_that_the_house_needs() -> None:
     policy, spec = settings("name: dear, max_cost: 500").policy, make_spec(spot="never")
     unknown = replace(ON_DEMAND, price=None, on_demand_price=None)
     with pytest.raises(UserError, match="policy dear needs a known price"):
-        fitting_offerings(policy, spec, object(), (unknown,))  # type: ignore[arg-type]
-    assert fitting_offerings(policy, spec, object(), (ON_DEMAND,)) == (ON_DEMAND,)  # type: ignore[arg-type]
+        fitting_offerings(policy_limits(policy, spec), object(), (unknown,))  # type: ignore[arg-type]
+    assert fitting_offerings(policy_limits(policy, spec), object(), (ON_DEMAND,)) == (ON_DEMAND,)  # type: ignore[arg-type]

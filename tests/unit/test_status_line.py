@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.follow_view import TerminalScreen
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.launch_history import next_try
 from stoker.core.summary import summarize
@@ -21,6 +20,7 @@ from stoker.model.submission import Submission
 from stoker.read import follow as follow_module
 from stoker.read.follow import Follower
 from stoker.read.logs import LogLine
+from stoker.read.screens import TerminalScreen
 from stoker.read.status_line import Status, StatusPart, heartbeat_parts, no_capacity_parts, status_of
 from stoker.store import job_index, job_log
 from stoker.testing.memory_store import MemoryStore
@@ -164,3 +164,28 @@ def test_a_progress_bar_leaves_room_for_the_status(monkeypatch: pytest.MonkeyPat
     assert screen.room == 56
     screen.line(LogLine(attempt=1, rank=0, at=0.0, text="#" * 200, end="\r"))
     assert screen.room == 40
+
+
+# ── Only where it is shown ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_status_is_read_only_where_one_is_shown(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output to files and pipes, and with --json on no terminal, has no status: facts and metrics are not read then."""
+    store = MemoryStore(lambda: NOW)
+    asked: list[str] = []
+    monkeypatch.setattr(follow_module, "status_of", lambda *_: asked.append("status") or Status())
+
+    def append(event: Event) -> None:
+        state = job_log.read(store, JOB)
+        record = Record(token=job_log.new_token(), by="t", reason="because", event=event)
+        assert job_log.append(store, JOB, state.seq + 1 if state else 1, record)
+
+    def end(_pause_s: float) -> None:
+        append(Closed(claim=2, outcome="succeeded", rule="finished"))
+        append(Ended(outcome="succeeded", rule="finished"))
+
+    for event in (Submitted(spec_digest="", submitter="jane"), CLAIM):
+        append(event)
+    Follower(store, JOB, TerminalScreen(StringIO(), prefix=False, live=live), events=False).run(sleep=end)
+    assert bool(asked) == live

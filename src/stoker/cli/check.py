@@ -164,8 +164,8 @@ def check_groups() -> CheckResult:
 
 
 def check_disk() -> CheckResult:
+    from stoker.cli.format import size
     from stoker.providers.base import CheckResult
-    from stoker.read.format import size
     from stoker.store.home import home
 
     place = home()

@@ -66,7 +66,8 @@ def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -
 
 
 def _row(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> list[str]:
-    from stoker.read.format import ago, size
+    from stoker.cli.format import size
+    from stoker.read.format import ago
     from stoker.store.checkpoint_refs import attempt_of, reference
     from stoker.store.checkpoints import is_poisoned
 

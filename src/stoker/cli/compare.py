@@ -46,10 +46,9 @@ def command(jobs: tuple[str, ...], metric: str | None, over: Axis | None, csv_fi
     A name stands for all jobs of that name, and a pattern such as 'gpt*' for all jobs that match.
     """
     from stoker import client
-    from stoker.cli.format import say
+    from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
     from stoker.read.compare import comparison
-    from stoker.read.format import counted
 
     if as_json and csv_file is not None:
         raise UserError("--csv and --json: give one of them")

@@ -194,10 +194,9 @@ def _typed_jobs(ctx: click.Context) -> tuple[str, ...]:
 
 def _store(ctx: click.Context) -> Store:
     from stoker.store.base import open_store
-    from stoker.store.home import default_store_url
 
     root = ctx.find_root()
-    return open_store(root.obj or root.params.get("store") or default_store_url())
+    return open_store(root.obj or root.params.get("store") or None)
 
 
 def _offered(names: Callable[[], Iterable[str | tuple[str, str]]], incomplete: str) -> list[CompletionItem]:

@@ -41,10 +41,9 @@ def command(by: str, since: str, as_json: bool) -> None:
     IDLE: all accelerators were idle during the training. LOST: training after the last checkpoint that the next attempt
     could continue from. START-UP: before and after the training. WAITING: until the attempt before had left.
     """
-    from stoker.cli.format import print_json, say, warn
+    from stoker.cli.format import counted, print_json, say, warn
     from stoker.read.cost_records import read_accounts
     from stoker.read.costs import KINDS, NONE, report, whole_days
-    from stoker.read.format import counted
 
     now = datetime.now(timezone.utc)
     start = _since(since, now)

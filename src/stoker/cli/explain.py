@@ -22,12 +22,11 @@ def command(job: str, as_json: bool) -> None:
     """Explain every decision about a job with its reason, then what the job waits for now."""
     from stoker import client
     from stoker.cli.external_jobs import print_clone_chain
-    from stoker.cli.format import print_json, table
+    from stoker.cli.format import clock, print_json, table
     from stoker.model import codec
     from stoker.model.errors import UserError
     from stoker.model.job_state import JobState, fold
     from stoker.read.decision_text import describe
-    from stoker.read.format import clock
     from stoker.read.safe_text import legible
     from stoker.store import job_log
     from stoker.store.find_job import find_job

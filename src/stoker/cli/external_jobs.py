@@ -29,10 +29,9 @@ def recent(store: Store, most: int | None) -> list[Summary]:
 
 def print_clone_chain(store: Store, name: str, as_json: bool) -> bool:
     """Print the decisions about the external job of that name and its clones. False: there is no such job."""
-    from stoker.cli.format import phase, print_json, table
+    from stoker.cli.format import clock, phase, print_json, table
     from stoker.external_jobs import chain_log
     from stoker.model import codec
-    from stoker.read.format import clock
     from stoker.read.safe_text import legible
     from stoker.store import external_job_index
     from stoker.store.base import is_valid_key

@@ -19,18 +19,26 @@ if TYPE_CHECKING:
 
 
 def follow_job(
-    store: Store, job: str, *, paid: bool, as_json: bool = False, since: int = 0, guard: HandoverGuard | None = None
+    store: Store,
+    job: str,
+    *,
+    nodes: int,
+    paid: bool,
+    as_json: bool = False,
+    since: int = 0,
+    guard: HandoverGuard | None = None,
 ) -> int:
     """Follow the job to its end on this terminal, governing in a thread. Returns the exit code.
 
+    `nodes` is the number of the job's nodes; `paid`: its machines cost money.
     `since` and `guard` are those of `stoker.read.govern_while_following.follow_and_govern`.
     """
-    from stoker.cli.follow_view import TerminalScreen
     from stoker.read.govern_while_following import follow_and_govern
+    from stoker.read.screens import TerminalScreen
 
     out = sys.stderr if as_json else sys.stdout
     live = sys.stderr.isatty() and (out.isatty() or as_json)
-    screen = TerminalScreen(out, prefix=_has_many_nodes(store, job), live=live)
+    screen = TerminalScreen(out, prefix=nodes > 1, live=live)
     result = follow_and_govern(store, job, screen, since=since, guard=guard)
     match result.reason:
         case "ended":
@@ -85,10 +93,3 @@ def _report_lost_output(job: str, error: OSError) -> int:
         say(come_back_hint(job))
     discard_lost_output()
     return 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else EXIT_CLOUD
-
-
-def _has_many_nodes(store: Store, job: str) -> bool:
-    from stoker.store import job_index, job_log
-
-    state = job_log.read(store, job)
-    return state is not None and job_index.read_submission(store, state).spec.nodes > 1

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,6 +44,32 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def phase(name: str) -> str:
     """The phase of a job in its colour."""
     return click.style(name, fg=PHASE_COLOURS.get(name))
+
+
+def clock(moment: datetime, now: datetime | None = None) -> str:
+    """The time of day in the reader's time zone, with the date unless it is today's."""
+    local, today = moment.astimezone(), (now or datetime.now(timezone.utc)).astimezone()
+    return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d %H:%M:%S")
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size(count: int) -> str:
+    """`512 B`, `1.2 kB`, `3.4 GB`."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def price_source(source: str) -> str:
+    """The source of a price, without the details in brackets, which --json and `stoker prices` show."""
+    return source.partition(" (")[0]
 
 
 def print_json(value: Any) -> None:

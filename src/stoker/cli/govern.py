@@ -46,7 +46,7 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
 
 
 def _print_pass(done: Pass) -> None:
-    from stoker.read.format import counted
+    from stoker.cli.format import counted
 
     _print(done.actions, done.waiting, done.problems)
     click.echo(f"{counted(done.active, 'active job')}, {counted(len(done.actions), 'action')}")

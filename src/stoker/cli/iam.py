@@ -62,12 +62,11 @@ def command(
     from stoker.notifications import check_channels
     from stoker.providers import registry
     from stoker.store.base import open_store
-    from stoker.store.home import default_store_url
 
     # Opening a store asks no server, and gives the canonical URL that tags are derived from.
     named = bucket or click.get_current_context().find_root().obj
     check_channels.check_addresses(notify, "--notify")
-    granting, url = registry.iam(provider), open_store(named or default_store_url()).url
+    granting, url = registry.iam(provider), open_store(named or None).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
     check_channels.check_grantable(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
     found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)

@@ -8,13 +8,13 @@ from datetime import datetime, timezone
 
 import click
 
-from stoker.cli.format import phase, print_json, say, table, to_json
+from stoker.cli.format import clock, counted, phase, price_source, print_json, say, size, table, to_json
 from stoker.cli.timeline import MOST_REASON, timeline
 from stoker.core.saved_work import checkpoint_title, is_about_training, with_step
 from stoker.core.summary import HeldMachines, NodeSummary, Summary
 from stoker.model.job_state import JobState
 from stoker.read.decision_text import rule_text
-from stoker.read.format import ago, as_of, clock, counted, dollars, duration, number, one_line, price_source, size
+from stoker.read.format import ago, as_of, dollars, duration, number, one_line
 from stoker.read.safe_text import legible
 from stoker.store.job_index import IndexRecord
 

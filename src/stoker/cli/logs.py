@@ -50,12 +50,11 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
     Lines that begin with [boot] come from a machine that could not start an agent: its boot output, or its console.
     """
     from stoker.cli.follow_and_govern import come_back_hint
-    from stoker.cli.follow_view import TerminalScreen
-    from stoker.cli.format import say
+    from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
     from stoker.read.follow import Follower
-    from stoker.read.format import counted
     from stoker.read.node_chunks import node_logs
+    from stoker.read.screens import TerminalScreen
     from stoker.store import job_index, job_log
     from stoker.store.find_job import find_job
     from stoker.submit.submitted_state import half_removed

@@ -35,7 +35,7 @@ def command(addresses: tuple[str, ...]) -> int:
     check_channels.check_addresses(addresses, "TO")
     channels = [(channel_address.masked(to), to) for to in addresses]
     if not channels:
-        channels = [(each.name, each.to) for each in versions.parsed_policy(versions.current(store)).notify]
+        channels = [(each.name, each.to) for each in versions.current_policy(store).notify]
     if not channels:
         raise UserError("the policy has no `notify`; name an address, as in `stoker notify env:NAME`")
     text = f"This is a test by `stoker notify`. Notifications about jobs of {store.url} arrive here."

@@ -59,7 +59,7 @@ def command(
     from stoker.model.errors import UserError
     from stoker.providers import registry
     from stoker.submit.choose_offerings import ExplainsNoOffering, connect
-    from stoker.submit.policy_check import cost_limit_source, read_policy, with_policy_limits
+    from stoker.submit.policy_check import policy_limits, read_policy
 
     store = opened_store()
     # The command does not matter here, so a folder without a job file will do.
@@ -70,7 +70,8 @@ def command(
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
     offered = connected.offerings(spec.resources)
-    found, reason = acceptable(with_policy_limits(policy, spec), offered, cost_bound=cost_limit_source(policy, spec))
+    limits = policy_limits(policy, spec)
+    found, reason = acceptable(limits.spec, offered, cost_bound=limits.named("max_cost"))
     # Only people read this: a clock that is wrong by minutes does no harm here.
     now = datetime.now(timezone.utc)
     seen = MarketReader(store, now, policy).of(spec.resources.provider)
@@ -90,7 +91,7 @@ def command(
     if unknown:
         say(f"{unknown} of {len(found)} prices are not known{_refreshing(spec.resources.provider)}")
     if len(found) < len(offered):
-        left_out = _bounds(with_policy_limits(policy, spec), cost_limit_source(policy, spec))
+        left_out = _bounds(limits.spec, limits.named("max_cost"))
         say(f"{len(offered) - len(found)} of {len(offered)} are left out: {left_out}")
 
 
@@ -122,7 +123,7 @@ def listing(
 
     `tallies` are recent launches by the offering's key. They become a column where there were any.
     """
-    from stoker.read.format import price_source
+    from stoker.cli.format import price_source
 
     groups: dict[tuple[str, bool, str], list[Offering]] = {}
     for offering in found:
@@ -148,8 +149,8 @@ def _lately(tally: Tally | None) -> str:
 
 
 def _row(offering: Offering, others: int) -> list[str]:
+    from stoker.cli.format import size
     from stoker.read.decision_text import rate
-    from stoker.read.format import size
 
     zone = offering.zone or "any"
     return [

@@ -101,10 +101,8 @@ def help_alone(ctx: click.Context) -> None:
 def opened_store() -> Store:
     """Open the store that the command line names. Raises UserError for an invalid URL."""
     from stoker.store.base import open_store
-    from stoker.store.home import default_store_url
 
-    url = click.get_current_context().find_root().obj
-    return open_store(url if url is not None else default_store_url())
+    return open_store(click.get_current_context().find_root().obj)
 
 
 if TYPE_CHECKING:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
-from stoker.cli.format import say, table, warn
+from stoker.cli.format import counted, say, size, table, warn
+from stoker.core.costs import in_dollars
 from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import UserError
-from stoker.model.offerings import Offering
+from stoker.model.offerings import Offering, zone_text
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.price_book import OLD_DAYS
-from stoker.read.format import counted, dollars, duration, size, zone_text
+from stoker.read.format import duration
 from stoker.submit.prepared_job import PreparedJob
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def show_plan(prepared: PreparedJob) -> None:
         say(f"  … and {len(rows) - _MOST_OFFERINGS} more; `stoker offers` lists them")
     worst = worst_case(spec, prepared.offerings, prepared.limits)
     say("  cost: none" if worst == _FREE else f"  worst case: {worst}")
-    old = old_prices(prepared.offerings)
+    old = old_prices(prepared.offerings) if prepared.capabilities.paid else ""
     if old:
         say(f"  {old}")
     packed = prepared.packed
@@ -95,7 +96,7 @@ def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[
     together = f" for {nodes} nodes" if nodes > 1 else ""
     rows = []
     for best, *others in groups.values():
-        price = "price unknown" if best.price is None else f"{dollars(best.price * nodes)}/h{together}"
+        price = "price unknown" if best.price is None else f"{in_dollars(best.price * nodes)}/h{together}"
         if best.price == 0:
             price = "free"
         where = f"{len(others) + 1} zones, {best.zone} first" if others else zone_text(best.zone)
@@ -110,7 +111,7 @@ def _against(offering: Offering, nodes: int) -> str:
         return ""
     share = round(1 - offering.price / offering.on_demand_price, 2)
     saves = f", saves {share:.0%}" if share > 0 else f"; spot costs {-share:.0%} more" if share < 0 else ""
-    return f"on-demand {dollars(offering.on_demand_price * nodes)}/h{saves}"
+    return f"on-demand {in_dollars(offering.on_demand_price * nodes)}/h{saves}"
 
 
 def old_prices(offerings: tuple[Offering, ...], today: date | None = None) -> str:
@@ -140,7 +141,7 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...], effective: Effective
     if_so = " if all of it were on-demand" if guessed else ""
     if limits.max_runtime_s is not None and dearest is not None:
         hours = limits.max_runtime_s / 3600
-        what = f"{duration(limits.max_runtime_s)} of training at {dollars(dearest * spec.nodes)}/h{if_so}"
+        what = f"{duration(limits.max_runtime_s)} of training at {in_dollars(dearest * spec.nodes)}/h{if_so}"
         if "max_runtime" in effective.by_rule:
             what += f", {effective.named('max_runtime')}"
         # How often and for how long cannot be known before.
@@ -148,9 +149,9 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...], effective: Effective
         bounds.append((dearest * spec.nodes * hours, what))
     if bounds:
         amount, why = min(bounds)
-        return f"{'at most ' if if_so and if_so in why else ''}{dollars(amount)} ({why})"
+        return f"{'at most ' if if_so and if_so in why else ''}{in_dollars(amount)} ({why})"
     if dearest is not None:
-        return f"no bound is set; {dollars(dearest * spec.nodes)} an hour{if_so}"
+        return f"no bound is set; {in_dollars(dearest * spec.nodes)} an hour{if_so}"
     if limits.max_runtime_s is None:
         return "unknown: a price is not known; set limits.max_runtime to bound the time at least"
     return f"unknown: a price is not known; training ends after {duration(limits.max_runtime_s)}"

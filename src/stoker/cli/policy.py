@@ -35,11 +35,10 @@ def command(ctx: click.Context) -> None:
 @store_option
 def set_(file: str, note: str) -> None:
     """Make FILE (- for standard input) the policy, as a new version. Earlier versions stay in the store."""
-    from stoker.cli.format import say
+    from stoker.cli.format import counted, say
     from stoker.notifications import check_channels
     from stoker.policy import versions
     from stoker.policy.policy_file import places_of_channels
-    from stoker.read.format import counted
     from stoker.submit.identity import user_at_host
 
     text, source = _read(file)
@@ -88,9 +87,8 @@ def show(version: int | None, as_json: bool) -> None:
 @store_option
 def history(as_json: bool) -> None:
     """List the versions of the policy, with their dates, authors and notes."""
-    from stoker.cli.format import print_json, say, table
+    from stoker.cli.format import clock, print_json, say, table
     from stoker.policy import versions
-    from stoker.read.format import clock
     from stoker.read.safe_text import legible
 
     found = versions.history(opened_store())
@@ -133,7 +131,7 @@ def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], 
     else:
         from stoker.policy import versions
 
-        policy = versions.parsed_policy(versions.current(store))
+        policy = versions.current_policy(store)
     for line in _unknown_providers(policy):
         say(line)
     spec = _spec(store, job_file, sets)
@@ -222,14 +220,10 @@ def _expired_exemptions(policy: Policy) -> list[str]:
 
 
 def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
-    from stoker.jobfile import find_job_file, job_layers, resolve, shared_layers
-    from stoker.model.errors import UserError
+    from stoker.jobfile import own_layers, resolve, shared_layers
     from stoker.providers import registry
 
-    job_file = job_file or find_job_file()
-    if job_file is None:
-        raise UserError("there is no stoker.yaml here; name a job file")
-    layers = (*shared_layers(store), *job_layers(job_file, sets))
+    layers = (*shared_layers(store), *own_layers(job_file, sets, advice="name a job file"))
     return resolve(layers, registry.capabilities).spec
 
 

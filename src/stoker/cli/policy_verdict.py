@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.cli.format import to_json
+from stoker.cli.format import counted, to_json
 from stoker.core import audit, policy_rules
 from stoker.core.acceptable_offerings import acceptable
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
@@ -15,11 +15,10 @@ from stoker.model import channel_address
 from stoker.model.policy import Exemption, Policy, Rule, RuleAction
 from stoker.model.spec import Spec
 from stoker.notifications.events import in_scope
-from stoker.read.format import counted
 from stoker.store.base import Store
 from stoker.submit.choose_offerings import connect
 from stoker.submit.identity import with_submitter
-from stoker.submit.policy_check import forecast_budgets, limit_text, with_policy_limits
+from stoker.submit.policy_check import forecast_budgets, limit_text
 
 # The consequences of a budget that would be exceeded.
 _CONSEQUENCES = {"refuse": "would be refused", "wait": "would wait", "warn": "warning"}
@@ -106,13 +105,14 @@ def judge_job(policy: Policy, store: Store, spec: Spec) -> PolicyVerdict:
     """
     spec, _ = with_submitter(spec, store)
     offered = connect(spec, store, offline=True).offerings(spec.resources)
-    fitting, _ = acceptable(with_policy_limits(policy, spec), offered, unpriced=True)
     subject = Subject(spec, datetime.now(timezone.utc).date())
+    bounds = policy_rules.effective_limits(policy, subject)
+    fitting, _ = acceptable(bounds.spec, offered, unpriced=True)
     budget = forecast_budgets(store, policy, spec, fitting)
     return PolicyVerdict(
         policy=policy,
         findings=policy_rules.broken(policy, subject, fitting),
-        bounds=policy_rules.effective_limits(policy, subject),
+        bounds=bounds,
         budgets=budget.exceeded,
         balances=budget.balances,
         watched=tuple(_watched(policy, subject)),

@@ -69,9 +69,8 @@ def _refresh(tables: Mapping[str, PricesModule], regions: tuple[str, ...]) -> No
 
     Raises an error with all reasons, in one line, where every table failed.
     """
-    from stoker.cli.format import say, warn
+    from stoker.cli.format import counted, say, warn
     from stoker.model.errors import NotInstalled, StokerError, UserError
-    from stoker.read.format import counted
 
     failed: dict[str, StokerError] = {}
     for name, table in tables.items():
@@ -138,8 +137,9 @@ def _region_fields(provider: str, found: RegionPrices) -> dict[str, Any]:
 
 
 def _print(provider: str, region: str, found: RegionPrices, names: list[str]) -> None:
+    from stoker.cli.format import counted
     from stoker.cli.format import table as columns
-    from stoker.read.format import counted, dollars
+    from stoker.read.format import dollars
 
     click.echo(f"{click.style(region, bold=True)}  {provider}, {found.date.isoformat()}")
     click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")
@@ -152,8 +152,8 @@ def _print(provider: str, region: str, found: RegionPrices, names: list[str]) ->
 
 def _print_ages(shown: Sequence[tuple[str, RegionPrices]]) -> None:
     """Print the age of each provider's oldest table where it is old: once, however many regions were shown."""
+    from stoker.cli.format import counted
     from stoker.providers.price_book import OLD_DAYS
-    from stoker.read.format import counted
 
     today = datetime.now(timezone.utc).date()
     oldest: dict[str, int] = {}

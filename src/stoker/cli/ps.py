@@ -177,7 +177,8 @@ def _cropped(line: str, wide: int) -> str:
 
 
 def _governor_lines(passed: datetime | None, active: int, watched: int) -> list[str]:
-    from stoker.read.format import ago, counted
+    from stoker.cli.format import counted
+    from stoker.read.format import ago
 
     now = datetime.now(timezone.utc)
     last_pass = "no governor has looked yet" if passed is None else f"a governor last looked {ago(passed, now)}"
@@ -220,7 +221,8 @@ _ACTIVITIES = {
 
 def note(summary: Summary, active: set[str], now: datetime) -> str:
     """The note about a job: first of all that its machine is still paid for, else why it is in its phase."""
-    from stoker.read.format import as_of, clock, dollars
+    from stoker.cli.format import clock
+    from stoker.read.format import as_of, dollars
 
     held = summary.held
     # The record of a job is not written again when a hold ends: the marker and the time show that.

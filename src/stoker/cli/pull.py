@@ -57,10 +57,9 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
 
 
 def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str | None, target: Path) -> None:
-    from stoker.cli.format import say
+    from stoker.cli.format import counted, say, size
     from stoker.cli.progress import progress_bar
     from stoker.model.errors import UserError
-    from stoker.read.format import counted, size
     from stoker.store import job_log
     from stoker.store.checkpoint_refs import resolve
     from stoker.store.checkpoints import fetch_checkpoint
@@ -77,9 +76,8 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
 
 
 def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> None:
-    from stoker.cli.format import say
+    from stoker.cli.format import counted, say, size
     from stoker.cli.progress import progress_bar
-    from stoker.read.format import counted, size
     from stoker.read.outputs import list_outputs, pull_outputs
     from stoker.read.safe_text import legible
 

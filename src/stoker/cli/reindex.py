@@ -11,9 +11,9 @@ from stoker.cli.options import opened_store, store_option
 @store_option
 def command() -> None:
     """Rebuild the index of jobs, and the markers of active jobs, from their logs. Safe at any time."""
+    from stoker.cli.format import counted
     from stoker.cli.progress import progress_bar
     from stoker.maintenance.reindex import reindex
-    from stoker.read.format import counted
 
     store = opened_store()
     with progress_bar("reading logs", of_bytes=False) as progress:

@@ -18,7 +18,6 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
 
     A checkpoint on which attempts failed is passed over unless --checkpoint names it.
     """
-    from stoker import client
     from stoker.cli.format import report_governor, say
     from stoker.governor.background import ensure_governed
     from stoker.governor.handover_guard import guarding
@@ -37,10 +36,12 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
             from stoker.cli.follow_and_govern import follow_job
             from stoker.governor.background import wake_deployed
             from stoker.providers import registry
+            from stoker.store.job_index import read_submission
 
             report_governor(wake_deployed(store, [found]))
-            paid = registry.capabilities(client.summary(found, store).provider).paid
-            return follow_job(store, found, paid=paid, since=plan.state.seq, guard=guard)
+            spec = read_submission(store, plan.state).spec
+            paid = registry.capabilities(spec.resources.provider).paid
+            return follow_job(store, found, nodes=spec.nodes, paid=paid, since=plan.state.seq, guard=guard)
         report_governor(ensure_governed(store, [found]))
     say(f"{found} goes on; follow it with: stoker logs -f {found}")
     return 0

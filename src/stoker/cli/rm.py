@@ -37,7 +37,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     Asks for confirmation on a terminal. Without a terminal, named jobs are deleted, and --older-than needs -y.
     """
     from stoker import client
-    from stoker.cli.format import say
+    from stoker.cli.format import counted, say
     from stoker.maintenance.delete import (
         collect_bundles,
         collect_code,
@@ -48,7 +48,6 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         finish_removals,
     )
     from stoker.model.errors import UserError
-    from stoker.read.format import counted
     from stoker.store.find_job import find_job
     from stoker.submit import uploads
 
@@ -84,9 +83,8 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
 
     Where only stderr is redirected, a person sits at the terminal but cannot see the question: that is an error.
     """
-    from stoker.cli.format import say
+    from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
-    from stoker.read.format import counted
 
     if not jobs or yes:
         return
@@ -109,8 +107,8 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
 
 def _contents(store: Store, job: str) -> str:
     """`2 checkpoints and 14 output files, 1.2 GB in all; …`, as far as the objects were counted."""
+    from stoker.cli.format import counted, size
     from stoker.model import keys
-    from stoker.read.format import counted, size
 
     work = f"{keys.WORK}{job}/"
     checkpoints, outputs, total, seen = 0, 0, 0, 0

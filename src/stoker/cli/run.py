@@ -14,7 +14,7 @@ import click
 from stoker.cli.completers import complete_file, complete_provider
 from stoker.cli.follow_and_govern import detach as detach_job
 from stoker.cli.follow_and_govern import follow_job
-from stoker.cli.format import print_json, report_governor, say, to_json
+from stoker.cli.format import print_json, report_governor, say, size, to_json
 from stoker.cli.options import (
     TrailingCommand,
     json_option,
@@ -28,7 +28,6 @@ from stoker.cli.plan_view import agree, show_plan
 from stoker.cli.progress import progress_bar, working
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
-from stoker.read.format import size
 from stoker.store.base import Store
 from stoker.submit.preflight import launch_requests
 from stoker.submit.prepared_job import PreparedJob
@@ -109,7 +108,7 @@ def command(
             return 0
         say(f"  job {click.style(job, bold=True)}")
         _call_deployed(store, job, spec)
-        return follow_job(store, job, paid=paid, as_json=as_json, guard=guard)
+        return follow_job(store, job, nodes=spec.nodes, paid=paid, as_json=as_json, guard=guard)
 
 
 # ── The job ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,15 +164,12 @@ def _param(text: str) -> str:
 def _prepared(
     store: Store, job_file: Path | None, sets: tuple[str, ...], flags: dict[str, Any], *, dry_run: bool
 ) -> PreparedJob:
-    from stoker.jobfile import find_job_file, job_layers
+    from stoker.jobfile import own_layers
     from stoker.submit.prepare import prepare_job
 
-    job_file = job_file or find_job_file()
-    if job_file is None and flags["run"] is None and not any(text.startswith("run=") for text in sets):
-        raise UserError(
-            "there is no stoker.yaml here; write one with `stoker init`, or `stoker run -- python train.py`"
-        )
-    layers = job_layers(job_file, sets, flags)
+    layers = own_layers(
+        job_file, sets, flags, advice="write one with `stoker init`, or `stoker run -- python train.py`"
+    )
     with working("packing the code"):
         return prepare_job(layers, store, offline=dry_run)
 

@@ -7,8 +7,9 @@ from types import MappingProxyType
 
 from stoker.core.saved_work import cause_of_end, checkpoint_title, nothing_saved, with_step
 from stoker.core.summary import AttemptSummary, Summary
+from stoker.model.offerings import zone_text
 from stoker.read.decision_text import outcome_text, price_terms
-from stoker.read.format import duration, one_line, zone_text
+from stoker.read.format import duration, one_line
 
 ARROW = " → "
 # The most characters of a reason that is shown whole elsewhere.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from stoker.core import spot
+from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
@@ -39,7 +42,7 @@ def acceptable(
             [],
             f"{spec.resources.provider} has no {'spot' if wanted == 'only' else 'on-demand'} offering that fits",
         )
-    fitting, too_expensive = _affordable(spec, fitting, unpriced, cost_bound)
+    fitting, too_expensive = _within_price(spec, fitting, unpriced, cost_bound)
     if not fitting:
         return [], too_expensive
     if spot.given_up(spec, reclaimed):
@@ -54,7 +57,29 @@ def acceptable(
     return fitting, {"never": "on-demand", "only": "spot", "prefer": SPOT_FIRST}[wanted]
 
 
-def _affordable(spec: Spec, offerings: list[Offering], unpriced: bool, cost_bound: str) -> tuple[list[Offering], str]:
+@dataclass(frozen=True)
+class FittingOfferings:
+    """The offerings that a new job may get, best first; and where there are none, the reason."""
+
+    offerings: tuple[Offering, ...]
+    reason: str
+    # True if machines fit, and the limit on the cost does not even pay for saving on one.
+    too_little_money: bool = False
+
+
+def fitting_for_new_job(
+    limits: EffectiveLimits, offerings: tuple[Offering, ...], leave_s: float, *, unpriced: bool = False
+) -> FittingOfferings:
+    """The offerings that a new job may get under the limits of its spec and the policy."""
+    cost_bound = limits.named("max_cost")
+    allowed, reason = acceptable(limits.spec, offerings, unpriced=unpriced, cost_bound=cost_bound)
+    if not allowed:
+        return FittingOfferings((), reason)
+    fitting, too_little = within_cost_limit(limits.spec, allowed, leave_s, cost_bound=cost_bound)
+    return FittingOfferings(tuple(fitting), too_little, too_little_money=not fitting)
+
+
+def _within_price(spec: Spec, offerings: list[Offering], unpriced: bool, cost_bound: str) -> tuple[list[Offering], str]:
     """The offerings whose price is known to be within the job's limits, or why there are none."""
     fitting = offerings
     if spec.limits.max_cost is not None and not unpriced:

@@ -157,6 +157,23 @@ def allowed(policy: Policy, subject: Subject, offerings: Iterable[Offering]) -> 
     return tuple(each for each in offerings if not any(_forbids(rule, each) for rule in rules))
 
 
+@dataclass(frozen=True)
+class PolicyJudgement:
+    """The rules that a job breaks, and the offerings that no rule forbids to it."""
+
+    findings: tuple[RuleFinding, ...]
+    allowed: tuple[Offering, ...]
+    # True if any rule depends on the submitter, whose name may be uncertain.
+    names_submitters: bool
+
+
+def judge(policy: Policy, subject: Subject, offerings: tuple[Offering, ...]) -> PolicyJudgement:
+    """Judge a job by every rule. `offerings` are those that fit the spec."""
+    return PolicyJudgement(
+        broken(policy, subject, offerings), allowed(policy, subject, offerings), names_submitters(policy)
+    )
+
+
 def _about_machines(policy: Policy, subject: Subject) -> list[Rule]:
     """The rules that forbid offerings to this job."""
     return [rule for rule in policy.rules if rule.forbids_machines and applies(rule, subject)]

@@ -231,8 +231,10 @@ def phase_of(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> Phase:
     """The phase of the job. Without facts an attempt with machines counts as launching."""
     if state.ended is not None:
         return state.ended.outcome
-    if state.stop is not None or not state.open_claims:
-        return "stopping" if state.stop is not None else "queued"
+    if state.stop is not None:
+        return "stopping"
+    if state.queued:
+        return "queued"
     for claim in state.open_claims:
         beats = _heartbeats(facts.get(claim.number, ()))
         if any(beat.phase in ("training", "saving", "flushing") for beat in beats):

@@ -29,7 +29,7 @@ from stoker.notifications.outbox_store import has_unsent_events
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
-from stoker.store.home import home, make_home
+from stoker.store.home import make_home
 from stoker.store.job_index import read_submission
 
 # The log of earlier governors is continued up to this size, then started anew.
@@ -48,9 +48,10 @@ class _GiveUp(Exception):
 
 
 def files_for(store_url: str) -> tuple[Path, Path]:
-    """The lock and the log of the background governor of a store."""
+    """The lock and the log of the background governor of a store, in a folder that this creates if absent."""
     name = hashlib.sha256(store_url.encode()).hexdigest()[:12]
-    folder = home() / "governors"
+    folder = make_home() / "governors"
+    folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{name}.lock", folder / f"{name}.log"
 
 
@@ -59,10 +60,8 @@ def ensure_governor(store_url: str) -> bool:
 
     Call it after the job is marked active. Raises StokerError when none can be started.
     """
-    lock, output = files_for(store_url)
     try:
-        make_home()
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock, output = files_for(store_url)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not _try_lock(handle):

@@ -120,10 +120,6 @@ def guarding(store_url: str) -> Iterator[HandoverGuard]:
 
 
 def _spawn(store_url: str, reader: int, output: Path) -> None:
-    from stoker.store.home import make_home
-
-    make_home()
-    output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("ab") as log:
         subprocess.Popen(
             [sys.executable, "-m", "stoker.governor.handover_guard", str(reader), store_url],

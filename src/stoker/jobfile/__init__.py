@@ -15,6 +15,7 @@ from stoker.jobfile.layers import (
     job_layer,
     job_layers,
     named_provider,
+    own_layers,
     shared_layers,
     user_file,
     user_layer,
@@ -26,6 +27,7 @@ from stoker.jobfile.provider_fields import (
     apply_default_limits,
     check_honoured,
     resolve,
+    resolve_job,
     resolve_spec,
 )
 from stoker.jobfile.render import document, spec_layer
@@ -48,9 +50,11 @@ __all__ = [
     "job_layers",
     "layer_of",
     "named_provider",
+    "own_layers",
     "parse_job",
     "read_layer",
     "resolve",
+    "resolve_job",
     "resolve_spec",
     "shared_layers",
     "spec_layer",

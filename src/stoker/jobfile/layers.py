@@ -46,6 +46,20 @@ def job_layers(
     return tuple(layer for layer in layers if layer is not None)
 
 
+def own_layers(
+    job_file: Path | None, sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None, *, advice: str
+) -> tuple[Layer, ...]:
+    """As `job_layers`, with the job file of the current folder where none is named.
+
+    Raises UserError with the advice where there is no job file, and nothing else says what to run.
+    """
+    job_file = job_file or find_job_file()
+    layers = job_layers(job_file, sets, flags)
+    if job_file is None and not any(isinstance(each.root.value, dict) and "run" in each.root.value for each in layers):
+        raise UserError(f"there is no stoker.yaml here; {advice}")
+    return layers
+
+
 def named_provider(layers: Sequence[Layer], *, shared: bool = False) -> str | None:
     """The provider that these layers name, without validating anything else; None if they name none.
 

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING
 
 from stoker.jobfile.document import Layer
 from stoker.jobfile.field_table import Field, fields_of, provider_sections
-from stoker.jobfile.parse import ParsedJob, parse_layers
+from stoker.jobfile.layers import named_provider, shared_layers
+from stoker.jobfile.parse import ParsedJob, base_folder, parse_layers
 from stoker.model import secret_refs
 from stoker.model.errors import SpecError
 from stoker.model.spec import Spec
+from stoker.providers import registry
 
 if TYPE_CHECKING:
     from stoker.model.offerings import Capabilities
+    from stoker.store.base import Store
 
 ALWAYS_HONOURED = frozenset(
     {
@@ -76,7 +79,26 @@ class ResolvedJob:
     """A spec that its provider can honour, and the warnings for its submitter."""
 
     spec: Spec
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
+    # The base of the spec's relative paths.
+    folder: Path
+
+
+def resolve_job(
+    own: Sequence[Layer], store: Store, *, shared: Sequence[Layer] | None = None, offline: bool = False
+) -> ResolvedJob:
+    """Resolve a job's own layers (job file, `--set`, flags) on top of the shared ones.
+
+    `shared` are the layers below, where the caller has read them already: the user's settings and the store's
+    defaults. `offline` asks no remote store, not even for its defaults. Raises UserError for the first mistake.
+    """
+    provider = named_provider(own)
+    if provider is not None:
+        # Before the store is asked for anything: asking needs credentials, which would be demanded in vain.
+        registry.check_store(provider, store.url)
+    if shared is None:
+        shared = shared_layers(None if offline and not store.is_local else store)
+    return resolve((*shared, *own), registry.capabilities)
 
 
 def resolve(
@@ -108,7 +130,7 @@ def resolve(
     left_out = tuple(
         f"{source}: {name} does not apply to {provider} and is left out" for name, source in inapplicable.items()
     )
-    return ResolvedJob(spec, (*left_out, *warnings))
+    return ResolvedJob(spec, (*left_out, *warnings), folder or base_folder(layers))
 
 
 def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> ResolvedJob:
@@ -116,7 +138,7 @@ def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> 
     provider = spec.resources.provider
     capabilities = capabilities_of(provider)
     check_honoured(spec, provider, capabilities)
-    return ResolvedJob(*apply_default_limits(spec, capabilities))
+    return ResolvedJob(*apply_default_limits(spec, capabilities), Path.cwd())
 
 
 def check_honoured(spec: Spec, provider_name: str, capabilities: Capabilities) -> None:

@@ -148,6 +148,11 @@ class JobState:
         return tuple(claim for claim in self.claims if claim.open)
 
     @property
+    def queued(self) -> bool:
+        """True while the job has no machine and is to get one."""
+        return self.ended is None and self.stop is None and not self.open_claims
+
+    @property
     def last_claim(self) -> Claim | None:
         return self.claims[-1] if self.claims else None
 

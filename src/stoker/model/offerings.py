@@ -110,3 +110,8 @@ class Leftover:
     claim: int
     region: str | None = None
     created_at: datetime | None = None
+
+
+def zone_text(zone: str | None) -> str:
+    """The zone; `any zone` where the cloud chooses it."""
+    return zone or "any zone"

@@ -92,6 +92,11 @@ def parsed_policy(stored: PolicyVersion | None) -> Policy:
         raise SpecError(f"{error}; a newer Stoker may have written it: update this one") from error
 
 
+def current_policy(store: Store) -> Policy:
+    """The policy in force; one without rules where none was written. Raises SpecError as `parsed_policy` does."""
+    return parsed_policy(current(store))
+
+
 def write(
     store: Store, text: str, author: str, note: str = "", *, token: Callable[[], str] = new_token
 ) -> PolicyVersion:

@@ -19,8 +19,8 @@ from stoker.model.log_entries import (
     Suspected,
     Warned,
 )
-from stoker.model.offerings import Offering
-from stoker.read.format import dollars, zone_text
+from stoker.model.offerings import Offering, zone_text
+from stoker.read.format import dollars
 from stoker.store.checkpoint_refs import name_of
 
 # A governor that has another offering to try does so well before this.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, TextIO
 
-from stoker.core.summary import phase_of
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Closed, Ended
 from stoker.read.decision_text import NewsFeed
-from stoker.read.logs import LogLine, NodeLog, follow
+from stoker.read.logs import NodeLog, follow
 from stoker.read.node_chunks import node_logs
-from stoker.read.safe_text import harmless, legible
+from stoker.read.safe_text import legible
+from stoker.read.screens import Screen
 from stoker.read.status_line import Status, status_of, waiting_reason
 from stoker.store import job_log
 from stoker.store.base import Store
@@ -23,65 +21,6 @@ _STATUS_LOCAL_S = 0.5
 _STATUS_REMOTE_S = 5.0
 # The least time between two readings of a status that is out of date.
 _STALE_S = 0.5
-
-
-class Screen(Protocol):
-    """Where a followed job is shown."""
-
-    @property
-    def shows_status(self) -> bool:
-        """True if `status` is shown; otherwise it is not even read."""
-
-    @property
-    def room(self) -> int:
-        """The number of columns for the status."""
-
-    def line(self, line: LogLine) -> None:
-        """Show a line of the log."""
-
-    def event(self, text: str) -> None:
-        """Show a message of Stoker itself."""
-
-    def status(self, text: str) -> None:
-        """Show the status below the lines."""
-
-    def clear(self) -> None:
-        """Remove the status."""
-
-    def flush(self) -> None: ...
-
-
-class PlainScreen:
-    """Log lines on one stream, messages on stderr, and no status."""
-
-    shows_status = False
-    room = 0
-
-    def __init__(self, out: TextIO, *, prefix: bool) -> None:
-        """`prefix` puts the node's rank before each line."""
-        self.out = out
-        self._prefix = prefix
-        # A file gets the log to the byte; a terminal would obey control sequences in it.
-        self._is_terminal = out.isatty()
-
-    def line(self, line: LogLine) -> None:
-        prefix = f"[{line.rank}] " if self._prefix else ""
-        text = harmless(line.text) if self._is_terminal else line.text
-        # A line without an end would run into the status, or into the next node's line.
-        self.out.write(f"{prefix}{text}{line.end or chr(10)}")
-
-    def event(self, text: str) -> None:
-        self.out.flush()
-        print(f"[stoker] {legible(text)}", file=sys.stderr, flush=True)
-
-    def status(self, text: str) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
-
-    def flush(self) -> None:
-        self.out.flush()
 
 
 class Follower:
@@ -182,7 +121,7 @@ class Follower:
         elif self._screen.shows_status:
             self._status = status_of(self._store, self._job, self.state)
             self._waiting = self._status.waiting
-        elif self._events and phase_of(self.state, {}) == "queued":
+        elif self._events and self.state.queued:
             self._waiting = legible(waiting_reason(self._store, self._job))
         if self._events and self._waiting not in ("", before):
             self._show([f"waits: {self._waiting}"])

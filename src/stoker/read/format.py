@@ -45,45 +45,14 @@ def as_of(heard_at: datetime | None, now: datetime | None = None) -> str:
     return f"as of {ago(heard_at, now)}"
 
 
-def clock(moment: datetime, now: datetime | None = None) -> str:
-    """The time of day in the reader's time zone, with the date unless it is today's."""
-    local, today = moment.astimezone(), (now or datetime.now(timezone.utc)).astimezone()
-    return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d %H:%M:%S")
-
-
 def dollars(amount: float | None) -> str:
     """`$1.20`; `–` where it is not known."""
     return "–" if amount is None else in_dollars(amount)
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def number(value: float) -> str:
     """A metric's value in four digits."""
     return f"{value:.4g}"
-
-
-def size(count: int) -> str:
-    """`512 B`, `1.2 kB`, `3.4 GB`."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-def zone_text(zone: str | None) -> str:
-    """The zone; `any zone` where the cloud chooses it."""
-    return zone or "any zone"
-
-
-def price_source(source: str) -> str:
-    """The source of a price, without the details in brackets, which --json and `stoker prices` show."""
-    return source.partition(" (")[0]
 
 
 def one_line(text: str, most: int) -> str:

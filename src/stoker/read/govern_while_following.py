@@ -7,32 +7,30 @@ a pipe without a reader, SIGTERM. The handover guard covers what cannot be handl
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from stoker.governor import background
 from stoker.governor.background import GovernorChoice
 from stoker.governor.handover_guard import HandoverGuard, guarding
-from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
+from stoker.governor.thread import governing_in_thread
 from stoker.model import keys
 from stoker.model.errors import StokerError
 from stoker.notifications.outbox_store import has_unsent_events
-from stoker.read.follow import Follower, Screen
+from stoker.read.follow import Follower
 from stoker.read.job_status import read_record
+from stoker.read.screens import Screen
 from stoker.store import job_index, job_log
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord
 from stoker.submit.stop import may_be_held
 
 # How long machines of an ended job are waited for: they leave by themselves.
 RETIRE_S = 20.0
-# How long notifications that are still to be sent are waited for.
-_NOTIFY_S = 10.0
 
 
 class _HungUp(KeyboardInterrupt):
@@ -74,7 +72,7 @@ def _follow(store: Store, job: str, screen: Screen, guard: HandoverGuard, since:
             "then"
         )
     try:
-        with _governing(store, guard, screen), _leaving_on_signals():
+        with governing_in_thread(store.url, guard.passed, screen.event), _leaving_on_signals():
             Follower(store, job, screen, since=since).run(0 if since else None)
             _wait_until_retired(store, job)
     except _HungUp:
@@ -91,37 +89,6 @@ def _follow(store: Store, job: str, screen: Screen, guard: HandoverGuard, since:
     # The governor of this process is about to end, perhaps before it has written the index.
     job_index.write_index(store, record)
     return FollowResult("ended", record)
-
-
-@contextmanager
-def _governing(store: Store, guard: HandoverGuard, screen: Screen) -> Iterator[None]:
-    """Run a governor in a thread. The thread is a daemon: a second Ctrl-C need not wait for it."""
-    enough = threading.Event()
-    # The governor has its own connection: the other thread never blocks it.
-    governor = Governor(open_store(store.url))
-
-    def until(_done: object) -> bool:
-        guard.passed()
-        return enough.is_set()
-
-    def work() -> None:
-        while not enough.is_set():
-            try:
-                governor.watch(until=until, on_error=lambda _error: guard.passed())
-            except Exception as error:  # noqa: BLE001 - the edge of the thread: without it the job has no governor
-                # The terminal may be what failed.
-                with suppress(OSError, ValueError):
-                    screen.event(f"the governor met an error and continues ({type(error).__name__}: {error})")
-                enough.wait(1.0)
-
-    thread = threading.Thread(target=work, name="governor", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        if governor.dispatcher.pending:
-            thread.join(_NOTIFY_S)
 
 
 @contextmanager

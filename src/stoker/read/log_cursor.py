@@ -156,7 +156,11 @@ class NodeCursor:
         return self._store.head(seen.key) is not None
 
     def _next_exists(self) -> bool:
-        return find_chunk(self._store, self._prefix, self._chunk.number + 1) is not None
+        return self._find(self._chunk.number + 1) is not None
+
+    def _find(self, number: int) -> Meta | None:
+        """The newest version of this chunk of the present boot."""
+        return find_chunk(self._store, self._prefix, number)
 
     def _read_listed(self) -> Iterator[LogLine]:
         """Read all listed chunks but the last, which may still grow. They are fetched many at a time."""
@@ -175,10 +179,7 @@ class NodeCursor:
         """The boot output of a machine that never had an agent: once, and only while there is no log."""
         if self._booted or self._boot or self._chunk.number or self._chunk.bytes_read:
             return
-        if (
-            self._store.head(keys.heartbeat(self._boots[0])) is not None
-            or find_chunk(self._store, self._prefix, 0) is not None
-        ):
+        if self._store.head(keys.heartbeat(self._boots[0])) is not None or self._find(0) is not None:
             self._booted = True
             return
         found = boot_lines(self._store, self._boots[0])
@@ -194,7 +195,7 @@ class NodeCursor:
         if chunk.broken:
             return
         for _ in range(_TRIES):
-            meta = find_chunk(self._store, self._prefix, chunk.number)
+            meta = self._find(chunk.number)
             if meta is None or meta.size <= chunk.bytes_read:
                 chunk.seen = meta
                 return

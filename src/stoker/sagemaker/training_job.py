@@ -105,8 +105,8 @@ class TrainingJob:
 
     def _follow(self) -> None:
         from stoker.client import open_any
-        from stoker.read.follow import PlainScreen
         from stoker.read.govern_while_following import follow_and_govern
+        from stoker.read.screens import PlainScreen
         from stoker.store import job_index, job_log
 
         store = open_any(self.store)

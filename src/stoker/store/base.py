@@ -151,12 +151,16 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str | None) -> Store:
     """Open the store at `url`: `file:///…`, a plain path, `s3://bucket[/prefix]` or `gs://bucket[/prefix]`.
+
+    None: the default store.
 
     Nothing is created, and no request is made yet. Raises UserError for an invalid URL, and for a path that is a file.
     Other problems of the place show at its first use.
     """
+    if url is None:
+        url = default_store_url()
     if not url.strip():
         raise UserError(f"the store is not named; give {_FORMS}")
     scheme, separator, _ = url.partition("://")
@@ -229,5 +233,5 @@ def open_any(store: str | Store | None = None) -> Store:
     """Open a store by URL, or the default store; an open store is returned as it is. Raises UserError for an invalid
     URL."""
     if store is None or isinstance(store, str):
-        return open_store(store or default_store_url())
+        return open_store(store or None)
     return store

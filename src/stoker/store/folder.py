@@ -44,6 +44,7 @@ from stoker.store.hashed_copy import (
     rewind,
     write_from,
 )
+from stoker.store.home import home
 
 # Folder of files that are being written. In the root, so that keys of any length can be written.
 _PARTIAL = ".stoker-partial"
@@ -313,8 +314,10 @@ class FolderStore:
         Folders above the root are not flushed: they belong to others, and may not be readable."""
         self._check_root()
         parent = os.path.dirname(folder)
+        # Stoker's home is for this user alone, whatever creates it, and stays: see `make_home`.
+        is_home = folder == os.path.realpath(home())
         try:
-            os.mkdir(folder)
+            os.mkdir(folder, 0o700 if is_home else 0o777)
         except FileExistsError:
             return
         except FileNotFoundError:
@@ -327,7 +330,8 @@ class FolderStore:
             return
         if len(folder) > len(self._root):
             flush_folder(parent)
-        if folder not in self._made and (folder == self._partial or len(folder) <= len(self._root)):
+        is_above = folder == self._partial or len(folder) <= len(self._root)
+        if is_above and not is_home and folder not in self._made:
             self._made.append(folder)
 
     def _prune(self, folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 
 def home() -> Path:
@@ -12,14 +13,24 @@ def home() -> Path:
     return Path(os.environ.get("STOKER_HOME") or Path.home() / ".stoker").absolute()
 
 
-def make_home() -> None:
-    """Create the home if absent, for this user alone: specs hold the content of `--env-file`, and logs hold anything.
+def make_home() -> Path:
+    """Return the home, which is created if absent, for this user alone.
 
-    An existing home keeps its permissions. Never raises: users of the home report what is wrong with it.
+    Specs hold the content of `--env-file`, and logs hold anything. An existing home keeps its permissions. Never
+    raises: users of the home report what is wrong with it.
     """
+    folder = home()
     with suppress(OSError):
-        home().parent.mkdir(parents=True, exist_ok=True)
-        home().mkdir(mode=0o700, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def own_folders(store_url: str) -> tuple[Path, ...]:
+    """The folders of this computer that are Stoker's own: the home, and the store where it is a folder."""
+    if not store_url.startswith("file://"):
+        return (home(),)
+    return home(), Path(unquote(store_url.removeprefix("file://")))
 
 
 def default_store_url() -> str:

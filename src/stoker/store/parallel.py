@@ -5,11 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from stoker.store.base import Store
 
 S = TypeVar("S")
 T = TypeVar("T")
 
+# Objects that are looked for at the same time.
+_HEADS = 16
 # Interval of the checks while a call runs.
 _LOOK_S = 0.05
 
@@ -74,6 +79,11 @@ def run_all(calls: Sequence[Callable[[], T]], workers: int) -> list[T]:
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(calls))]
+
+
+def any_exists(store: Store, keys: Sequence[str]) -> bool:
+    """Return whether the store has one of these objects. All are looked for, in parallel."""
+    return any(found is not None for found in run_all([partial(store.head, key) for key in keys], _HEADS))
 
 
 def each_in_order(call: Callable[[S], T], things: Sequence[S], workers: int) -> Iterator[T]:

@@ -6,23 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from stoker.core.acceptable_offerings import MAX_COST, acceptable, within_cost_limit
+from stoker.core.acceptable_offerings import fitting_for_new_job
 from stoker.core.governor_settings import DEFAULT
+from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.policy import Policy
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.providers.base import HasPlace, Provider, SupportsQuotaCheck
+from stoker.providers.base import Provider, SupportsQuotaCheck
 from stoker.store.base import Store
-from stoker.submit.policy_check import (
-    PolicyCheck,
-    check_policy,
-    cost_limit_source,
-    read_policy,
-    with_policy_limits,
-)
+from stoker.submit.policy_check import PolicyCheck, check_policy, policy_limits, read_policy
 
 
 @runtime_checkable
@@ -42,10 +36,10 @@ class PlansFromTables(Protocol):
 
 @dataclass(frozen=True)
 class OfferingChoice:
-    """The spec with the resources that are frozen at submission, the policy, and the offerings it leaves."""
+    """The spec with the resources that are frozen at submission, and the offerings that the policy leaves."""
 
     spec: Spec
-    policy: Policy
+    limits: EffectiveLimits
     all_offerings: tuple[Offering, ...]
     check: PolicyCheck
     # Resources that an offline plan could not check, one line each.
@@ -62,48 +56,49 @@ def connect(spec: Spec, store: Store, *, offline: bool = False) -> Provider:
     return registry.connect(spec.resources.provider, registry.Context(store=store.url, offline=offline))
 
 
-def place_of(provider: Provider) -> str | None:
-    """The place of all the job's machines, where the provider has only one."""
-    return provider.place if isinstance(provider, HasPlace) else None
-
-
 def choose_offerings(
-    spec: Spec, provider: Provider, store: Store | None, *, offline: bool = False, freeze: bool = True
+    spec: Spec,
+    provider: Provider,
+    store: Store | None,
+    *,
+    offline: bool = False,
+    freeze: bool = True,
+    submitter_doubts: tuple[str, ...] = (),
 ) -> OfferingChoice:
     """Choose the offerings that spec, policy and quotas allow. Raises UserError when none is left.
 
     `store` holds the policy; None: it may not be asked. `freeze` fixes region and GPU count in the spec.
+    `submitter_doubts` are those of `check_policy`.
     """
     policy = read_policy(store)
     offered = provider.offerings(spec.resources)
     unchecked = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
     if freeze:
         spec = replace(spec, resources=_frozen_resources(spec.resources, offered))
+    limits = policy_limits(policy, spec)
     # Offline, prices that change by the hour are unknown, and the plan must be shown all the same.
-    fitting = fitting_offerings(policy, spec, provider, offered, unpriced=offline)
-    check = check_policy(policy, spec, fitting, store)
+    fitting = fitting_offerings(limits, provider, offered, unpriced=offline)
+    check = check_policy(policy, spec, fitting, store, limits=limits, submitter_doubts=submitter_doubts)
     if not offline and isinstance(provider, SupportsQuotaCheck):
         provider.check_quota(check.offerings, spec.nodes)
-    return OfferingChoice(spec, policy, offered, check, unchecked)
+    return OfferingChoice(spec, limits, offered, check, unchecked)
 
 
 def fitting_offerings(
-    policy: Policy, spec: Spec, provider: Provider, offered: tuple[Offering, ...], *, unpriced: bool = False
+    limits: EffectiveLimits, provider: Provider, offered: tuple[Offering, ...], *, unpriced: bool = False
 ) -> tuple[Offering, ...]:
-    """The offerings that the spec allows under the policy's limits, best first.
+    """The offerings that the spec allows under the limits of spec and policy, best first.
 
     Raises UserError with the reason when there are none.
     """
-    cost_limit = cost_limit_source(policy, spec)
-    limited = with_policy_limits(policy, spec)
-    fitting, reason = acceptable(limited, offered, unpriced=unpriced, cost_bound=cost_limit)
-    if fitting:
-        fitting, too_little = within_cost_limit(limited, fitting, DEFAULT.leave_s, cost_bound=cost_limit)
-        if not fitting:
-            raise UserError(too_little)
-        return tuple(fitting)
+    fitting = fitting_for_new_job(limits, offered, DEFAULT.leave_s, unpriced=unpriced)
+    if fitting.offerings:
+        return fitting.offerings
+    if fitting.too_little_money:
+        raise UserError(fitting.reason)
+    reason = fitting.reason
     if not offered and isinstance(provider, ExplainsNoOffering):
-        reason = provider.why_none(spec.resources) or reason
+        reason = provider.why_none(limits.spec.resources) or reason
     raise UserError(f"{reason}; `stoker offers` lists the machines on offer")
 
 
@@ -123,18 +118,16 @@ def _frozen_resources(resources: Resources, offered: tuple[Offering, ...]) -> Re
 
 def unpriced_spot_warning(choice: OfferingChoice) -> tuple[str, ...]:
     """Warn when a job that prefers spot gets none although it is offered, because its price is unknown."""
-    limited = with_policy_limits(choice.policy, choice.spec)
-    return spot_left_out(limited, choice.offerings, choice.all_offerings, cost_limit_source(choice.policy, choice.spec))
+    return spot_left_out(choice.limits, choice.offerings, choice.all_offerings)
 
 
-def spot_left_out(
-    spec: Spec, fitting: Iterable[Offering], offered: Iterable[Offering], cost_limit: str = MAX_COST
-) -> tuple[str, ...]:
-    """The warning of `unpriced_spot_warning`, for these offerings. `cost_limit` names what limits the cost."""
+def spot_left_out(limits: EffectiveLimits, fitting: Iterable[Offering], offered: Iterable[Offering]) -> tuple[str, ...]:
+    """The warning of `unpriced_spot_warning`, for these offerings."""
+    spec = limits.spec
     if spec.resources.spot != "prefer" or spec.limits.max_cost is None or any(each.spot for each in fitting):
         return ()
     if not any(each.spot and each.price is None for each in offered):
         return ()
     refresh = f"`stoker prices --provider {spec.resources.provider} --refresh` may fetch one"
-    instead = ", or set limits.max_runtime instead" if cost_limit == MAX_COST else ""
-    return (f"spot is left out: {cost_limit} needs a known price; {refresh}{instead}",)
+    instead = "" if "max_cost" in limits.by_rule else ", or set limits.max_runtime instead"
+    return (f"spot is left out: {limits.named('max_cost')} needs a known price; {refresh}{instead}",)

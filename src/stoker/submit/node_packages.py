@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from stoker.model.offerings import Offering
+from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import Provider
@@ -23,44 +24,51 @@ class KnowsArchitectures(Protocol):
     def architectures(self, offerings: Iterable[Offering]) -> set[str]: ...
 
 
-def pack_agents(
-    provider: Provider, spec: Spec, offerings: tuple[Offering, ...], *, offline: bool = False
-) -> tuple[tuple[AgentArchive, ...], tuple[str, ...]]:
+@dataclass(frozen=True)
+class TargetMachines:
+    """The machines that a job may get. `offline` asks no package index about them."""
+
+    provider: Provider
+    capabilities: Capabilities
+    offerings: tuple[Offering, ...]
+    offline: bool = False
+
+    def architectures(self, offerings: Iterable[Offering] | None = None) -> set[str]:
+        """The processor architectures of these offerings, or of all, such as `x86_64`."""
+        if not isinstance(self.provider, KnowsArchitectures):
+            return {"x86_64"}
+        return self.provider.architectures(self.offerings if offerings is None else offerings)
+
+
+def pack_agents(machines: TargetMachines, spec: Spec) -> tuple[tuple[AgentArchive, ...], tuple[str, ...]]:
     """Pack the agents for these machines, where they install their own; and a line for each kind without an agent.
 
     There is no line for a kind that the job's image is known not to be.
     """
-    if not provider.capabilities.bundled:
+    if not machines.capabilities.bundled:
         return (), ()
     # Imported here: the metadata of installed packages take longer to import than most commands run.
     from stoker.submit.agent_bundle import build_archives
 
-    oldest = _oldest_python(spec, offerings)
-    built, problems = build_archives(architectures(provider, offerings), offline=offline, oldest=oldest)
-    if IMAGE not in provider.capabilities.honours:
+    oldest = _oldest_python(spec, machines.offerings)
+    built, problems = build_archives(machines.architectures(), offline=machines.offline, oldest=oldest)
+    if IMAGE not in machines.capabilities.honours:
         # This provider's agents run inside the container, so the advice is about the container's image.
         problems = tuple(line.replace(IMAGE, CONTAINER_IMAGE) for line in problems)
     return built, problems
 
 
-def pack_tools(
-    provider: Provider, spec: Spec, offerings: tuple[Offering, ...], *, offline: bool = False
-) -> tuple[tuple[ProgramFile, ...], tuple[str, ...]]:
+def pack_tools(machines: TargetMachines, spec: Spec) -> tuple[tuple[ProgramFile, ...], tuple[str, ...]]:
     """Pack the programs that the job needs on these machines; and a line for each that is not on this computer yet."""
     from stoker.submit.node_programs import SPY, UV, build_program_files, needs_uv
 
-    if not provider.capabilities.bundled:
+    if not machines.capabilities.bundled:
         return (), ()
-    arches = architectures(provider, offerings)
+    arches, offline = machines.architectures(), machines.offline
     # Every job gets py-spy: any training may stall.
     spies, _ = build_program_files(SPY, arches, offline=offline)
     uvs, missing = build_program_files(UV, arches, offline=offline) if needs_uv(spec) else ((), ())
     return (*spies, *uvs), missing
-
-
-def architectures(provider: Provider, offerings: Iterable[Offering]) -> set[str]:
-    """The processor architectures of these machines, such as `x86_64`."""
-    return provider.architectures(offerings) if isinstance(provider, KnowsArchitectures) else {"x86_64"}
 
 
 def _oldest_python(spec: Spec, offerings: tuple[Offering, ...]) -> Python | None:

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
-from stoker.core import budgets, limits, policy_rules
+from stoker.core import budgets, policy_rules
 from stoker.core.acceptable_offerings import within_cost_limit
 from stoker.core.budget_reservations import LaunchRequest, first_need
 from stoker.core.budget_state import BudgetState, has_budget
 from stoker.core.governor_settings import DEFAULT
+from stoker.core.limits import exhausted_limit
 from stoker.core.market import by_expected_cost
-from stoker.core.policy_rules import Subject
+from stoker.core.policy_rules import EffectiveLimits, Subject
 from stoker.core.prior_usage import used_before
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.market_records import MarketReader
@@ -36,28 +37,17 @@ class PolicyCheck:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     # The limits of spec and policy together.
-    limits: policy_rules.EffectiveLimits | None = None
+    limits: EffectiveLimits | None = None
 
 
 def read_policy(store: Store | None) -> Policy:
     """The policy of a store. Without a store: a policy without rules."""
-    return versions.parsed_policy(versions.current(store)) if store is not None else NO_RULES
+    return versions.current_policy(store) if store is not None else NO_RULES
 
 
-def with_policy_limits(policy: Policy, spec: Spec) -> Spec:
-    """The spec with the policy's limits on spot and cost, which decide the machines that the job may get."""
-    bounded = policy_rules.effective_limits(policy, _subject(spec)).spec
-    return replace(
-        spec,
-        resources=bounded.resources,
-        retry=replace(spec.retry, spot_wait_s=bounded.retry.spot_wait_s),
-        limits=replace(spec.limits, max_cost=bounded.limits.max_cost),
-    )
-
-
-def cost_limit_source(policy: Policy, spec: Spec) -> str:
-    """The name of the job's cost limit: `limits.max_cost`, or the rule of the policy that sets it."""
-    return policy_rules.effective_limits(policy, _subject(spec)).named("max_cost")
+def policy_limits(policy: Policy, spec: Spec, job: str | None = None) -> EffectiveLimits:
+    """The limits of spec and policy together, today. `job` is the id of a job that was submitted before."""
+    return policy_rules.effective_limits(policy, Subject(spec, _today(), job))
 
 
 @dataclass(frozen=True)
@@ -95,26 +85,36 @@ def read_budget_state(store: Store, policy: Policy, now: datetime) -> Observed[B
 
 
 def check_policy(
-    policy: Policy, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None, job: str | None = None
+    policy: Policy,
+    spec: Spec,
+    offerings: tuple[Offering, ...],
+    store: Store | None = None,
+    job: str | None = None,
+    *,
+    limits: EffectiveLimits | None = None,
+    submitter_doubts: tuple[str, ...] = (),
 ) -> PolicyCheck:
     """Check a job against every rule of the policy. Raises UserError with all the rules that refuse it.
 
-    `store` holds the state of budgets and markets. `job` is the id of a job that was submitted before.
+    `store` holds the state of budgets and markets. `job` is the id of a job that was submitted before. `limits` are
+    those of `policy_limits`, where the caller has them. `submitter_doubts` are warnings if a rule names submitters.
     """
-    subject = Subject(spec, _today(), job)
-    found = policy_rules.broken(policy, subject, offerings)
+    judged = policy_rules.judge(policy, Subject(spec, _today(), job), offerings)
     budget = forecast_budgets(store, policy, spec, offerings, job) if store is not None else BudgetForecast()
-    refusals = [str(each) for each in found if each.refuses]
+    refusals = [str(each) for each in judged.findings if each.refuses]
     refusals += [reason for reason, then in budget.exceeded if then == "refuse"]
     if refusals:
         raise UserError("; ".join(refusals))
-    bounds = policy_rules.effective_limits(policy, subject)
-    allowed = policy_rules.allowed(policy, subject, offerings)
+    limits = limits or policy_limits(policy, spec, job)
     return PolicyCheck(
-        offerings=_in_launch_order(policy, spec, store, allowed),
-        warnings=(*map(str, found), *(reason for reason, _ in budget.exceeded)),
-        notes=(*(_limit_note(bounds, field) for field in bounds.by_rule), *budget.balances),
-        limits=bounds,
+        offerings=_in_launch_order(policy, spec, store, judged.allowed),
+        warnings=(
+            *(submitter_doubts if judged.names_submitters else ()),
+            *map(str, judged.findings),
+            *(reason for reason, _ in budget.exceeded),
+        ),
+        notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances),
+        limits=limits,
     )
 
 
@@ -126,7 +126,7 @@ def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tu
     now = datetime.now(timezone.utc)
     used = used_before(replace(state, opened_seq=state.seq), spec, now)
     bounds = policy_rules.effective_limits(policy, Subject(spec, now.date(), state.job, used))
-    reason = limits.exhausted_limit(bounds)
+    reason = exhausted_limit(bounds)
     if reason is None and "max_cost" in bounds.by_rule:
         whose, spent = bounds.named("max_cost"), bounds.used_of("max_cost")
         _, reason = within_cost_limit(bounds.spec, list(offerings), DEFAULT.leave_s, cost_bound=whose, used=spent)
@@ -147,7 +147,7 @@ def _in_launch_order(
     return tuple(by_expected_cost(offerings, seen, now, spec.resources.machine))
 
 
-def _limit_note(bounds: policy_rules.EffectiveLimits, field: str) -> str:
+def _limit_note(bounds: EffectiveLimits, field: str) -> str:
     value = limit_text(field, bounds.value(field))
     meanings = {
         "max_runtime": f"at most {value} of training",
@@ -167,10 +167,6 @@ def limit_text(field: str, value: float | None) -> str:
     if field == "max_cost":
         return f"${value:,.2f}"
     return f"{value:g}" if field in ("on_demand_after", "resumes") else span_text(value)
-
-
-def _subject(spec: Spec) -> Subject:
-    return Subject(spec, _today())
 
 
 def _today() -> date:

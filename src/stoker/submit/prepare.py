@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
-from urllib.parse import unquote
 
-from stoker.core.policy_rules import names_submitters
-from stoker.jobfile import Layer, base_folder, named_provider, resolve, shared_layers
+from stoker.jobfile import Layer, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
+from stoker.model.offerings import Capabilities
 from stoker.model.path_patterns import entries_of, is_pattern
 from stoker.model.spec import Spec
+from stoker.model.submission import Submission
 from stoker.notifications import check_channels
 from stoker.providers import registry
-from stoker.providers.base import Provider, SupportsSpecCheck
+from stoker.providers.base import HasPlace, SupportsSpecCheck
 from stoker.store.base import Store
-from stoker.store.home import home
+from stoker.store.home import own_folders
 from stoker.submit.check_inputs import check_readable
-from stoker.submit.choose_offerings import OfferingChoice, choose_offerings, connect, place_of, unpriced_spot_warning
+from stoker.submit.choose_offerings import choose_offerings, connect, unpriced_spot_warning
 from stoker.submit.identity import with_submitter
 from stoker.submit.local_environment import (
     localise,
@@ -30,13 +29,13 @@ from stoker.submit.local_environment import (
     unmasked,
     unreachable,
 )
-from stoker.submit.node_packages import architectures, pack_agents, pack_tools
+from stoker.submit.node_packages import TargetMachines, pack_agents, pack_tools
 from stoker.submit.pack_code import PackedCode, pack
 from stoker.submit.preflight import preflight
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.requirements_file import check_conda, choose_requirements
 from stoker.submit.result_folders import check_result_folders
-from stoker.submit.wheel_targets import pack_wheels
+from stoker.submit.wheel_targets import pack_wheels, reuse_wheels
 
 if TYPE_CHECKING:
     from stoker.submit.agent_bundle import AgentArchive
@@ -55,66 +54,77 @@ class GivesRemarks(Protocol):
         """Lines for the plan about settings that are valid and may surprise. Asks no server."""
 
 
+@dataclass(frozen=True)
+class Original:
+    """The job that a clone is made of, as it was submitted."""
+
+    job: str
+    submission: Submission
+
+
 def prepare_job(
     own: Sequence[Layer], store: Store, *, shared: Sequence[Layer] | None = None, offline: bool = False
 ) -> PreparedJob:
     """Prepare the job that its own layers (job file, `--set`, flags) describe on top of the shared ones.
 
-    `shared` are the layers below, where the caller has read them already: the user's settings and the store's
-    defaults. `offline` asks neither a cloud nor a remote store. Raises UserError for the first mistake.
+    The arguments are those of `stoker.jobfile.resolve_job` and of `prepare`. Raises UserError for the first mistake.
     """
-    check_store_reachable(own, store)
-    if shared is None:
-        # A dry run asks no remote store, not even for its defaults.
-        shared = shared_layers(None if offline and not store.is_local else store)
-    layers = (*shared, *own)
-    resolved = resolve(layers, registry.capabilities)
-    return prepare(resolved.spec, store, folder=base_folder(layers), warnings=resolved.warnings, offline=offline)
-
-
-def check_store_reachable(own: Sequence[Layer], store: Store) -> None:
-    """Raise UserError where the job names a provider whose machines cannot reach the store.
-
-    Call it before the store is asked for anything: asking needs credentials, which would be demanded in vain.
-    """
-    provider = named_provider(own)
-    if provider is not None:
-        registry.check_store(provider, store.url)
+    resolved = resolve_job(own, store, shared=shared, offline=offline)
+    return prepare(resolved.spec, store, folder=resolved.folder, warnings=resolved.warnings, offline=offline)
 
 
 def prepare(
-    spec: Spec, store: Store, *, folder: Path, warnings: Sequence[str] = (), offline: bool = False
+    spec: Spec,
+    store: Store,
+    *,
+    folder: Path,
+    warnings: Sequence[str] = (),
+    offline: bool = False,
+    original: Original | None = None,
 ) -> PreparedJob:
     """Check everything that can be checked before anything is written, and pack the code.
 
     Relative paths of the spec are relative to `folder`. `warnings` are shown before those that are found here.
-    `offline` asks no cloud, not even for its offerings. The store is only read. Raises UserError for the first mistake.
+    `offline` asks no cloud, not even for its offerings. `original` is the job that this one is a clone of: its code is
+    taken. The store is only read. Raises UserError for the first mistake.
     """
     spec, submitter_doubts = with_submitter(spec, store, offline=offline)
     provider = connect(spec, store, offline=offline)
+    capabilities = provider.capabilities
     if isinstance(provider, SupportsSpecCheck):
         provider.check(spec)
     readable_store = None if offline and not store.is_local else store
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
-    spec = localise(spec, provider.capabilities, folder, readable_store)
-    spec, uploads = plan_uploads(spec, provider, store.url, readable_store)
-    code_folder = _code_folder(spec, folder)
-    check_result_folders(spec, provider.capabilities, code_folder, store)
-    choice = choose_offerings(spec, provider, readable_store, offline=offline)
+    spec = localise(spec, capabilities, folder, readable_store)
+    spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
+    code_folder = _code_folder(spec, folder) if original is None else None
+    check_result_folders(spec, capabilities, code_folder, store)
+    choice = choose_offerings(
+        spec,
+        provider,
+        readable_store,
+        offline=offline,
+        # The spec of a clone is frozen already.
+        freeze=original is None,
+        submitter_doubts=submitter_doubts,
+    )
     spec = choice.spec
-    environ, loopback_addresses = _environ(provider, store, offline=offline)
-    if provider.capabilities.runs_locally and not offline:
+    environ, loopback_addresses = _environ(capabilities, store, original, offline=offline)
+    if capabilities.runs_locally and not offline:
         check_readable(spec)
-    packages = _pack(spec, provider, choice, store, code_folder, local_inputs, offline=offline)
+    machines = TargetMachines(provider, capabilities, choice.offerings, offline)
+    if code_folder is None:
+        assert original is not None
+        packages = _reuse(spec, machines, original.submission)
+    else:
+        packages = _pack(spec, machines, store, code_folder, local_inputs)
     prepared = PreparedJob(
         spec=packages.spec,
-        capabilities=provider.capabilities,
+        capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
-        folder=code_folder,
         warnings=(
             *warnings,
-            *(submitter_doubts if names_submitters(choice.policy) else ()),
             *choice.check.warnings,
             *check_channels.address_warnings(spec.notify),
             *packages.requirements_warnings,
@@ -128,25 +138,39 @@ def prepare(
         notes=(*choice.check.notes, *(() if readable_store else (_POLICY_NOT_CHECKED,)), *packages.notes),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
+        code=original.submission.code if original is not None else None,
         environ=environ,
         bundles=packages.agents,
         tools=packages.tools,
         uploads=uploads,
         wheels=packages.wheels,
-        place=place_of(provider),
+        place=provider.place if isinstance(provider, HasPlace) else None,
+        origin=original.job if original is not None else None,
     )
     if not offline:
         preflight(provider, prepared, store)
     return prepared
 
 
-def _environ(provider: Provider, store: Store, *, offline: bool) -> tuple[dict[str, str], tuple[str, ...]]:
+def prepare_clone(original: Original, store: Store, sets: Sequence[str] = ()) -> PreparedJob:
+    """Prepare a new job with the code, the wheels and the spec of another one, and the changes of `sets` (`--set`).
+
+    Use the result in a `with`. Raises UserError for the first mistake.
+    """
+    layers = [spec_layer(original.submission.spec, original.job), *([assignments(sets)] if sets else [])]
+    resolved = resolve(layers, registry.capabilities)
+    return prepare(resolved.spec, store, folder=resolved.folder, warnings=resolved.warnings, original=original)
+
+
+def _environ(
+    capabilities: Capabilities, store: Store, original: Original | None, *, offline: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that go with the job; and offline, a line for each address that its machines cannot reach.
 
     Raises UserError for the first such address otherwise.
     """
-    if provider.capabilities.runs_locally:
-        return submitter_environ(), ()
+    if capabilities.runs_locally:
+        return original.submission.environ if original is not None else submitter_environ(), ()
     environ = store_environ(store.url)
     loopback_addresses = unreachable(environ)
     if loopback_addresses and not offline:
@@ -154,52 +178,56 @@ def _environ(provider: Provider, store: Store, *, offline: bool) -> tuple[dict[s
     return environ, loopback_addresses
 
 
+# ── The code and its packages ─────────────────────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class _Packages:
     """The packed code and what its machines install. `spec` names the requirements file that was chosen."""
 
     spec: Spec
-    code: PackedCode
+    code: PackedCode | None
     agents: tuple[AgentArchive, ...]
     tools: tuple[ProgramFile, ...]
     wheels: WheelSet | None
-    notes: tuple[str, ...]
-    requirements_warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    requirements_warnings: tuple[str, ...] = ()
     # Lines about agents, programs and wheels that are not packed.
-    missing: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
 
 def _pack(
-    spec: Spec,
-    provider: Provider,
-    choice: OfferingChoice,
-    store: Store,
-    code_folder: Path,
-    local_inputs: Sequence[Path],
-    *,
-    offline: bool,
+    spec: Spec, machines: TargetMachines, store: Store, code_folder: Path, local_inputs: Sequence[Path]
 ) -> _Packages:
     """Pack the code, the agents, and the programs and wheels that the requirements need. An error leaves no file."""
-    agents, missing_agents = pack_agents(provider, spec, choice.offerings, offline=offline)
+    agents, missing_agents = pack_agents(machines, spec)
     packed = pack(code_folder, exclude=_results_of_runs(spec, store), known=local_inputs)
     try:
         chosen = choose_requirements(spec, code_folder, packed.names)
         spec = chosen.spec
         check_conda(spec, code_folder, packed.names)
-        tools, missing_tools = pack_tools(provider, spec, choice.offerings, offline=offline)
+        tools, missing_tools = pack_tools(machines, spec)
         wheels, missing_wheels = pack_wheels(
             spec,
-            provider.capabilities,
-            choice.offerings,
-            partial(architectures, provider),
+            machines.capabilities,
+            machines.offerings,
+            machines.architectures,
             code_folder,
-            offline=offline,
+            offline=machines.offline,
         )
     except BaseException:
         packed.path.unlink(missing_ok=True)
         raise
     missing = (*missing_agents, *missing_tools, *missing_wheels)
     return _Packages(spec, packed, agents, tools, wheels, chosen.notes, chosen.warnings, missing)
+
+
+def _reuse(spec: Spec, machines: TargetMachines, submission: Submission) -> _Packages:
+    """Pack agents and programs for a clone. Its code and wheels are in the store already."""
+    agents, missing = pack_agents(machines, spec)
+    tools, _ = pack_tools(machines, spec)
+    wheels = reuse_wheels(spec, machines.capabilities, machines.offerings, machines.architectures, submission.wheels)
+    return _Packages(spec, None, agents, tools, wheels, missing=missing)
 
 
 def _code_folder(spec: Spec, folder: Path) -> Path:
@@ -214,20 +242,19 @@ def _code_folder(spec: Spec, folder: Path) -> Path:
     return found
 
 
-def plan_uploads(spec: Spec, provider: Provider, url: str, store: Store | None) -> tuple[Spec, tuple[Upload, ...]]:
+def _plan_uploads(
+    spec: Spec, capabilities: Capabilities, url: str, store: Store | None
+) -> tuple[Spec, tuple[Upload, ...]]:
     """Call `uploads.plan_uploads`, which most jobs need not import."""
-    if provider.capabilities.runs_locally or all("://" in wanted.source for wanted in spec.inputs.values()):
+    if capabilities.runs_locally or all("://" in wanted.source for wanted in spec.inputs.values()):
         return spec, ()
     from stoker.submit import uploads
 
-    return uploads.plan_uploads(spec, provider.capabilities, url, store)
+    return uploads.plan_uploads(spec, capabilities, url, store)
 
 
 def _results_of_runs(spec: Spec, store: Store) -> list[str]:
     """Paths in the code folder that runs write to. They are no code, and would change the digest with each run."""
     entries = (*entries_of(spec.checkpoints.dir), *entries_of(spec.outputs))
     # A pattern may match code as well, which is packed: unchanged, it is neither checkpoint nor output.
-    found = [*(entry for entry in entries if not is_pattern(entry)), str(home())]
-    if store.url.startswith("file://"):
-        found.append(unquote(store.url.removeprefix("file://")))
-    return found
+    return [*(entry for entry in entries if not is_pattern(entry)), *map(str, own_folders(store.url))]

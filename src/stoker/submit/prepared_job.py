@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PreparedJob:
+class PreparedJob(AbstractContextManager["PreparedJob"]):
     """A job that is ready to be submitted. Use it in a `with`: the packed code is a temporary file."""
 
     spec: Spec
@@ -30,7 +30,6 @@ class PreparedJob:
     offerings: tuple[Offering, ...]
     # Everything the provider offers, to compare prices with.
     all_offerings: tuple[Offering, ...]
-    folder: Path
     # Things that may not be as the submitter meant them, one line each.
     warnings: tuple[str, ...] = ()
     # Further lines of the plan.
@@ -53,9 +52,6 @@ class PreparedJob:
     place: str | None = None
     # The job that this one is a clone of.
     origin: str | None = None
-
-    def __enter__(self) -> PreparedJob:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

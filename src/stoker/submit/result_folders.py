@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import unquote
 
 from stoker.jobfile.result_paths import dangerous_folder
 from stoker.model.errors import UserError
@@ -12,7 +11,7 @@ from stoker.model.offerings import Capabilities
 from stoker.model.path_patterns import base_of, entries_of
 from stoker.model.spec import Spec
 from stoker.store.base import Store
-from stoker.store.home import home
+from stoker.store.home import own_folders
 
 
 def check_result_folders(spec: Spec, capabilities: Capabilities, code: Path | None, store: Store) -> None:
@@ -47,11 +46,7 @@ def _problem(folder: Path, code: Path | None, store: Store) -> str | None:
     user = Path(os.path.realpath(Path("~").expanduser()))
     if user.is_relative_to(folder):
         return "holds your home; name a folder of the job's own"
-    own = [home()]
-    if store.url.startswith("file://"):
-        own.append(Path(unquote(store.url.removeprefix("file://"))))
-    for taken in own:
-        taken = Path(os.path.realpath(taken))
+    for taken in map(Path, map(os.path.realpath, own_folders(store.url))):
         if taken.is_relative_to(folder) or folder.is_relative_to(taken):
             return f"and {taken}, where Stoker keeps its own files, must be apart from each other"
     if code is not None and Path(os.path.realpath(code)).is_relative_to(folder):

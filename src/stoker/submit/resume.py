@@ -17,7 +17,7 @@ from stoker.store.checkpoint_refs import candidates, describe, resolve
 from stoker.store.checkpoints import Checkpoint, is_poisoned, list_checkpoints
 from stoker.submit.choose_offerings import connect, fitting_offerings
 from stoker.submit.identity import user_at_host
-from stoker.submit.policy_check import check_policy, check_used_limits, read_policy
+from stoker.submit.policy_check import check_policy, check_used_limits, policy_limits, read_policy
 from stoker.submit.submitted_state import read_state, require_state
 
 _MOST_NAMED = 5
@@ -104,7 +104,7 @@ def _check_policy_again(store: Store, state: JobState) -> None:
     except (ProviderError, UserError):
         pass  # The governor finds out which machines are offered; the other rules need no answer of a cloud.
     else:
-        fitting = fitting_offerings(policy, spec, provider, offered)
+        fitting = fitting_offerings(policy_limits(policy, spec, state.job), provider, offered)
     check_used_limits(policy, spec, state, fitting)
     check_policy(policy, spec, fitting, store, state.job)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
@@ -16,7 +14,6 @@ from stoker.model.submission import Code, Submission
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.find_job import ID_ALPHABET, SUFFIX_LENGTH
-from stoker.store.home import home, make_home
 from stoker.submit import shared_objects
 from stoker.submit.identity import user_at_host
 from stoker.submit.prepared_job import PreparedJob
@@ -34,18 +31,11 @@ _COLLECTED_TRIES = 5
 def check_writable(store: Store) -> None:
     """Check, before the plan is shown, that the store can be written. Raises UserError where that is denied."""
     key = keys.check(secrets.token_hex(8))
-    _make_home_of(store)
     try:
         store.put(key, b"")
         store.delete([key])
     except StoreDenied as error:
         raise _unwritable(error) from None
-
-
-def _make_home_of(store: Store) -> None:
-    """Create the home before a store in it does, which would give permissions to all users."""
-    if store.url.startswith(Path(os.path.realpath(home())).as_uri()):
-        make_home()
 
 
 def _unwritable(error: StoreDenied) -> UserError:
@@ -59,7 +49,6 @@ def send(prepared: PreparedJob, store: Store, progress: Progress | None = None) 
     leaves no job behind. Raises UserError when writing is denied, StoreError when the store does not answer.
     """
     begun: list[str] = []
-    _make_home_of(store)
     try:
         return _send(prepared, store, begun, _counting(prepared, progress))
     except _Uncertain:

@@ -13,17 +13,14 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import NamedTuple
 
 from stoker.model import keys
 from stoker.model.errors import StoreError
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import all_jobs
-from stoker.store.parallel import run_all
+from stoker.store.parallel import any_exists
 from stoker.store.removed_jobs import batches
-
-_WORKERS = 16
 
 
 class SharedObject(NamedTuple):
@@ -40,7 +37,7 @@ def is_retired(store: Store, shared: SharedObject) -> bool:
 
 def any_retired(store: Store, named: Iterable[SharedObject]) -> bool:
     """True if one of these names is retired. A submission asks this after its spec is in the store."""
-    return any(run_all([partial(is_retired, store, shared) for shared in sorted(named)], _WORKERS))
+    return any_exists(store, [keys.collected(*shared) for shared in sorted(named)])
 
 
 def usable_name(store: Store, kind: str, digest: str) -> str:
