@@ -105,10 +105,11 @@ def test_every_variable(paths: NodePaths) -> None:
         "network_interface_name": "ens5",
     }
     assert json.loads(told.pop("SM_RESOURCE_CONFIG")) == resources
-    assert json.loads(told.pop("SM_INPUT_DATA_CONFIG")) == {
+    channels = {
         name: {"TrainingInputMode": mode, "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
         for name, mode in (("train", "File"), ("val-set", "FastFile"), ("piped", "Pipe"))
     }
+    assert json.loads(told.pop("SM_INPUT_DATA_CONFIG")) == channels
     assert told == {
         "CURRENT_HOST": "algo-2",
         "SAGEMAKER_JOB_NAME": "job-x7",
@@ -165,8 +166,37 @@ def test_every_variable(paths: NodePaths) -> None:
         "SM_USER_ENTRY_POINT": "train.py",
         "TRAINING_JOB_NAME": "job-x7",
     }
-    assert whole["resource_config"] == resources
-    assert (whole["is_master"], whole["master_hostname"], whole["job_name"]) == (False, "algo-1", "job-x7")
+    # Each of these is also a variable of its own, which was compared above.
+    for name in [name for name in whole if name != "framework_module" and f"SM_{name.upper()}" in told]:
+        own = told[f"SM_{name.upper()}"]
+        assert whole.pop(name) == (own if own.startswith("/") or not own else _parsed(own)), name
+    assert whole == {
+        "additional_framework_parameters": {},
+        "channel_input_dirs": {
+            "piped": "s3://b/p",
+            "train": "/opt/ml/input/data/train",
+            "val-set": "/opt/ml/input/data/val-set",
+        },
+        "distribution_hosts": [],
+        "framework_module": None,
+        "hyperparameters": json.loads(told["SM_HPS"]),
+        "input_data_config": channels,
+        "is_master": False,
+        "is_modelparallel_enabled": None,
+        "is_smddpmprun_installed": False,
+        "is_smddprun_installed": False,
+        "job_name": "job-x7",
+        "master_hostname": "algo-1",
+        "resource_config": resources,
+        "topology": [],
+    }
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def test_the_table_of_variables_is_whole(paths: NodePaths) -> None:
