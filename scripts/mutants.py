@@ -66,6 +66,8 @@ class Mutant:
 
     path: str
     line: int
+    # The first line of the statement.
+    first_line: int
     start: int
     end: int
     new: str
@@ -89,11 +91,13 @@ class Finder:
     def mutants(self) -> Iterator[Mutant]:
         tree = ast.parse(self._source)
         skipped = _without_effect(tree)
+        first_lines = _first_lines(tree)
+        path = str(self._path.relative_to(ROOT))
         for node in ast.walk(tree):
             if node in skipped:
                 continue
             for line, start, end, new in self._changes(node):
-                made = Mutant(str(self._path.relative_to(ROOT)), line, start, end, new, self._lines[line - 1].strip())
+                made = Mutant(path, line, first_lines[line], start, end, new, self._lines[line - 1].strip())
                 if self._source[start:end].decode() != new and _parses(made.broken(self._source)):
                     yield made
 
@@ -151,6 +155,15 @@ class Finder:
             yield node.lineno, start, end, "1" if value == 0 else "0"
         elif isinstance(value, str) and _NAME.fullmatch(value) and self._source[start : start + 1] in b"\"'":
             yield node.lineno, start, end, repr(f"X{value}")
+
+
+def _first_lines(tree: ast.Module) -> dict[int, int]:
+    """For each line, the first line of the innermost statement that it belongs to."""
+    found: dict[int, int] = {}
+    for node in ast.walk(tree):  # Outer statements come before those inside them.
+        if isinstance(node, ast.stmt):
+            found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node.lineno))
+    return found
 
 
 def _without_effect(tree: ast.Module) -> set[ast.AST]:
@@ -221,8 +234,9 @@ class Coverage:
     def tests(self, mutant: Mutant) -> list[str]:
         """The most specific first: those that run the fewest lines."""
         by_line = self._data.contexts_by_lineno(mutant.path)
-        # A statement of several lines is recorded at its first.
-        near = next((by_line[line] for line in range(mutant.line, mutant.line - 12, -1) if by_line.get(line)), [])
+        # A statement of several lines is recorded at some of them, its first among these.
+        lines = range(mutant.line, mutant.first_line - 1, -1)
+        near = next((by_line[line] for line in lines if by_line.get(line)), [])
         found = {_test_of(context) for context in near} - {""}
         if not found and near:
             # It runs when the module is imported: every test of the module depends on it.
