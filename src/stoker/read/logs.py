@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stoker.model.errors import StoreUnavailable
@@ -108,7 +108,7 @@ class _Following:
         # Set by a new attempt: an old one ended, perhaps with a restarted agent.
         self._look_closely = False
         # The number of rounds without a new line, by node.
-        self._silent: dict[NodeLog, int] = {}
+        self._silent: Counter[NodeLog] = Counter()
 
     def add(self, nodes: Iterable[NodeLog]) -> None:
         for node in nodes:
@@ -155,12 +155,11 @@ class _Following:
                 earlier = []
                 yield line
             for cursor in due:
-                self._silent[cursor.node] = 0 if cursor.node in wrote else self._silent.get(cursor.node, 0) + 1
+                self._silent[cursor.node] = 0 if cursor.node in wrote else self._silent[cursor.node] + 1
             earlier += [cursor for cursor in cursors if cursor.node not in wrote]
 
     def _is_due(self, node: NodeLog) -> bool:
-        silent = self._silent.get(node, 0)
-        return silent < _SELDOM_ROUNDS or self._round % _SELDOM_ROUNDS == 0
+        return self._silent[node] < _SELDOM_ROUNDS or self._round % _SELDOM_ROUNDS == 0
 
     @staticmethod
     def _recording(cursor: NodeCursor, wrote: set[NodeLog], closely: bool) -> Iterator[LogLine]:

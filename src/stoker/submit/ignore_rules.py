@@ -64,22 +64,28 @@ def rules_above(root: Path) -> tuple[IgnoreRules, ...]:
 
 
 def is_ignored(path: Path, is_folder: bool, rules: tuple[IgnoreRules, ...]) -> bool:
-    """True if the path is ignored. The deepest ignore file that mentions the path decides."""
+    """True if the path is ignored."""
+    decided = _decided(path, is_folder, rules)
+    return decided is not None and decided[2]
+
+
+def ignored_by(path: Path, is_folder: bool, rules: tuple[IgnoreRules, ...]) -> str:
+    """The name of the ignore file that decides about the path; empty if none does."""
+    decided = _decided(path, is_folder, rules)
+    if decided is None:
+        return ""
+    rule, name, _ = decided
+    return _IGNORE_FILES[1] if rule.own.check_file(name).include else _IGNORE_FILES[0]
+
+
+def _decided(path: Path, is_folder: bool, rules: tuple[IgnoreRules, ...]) -> tuple[IgnoreRules, str, bool] | None:
+    """The deepest ignore file that mentions the path decides: its rules, the path below it, and the verdict."""
     for rule in reversed(rules):
         name = path.relative_to(rule.folder).as_posix() + ("/" if is_folder else "")
         verdict = rule.spec.check_file(name).include
         if verdict is not None:
-            return verdict
-    return False
-
-
-def ignored_by(path: Path, is_folder: bool, rules: tuple[IgnoreRules, ...]) -> str:
-    """The name of the ignore file that decides about an ignored path."""
-    for rule in reversed(rules):
-        name = path.relative_to(rule.folder).as_posix() + ("/" if is_folder else "")
-        if rule.spec.check_file(name).include is not None:
-            return _IGNORE_FILES[1] if rule.own.check_file(name).include else _IGNORE_FILES[0]
-    return _IGNORE_FILES[0]
+            return rule, name, verdict
+    return None
 
 
 def unreadable_code(name: str, error: OSError) -> UserError:
