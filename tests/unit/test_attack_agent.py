@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.agent.checkpoints.commit_requests import CommitQueue
+from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.save_protocol import MARKER, read_json
 from stoker.agent.logs.log_pump import last_lines
 

@@ -10,7 +10,7 @@ import pytest
 from checkpoint_world import JOB, World, content, memory_store, restored_content, write
 
 from stoker.agent import job_folders
-from stoker.agent.checkpoints.commit_requests import CommitQueue
+from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.folder_snapshot import Selection, pinned_path, scan
 from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
 from stoker.agent.logs.file_tail import FileTail

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from checkpoint_world import write
 
-from stoker.agent.checkpoints.commit_requests import CommitQueue
+from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.folder_events import FolderEvents
 from stoker.agent.checkpoints.folder_replacement import FolderInUse, hold_folder
 from stoker.agent.checkpoints.folder_snapshot import copy_stable, pinned_path, scan

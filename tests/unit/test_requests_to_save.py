@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from checkpoint_world import World, checkpoints, memory_store, write
 
-from stoker.agent.checkpoints.commit_requests import CommitQueue, CommitRequest
+from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.save_protocol import Save
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.checkpoints.write_history import PreSignalState
@@ -99,7 +99,7 @@ def test_a_save_that_was_replaced_or_removed_is_not_held_any_more(tmp_path: Path
 def test_while_the_script_holds_the_lock_nothing_is_known_of_a_save_in_the_making(
     tmp_path: Path, queue: CommitQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.agent.checkpoints.commit_requests._LOCK_S", 0.0)
+    monkeypatch.setattr("stoker.agent.checkpoints.commit_queue._LOCK_S", 0.0)
     handle = os.open(tmp_path / "channel/.stoker-lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
     assert queue.in_folder(CommitRequest(1, "a", 1)) is None

@@ -19,8 +19,8 @@ from checkpoint_world import (
 )
 from test_sync import Meddling
 
-from stoker.agent.checkpoints import commit_requests
-from stoker.agent.checkpoints.commit_requests import CommitRequest
+from stoker.agent.checkpoints import commit_queue
+from stoker.agent.checkpoints.commit_queue import CommitRequest
 from stoker.agent.checkpoints.requested_commits import pick
 from stoker.store.base import Store, StoredFile
 from stoker.testing.memory_store import MemoryStore
@@ -78,7 +78,7 @@ def test_a_commit_that_cannot_be_answered_is_made_once(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(commit_requests, "replace_plain", on_a_full_disk)
+        full.setattr(commit_queue, "replace_plain", on_a_full_disk)
         world.save("step-2", {"model": "2"}, step=2)
         world.settle()
         assert [one.name for one in checkpoints(memory)] == ["step-1", "step-2"]
@@ -101,7 +101,7 @@ def test_the_end_waits_for_no_answer_that_cannot_be_written(
     def on_a_full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(commit_requests, "replace_plain", on_a_full_disk)
+    monkeypatch.setattr(commit_queue, "replace_plain", on_a_full_disk)
     began_s = time.monotonic()
     saved = world.sync.final(60.0)
     assert saved is not None and saved.name == "step-1"

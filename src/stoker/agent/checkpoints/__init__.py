@@ -6,7 +6,7 @@ Commit:
 |---|---|
 | `sync`, `sync_options` | the thread that commits during an attempt, and its options |
 | `commit_rounds`, `commit_schedule` | one round of committing; deadlines, retries and pruning |
-| `requested_commits`, `commit_requests` | saves that the script asked for through `stoker.train` |
+| `requested_commits`, `commit_queue` | saves that the script asked for through `stoker.train` |
 | `save_protocol` | the script's side of these requests |
 | `folder_commits` | the folder of a script that does not use `stoker.train` |
 | `blobs`, `manifest_writer`, `prune` | send files, write manifests, remove old checkpoints |

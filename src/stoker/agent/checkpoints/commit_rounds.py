@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, SendAbandoned
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
-from stoker.agent.checkpoints.commit_requests import CommitQueue
+from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.commit_schedule import Deadlines, PruneSchedule, RetryBackoff
 from stoker.agent.checkpoints.folder_commits import FolderCommitParts, FolderCommits, FollowingCommits
 from stoker.agent.checkpoints.folder_snapshot import Signature

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
-from stoker.agent.checkpoints.commit_requests import CommitQueue, CommitRequest
+from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.folder_snapshot import File, scan
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.agent.confinement import Confinement
