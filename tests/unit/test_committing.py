@@ -12,7 +12,7 @@ from checkpoint_world import World, checkpoints, manifest_keys, restored_content
 from test_sync_gang import gang
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
-from stoker.agent.checkpoints.commit_choice import CommitChoice
+from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.file_copies import FileCopy
 from stoker.agent.checkpoints.folder_commits import FolderCommits, name_of
 from stoker.agent.checkpoints.folder_snapshot import File, Signature, scan
@@ -106,7 +106,9 @@ class Sending:
         commits = self.world.sync._rounds.folder_commits
         assert isinstance(commits, FolderCommits)
         try:
-            return commits._send(CommitChoice(self.files, frozenset(copies), {}, frozenset(streams), copies=kept or {}))
+            return commits._send(
+                CommitContents(self.files, frozenset(copies), {}, frozenset(streams), copies=kept or {})
+            )
         finally:
             assert not (self.world.scratch / "copies").exists(), "copies are removed, whatever comes"
 

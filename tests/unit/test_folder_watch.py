@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.checkpoints.commit_choice import CommitChoice
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
+from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.folder_snapshot import FolderView
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.format_check import FormatCheck
@@ -53,22 +53,23 @@ class Folder:
         self.now += after_s
         self.watch.scan()
 
-    def choose(self, after_s: float = 1.0) -> CommitChoice | None:
+    def choose(self, after_s: float = 1.0) -> CommitContents | None:
         self.look(after_s)
         return self.chooser.choose()
 
     def commit(self) -> None:
         """As it is, once it has settled."""
         self.look()
-        choice = self.choose(SETTLE_S)
-        assert choice is not None
-        self.take(choice)
+        contents = self.choose(SETTLE_S)
+        assert contents is not None
+        self.take(contents)
 
-    def take(self, choice: CommitChoice) -> None:
+    def take(self, contents: CommitContents) -> None:
         files = {
-            path: BlobRef(path, f"{file.signature.modified_ns:064d}", file.size) for path, file in choice.files.items()
+            path: BlobRef(path, f"{file.signature.modified_ns:064d}", file.size)
+            for path, file in contents.files.items()
         }
-        self.watch.note_commit(choice, choice.carried | files)
+        self.watch.note_commit(contents, contents.carried | files)
 
 
 @pytest.fixture
@@ -76,9 +77,9 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def chosen(choice: CommitChoice | None) -> tuple[set[str], set[str], set[str]] | None:
+def chosen(contents: CommitContents | None) -> tuple[set[str], set[str], set[str]] | None:
     """The files, those of them that are copied, and what stays as it was committed."""
-    return None if choice is None else (set(choice.files), set(choice.to_copy), set(choice.carried))
+    return None if contents is None else (set(contents.files), set(contents.to_copy), set(contents.carried))
 
 
 def test_a_folder_settles_when_nothing_was_written_for_a_while(folder: Folder) -> None:
@@ -102,10 +103,10 @@ def test_a_log_that_is_held_open_is_copied_and_is_no_reason_to_commit(folder: Fo
     folder.write("a", "run.bin")
     folder.open = {"run.bin": True}
     folder.look()
-    choice = folder.choose(SETTLE_S)
-    assert choice is not None and choice.logs == {"run.bin"}
-    assert chosen(choice) == ({"a", "run.bin"}, {"run.bin"}, set())
-    folder.take(choice)
+    contents = folder.choose(SETTLE_S)
+    assert contents is not None and contents.logs == {"run.bin"}
+    assert chosen(contents) == ({"a", "run.bin"}, {"run.bin"}, set())
+    folder.take(contents)
     folder.write("run.bin", size=20)
     folder.look()
     assert set(folder.watch.dirty.files) == {"run.bin"}
@@ -139,10 +140,10 @@ def test_a_unit_with_a_broken_file_stays_as_it_was(folder: Folder) -> None:
     assert (folder.chooser.held_back or "")[3:] == " (and 1 more) is not part of the checkpoint: it is torn"
     folder.write("new")
     folder.look()
-    choice = folder.choose(SETTLE_S)
-    assert chosen(choice) == ({"new"}, set(), {"s/a", "s/b", "t/a"})
-    assert choice is not None and [held.unit for held in choice.held] == ["s", "t"]
-    folder.take(choice)
+    contents = folder.choose(SETTLE_S)
+    assert chosen(contents) == ({"new"}, set(), {"s/a", "s/b", "t/a"})
+    assert contents is not None and [held.unit for held in contents.held] == ["s", "t"]
+    folder.take(contents)
     assert set(folder.watch.dirty.files) == {"s/a", "s/b", "t/a"}
     folder.broken = set()
     folder.write("s/a", "s/b", "t/a")
@@ -177,13 +178,13 @@ def test_files_of_other_ranks_are_left_alone_as_long_as_they_look_the_same(folde
 # ── A folder that never settles ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def busy(folder: Folder, *paths: str, until_s: float) -> CommitChoice | None:
+def busy(folder: Folder, *paths: str, until_s: float) -> CommitContents | None:
     """These files grow once a second, for so long; what is chosen in the last look."""
-    choice = None
+    contents = None
     for _ in range(int(until_s) + 1):
         folder.write(*paths, size=folder.written + 11)
-        choice = folder.choose()
-    return choice
+        contents = folder.choose()
+    return contents
 
 
 def test_a_folder_that_has_been_changing_for_long_is_committed_from_copies_in_a_calm_moment(folder: Folder) -> None:
@@ -233,8 +234,8 @@ def test_a_file_that_was_removed_a_moment_ago_is_no_calm(folder: Folder) -> None
     (folder.root / "old" / "b").unlink()
     folder.look(0.1)
     assert folder.choose(0.2) is None
-    choice = folder.choose(0.1)
-    assert chosen(choice) == ({"new/a"}, {"new/a"}, {"old/a", "old/b"}), "the rest of it may be removed as well"
+    contents = folder.choose(0.1)
+    assert chosen(contents) == ({"new/a"}, {"new/a"}, {"old/a", "old/b"}), "the rest of it may be removed as well"
 
 
 def test_a_save_of_a_known_shape_is_copied_in_the_first_calm_moment(folder: Folder) -> None:
@@ -257,14 +258,14 @@ def test_at_the_end_all_is_taken_that_is_new_unless_it_may_be_torn(folder: Folde
     folder.write("s/a")
     folder.look()
     assert chosen(folder.chooser.choose_final(FINISHED)) == ({"s/a"}, set(), set())
-    choice = folder.chooser.choose_final(DIED)
-    assert choice is None
+    contents = folder.chooser.choose_final(DIED)
+    assert contents is None
     assert (
         folder.chooser.held_back == "s/a is not part of the checkpoint: it was written just before the training ended"
     )
-    choice = folder.chooser.choose_final(DIED, anyway=True)
-    assert choice is not None and [held.unit for held in choice.held] == ["s"]
-    assert chosen(choice) == (set(), set(), set())
+    contents = folder.chooser.choose_final(DIED, anyway=True)
+    assert contents is not None and [held.unit for held in contents.held] == ["s"]
+    assert chosen(contents) == (set(), set(), set())
 
 
 def test_at_the_end_nothing_is_taken_where_nothing_is_new_unless_it_is_wanted_anyway(folder: Folder) -> None:

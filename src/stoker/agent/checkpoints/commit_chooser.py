@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.agent.checkpoints.commit_choice import CommitChoice, before_newest, from_copies
+from stoker.agent.checkpoints.commit_contents import CommitContents, before_newest, from_copies
 from stoker.agent.checkpoints.folder_snapshot import Signature, unit_of, without_units
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.save_copies import SaveCopies
@@ -77,7 +77,7 @@ class CommitChooser:
 
     # ── While the training runs ───────────────────────────────────────────────────────────────────────────────────────
 
-    def choose(self) -> CommitChoice | None:
+    def choose(self) -> CommitContents | None:
         """Choose what to commit now; None when nothing is new or nothing is whole.
 
         A log that grew is no reason to commit. Neither is a removed file, since a script may remove its old save
@@ -87,13 +87,13 @@ class CommitChooser:
         news = self._watch.dirty.files.keys() - open_logs
         if not news:
             return None
-        choice = self.choose_settled() or self._choose_calm(open_logs)
-        if choice is None and self._watch.dirty_s >= self._settle_s:
-            choice = self._choose_copied(open_logs)
-        choice = choice or self._choose_busy(open_logs)
-        return choice if choice is not None and (choice.copies or news & choice.files.keys()) else None
+        contents = self.choose_settled() or self._choose_calm(open_logs)
+        if contents is None and self._watch.dirty_s >= self._settle_s:
+            contents = self._choose_copied(open_logs)
+        contents = contents or self._choose_busy(open_logs)
+        return contents if contents is not None and (contents.copies or news & contents.files.keys()) else None
 
-    def choose_settled(self) -> CommitChoice | None:
+    def choose_settled(self) -> CommitContents | None:
         """Choose the folder as it is, if nothing in it is moving. Logs that are held open are copied."""
         watch = self._watch
         with watch.lock:
@@ -103,9 +103,9 @@ class CommitChooser:
                 return None
             if judge.unfinished():
                 return None
-        return self._without_broken(CommitChoice(files, frozenset(open_logs), {}, frozenset(open_logs)), judge)
+        return self._without_broken(CommitContents(files, frozenset(open_logs), {}, frozenset(open_logs)), judge)
 
-    def _choose_copied(self, logs: Collection[str]) -> CommitChoice | None:
+    def _choose_copied(self, logs: Collection[str]) -> CommitContents | None:
         """Choose the last whole save from its copies, if it is newer than the last commit."""
         watch = self._watch
         save = self.copies.newest() if self.copies is not None else None
@@ -116,7 +116,7 @@ class CommitChooser:
             last = watch.last_commit
             return from_copies(save, watch.view.folder, last.signatures, last.blobs, log_files)
 
-    def _choose_calm(self, open_logs: set[str]) -> CommitChoice | None:
+    def _choose_calm(self, open_logs: set[str]) -> CommitContents | None:
         """Choose copies of a save that its shape shows to be whole, for a program that leaves no time to settle.
 
         Only small saves, which are copied quickly; large ones wait longer.
@@ -133,8 +133,8 @@ class CommitChooser:
             if waits or watch.history.open.keys() - open_logs:
                 return None
             to_copy = frozenset((moving | open_logs) & watch.files.keys())
-            choice = CommitChoice(dict(watch.files), to_copy, {}, frozenset(open_logs))
-        return self._without_broken(choice, judge)
+            contents = CommitContents(dict(watch.files), to_copy, {}, frozenset(open_logs))
+        return self._without_broken(contents, judge)
 
     def _calm_s(self, moving: Collection[str]) -> float:
         """How long none of these files has been written, by this process's clock.
@@ -148,7 +148,7 @@ class CommitChooser:
             calm_s = min(calm_s, history.since_removed_s)
         return calm_s if moving else 0.0
 
-    def _choose_busy(self, open_logs: set[str]) -> CommitChoice | None:
+    def _choose_busy(self, open_logs: set[str]) -> CommitContents | None:
         """Choose copies of the closed files of a folder that has been changing for long."""
         watch, history = self._watch, self._watch.history
         with watch.lock:
@@ -171,7 +171,7 @@ class CommitChooser:
             blocked |= self._written_since(blocked) - open_logs
             files, carried = without_units(watch.files, blocked, watch.last_commit.blobs)
             to_copy = frozenset((closed | open_logs) & files.keys())
-        return self._without_broken(CommitChoice(files, to_copy, carried, frozenset(open_logs)), judge)
+        return self._without_broken(CommitContents(files, to_copy, carried, frozenset(open_logs)), judge)
 
     def _written_since(self, blocked: Collection[str]) -> set[str]:
         """Find new files at the top that were written after the blocked saves began.
@@ -186,7 +186,7 @@ class CommitChooser:
 
     # ── After the training has ended ──────────────────────────────────────────────────────────────────────────────────
 
-    def choose_final(self, end: TrainingEnd, *, anyway: bool = False) -> CommitChoice | None:
+    def choose_final(self, end: TrainingEnd, *, anyway: bool = False) -> CommitContents | None:
         """Choose what to commit after the training has ended. None when nothing is new, unless `anyway` is set."""
         watch = self._watch
         watch.history.end()
@@ -195,18 +195,18 @@ class CommitChooser:
         logs = watch.history.logs()
         held = self._judge(logs).at_end(end)
         self._report(held)
-        choice = self._without_held(CommitChoice(dict(watch.files), frozenset(), {}, frozenset(logs)), held)
+        contents = self._without_held(CommitContents(dict(watch.files), frozenset(), {}, frozenset(logs)), held)
         copied = self._choose_copied(logs) if held else None
         dirty = watch.dirty.files
-        news = dirty.keys() & choice.files.keys() - logs
-        if copied is not None and all(copied.files.get(path) == choice.files[path] for path in news):
+        news = dirty.keys() & contents.files.keys() - logs
+        if copied is not None and all(copied.files.get(path) == contents.files[path] for path in news):
             # The units that are held back were whole one save ago, and that save has all other new files.
-            return replace(copied, to_copy=frozenset(), held=choice.held)
-        return choice if anyway or dirty.keys() & choice.files.keys() else None
+            return replace(copied, to_copy=frozenset(), held=contents.held)
+        return contents if anyway or dirty.keys() & contents.files.keys() else None
 
-    def before_newest(self, choice: CommitChoice) -> CommitChoice | None:
-        """Remove the newest save from a final choice, if the folder is known to have been in that state."""
-        return before_newest(choice, self._watch.dirty.files, self._watch.last_commit.blobs)
+    def before_newest(self, contents: CommitContents) -> CommitContents | None:
+        """Remove the newest save from the contents of a final commit, if the folder is known to have been in that state."""
+        return before_newest(contents, self._watch.dirty.files, self._watch.last_commit.blobs)
 
     # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -225,22 +225,22 @@ class CommitChooser:
         rested = (moving & history.died_open()) - history.changed_lately()
         return moving - {path for path in rested if self._watch.check(path).state == "whole"}
 
-    def _without_broken(self, choice: CommitChoice, judge: UnitJudge) -> CommitChoice:
+    def _without_broken(self, contents: CommitContents, judge: UnitJudge) -> CommitContents:
         held = judge.broken()
         self._report(held)
-        return self._without_held(choice, held)
+        return self._without_held(contents, held)
 
-    def _without_held(self, choice: CommitChoice, held: Mapping[str, HeldUnit]) -> CommitChoice:
+    def _without_held(self, contents: CommitContents, held: Mapping[str, HeldUnit]) -> CommitContents:
         """Replace the units that are held back by their state in the last commit."""
         if not held:
-            return choice
-        blocked = [path for path in choice.files if unit_of(path) in held]
-        files, carried = without_units(choice.files, blocked, self._watch.last_commit.blobs)
+            return contents
+        blocked = [path for path in contents.files if unit_of(path) in held]
+        files, carried = without_units(contents.files, blocked, self._watch.last_commit.blobs)
         return replace(
-            choice,
+            contents,
             files=files,
-            to_copy=choice.to_copy & files.keys(),
-            carried=choice.carried | carried,
+            to_copy=contents.to_copy & files.keys(),
+            carried=contents.carried | carried,
             held=tuple(held[unit] for unit in sorted(held)),
         )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
-from stoker.agent.checkpoints.commit_choice import CommitChoice
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
+from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
@@ -78,39 +78,39 @@ class FolderCommits:
         # Nothing is chosen without a scan in the same round: a save may have begun since an older scan.
         if not self.scan_if_due(now=final) or (not final and self._monotonic() < self._not_before):
             return False
-        choice = self._choose_final() if final else self._chooser.choose()
-        if choice is None or (choice.carried and self._ranks() != (0,)):
+        contents = self._choose_final() if final else self._chooser.choose()
+        if contents is None or (contents.carried and self._ranks() != (0,)):
             # With several ranks it is all or nothing: the others cannot know which part of it is an older save.
             return False
-        blobs = self._send(choice)
+        blobs = self._send(contents)
         last = self._watch.last_commit.blobs
         if {path: blob.digest for path, blob in blobs.items()} == {path: blob.digest for path, blob in last.items()}:
             # The files were touched, or written again with the same bytes.
-            self._watch.note_commit(choice, last)
+            self._watch.note_commit(contents, last)
             return False
         ordinal = self._manifests.next_ordinal()
         manifest = self._manifests.manifest(
-            name_of({path: file for path, file in choice.files.items() if path not in choice.logs}, ordinal),
+            name_of({path: file for path, file in contents.files.items() if path not in contents.logs}, ordinal),
             ordinal,
             tuple(blobs.values()),
             ranks=self._ranks(),
             generation=-ordinal,
         )
-        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(choice, blobs)))
+        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
         return True
 
-    def _choose_final(self) -> CommitChoice | None:
+    def _choose_final(self) -> CommitContents | None:
         """Choose the folder as it is; with little time left, first as it was before its newest save began.
 
         All of the earlier state has to be sent anyway, and it is sooner a checkpoint to resume from. Not where several
         ranks take part: the others could not know which of the two they join.
         """
-        choice = self._chooser.choose_final(self._end())
-        if choice is None or choice.copies or not self._hurried or self._ranks() != (0,):
-            return choice
-        while (earlier := self._chooser.before_newest(choice)) is not None:
-            choice = earlier
-        return choice
+        contents = self._chooser.choose_final(self._end())
+        if contents is None or contents.copies or not self._hurried or self._ranks() != (0,):
+            return contents
+        while (earlier := self._chooser.before_newest(contents)) is not None:
+            contents = earlier
+        return contents
 
     def scan_if_due(self, *, now: bool = False) -> bool:
         """Scan the folder if it is time to, or `now`. Return True if it was scanned."""
@@ -124,31 +124,31 @@ class FolderCommits:
         self._scan_at = self._monotonic() + min(max(self._scan_every_s, cost_s), MAX_SCAN_S)
         return True
 
-    def _note_commit(self, choice: CommitChoice, blobs: Mapping[str, BlobRef]) -> None:
-        self._watch.note_commit(choice, blobs)
+    def _note_commit(self, contents: CommitContents, blobs: Mapping[str, BlobRef]) -> None:
+        self._watch.note_commit(contents, blobs)
         self._sender.forget_sent()
         self._sender.forget_files([file.signature for file in self._watch.files.values()])
         self._not_before, self._scan_every_s = self._monotonic() + self._spacing_s, SCAN_S
 
-    def _send(self, choice: CommitChoice) -> dict[str, BlobRef]:
-        """Make the choice durable, and return its blobs, oldest first."""
+    def _send(self, contents: CommitContents) -> dict[str, BlobRef]:
+        """Make the contents durable, and return its blobs, oldest first."""
         copies, members = self._scratch / "copies", self._watch.history.members
         try:
-            outgoing = [self._outgoing(file, choice, copies) for file in choice.files.values()]
-            self._check_closed(choice, members)
+            outgoing = [self._outgoing(file, contents, copies) for file in contents.files.values()]
+            self._check_closed(contents, members)
             # Carried parts come first: they are older than new files.
-            blobs = choice.carried | self._sender.send(outgoing)
-            if not all(copy.is_intact() for copy in choice.copies.values()):
+            blobs = contents.carried | self._sender.send(outgoing)
+            if not all(copy.is_intact() for copy in contents.copies.values()):
                 raise FileUnstable("written while it was sent")
             return blobs
         finally:
             shutil.rmtree(copies, ignore_errors=True)
 
-    def _outgoing(self, file: File, choice: CommitChoice, copies: Path) -> OutgoingFile:
-        source, copy = self._folder / file.path, choice.copies.get(file.path)
+    def _outgoing(self, file: File, contents: CommitContents, copies: Path) -> OutgoingFile:
+        source, copy = self._folder / file.path, contents.copies.get(file.path)
         if copy is not None:
             return OutgoingFile(file, copy.path, copy.copied_ns)
-        if file.path not in choice.to_copy or file.link is not None:
+        if file.path not in contents.to_copy or file.link is not None:
             return OutgoingFile(file, source)
         copies.mkdir(parents=True, exist_ok=True)
         target = copies / str(sum(1 for _ in copies.iterdir()))
@@ -161,12 +161,12 @@ class FolderCommits:
             raise FileUnstable(file.path)
         return OutgoingFile(file, target, begun_ns)
 
-    def _check_closed(self, choice: CommitChoice, members: frozenset[int]) -> None:
+    def _check_closed(self, contents: CommitContents, members: frozenset[int]) -> None:
         """Check after copying that no file was opened again and no process died, which closes half-written files.
 
         Files that were not copied are checked when they are sent.
         """
-        copied = choice.to_copy - choice.logs
+        copied = contents.to_copy - contents.logs
         if not copied:
             return
         open_files = self._watch.view.open_files()
@@ -196,17 +196,17 @@ class FollowingCommits(FolderCommits):
         leader = self._leader()
         joins = leader is not None
         chooser = self._chooser
-        choice = chooser.choose_final(self._end(), anyway=joins) if final else chooser.choose_settled()
-        if choice is None or choice.held:
+        contents = chooser.choose_final(self._end(), anyway=joins) if final else chooser.choose_settled()
+        if contents is None or contents.held:
             # A part of an older save under the name of rank 0's save would make one checkpoint of two saves.
             return False
         if leader is None or leader.manifest is None:
             if final and not self._sent_ahead:
                 # Rank 0 has not committed yet. Sending takes long, and can be done meanwhile.
-                self._send(choice)
+                self._send(contents)
                 self._sent_ahead = True
             return False
-        blobs = self._send(choice)
+        blobs = self._send(contents)
         manifest = self._manifests.manifest(
             leader.place.name,
             self._manifests.next_ordinal(),
@@ -214,7 +214,7 @@ class FollowingCommits(FolderCommits):
             ranks=leader.manifest.ranks,
             generation=leader.manifest.generation,
         )
-        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(choice, blobs)))
+        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
         return True
 
     def ask_at_once(self) -> None:

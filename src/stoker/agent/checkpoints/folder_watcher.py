@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stoker.agent.checkpoints.commit_choice import CommitChoice
+from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.file_numbers import newest_of_each_kind
 from stoker.agent.checkpoints.folder_snapshot import Files, FolderView, Signature
 from stoker.agent.checkpoints.format_check import CachedFormatChecks, FormatCheck, check_format
@@ -145,16 +145,16 @@ class FolderWatch:
         self._compare()
         self.learn_restored({}, read=False)
 
-    def note_commit(self, choice: CommitChoice, blobs: Mapping[str, BlobRef]) -> None:
+    def note_commit(self, contents: CommitContents, blobs: Mapping[str, BlobRef]) -> None:
         """Record a finished commit, and learn from it which files one save consists of."""
         with self.lock:
             last = self.last_commit
-            forms = {path: form for path, file in choice.files.items() if (form := self._checks.known_form(file))}
-            self.shapes.learn(blobs, last.blobs, choice.logs, forms, choice.files)
-            self.history.note_commit(choice.files.keys())
-            carried = {path: last.signatures[path] for path in choice.carried if path in last.signatures}
-            committed = {path: file.signature for path, file in choice.files.items()}
-            as_of = min(choice.as_of, self.history.scanned_at)
+            forms = {path: form for path, file in contents.files.items() if (form := self._checks.known_form(file))}
+            self.shapes.learn(blobs, last.blobs, contents.logs, forms, contents.files)
+            self.history.note_commit(contents.files.keys())
+            carried = {path: last.signatures[path] for path in contents.carried if path in last.signatures}
+            committed = {path: file.signature for path, file in contents.files.items()}
+            as_of = min(contents.as_of, self.history.scanned_at)
             self.last_commit = LastCommit(carried | committed, dict(blobs), as_of)
             self._compare()
             self.dirty = replace(self.dirty, since=self._monotonic() if self.dirty.files else None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkpoint_world import write
 
-from stoker.agent.checkpoints.commit_choice import CommitChoice, before_newest, from_copies
+from stoker.agent.checkpoints.commit_contents import CommitContents, before_newest, from_copies
 from stoker.agent.checkpoints.file_copies import FileCopy, SaveCopy
 from stoker.agent.checkpoints.file_numbers import hide_generations, newest_counts, newest_of_each_kind, number_of
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, scan
@@ -30,9 +30,9 @@ def blobs(*paths: str) -> dict[str, BlobRef]:
 
 
 def without_newest(found: Files, *committed: str, streams: tuple[str, ...] = ()) -> list[str] | None:
-    choice = CommitChoice(found, frozenset(), {}, frozenset(streams))
+    contents = CommitContents(found, frozenset(), {}, frozenset(streams))
     news = {path: one for path, one in found.items() if path not in committed}
-    earlier = before_newest(choice, news, blobs(*committed))
+    earlier = before_newest(contents, news, blobs(*committed))
     return None if earlier is None else sorted(earlier.files)
 
 
@@ -73,7 +73,7 @@ def test_a_save_that_is_written_again_is_no_new_one() -> None:
     found = files(step_1__m=1, step_2__m=5, step_3__m=8)
     news = {path: one for path, one in found.items() if path != "step-1/m"}
     last = blobs("step-1/m", "step-2/m")
-    assert before_newest(CommitChoice(found, frozenset(), {}, frozenset()), news, last) is None
+    assert before_newest(CommitContents(found, frozenset(), {}, frozenset()), news, last) is None
 
 
 # ── From copies ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -94,7 +94,7 @@ class Copied:
 
     def choose(
         self, committed: dict[str, Signature] | None = None, last: dict[str, BlobRef] | None = None, *logs: str
-    ) -> CommitChoice | None:
+    ) -> CommitContents | None:
         save = SaveCopy(self.files, self.kept, 77.0)
         grown = {path: one for path, one in scan(self.folder).items() if path in logs}
         return from_copies(save, self.folder, committed or {}, last or {}, grown)
@@ -109,19 +109,19 @@ def copied(tmp_path: Path) -> Copied:
 
 
 def test_a_save_is_taken_from_its_copies_and_the_rest_from_the_folder(copied: Copied) -> None:
-    choice = copied.choose()
-    assert choice is not None
-    assert (choice.files, choice.copies, choice.carried) == (copied.files, copied.kept, {})
-    assert (choice.to_copy, choice.logs, choice.as_of) == (frozenset(), frozenset(), 77.0)
+    contents = copied.choose()
+    assert contents is not None
+    assert (contents.files, contents.copies, contents.carried) == (copied.files, copied.kept, {})
+    assert (contents.to_copy, contents.logs, contents.as_of) == (frozenset(), frozenset(), 77.0)
 
 
 def test_what_is_in_the_last_commit_is_taken_from_there(copied: Copied) -> None:
     same = copied.signatures("a.json", "old.bin")
-    choice = copied.choose(same, blobs("a.json"))
-    assert choice is not None
-    assert choice.carried == blobs("a.json")
-    assert sorted(choice.files) == ["b.json", "old.bin"]
-    assert list(choice.copies) == ["b.json"]
+    contents = copied.choose(same, blobs("a.json"))
+    assert contents is not None
+    assert contents.carried == blobs("a.json")
+    assert sorted(contents.files) == ["b.json", "old.bin"]
+    assert list(contents.copies) == ["b.json"]
 
 
 def test_a_save_that_is_new_in_nothing_is_not_committed_again(copied: Copied) -> None:
@@ -131,12 +131,12 @@ def test_a_save_that_is_new_in_nothing_is_not_committed_again(copied: Copied) ->
 def test_a_log_is_taken_as_it_is_now(copied: Copied) -> None:
     write(copied.folder / "a.json", "[1, 2]")
     committed = copied.signatures("a.json")
-    choice = copied.choose(committed, blobs("a.json"), "a.json")
-    assert choice is not None
-    assert choice.carried == {}
-    assert choice.files["a.json"].size == 6
-    assert (choice.to_copy, choice.logs) == (frozenset({"a.json"}), frozenset({"a.json"}))
-    assert list(choice.copies) == ["b.json"]
+    contents = copied.choose(committed, blobs("a.json"), "a.json")
+    assert contents is not None
+    assert contents.carried == {}
+    assert contents.files["a.json"].size == 6
+    assert (contents.to_copy, contents.logs) == (frozenset({"a.json"}), frozenset({"a.json"}))
+    assert list(contents.copies) == ["b.json"]
 
 
 def test_a_save_of_which_something_is_not_whole_any_more_is_not_taken(copied: Copied) -> None:

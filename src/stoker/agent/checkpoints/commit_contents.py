@@ -1,4 +1,4 @@
-"""The choice of what to commit from a checkpoint folder, and two ways to derive one choice from other data."""
+"""What to commit from a checkpoint folder, and two ways to derive it: without the newest save, and from copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.model.node_facts import BlobRef
 
 
 @dataclass(frozen=True)
-class CommitChoice:
+class CommitContents:
     """Files of the folder to commit, and parts of the last commit that are carried over unchanged.
 
     `to_copy` are the files to copy before they are sent. `logs` are the logs among the files: they say nothing about
@@ -32,31 +32,31 @@ class CommitChoice:
     as_of: float = float("inf")
 
 
-def before_newest(choice: CommitChoice, dirty: Files, last: Mapping[str, BlobRef]) -> CommitChoice | None:
-    """Remove the newest save from a final choice, if the folder is known to have been in that state; None otherwise.
+def before_newest(contents: CommitContents, dirty: Files, last: Mapping[str, BlobRef]) -> CommitContents | None:
+    """Remove the newest save from the contents of a final commit, if the folder is known to have been in that state; None otherwise.
 
     Known only where each save has a folder of its own, numbered upwards (one such folder was committed before), all
     new files are in such folders, and nothing else was touched since the newest save was begun: then the script had
     moved on from the rest. The rest must also contain something new.
     """
-    new_units = {unit_of(path) for path in dirty.keys() & choice.files.keys() - choice.logs}
+    new_units = {unit_of(path) for path in dirty.keys() & contents.files.keys() - contents.logs}
     numbers = {unit: number_of(unit) for unit in new_units}
     kinds = {found[0] if found else None for found in numbers.values()}
     known_kinds = {found[0] for path in last if (found := number_of(unit_of(path)))}
     if len(new_units) < 2 or len(kinds) != 1 or not kinds <= known_kinds:
         return None
     newest = max(new_units, key=lambda unit: (numbers[unit] or ("", 0))[1])
-    inside = [file for path, file in choice.files.items() if unit_of(path) == newest]
+    inside = [file for path, file in contents.files.items() if unit_of(path) == newest]
     begun_ns = min(file.signature.modified_ns for file in inside)
-    rest = {path: file for path, file in choice.files.items() if unit_of(path) != newest}
-    touched = any(file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in choice.logs)
+    rest = {path: file for path, file in contents.files.items() if unit_of(path) != newest}
+    touched = any(file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in contents.logs)
     rewritten = any(unit_of(path) in new_units for path in last)
-    return None if touched or rewritten else replace(choice, files=rest)
+    return None if touched or rewritten else replace(contents, files=rest)
 
 
 def from_copies(
     save: SaveCopy, folder: Path, committed: Mapping[str, Signature], last: Mapping[str, BlobRef], logs: Files
-) -> CommitChoice | None:
+) -> CommitContents | None:
     """Choose a copied save, together with the logs as they are now. None: nothing in it is new, or it is not whole.
 
     Files that look as they do in the last commit are carried over from it.
@@ -73,4 +73,4 @@ def from_copies(
     uncopied = [file for path, file in files.items() if path not in copies]
     if any(signature_of(folder / file.path, file) != file.signature for file in uncopied):
         return None
-    return CommitChoice(files | logs, frozenset(logs), carried, frozenset(logs), copies=copies, as_of=save.taken_at)
+    return CommitContents(files | logs, frozenset(logs), carried, frozenset(logs), copies=copies, as_of=save.taken_at)
