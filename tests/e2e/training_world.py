@@ -15,7 +15,7 @@ from harness import until
 from stoker.agent.checkpoints.commit_chooser import BUSY_S
 from stoker.agent.checkpoints.restore import restore, restore_newest
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.runtime import Command, HostRuntime
 from stoker.agent.supervise import EndRequest, Training, TrainingOutcome
 from stoker.processes import TRAINING, make_group, open_for_writing

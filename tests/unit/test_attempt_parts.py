@@ -18,7 +18,7 @@ from stoker.agent import flush_after_restart as flush_module
 from stoker.agent import setup as ready_module
 from stoker.agent.checkpoints.restore import RestoredCheckpoint
 from stoker.agent.checkpoints.sync import SyncOptions, SyncStatus
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.exit_report import TrainingRecord, make_exit
 from stoker.agent.metric_progress import Progress
 from stoker.agent.output_files import Baseline

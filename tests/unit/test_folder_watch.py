@@ -13,7 +13,7 @@ from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.folder_snapshot import FolderView
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.format_check import FormatCheck
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, WritableFiles
 
@@ -142,7 +142,7 @@ def test_a_unit_with_a_broken_file_stays_as_it_was(folder: Folder) -> None:
     folder.look()
     contents = folder.choose(SETTLE_S)
     assert chosen(contents) == ({"new"}, set(), {"s/a", "s/b", "t/a"})
-    assert contents is not None and [held.unit for held in contents.held] == ["s", "t"]
+    assert contents is not None and [each.unit for each in contents.left_out] == ["s", "t"]
     folder.take(contents)
     assert set(folder.watch.dirty.files) == {"s/a", "s/b", "t/a"}
     folder.broken = set()
@@ -264,7 +264,7 @@ def test_at_the_end_all_is_taken_that_is_new_unless_it_may_be_torn(folder: Folde
         folder.chooser.held_back == "s/a is not part of the checkpoint: it was written just before the training ended"
     )
     contents = folder.chooser.choose_final(DIED, anyway=True)
-    assert contents is not None and [held.unit for held in contents.held] == ["s"]
+    assert contents is not None and [each.unit for each in contents.left_out] == ["s"]
     assert chosen(contents) == (set(), set(), set())
 
 

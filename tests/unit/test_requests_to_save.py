@@ -15,7 +15,7 @@ from checkpoint_world import World, checkpoints, memory_store, write
 
 from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.save_protocol import Save
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.checkpoints.write_history import PreSignalState
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import StoredFile

@@ -15,7 +15,7 @@ from stoker.agent.checkpoints import file_copies
 from stoker.agent.checkpoints.folder_events import EventsLost, FolderEvent, FolderEvents
 from stoker.agent.checkpoints.folder_snapshot import FolderView, Signature, scan
 from stoker.agent.checkpoints.save_copies import SaveCopies
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.processes import WritableFiles
 from stoker.store.base import FileChanged, Store
 

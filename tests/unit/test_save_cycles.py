@@ -12,7 +12,7 @@ import pytest
 from checkpoint_world import World, checkpoints, restored_content
 
 from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, newest_counts
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.store.base import Store
 
 LIMIT_S = 60.0

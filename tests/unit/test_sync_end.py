@@ -20,7 +20,7 @@ from test_sync import LIMIT_S, Meddling
 from test_sync_requested import answers
 
 from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Store
 from stoker.testing.memory_store import Fault, MemoryStore

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_world import World, age, checkpoints, manifest_keys, memory_store, write
 from test_sync import LIMIT_S
 
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.testing.memory_store import Fault, MemoryStore
 
 

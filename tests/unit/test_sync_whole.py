@@ -12,7 +12,7 @@ import checkpoint_world
 import pytest
 from checkpoint_world import JOB, World, age, checkpoints, restored_content, write
 
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory_store import MemoryStore

@@ -17,7 +17,7 @@ import pytest
 from plain_store import wait_for
 
 from stoker.agent import supervise
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.runtime import Command
 from stoker.agent.supervise import EndRequest, Training
 from stoker.processes import Process

@@ -16,7 +16,7 @@ from stoker.agent.checkpoints import folder_watcher
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
-from stoker.agent.checkpoints.whole_units import TrainingEnd, UnitJudge
+from stoker.agent.checkpoints.whole_saves import SaveJudge, TrainingEnd
 from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, PreSignalState, WriteHistory
 from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, WritableFiles
@@ -77,7 +77,7 @@ class Scene:
         self.history.end()
         known = self.mark.files
         differ = [path for path in now if known.get(path) != now[path].signature or path in changed]
-        judge = UnitJudge(
+        judge = SaveJudge(
             now, differ, self.history, self.shapes, lambda path: self.checks.get(path, FormatCheck("unknown")), ()
         )
         return {unit: held.reason for unit, held in judge.at_end(end).items()}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.runtime import Command, Run, Runtime, RuntimeGroup
 from stoker.agent.training_environment import write_notice
 from stoker.model.node_facts import ExitWhy, SaveTimes

@@ -18,7 +18,7 @@ Decide which files are whole:
 | `folder_watcher`, `folder_snapshot` | observe the folder: scans, open files, differences from the last commit |
 | `write_history` | observations of each file: changes, open handles, writers that died |
 | `commit_chooser`, `commit_contents` | choose what to commit: files, copies, parts of the last commit |
-| `whole_units` | which units of the folder may be committed when the training has ended |
+| `whole_saves` | which units of the folder may be committed when the training has ended |
 | `format_check`, `torch_archive` | check a file by its own format |
 | `save_shape`, `save_cycles`, `file_numbers` | which files one save consists of, learnt from earlier saves |
 | `folder_events`, `save_bursts` | writes reported by the kernel; where one save ends and the next begins |

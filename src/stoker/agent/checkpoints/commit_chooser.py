@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.commit_contents import CommitContents, before_newest, from_copies
-from stoker.agent.checkpoints.folder_snapshot import Signature, unit_of, without_units
+from stoker.agent.checkpoints.folder_snapshot import Signature, top_folder_of, without_units
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.save_copies import SaveCopies
 from stoker.agent.checkpoints.save_shape import TICK_NS
-from stoker.agent.checkpoints.whole_units import HeldUnit, TrainingEnd, UnitJudge, describe
+from stoker.agent.checkpoints.whole_saves import SaveJudge, TrainingEnd, UnitLeftOut, describe
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class CommitChooser:
         self._monotonic = monotonic
         # Copies of the last whole save, where they are made.
         self.copies: SaveCopies | None = None
-        # The newest sentence about units that are held back; None: there are none.
+        # The newest sentence about units that are left out; None: there are none.
         self.held_back: str | None = None
         self._warned: set[Signature] = set()
 
@@ -167,7 +167,7 @@ class CommitChooser:
             judge = self._judge(open_logs)
             blocked = moving - closed
             waits = judge.unfinished() | judge.being_removed()
-            blocked |= {path for path in watch.files if unit_of(path) in waits}
+            blocked |= {path for path in watch.files if top_folder_of(path) in waits}
             blocked |= self._written_since(blocked) - open_logs
             files, carried = without_units(watch.files, blocked, watch.last_commit.blobs)
             to_copy = frozenset((closed | open_logs) & files.keys())
@@ -179,9 +179,11 @@ class CommitChooser:
         A `latest.json` among them may refer to one of these saves.
         """
         dirty = self._watch.dirty.files
-        units = {unit_of(path) for path in blocked}
-        begun_ns = min((f.signature.modified_ns for path, f in dirty.items() if unit_of(path) in units), default=0)
-        top = {path: file for path, file in dirty.items() if not unit_of(path)}
+        units = {top_folder_of(path) for path in blocked}
+        begun_ns = min(
+            (f.signature.modified_ns for path, f in dirty.items() if top_folder_of(path) in units), default=0
+        )
+        top = {path: file for path, file in dirty.items() if not top_folder_of(path)}
         return {path for path, file in top.items() if units and file.signature.modified_ns > begun_ns}
 
     # ── After the training has ended ──────────────────────────────────────────────────────────────────────────────────
@@ -193,15 +195,15 @@ class CommitChooser:
         if self.copies is not None:
             self.copies.finish()
         logs = watch.history.logs()
-        held = self._judge(logs).at_end(end)
-        self._report(held)
-        contents = self._without_held(CommitContents(dict(watch.files), frozenset(), {}, frozenset(logs)), held)
-        copied = self._choose_copied(logs) if held else None
+        left_out = self._judge(logs).at_end(end)
+        self._report(left_out)
+        contents = self._without_left_out(CommitContents(dict(watch.files), frozenset(), {}, frozenset(logs)), left_out)
+        copied = self._choose_copied(logs) if left_out else None
         dirty = watch.dirty.files
         news = dirty.keys() & contents.files.keys() - logs
         if copied is not None and all(copied.files.get(path) == contents.files[path] for path in news):
-            # The units that are held back were whole one save ago, and that save has all other new files.
-            return replace(copied, to_copy=frozenset(), held=contents.held)
+            # The units that are left out were whole one save ago, and that save has all other new files.
+            return replace(copied, to_copy=frozenset(), left_out=contents.left_out)
         return contents if anyway or dirty.keys() & contents.files.keys() else None
 
     def before_newest(self, contents: CommitContents) -> CommitContents | None:
@@ -210,10 +212,10 @@ class CommitChooser:
 
     # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _judge(self, logs: Collection[str]) -> UnitJudge:
+    def _judge(self, logs: Collection[str]) -> SaveJudge:
         watch = self._watch
         changed = [path for path in watch.dirty.files if path not in logs]
-        return UnitJudge(dict(watch.files), changed, watch.history, watch.shapes, watch.check, logs)
+        return SaveJudge(dict(watch.files), changed, watch.history, watch.shapes, watch.check, logs)
 
     def _moving(self, open_logs: Collection[str]) -> set[str]:
         """Find files that may be half written now.
@@ -225,29 +227,29 @@ class CommitChooser:
         rested = (moving & history.died_open()) - history.changed_lately()
         return moving - {path for path in rested if self._watch.check(path).state == "whole"}
 
-    def _without_broken(self, contents: CommitContents, judge: UnitJudge) -> CommitContents:
-        held = judge.broken()
-        self._report(held)
-        return self._without_held(contents, held)
+    def _without_broken(self, contents: CommitContents, judge: SaveJudge) -> CommitContents:
+        left_out = judge.broken()
+        self._report(left_out)
+        return self._without_left_out(contents, left_out)
 
-    def _without_held(self, contents: CommitContents, held: Mapping[str, HeldUnit]) -> CommitContents:
-        """Replace the units that are held back by their state in the last commit."""
-        if not held:
+    def _without_left_out(self, contents: CommitContents, left_out: Mapping[str, UnitLeftOut]) -> CommitContents:
+        """Replace the units that are left out by their state in the last commit."""
+        if not left_out:
             return contents
-        blocked = [path for path in contents.files if unit_of(path) in held]
+        blocked = [path for path in contents.files if top_folder_of(path) in left_out]
         files, carried = without_units(contents.files, blocked, self._watch.last_commit.blobs)
         return replace(
             contents,
             files=files,
             to_copy=contents.to_copy & files.keys(),
             carried=contents.carried | carried,
-            held=tuple(held[unit] for unit in sorted(held)),
+            left_out=tuple(left_out[unit] for unit in sorted(left_out)),
         )
 
-    def _report(self, held: Mapping[str, HeldUnit]) -> None:
+    def _report(self, left_out: Mapping[str, UnitLeftOut]) -> None:
         """Set `held_back`, and log a warning for each file once."""
-        self.held_back = describe(held) if held else None
-        for unit in held.values():
+        self.held_back = describe(left_out) if left_out else None
+        for unit in left_out.values():
             file = self._watch.files.get(unit.path)
             if file is not None and unit.path in self._watch.dirty.files and file.signature not in self._warned:
                 self._warned.add(file.signature)

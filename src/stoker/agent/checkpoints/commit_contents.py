@@ -8,9 +8,9 @@ from pathlib import Path
 
 from stoker.agent.checkpoints.file_copies import FileCopy, SaveCopy
 from stoker.agent.checkpoints.file_numbers import number_of
-from stoker.agent.checkpoints.folder_snapshot import Files, Signature, signature_of, unit_of
+from stoker.agent.checkpoints.folder_snapshot import Files, Signature, signature_of, top_folder_of
 from stoker.agent.checkpoints.format_check import check_format
-from stoker.agent.checkpoints.whole_units import HeldUnit
+from stoker.agent.checkpoints.whole_saves import UnitLeftOut
 from stoker.model.node_facts import BlobRef
 
 
@@ -19,7 +19,7 @@ class CommitContents:
     """Files of the folder to commit, and parts of the last commit that are carried over unchanged.
 
     `to_copy` are the files to copy before they are sent. `logs` are the logs among the files: they say nothing about
-    what was saved. `held` are the units that are not committed as they are in the folder. `copies` are copies that
+    what was saved. `left_out` are the units that are not committed as they are in the folder. `copies` are copies that
     were made earlier, by path. `as_of` is when the folder was in this state.
     """
 
@@ -27,7 +27,7 @@ class CommitContents:
     to_copy: frozenset[str]
     carried: dict[str, BlobRef]
     logs: frozenset[str]
-    held: tuple[HeldUnit, ...] = ()
+    left_out: tuple[UnitLeftOut, ...] = ()
     copies: Mapping[str, FileCopy] = field(default_factory=dict)
     as_of: float = float("inf")
 
@@ -39,18 +39,18 @@ def before_newest(contents: CommitContents, dirty: Files, last: Mapping[str, Blo
     new files are in such folders, and nothing else was touched since the newest save was begun: then the script had
     moved on from the rest. The rest must also contain something new.
     """
-    new_units = {unit_of(path) for path in dirty.keys() & contents.files.keys() - contents.logs}
+    new_units = {top_folder_of(path) for path in dirty.keys() & contents.files.keys() - contents.logs}
     numbers = {unit: number_of(unit) for unit in new_units}
     kinds = {found[0] if found else None for found in numbers.values()}
-    known_kinds = {found[0] for path in last if (found := number_of(unit_of(path)))}
+    known_kinds = {found[0] for path in last if (found := number_of(top_folder_of(path)))}
     if len(new_units) < 2 or len(kinds) != 1 or not kinds <= known_kinds:
         return None
     newest = max(new_units, key=lambda unit: (numbers[unit] or ("", 0))[1])
-    inside = [file for path, file in contents.files.items() if unit_of(path) == newest]
+    inside = [file for path, file in contents.files.items() if top_folder_of(path) == newest]
     begun_ns = min(file.signature.modified_ns for file in inside)
-    rest = {path: file for path, file in contents.files.items() if unit_of(path) != newest}
+    rest = {path: file for path, file in contents.files.items() if top_folder_of(path) != newest}
     touched = any(file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in contents.logs)
-    rewritten = any(unit_of(path) in new_units for path in last)
+    rewritten = any(top_folder_of(path) in new_units for path in last)
     return None if touched or rewritten else replace(contents, files=rest)
 
 

@@ -20,7 +20,7 @@ from stoker.agent.checkpoints.manifest_writer import ManifestWriter
 from stoker.agent.checkpoints.prune import Pruner
 from stoker.agent.checkpoints.requested_commits import RequestedCommits
 from stoker.agent.checkpoints.sync_options import SyncOptions
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.errors import StoreError
 from stoker.model.node_facts import BlobRef, CheckpointRef
 from stoker.store.checkpoints import list_checkpoints

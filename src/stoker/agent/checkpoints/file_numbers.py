@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from stoker.agent.checkpoints.folder_snapshot import unit_of
+from stoker.agent.checkpoints.folder_snapshot import top_folder_of
 from stoker.model.node_facts import BlobRef
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -68,11 +68,11 @@ def newest_counts(paths: Iterable[str]) -> Counter[str]:
 def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
     """Return the files of the highest-numbered unit of each kind, and all files of units without a number."""
     newest: dict[str, tuple[int, str]] = {}
-    for unit in {unit_of(path) for path in blobs}:
+    for unit in {top_folder_of(path) for path in blobs}:
         kind, number = number_of(unit) or (unit, 0)
         newest[kind] = max(newest.get(kind, (-1, "")), (number, unit))
     units = {unit for _, unit in newest.values()}
-    return {path: blob for path, blob in blobs.items() if unit_of(path) in units}
+    return {path: blob for path, blob in blobs.items() if top_folder_of(path) in units}
 
 
 def number_of(unit: str) -> tuple[str, int] | None:

@@ -14,7 +14,7 @@ from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.keys import is_safe_name
 from stoker.model.node_facts import BlobRef
 from stoker.store.checkpoint_manifests import StoredManifest
@@ -197,7 +197,7 @@ class FollowingCommits(FolderCommits):
         joins = leader is not None
         chooser = self._chooser
         contents = chooser.choose_final(self._end(), anyway=joins) if final else chooser.choose_settled()
-        if contents is None or contents.held:
+        if contents is None or contents.left_out:
             # A part of an older save under the name of rank 0's save would make one checkpoint of two saves.
             return False
         if leader is None or leader.manifest is None:

@@ -239,7 +239,7 @@ def copy_stable(source: Path, file: File, target: Path) -> bool:
     return signature_of(source, file) == file.signature and target.stat().st_size == file.size
 
 
-def unit_of(path: str) -> str:
+def top_folder_of(path: str) -> str:
     """Return the top-level folder of a path; empty for the plain files beside the folders."""
     top, separator, _ = path.partition("/")
     return top if separator else ""
@@ -253,9 +253,9 @@ def without_units(
     The unit of a blocked file stays as it was in the last commit, or is left out; the plain files at the top are one
     unit. Units that vanished since the last commit are carried over, too, because the older unit may refer to them.
     """
-    units = {unit_of(path) for path in blocked}
-    taken = {path: file for path, file in files.items() if unit_of(path) not in units}
+    units = {top_folder_of(path) for path in blocked}
+    taken = {path: file for path, file in files.items() if top_folder_of(path) not in units}
     if not units:
         return taken, {}
-    present = {unit_of(path) for path in taken}
-    return taken, {path: blob for path, blob in last.items() if unit_of(path) not in present}
+    present = {top_folder_of(path) for path in taken}
+    return taken, {path: blob for path, blob in last.items() if top_folder_of(path) not in present}

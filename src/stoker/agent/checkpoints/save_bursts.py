@@ -22,7 +22,7 @@ from typing import Protocol
 
 from stoker.agent.checkpoints.file_numbers import hide_generations, role_of
 from stoker.agent.checkpoints.folder_events import FolderEvent
-from stoker.agent.checkpoints.folder_snapshot import unit_of
+from stoker.agent.checkpoints.folder_snapshot import top_folder_of
 
 # Writes that are closer together than this belong to one burst.
 PAUSE_S = 0.05
@@ -247,8 +247,8 @@ class SaveBursts:
         if any(name not in present for name in self._known_sizes):
             return True
         # A folder that was not written, and of which a part is gone, is being removed.
-        units = {unit_of(path) for path in burst.gone} - {"", *map(unit_of, paths)}
-        return any(unit_of(path) in units for path in files)
+        units = {top_folder_of(path) for path in burst.gone} - {"", *map(top_folder_of, paths)}
+        return any(top_folder_of(path) in units for path in files)
 
     def _is_misordered(self, first: str, sizes: Mapping[str, int]) -> bool:
         """Return True if the burst wrote a file that the program had written before `first` when it began."""

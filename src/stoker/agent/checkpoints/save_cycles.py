@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, role_of
-from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, unit_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, top_folder_of
 from stoker.agent.checkpoints.save_shape import Shape, shape_of
 
 # Parts of one save that are numbered like saves are written close together. Saves are further apart than this.
@@ -152,5 +152,5 @@ def _written(before: Signature | None, now: Signature) -> bool:
 
 
 def _kind_of(path: str) -> str:
-    unit = unit_of(path)
+    unit = top_folder_of(path)
     return role_of(unit) if generation_of(unit) else unit

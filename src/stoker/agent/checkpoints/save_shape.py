@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, newest_counts, role_of
-from stoker.agent.checkpoints.folder_snapshot import File, unit_of
+from stoker.agent.checkpoints.folder_snapshot import File, top_folder_of
 from stoker.model.node_facts import BlobRef
 
 # Files are stamped with a clock that ticks every 1 to 10 ms: the order of two files within a tick is not known.
@@ -76,7 +76,7 @@ class SaveShapes:
         ]
         by_unit: dict[str, list[str]] = {}
         for path in changed:
-            by_unit.setdefault(unit_of(path), []).append(path)
+            by_unit.setdefault(top_folder_of(path), []).append(path)
         by_role: dict[str, list[list[str]]] = {}
         for unit, paths in by_unit.items():
             by_role.setdefault(role_of(unit), []).append(paths)
@@ -87,7 +87,7 @@ class SaveShapes:
             shape = Shape(newest_counts(largest), frozenset({role_of(largest[-1])}))
             if len(known) == len(largest):
                 shape = shape_of(known)
-            observed = self._observed(unit_of(largest[0]))
+            observed = self._observed(top_folder_of(largest[0]))
             # A commit may contain several saves side by side, so the observed counts of one save are preferred.
             several = observed is not None and observed.counts.keys() == shape.counts.keys()
             self._shapes[role] = replace(shape, counts=observed.counts) if observed and several else shape
@@ -163,7 +163,7 @@ def _span_ns(counts: Counter[str], roles: Collection[str], files: Sequence[File]
     chosen = [
         file
         for file in files
-        if (role := role_of(file.path)) in roles and counts[role] > 1 and not generation_of(unit_of(file.path))
+        if (role := role_of(file.path)) in roles and counts[role] > 1 and not generation_of(top_folder_of(file.path))
     ]
     newest = max((generation_of(file.path) for file in chosen if counts_time(file.path)), default=())
     times = [

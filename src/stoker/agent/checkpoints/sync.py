@@ -19,7 +19,7 @@ from stoker.agent.checkpoints.commit_rounds import CommitRounds, SyncStatus
 from stoker.agent.checkpoints.commit_schedule import FIRST_BACKOFF_S, AliveStamp, Deadlines
 from stoker.agent.checkpoints.folder_snapshot import Files
 from stoker.agent.checkpoints.sync_options import SyncOptions
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.errors import StoreError
 from stoker.model.node_facts import CheckpointRef
 

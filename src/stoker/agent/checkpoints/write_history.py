@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stoker.agent.checkpoints.folder_snapshot import Files, Signature, unit_of
+from stoker.agent.checkpoints.folder_snapshot import Files, Signature, top_folder_of
 from stoker.processes import OpenFile, expecting, has_survivor
 
 # A file that has been held open for this long and has hardly grown is a log: it is whole wherever it ends.
@@ -143,7 +143,7 @@ class WriteHistory:
             for known_paths in (self.changed_at, self._smallest, self._died_open):
                 known_paths.pop(path, None)
             self._log_files.note_removed(path)
-            self.removed_at[unit_of(path)] = now
+            self.removed_at[top_folder_of(path)] = now
 
     def _is_begun_anew(self, path: str, before: Signature, seen: Signature, now: float) -> bool:
         """Return True if a write began the file again, rather than continuing it."""
@@ -188,7 +188,7 @@ class WriteHistory:
         since = self.scanned_at - self._settle_s
         logs = self._log_files.all(self._files, self.scanned_at)
         hot = self.hot(logs)
-        units = {unit_of(path) for path in hot} | {unit for unit, at in self.removed_at.items() if at > since}
+        units = {top_folder_of(path) for path in hot} | {unit for unit, at in self.removed_at.items() if at > since}
         expect = expecting(self.members, signal.SIGTERM)
         writers = self._writers & self.members
         self.pre_signal = PreSignalState(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from stoker.agent import job_folders, sagemaker_scripts
 from stoker.agent.checkpoints.restore_folder import take_baseline
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
-from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.exit_report import make_training_exit
 from stoker.agent.health.missing_saves import MissingSaves
 from stoker.agent.node import FLUSH_LIMIT_S, utcnow

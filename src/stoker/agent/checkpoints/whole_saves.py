@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.agent.checkpoints.file_numbers import role_of
-from stoker.agent.checkpoints.folder_snapshot import File, Files, unit_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, top_folder_of
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.write_history import PreSignalState, WriteHistory
@@ -47,7 +47,7 @@ class TrainingEnd:
 
 
 @dataclass(frozen=True)
-class HeldUnit:
+class UnitLeftOut:
     """A unit that is not committed as it is, with the file and the reason."""
 
     unit: str
@@ -55,7 +55,7 @@ class HeldUnit:
     reason: str
 
 
-class UnitJudge:
+class SaveJudge:
     """One decision about all units. `changed` are the files that differ from the last commit, without logs."""
 
     def __init__(
@@ -74,18 +74,18 @@ class UnitJudge:
         self._check = check
         self._logs = logs
 
-    def broken(self) -> dict[str, HeldUnit]:
+    def broken(self) -> dict[str, UnitLeftOut]:
         """Return the units with a changed file that is broken by its own format."""
-        found: dict[str, HeldUnit] = {}
+        found: dict[str, UnitLeftOut] = {}
         for path in self._changed:
             check = self._check(path)
             if check.state == "broken":
-                found.setdefault(unit_of(path), HeldUnit(unit_of(path), path, check.reason))
+                found.setdefault(top_folder_of(path), UnitLeftOut(top_folder_of(path), path, check.reason))
         return found
 
     def unfinished(self) -> set[str]:
         """Return the units whose save lacks files that earlier saves had, as long as these may still come."""
-        units = {unit_of(path) for path in self._changed}
+        units = {top_folder_of(path) for path in self._changed}
         return {unit for unit in units if self._unfinished(unit) is not None}
 
     def unproven(self, hot: Collection[str], shrank: Callable[[File], bool]) -> set[str]:
@@ -94,20 +94,22 @@ class UnitJudge:
         A unit is in doubt if files of its save are missing, or if one of its hot files shrank and its format does not
         prove it whole. Other hot files count as whole, because living processes have closed them.
         """
-        units = {unit_of(path) for path in hot}
+        units = {top_folder_of(path) for path in hot}
         return {
             unit
             for unit in units
-            if self._find_missing(unit, [path for path in self._changed if unit_of(path) == unit]) is not None
-            or any(shrank(self._files[path]) and not self._is_proven(path) for path in hot if unit_of(path) == unit)
+            if self._find_missing(unit, [path for path in self._changed if top_folder_of(path) == unit]) is not None
+            or any(
+                shrank(self._files[path]) and not self._is_proven(path) for path in hot if top_folder_of(path) == unit
+            )
         }
 
-    def _unfinished(self, unit: str) -> HeldUnit | None:
-        changed = [path for path in self._changed if unit_of(path) == unit]
+    def _unfinished(self, unit: str) -> UnitLeftOut | None:
+        changed = [path for path in self._changed if top_folder_of(path) == unit]
         # An empty file was only opened: its writer may have been killed while other processes live on.
         empty = next((path for path in changed if self._is_emptied(path)), None)
         if empty is not None and self._history.may_go_on(changed):
-            return HeldUnit(unit, empty, "it is empty, and was not in the saves before")
+            return UnitLeftOut(unit, empty, "it is empty, and was not in the saves before")
         waits = self._shapes.knows(unit) and self._history.may_go_on(changed) and not self._is_followed(unit, changed)
         return self._find_missing(unit, changed) if waits else None
 
@@ -117,9 +119,13 @@ class UnitJudge:
     def being_removed(self) -> set[str]:
         """Return folders of which files vanished a moment ago while others remain, none of them written since."""
         removed_at, changed_at = self._history.removed_at, self._history.changed_at
-        lately = {unit_of(path) for path in self._files if self._history.removed_lately(unit_of(path))} - {""}
+        lately = {top_folder_of(path) for path in self._files if self._history.removed_lately(top_folder_of(path))} - {
+            ""
+        }
         return lately - {
-            unit for path in self._files if (unit := unit_of(path)) in lately and changed_at[path] >= removed_at[unit]
+            unit
+            for path in self._files
+            if (unit := top_folder_of(path)) in lately and changed_at[path] >= removed_at[unit]
         }
 
     def _is_followed(self, unit: str, changed: list[str]) -> bool:
@@ -128,63 +134,70 @@ class UnitJudge:
         A program may save in another way after it has resumed. Lightning writes `last-v1.ckpt` beside the `last.ckpt`
         that it resumed from.
         """
-        rounds = {path: count for path, count in self._history.rounds.items() if unit_of(path) == unit}
+        rounds = {path: count for path, count in self._history.rounds.items() if top_folder_of(path) == unit}
         if self._shapes.exceeded(unit, rounds) or not changed:
             return bool(changed)
         newest_ns = max(self._files[path].signature.modified_ns for path in changed)
-        later = [path for path in self._changed if unit_of(path) != unit and role_of(unit_of(path)) == role_of(unit)]
+        later = [
+            path
+            for path in self._changed
+            if top_folder_of(path) != unit and role_of(top_folder_of(path)) == role_of(unit)
+        ]
         return any(self._files[path].signature.modified_ns > newest_ns for path in later)
 
-    def _find_missing(self, unit: str, changed: list[str]) -> HeldUnit | None:
+    def _find_missing(self, unit: str, changed: list[str]) -> UnitLeftOut | None:
         missing = self._shapes.missing(unit, [self._files[path] for path in changed])
         if missing is None:
             return None
         if not changed:
-            return HeldUnit(unit, unit, "files of it were being removed")
+            return UnitLeftOut(unit, unit, "files of it were being removed")
         path = changed[0]
         if not missing:
-            return HeldUnit(
+            return UnitLeftOut(
                 unit, path, "it was saved just before the end, and no earlier save shows what belongs to it"
             )
-        return HeldUnit(unit, path, f"its save stopped before {missing} was written")
+        return UnitLeftOut(unit, path, f"its save stopped before {missing} was written")
 
-    def at_end(self, end: TrainingEnd) -> dict[str, HeldUnit]:
+    def at_end(self, end: TrainingEnd) -> dict[str, UnitLeftOut]:
         """Return the units that cannot be committed as they are."""
-        held = self.broken()
+        left_out = self.broken()
         for path in self._changed:
             if path in end.open:
-                held.setdefault(
-                    unit_of(path), HeldUnit(unit_of(path), path, "it was being written when the training ended")
+                left_out.setdefault(
+                    top_folder_of(path),
+                    UnitLeftOut(top_folder_of(path), path, "it was being written when the training ended"),
                 )
         if end.how != "finished":
             state = self._history.pre_signal
-            for unit in sorted(self._touched() - held.keys()):
+            for unit in sorted(self._touched() - left_out.keys()):
                 found = self._judge_left(unit, state, end) if end.how == "left" and state else self._judge_died(unit)
                 if found is not None:
-                    held[unit] = found
-        return self._with_later(held)
+                    left_out[unit] = found
+        return self._with_later(left_out)
 
     def _touched(self) -> set[str]:
-        present = {unit_of(path) for path in self._files}
-        return {unit_of(path) for path in self._changed} | {
+        present = {top_folder_of(path) for path in self._files}
+        return {top_folder_of(path) for path in self._changed} | {
             unit for unit in present if self._history.removed_lately(unit)
         }
 
-    def _with_later(self, held: dict[str, HeldUnit]) -> dict[str, HeldUnit]:
-        """Hold back everything that was written after a held-back save had begun: it may refer to that save."""
+    def _with_later(self, left_out: dict[str, UnitLeftOut]) -> dict[str, UnitLeftOut]:
+        """Leave out everything that was written after a left_out-back save had begun: it may refer to that save."""
         hot = self._history.hot(self._logs) | self._history.maybe_cut_off()
         begun = [
-            self._files[path].signature.modified_ns for path in self._changed if unit_of(path) in held and path in hot
+            self._files[path].signature.modified_ns
+            for path in self._changed
+            if top_folder_of(path) in left_out and path in hot
         ]
         for path in self._changed if begun else ():
             if self._files[path].signature.modified_ns > min(begun):
-                reason = f"it was written after {next(iter(held.values())).path}, which is not whole"
-                held.setdefault(unit_of(path), HeldUnit(unit_of(path), path, reason))
-        return held
+                reason = f"it was written after {next(iter(left_out.values())).path}, which is not whole"
+                left_out.setdefault(top_folder_of(path), UnitLeftOut(top_folder_of(path), path, reason))
+        return left_out
 
-    def _judge_died(self, unit: str) -> HeldUnit | None:
+    def _judge_died(self, unit: str) -> UnitLeftOut | None:
         hot = self._history.hot(self._logs) | self._history.maybe_cut_off()
-        changed = [path for path in self._changed if unit_of(path) == unit]
+        changed = [path for path in self._changed if top_folder_of(path) == unit]
         doubtful = [path for path in changed if path in hot]
         if not doubtful and not self._history.removed_lately(unit):
             # The unit is quiet, but a program that fails between two files of a save may take a while to end.
@@ -192,13 +205,13 @@ class UnitJudge:
         for path in sorted(doubtful, key=lambda path: not self._history.last_seen_open(path)):
             if not self._is_proven(path) and not self._history.closed_before_signal(path):
                 reason = "being written when" if self._history.last_seen_open(path) else "written just before"
-                return HeldUnit(unit, path, f"it was {reason} the training ended")
+                return UnitLeftOut(unit, path, f"it was {reason} the training ended")
         return self._find_missing(unit, changed)
 
-    def _judge_left(self, unit: str, state: PreSignalState, end: TrainingEnd) -> HeldUnit | None:
+    def _judge_left(self, unit: str, state: PreSignalState, end: TrainingEnd) -> UnitLeftOut | None:
         """Judge a unit of a training that was signalled and exited by itself: a save that began after the signal is
         complete."""
-        changed = [path for path in self._changed if unit_of(path) == unit]
+        changed = [path for path in self._changed if top_folder_of(path) == unit]
         begun = {path for path in changed if state.begun_since(path, self._files[path].signature)}
         if any(not state.by_survivor(path) for path in begun) or (not begun and not state.survives):
             return self._judge_died(unit)
@@ -208,7 +221,7 @@ class UnitJudge:
             # Opened between the last scan and the signal: the program exited before it wrote anything.
             cut_off |= self._is_emptied(path)
             if (cut_off or (path in begun and end.gave_up(state, path))) and not self._is_proven(path):
-                return HeldUnit(unit, path, "it was being written when the training ended")
+                return UnitLeftOut(unit, path, "it was being written when the training ended")
         under_way = {path for path in changed if path in state.hot} - begun
         if not begun and unit not in state.hot_units:
             return self._unfinished(unit)
@@ -232,8 +245,8 @@ class UnitJudge:
         return grown and not self._history.last_seen_open(path)
 
 
-def describe(held: Mapping[str, HeldUnit]) -> str:
+def describe(left_out: Mapping[str, UnitLeftOut]) -> str:
     """Describe in one sentence which file is not committed, and why."""
-    first = next(iter(held.values()))
-    more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
+    first = next(iter(left_out.values()))
+    more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
     return f"{first.path}{more} is not part of the checkpoint: {first.reason}"
