@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from checkpoint_world import write
 
-from stoker.agent.checkpoints.folder_replacement import FolderInUse, FolderRecord, hold_folder, make_staging, place
+from stoker.agent.checkpoints.folder_replacement import (
+    FolderInUse,
+    FolderRecord,
+    hold_folder,
+    make_staging,
+    replace_contents,
+)
 
 OLD_NS = 10**18
 
@@ -42,7 +48,7 @@ class Restores:
         for path, text in files.items():
             write(staging / "new" / path, text)
         (staging / "new").mkdir(exist_ok=True)
-        moved = place(staging / "new", self.folder, record, lambda: stored(*in_store))
+        moved = replace_contents(staging / "new", self.folder, record, lambda: stored(*in_store))
         (staging / "new").rmdir() if not any((staging / "new").iterdir()) else None
         for left in sorted(staging.rglob("*"), reverse=True):
             left.rmdir()
@@ -128,7 +134,7 @@ def test_files_that_are_not_chosen_are_not_looked_at(job: Restores) -> None:
     record = FolderRecord()
     write(job.folder / "train.py", "code")
     write(job.folder / "model.pt", "half")
-    moved = place(None, job.folder, record, frozenset, lambda path: path.endswith(".pt"))
+    moved = replace_contents(None, job.folder, record, frozenset, lambda path: path.endswith(".pt"))
     assert moved == ["model.pt"]
     assert tree(job.folder) == {"train.py": "code"}
 
@@ -196,11 +202,11 @@ def test_the_store_is_asked_only_where_something_is_not_known(job: Restores) -> 
     def never() -> frozenset[tuple[int, str]]:
         raise AssertionError("asked")
 
-    assert place(None, job.folder, record, never) == []
+    assert replace_contents(None, job.folder, record, never) == []
     staging = make_staging(job.folder)
     write(staging / "new/step-1/model", "1")
-    place(staging / "new", job.folder, record, never)
-    assert place(None, job.folder, record, never) == []
+    replace_contents(staging / "new", job.folder, record, never)
+    assert replace_contents(None, job.folder, record, never) == []
     assert tree(job.folder) == {}
 
 
@@ -209,7 +215,7 @@ def test_empty_folders_of_people_and_of_stoker_stay(job: Restores) -> None:
     for name in ("old", "new/inner", "not-chosen", ".tmp-replaced/kept"):
         (job.folder / name).mkdir(parents=True)
     os.utime(job.folder / "old", ns=(OLD_NS, OLD_NS))
-    place(None, job.folder, record, frozenset, lambda path: not path.startswith("not"))
+    replace_contents(None, job.folder, record, frozenset, lambda path: not path.startswith("not"))
     left = sorted(path.name for path in job.folder.iterdir() if path.is_dir())
     assert left == [".tmp-replaced", "not-chosen", "old"]
     assert (job.folder / ".tmp-replaced/kept").is_dir()
@@ -221,7 +227,7 @@ def test_stokers_own_files_are_never_moved(job: Restores) -> None:
     for name in own:
         write(job.folder / name, "own")
     write(job.folder / "sub/.stoker-lock", "of a script")
-    assert place(None, job.folder, record, frozenset) == ["sub/.stoker-lock"]
+    assert replace_contents(None, job.folder, record, frozenset) == ["sub/.stoker-lock"]
     assert sorted(path.name for path in job.folder.iterdir()) == sorted(own)
 
 
@@ -230,7 +236,7 @@ def test_folders_are_as_old_as_they_were(job: Restores) -> None:
     write(staging / "new/step-1/deep/model", "1")
     for number, name in enumerate(("step-1/deep", "step-1")):
         os.utime(staging / "new" / name, ns=(OLD_NS, OLD_NS + number))
-    place(staging / "new", job.folder, FolderRecord(), frozenset)
+    replace_contents(staging / "new", job.folder, FolderRecord(), frozenset)
     assert (job.folder / "step-1/deep").stat().st_mtime_ns == OLD_NS
     assert (job.folder / "step-1").stat().st_mtime_ns == OLD_NS + 1
 

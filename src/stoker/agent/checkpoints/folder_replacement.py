@@ -74,7 +74,7 @@ class FolderRecord:
         draft.replace(self.path)
 
 
-def place(
+def replace_contents(
     new: Path | None,
     folder: Path,
     record: FolderRecord,

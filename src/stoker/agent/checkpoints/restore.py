@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_replacement import FolderRecord, make_staging, place
+from stoker.agent.checkpoints.folder_replacement import FolderRecord, make_staging, replace_contents
 from stoker.agent.checkpoints.resume_from import import_checkpoint
 from stoker.model.job_state import ChosenCheckpoint
 from stoker.store.base import Store
@@ -87,7 +87,7 @@ def restore(
     try:
         new = staging / "new"
         fetch_files(store, source, wanted, new, progress)
-        aside = place(new, folder, record or FolderRecord(), lambda: stored_digests(store, job), chosen)
+        aside = replace_contents(new, folder, record or FolderRecord(), lambda: stored_digests(store, job), chosen)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return RestoredCheckpoint(key, tuple(wanted), step=checkpoint.step, aside=tuple(aside))
@@ -97,7 +97,7 @@ def clear_folder(
     store: Store, job: str, folder: Path, record: FolderRecord, chosen: Callable[[str], bool] = lambda _path: True
 ) -> list[str]:
     """Remove what earlier attempts left in the folder, as `restore` does, where there is no checkpoint."""
-    return place(None, _real(folder), record, lambda: stored_digests(store, job), chosen)
+    return replace_contents(None, _real(folder), record, lambda: stored_digests(store, job), chosen)
 
 
 def _real(folder: Path) -> Path:
