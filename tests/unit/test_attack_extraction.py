@@ -18,7 +18,7 @@ from checkpoint_world import JOB, content, memory_store
 
 from stoker.agent.checkpoints.restore import restore_newest
 from stoker.agent.checkpoints.resume_from import FromJob, import_checkpoint
-from stoker.agent.environment.index import PackedWheels
+from stoker.agent.environment.package_sources import PackedWheels
 from stoker.agent.fetch_programs import fetch_program, tool_name
 from stoker.agent.inputs.cache import CacheEntry
 from stoker.agent.inputs.download import InputDownload

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.agent.environment import packages
-from stoker.agent.environment.index import PackedWheels, PrivateIndex
+from stoker.agent.environment.package_sources import PackedWheels, PrivateIndex
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python, find, is_plain_python, put_first
 from stoker.agent.environment.steps import CommandResult

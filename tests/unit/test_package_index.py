@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environment.index import PackedWheels, PrivateIndex, choose_wheels
+from stoker.agent.environment.package_sources import PackedWheels, PrivateIndex, choose_wheels
 from stoker.model import keys
 from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import private_variables

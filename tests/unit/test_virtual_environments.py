@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.environment.index import IndexOptions
+from stoker.agent.environment.package_sources import IndexOptions
 from stoker.agent.environment.python import Python
 from stoker.agent.environment.requirements import Requirements
 from stoker.agent.environment.steps import CommandResult, Step

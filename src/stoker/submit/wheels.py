@@ -254,7 +254,7 @@ class _Access:
             self._open(index)
 
     def _open(self, index: PackageIndex) -> None:
-        from stoker.agent.environment.index import PrivateIndex
+        from stoker.agent.environment.package_sources import PrivateIndex
         from stoker.model.errors import SetupFailed
         from stoker.secrets.fetch_secrets import fetch
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker.agent.environment.index import FetchSecret
+from stoker.agent.environment.package_sources import FetchSecret
 from stoker.agent.environment.steps import Step, nothing_to_undo
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed

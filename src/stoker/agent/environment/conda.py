@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from stoker.agent.environment import cpu_level
 from stoker.agent.environment.build import EnvironmentBuilder, Recipe
-from stoker.agent.environment.index import FetchSecret, PrivateIndex
+from stoker.agent.environment.package_sources import FetchSecret, PrivateIndex
 from stoker.agent.environment.python import MakeCommand
 from stoker.agent.environment.requirements import any_local
 from stoker.agent.environment.steps import Step

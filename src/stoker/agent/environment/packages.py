@@ -15,7 +15,13 @@ from pathlib import Path
 
 from stoker.agent.environment import cpu_level, requirements
 from stoker.agent.environment.build import EnvironmentBuilder, Recipe
-from stoker.agent.environment.index import FetchSecret, PackageSource, PackedWheels, PrivateIndex, choose_wheels
+from stoker.agent.environment.package_sources import (
+    FetchSecret,
+    PackageSource,
+    PackedWheels,
+    PrivateIndex,
+    choose_wheels,
+)
 from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, put_first
 from stoker.agent.environment.requirements import NOTHING, Requirements
 from stoker.agent.environment.uv import Uv, find_program
