@@ -197,7 +197,7 @@ class CommitChooser:
         logs = watch.history.logs()
         left_out = self._judge(logs).at_end(end)
         self._report(left_out)
-        contents = self._without_left_out(CommitContents(dict(watch.files), frozenset(), {}, frozenset(logs)), left_out)
+        contents = self._leave_out(CommitContents(dict(watch.files), frozenset(), {}, frozenset(logs)), left_out)
         copied = self._choose_copied(logs) if left_out else None
         dirty = watch.dirty.files
         news = dirty.keys() & contents.files.keys() - logs
@@ -207,7 +207,7 @@ class CommitChooser:
         return contents if anyway or dirty.keys() & contents.files.keys() else None
 
     def before_newest(self, contents: CommitContents) -> CommitContents | None:
-        """Remove the newest save from the contents of a final commit, if the folder is known to have been in that state."""
+        """Remove the newest save from a final commit, if the folder is known to have been in that state."""
         return before_newest(contents, self._watch.dirty.files, self._watch.last_commit.blobs)
 
     # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -230,9 +230,9 @@ class CommitChooser:
     def _without_broken(self, contents: CommitContents, judge: SaveJudge) -> CommitContents:
         left_out = judge.broken()
         self._report(left_out)
-        return self._without_left_out(contents, left_out)
+        return self._leave_out(contents, left_out)
 
-    def _without_left_out(self, contents: CommitContents, left_out: Mapping[str, UnitLeftOut]) -> CommitContents:
+    def _leave_out(self, contents: CommitContents, left_out: Mapping[str, UnitLeftOut]) -> CommitContents:
         """Replace the units that are left out by their state in the last commit."""
         if not left_out:
             return contents

@@ -33,7 +33,7 @@ class CommitContents:
 
 
 def before_newest(contents: CommitContents, dirty: Files, last: Mapping[str, BlobRef]) -> CommitContents | None:
-    """Remove the newest save from the contents of a final commit, if the folder is known to have been in that state; None otherwise.
+    """Remove the newest save from a final commit, if the folder is known to have been in that state; None otherwise.
 
     Known only where each save has a folder of its own, numbered upwards (one such folder was committed before), all
     new files are in such folders, and nothing else was touched since the newest save was begun: then the script had

@@ -240,7 +240,7 @@ def copy_stable(source: Path, file: File, target: Path) -> bool:
 
 
 def top_folder_of(path: str) -> str:
-    """Return the top-level folder of a path; empty for the plain files beside the folders."""
+    """Return the top-level folder of a path; empty for the plain files beside the folders. Its files are one unit."""
     top, separator, _ = path.partition("/")
     return top if separator else ""
 

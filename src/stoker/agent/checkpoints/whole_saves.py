@@ -182,7 +182,7 @@ class SaveJudge:
         }
 
     def _with_later(self, left_out: dict[str, UnitLeftOut]) -> dict[str, UnitLeftOut]:
-        """Leave out everything that was written after a left_out-back save had begun: it may refer to that save."""
+        """Leave out everything that was written after a save that is left out had begun: it may refer to that save."""
         hot = self._history.hot(self._logs) | self._history.maybe_cut_off()
         begun = [
             self._files[path].signature.modified_ns
