@@ -1,4 +1,4 @@
-"""What to commit from a checkpoint folder, and two ways to derive it: without the newest save, and from copies."""
+"""The contents of a commit, and two ways to derive them: without the newest save, and from copies."""
 
 from __future__ import annotations
 
