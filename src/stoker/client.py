@@ -190,7 +190,7 @@ def remove(job: str, store: str | Store | None = None) -> str:
     """Delete an ended job with its checkpoints, outputs and logs. Returns its id; safe to repeat after a crash.
 
     Raises UserError while the job is active, or machines of it may be left. A job whose log is corrupt is deleted as
-    well, once no provider lists a machine of it. Code that it shared is deleted by `maintenance.delete.collect_code`.
+    well, once no provider lists a machine of it. Code that it shared is deleted by `maintenance.delete.collect_shared`.
     """
     opened = open_any(store)
     found = find_job(opened, job)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import cast
 
-from stoker.maintenance.delete import collect_code, remove_job
+from stoker.maintenance.delete import collect_shared, remove_job
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
@@ -109,7 +109,7 @@ class CollectionWorld:
         remove_job(self.client, job)
 
     def _collect(self) -> None:
-        self.trace.append(f"{' ' * self.depth}{collect_code(self.client)} collected")
+        self.trace.append(f"{' ' * self.depth}{collect_shared(self.client, keys.CODE)} collected")
 
     def _some_job(self) -> str | None:
         jobs = self._jobs()

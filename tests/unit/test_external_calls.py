@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from stoker.external_jobs import aws_account
 from stoker.external_jobs.aws_account import NAMESPACE, SageMakerAccount, TrainingJobDescription, TrainingJobSummary
 from stoker.external_jobs.gpu_alarms import Alarm, WantedAlarm
-from stoker.external_jobs.training_job import TrainingJob
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.model.errors import InvalidRequest, ProviderError
 from stoker.providers.price_book import Price
 
@@ -310,7 +310,7 @@ def test_lines_of_few_hosts_tell_enough(aws: Aws, here: SageMakerAccount, monkey
     [(("ml.g5.12xlarge",), 4), (("ml.g5.12xlarge", "ml.g5.xlarge"), None), ((), None), (("x",), None)],
 )
 def test_gpus_are_known_where_all_hosts_are_alike(machines: tuple[str, ...], gpus: int | None) -> None:
-    job = TrainingJob("bert", REGION, "InProgress", "Training", machines=machines)
+    job = ExternalJob("bert", REGION, "InProgress", "Training", machines=machines)
     assert aws_account.gpus_of(job) == gpus
 
 
@@ -322,7 +322,7 @@ def test_a_price_is_known_where_all_hosts_are_alike(monkeypatch: pytest.MonkeyPa
         return Price(7.5, "list", NOW.date()) if machine == "ml.g5.12xlarge" else None
 
     monkeypatch.setattr(aws_account.prices, "on_demand", on_demand)
-    job = TrainingJob("bert", REGION, "InProgress", "Training", machines=("ml.g5.12xlarge",))
+    job = ExternalJob("bert", REGION, "InProgress", "Training", machines=("ml.g5.12xlarge",))
     assert aws_account.price_of(job) == 7.5
     assert aws_account.price_of(replace(job, machines=("x",))) is None
     assert aws_account.price_of(replace(job, machines=("ml.g5.12xlarge", "x"))) is None

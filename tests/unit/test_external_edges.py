@@ -35,7 +35,7 @@ from stoker.external_jobs.failure_diagnosis import diagnose, exit_code
 from stoker.external_jobs.gpu_alarms import HostMetrics, JobFigures
 from stoker.external_jobs.notifications import JobContext
 from stoker.external_jobs.snapshot import CloneJob, ExternalJobPlan, ExternalJobSnapshot, RecordEvent, subject_of
-from stoker.external_jobs.training_job import TrainingJob, parse_description
+from stoker.external_jobs.training_job import ExternalJob, parse_description
 from stoker.model import codec
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import Policy
@@ -44,7 +44,7 @@ from stoker.policy.policy_file import parse_policy
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 DAY_S = 86400.0
 HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
-STOPPED = TrainingJob(
+STOPPED = ExternalJob(
     "bert",
     "us-east-1",
     "Stopped",
@@ -68,7 +68,7 @@ def stopping(after: str = "restart", **more: Any) -> CloneChain:
     return CloneChain("bert", stops={"bert": stop}, stops_at={"bert": ago(500)}, **more)
 
 
-def follow(job: TrainingJob, chain: CloneChain, policy: Policy = HOUSE, **more: Any) -> ExternalJobPlan:
+def follow(job: ExternalJob, chain: CloneChain, policy: Policy = HOUSE, **more: Any) -> ExternalJobPlan:
     told = {"tail": Known(()), "wanted_since": ago(99 * DAY_S), **more}
     snapshot = ExternalJobSnapshot(job, chain, Known(()), "stoker-", **told)
     return clone_decision.decide_after_end(snapshot, policy, subject_of(job, chain, NOW), NOW)
@@ -274,7 +274,7 @@ STALL, WASTE = parse_policy(
     b" {name: waste, min_gpu_utilization: {value: 80%, over: 30m, after: 10m}}]",
     "p",
 ).rules
-TRAINING = TrainingJob("bert", "us-east-1", "InProgress", "Training", nodes=1, training_since=ago(9 * 3600))
+TRAINING = ExternalJob("bert", "us-east-1", "InProgress", "Training", nodes=1, training_since=ago(9 * 3600))
 
 
 def measured(gpu: float = 0.0, cpu: float = 0.0, *, late_s: float = 0.0, silent_s: float = 3600.0) -> JobFigures:
@@ -284,7 +284,7 @@ def measured(gpu: float = 0.0, cpu: float = 0.0, *, late_s: float = 0.0, silent_
     return JobFigures((host,), ago(late_s + silent_s))
 
 
-def stalled(readings: JobFigures, job: TrainingJob = TRAINING) -> bool:
+def stalled(readings: JobFigures, job: ExternalJob = TRAINING) -> bool:
     return gpu_alarms.violation_text(STALL, job, 4, readings, NOW) is not None
 
 
@@ -551,7 +551,7 @@ def test_a_request_without_metrics_keeps_the_rest() -> None:
 # ── Descriptions ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def described(**changes: Any) -> TrainingJob:
+def described(**changes: Any) -> ExternalJob:
     return parse_description({**asked(), "TrainingJobStatus": "InProgress", **changes}, [], "us-east-1")
 
 

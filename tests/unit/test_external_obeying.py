@@ -30,14 +30,14 @@ from stoker.external_jobs.snapshot import (
     RemoveAlarms,
     StopJob,
 )
-from stoker.external_jobs.training_job import TrainingJob
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import Policy
 from stoker.policy.policy_file import parse_policy
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 HOUR_S = 3600.0
-JOB = TrainingJob(
+JOB = ExternalJob(
     "bert",
     "us-east-1",
     "InProgress",
@@ -55,7 +55,7 @@ def policy(rules: str = "") -> Policy:
     return parse_policy(text.encode(), "p")
 
 
-def seen(job: TrainingJob = JOB, chain: CloneChain | None = None, **more: Any) -> ExternalJobSnapshot:
+def seen(job: ExternalJob = JOB, chain: CloneChain | None = None, **more: Any) -> ExternalJobSnapshot:
     return ExternalJobSnapshot(job, chain or CloneChain("bert", seen=SEEN), Known(()), "stoker-", **more)
 
 
@@ -86,7 +86,7 @@ def over(name: str = "bert-0", trained_s: float = 0.0, cost: float | None = 0.0,
         ("- metric: {name: loss, above: 5}", JOB, 300.0),
     ],
 )
-def test_the_next_look_is_due_when_a_bound_may_be_reached(rules: str, job: TrainingJob, next_pass_in_s: float) -> None:
+def test_the_next_look_is_due_when_a_bound_may_be_reached(rules: str, job: ExternalJob, next_pass_in_s: float) -> None:
     assert plan_for(seen(job), rules).next_pass_in_s == next_pass_in_s
 
 
@@ -251,7 +251,7 @@ def test_alarms_are_made_where_they_are_missing_and_removed_where_they_are_of_no
         (replace(JOB, secondary="Starting"), None, STALL, ""),
     ],
 )
-def test_why_a_job_is_not_watched_is_told(job: TrainingJob, gpus: int | None, rules: str, note: str) -> None:
+def test_why_a_job_is_not_watched_is_told(job: ExternalJob, gpus: int | None, rules: str, note: str) -> None:
     found = plan_for(seen(job, gpus=gpus), rules).note
     assert (found.startswith("no alarms: ") and note in found) if note else found == ""
 

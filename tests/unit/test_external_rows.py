@@ -12,7 +12,7 @@ from stoker.external_jobs.aws_account import TrainingJobSummary
 from stoker.external_jobs.clone_chain import ChainRecord, Stopping
 from stoker.external_jobs.govern import _with_alarm_problems
 from stoker.external_jobs.index import is_due
-from stoker.external_jobs.notifier import ExternalJobNotifier
+from stoker.external_jobs.notifications import ExternalJobNotifier
 from stoker.governor.serverless.external_jobs import ExternalJobsResult
 from stoker.model import keys
 from stoker.model.policy import Policy

@@ -13,7 +13,7 @@ from stoker.core import policy_rules
 from stoker.external_jobs import chain_log, gpu_alarms
 from stoker.external_jobs.clone_chain import ChainRecord, CloneChain, Cloning, JobSeen, fold
 from stoker.external_jobs.gpu_alarms import Figures, HostMetrics, JobFigures
-from stoker.external_jobs.training_job import TrainingJob, parse_description
+from stoker.external_jobs.training_job import ExternalJob, parse_description
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.policy.policy_file import parse_policy
 from stoker.testing.memory_store import Fault, MemoryStore
@@ -25,7 +25,7 @@ def ago(minutes: float) -> datetime:
     return NOW - timedelta(minutes=minutes)
 
 
-def described(*steps: tuple[str, float, float | None], **changes: Any) -> TrainingJob:
+def described(*steps: tuple[str, float, float | None], **changes: Any) -> ExternalJob:
     """A job that went through these: a status, and the minutes ago when it began and ended."""
     transitions = [
         {"Status": status, "StartTime": ago(begin), **({} if end is None else {"EndTime": ago(end)})}
@@ -136,11 +136,11 @@ def readings(
     return JobFigures(found, None if silent is None else ago(silent))
 
 
-def stalled(found: JobFigures, job: TrainingJob = TRAINING, now: datetime = NOW) -> bool:
+def stalled(found: JobFigures, job: ExternalJob = TRAINING, now: datetime = NOW) -> bool:
     return gpu_alarms.violation_text(STALL, job, 4, found, now) is not None
 
 
-def wasteful(found: JobFigures, job: TrainingJob = TRAINING, now: datetime = NOW) -> bool:
+def wasteful(found: JobFigures, job: ExternalJob = TRAINING, now: datetime = NOW) -> bool:
     return gpu_alarms.violation_text(WASTE, job, 4, found, now) is not None
 
 

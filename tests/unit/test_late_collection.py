@@ -12,7 +12,7 @@ import pytest
 from stoker import client
 from stoker.agent.fetch_code import fetch_code
 from stoker.jobfile import Job
-from stoker.maintenance.delete import collect_code
+from stoker.maintenance.delete import collect_shared
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
@@ -98,12 +98,12 @@ def test_a_delete_that_lands_late_removes_nothing_that_a_later_job_relies_on(sto
     remove(store, submit(store))
     age(store)
     collector = Watched(store)
-    assert collect_code(collector) == 1  # type: ignore[arg-type]
+    assert collect_shared(collector, keys.CODE) == 1  # type: ignore[arg-type]
     job = submit(store)
     collector.land_once_more()
     assert assert_has_code(store, job, tmp_path) == 2
     age(store)
-    assert collect_code(store) == 0
+    assert collect_shared(store, keys.CODE) == 0
 
 
 def test_what_is_given_up_between_the_upload_and_the_spec_is_sent_again(store: Store, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_is_given_up_between_the_upload_and_the_spec_is_sent_again(store: S
         nonlocal begun
         if when == "before create" and key.endswith("spec.json") and not begun:
             begun = True
-            assert collect_code(collector) == 1  # type: ignore[arg-type]
+            assert collect_shared(collector, keys.CODE) == 1  # type: ignore[arg-type]
 
     job = submit(Watched(store, meanwhile))
     assert begun
@@ -136,15 +136,15 @@ def test_a_collector_that_is_overtaken_by_a_submission_leaves_its_code(store: St
         if when == "before create" and key.startswith(keys.COLLECTED) and not jobs:
             jobs.append(submit(store))
 
-    assert collect_code(Watched(store, meanwhile)) == 0  # type: ignore[arg-type]
+    assert collect_shared(Watched(store, meanwhile), keys.CODE) == 0  # type: ignore[arg-type]
     assert assert_has_code(store, jobs[0], tmp_path) == 1
     # The name is given up all the same: the next job takes another one, and the first keeps its own.
     other = submit(store)
     assert assert_has_code(store, other, tmp_path) == 2
     age(store)
-    assert collect_code(store) == 0
+    assert collect_shared(store, keys.CODE) == 0
     remove(store, jobs[0])
-    assert collect_code(store) == 1
+    assert collect_shared(store, keys.CODE) == 1
     clone = client.clone(other, store=store, detach=True)
     assert assert_has_code(store, clone, tmp_path) == 2
 
@@ -156,7 +156,7 @@ def test_a_clone_of_a_job_whose_name_was_given_up_copies_its_code(store: Store, 
     store.create(keys.collected(keys.CODE, state.code_digest), b"")
     assert assert_has_code(store, client.clone(job, store=store, detach=True), tmp_path) == 2
     age(store)
-    assert collect_code(store) == 0, "the first job needs its own"
+    assert collect_shared(store, keys.CODE) == 0, "the first job needs its own"
 
 
 def test_a_write_that_lands_after_the_collection_is_collected(store: Store) -> None:
@@ -164,9 +164,9 @@ def test_a_write_that_lands_after_the_collection_is_collected(store: Store) -> N
     (found,) = [store.get(meta.key) for meta in store.list(keys.CODE)]
     assert found is not None
     age(store)
-    assert collect_code(store) == 1
+    assert collect_shared(store, keys.CODE) == 1
     store.create(found.meta.key, found.data)
-    assert collect_code(store) == 1, "however young it is"
+    assert collect_shared(store, keys.CODE) == 1, "however young it is"
     assert list(store.list(keys.CODE)) == []
 
 
@@ -179,7 +179,7 @@ def test_a_mark_whose_reply_was_lost_deletes_nothing(store: Store, tmp_path: Pat
             raise StoreUnavailable("the reply was lost")
 
     with pytest.raises(StoreUnavailable):
-        collect_code(Watched(store, fails))  # type: ignore[arg-type]
+        collect_shared(Watched(store, fails), keys.CODE)  # type: ignore[arg-type]
     assert assert_has_code(store, submit(store), tmp_path) == 1
 
 

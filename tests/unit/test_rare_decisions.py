@@ -17,7 +17,7 @@ from stoker.core.safe_regex import PatternError, compile_pattern
 from stoker.core.snapshot import JobSnapshot
 from stoker.external_jobs.clone_chain import CloneChain, Cloning
 from stoker.external_jobs.snapshot import ExternalJobSnapshot, clone_obstacle, may_leave_spot, subject_of
-from stoker.external_jobs.training_job import TrainingJob
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import (
     PROTOCOL_VERSION,
@@ -239,10 +239,10 @@ def test_a_leftover_is_named_by_what_and_where_it_is() -> None:
 
 HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
 NO_CLONES = parse_policy(b"sagemaker: {regions: [us-east-1], clone: false}", "p")
-JOB = TrainingJob("bert", "us-east-1", "InProgress", "Training", spot=True, checkpoints="s3://b/c", trained_before_s=60)
+JOB = ExternalJob("bert", "us-east-1", "InProgress", "Training", spot=True, checkpoints="s3://b/c", trained_before_s=60)
 
 
-def seen(job: TrainingJob = JOB, chain: CloneChain | None = None) -> ExternalJobSnapshot:
+def seen(job: ExternalJob = JOB, chain: CloneChain | None = None) -> ExternalJobSnapshot:
     return ExternalJobSnapshot(job, chain or CloneChain("bert"), Known(()), "stoker-")
 
 

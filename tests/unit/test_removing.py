@@ -91,24 +91,24 @@ def input_key(name: str) -> str:
 
 
 KINDS = {
-    "code": (delete.collect_code, keys.CODE, keys.code, {"code": Code(USED, 1, 1, None, None)}),
-    "bundles": (delete.collect_bundles, keys.BUNDLES, keys.bundle, {"bundles": {"tag": USED}}),
-    "tools": (delete.collect_tools, keys.TOOLS, keys.tool, {"tools": {"uv": USED}}),
-    "wheels": (delete.collect_wheels, keys.WHEELS, keys.wheel, {"wheels": {"t": (Wheel("n.whl", USED, 1),)}}),
-    "inputs": (collect_uploads, keys.INPUTS, input_key, {}),
+    "code": (keys.CODE, keys.code, {"code": Code(USED, 1, 1, None, None)}),
+    "bundles": (keys.BUNDLES, keys.bundle, {"bundles": {"tag": USED}}),
+    "tools": (keys.TOOLS, keys.tool, {"tools": {"uv": USED}}),
+    "wheels": (keys.WHEELS, keys.wheel, {"wheels": {"t": (Wheel("n.whl", USED, 1),)}}),
+    "inputs": (keys.INPUTS, input_key, {}),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_no_job_names_goes_after_a_day(world: World, kind: str) -> None:
-    collect, folder, key, named = KINDS[kind]
+    folder, key, named = KINDS[kind]
     if kind == "inputs":
         named = {"inputs": {"data": Input(f"{world.store.url}/{keys.input_files(USED)}")}}
     world.submit("job-bbbb", age=9 * DAY, **named)
     for name, age in ((USED, 9 * DAY), (OLD, DAY + MOMENT), (EDGE, DAY), (YOUNG, MOMENT)):
         world.put(key(name), age)
     world.calls.clear()
-    assert collect(world.store) == 1
+    assert (collect_uploads(world.store) if kind == "inputs" else delete.collect_shared(world.store, folder)) == 1
     assert world.keys(folder) == {key(USED), key(EDGE), key(YOUNG)}
     mark = keys.collected(folder, OLD)
     assert world.keys("collected/") == {mark}
@@ -117,10 +117,10 @@ def test_what_no_job_names_goes_after_a_day(world: World, kind: str) -> None:
 
 def test_a_name_that_is_given_up_goes_however_young_it_is(world: World) -> None:
     world.put(keys.code(YOUNG), MOMENT)
-    assert delete.collect_code(world.store) == 0
+    assert delete.collect_shared(world.store, keys.CODE) == 0
     world.store.create(keys.collected(keys.CODE, YOUNG), b"")
-    assert delete.collect_code(world.store) == 1 and world.keys(keys.CODE) == set()
-    assert delete.collect_code(world.store) == 0
+    assert delete.collect_shared(world.store, keys.CODE) == 1 and world.keys(keys.CODE) == set()
+    assert delete.collect_shared(world.store, keys.CODE) == 0
 
 
 def test_a_job_that_names_it_meanwhile_keeps_it(world: World) -> None:
@@ -129,7 +129,7 @@ def test_a_job_that_names_it_meanwhile_keeps_it(world: World) -> None:
     mark = keys.collected(keys.CODE, OLD)
     named = Code(OLD, 1, 1, None, None)
     world.meanwhile["create", mark] = lambda: world.submit("new-bbbb", code=named)
-    assert delete.collect_code(world.store) == 0
+    assert delete.collect_shared(world.store, keys.CODE) == 0
     assert world.keys(keys.CODE) == {keys.code(OLD)} and world.store.holds(mark)
 
 
@@ -138,21 +138,10 @@ def test_a_job_whose_spec_cannot_be_read_keeps_everything(world: World) -> None:
     world.submit("bad-bbbb")
     world.put(keys.spec("bad-bbbb"), DAY, b"{")
     with pytest.raises(StoreError, match=r"bad-bbbb/spec\.json: cannot be read .*; nothing is collected"):
-        delete.collect_code(world.store)
+        delete.collect_shared(world.store, keys.CODE)
     assert world.store.holds(keys.code(OLD))
     world.store.delete([keys.spec("bad-bbbb")])
-    assert delete.collect_code(world.store) == 1, "a job without a spec names nothing"
-
-
-def test_much_is_deleted_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removed_jobs, "_BATCH", 2)
-    for n in range(5):
-        world.put(f"{keys.input_files(OLD)}{n}", 2 * DAY)
-    portions: list[int] = []
-    delete_keys = world.store.delete
-    monkeypatch.setattr(world.store, "delete", lambda keys: portions.append(len(keys)) or delete_keys(keys))
-    assert collect_uploads(world.store) == 1
-    assert portions == [2, 2, 1] and world.keys(keys.INPUTS) == set()
+    assert delete.collect_shared(world.store, keys.CODE) == 1, "a job without a spec names nothing"
 
 
 def test_what_a_spec_names() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import requirements
-from stoker.maintenance.delete import collect_wheels
+from stoker.maintenance.delete import collect_shared
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Spec
@@ -206,6 +206,6 @@ def test_wheels_that_no_job_uses_are_collected(index: Running, code: Path) -> No
     clock.ahead = timedelta(0)
     submission = Submission("job-x", Spec("job", "true"), "jane", wheels={"3.12-x86_64": found.wheels["3.12-x86_64"]})
     store.put(keys.spec("job-x"), codec.dumps(submission))
-    assert collect_wheels(store) == 1
+    assert collect_shared(store, keys.WHEELS) == 1
     assert set(dates(store)) == {keys.wheel(wheel.digest) for wheel in found.wheels["3.12-x86_64"]}
     assert codec.loads(Submission, codec.dumps(submission)) == submission

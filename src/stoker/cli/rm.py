@@ -39,14 +39,12 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     from stoker import client
     from stoker.cli.format import counted, say
     from stoker.maintenance.delete import (
-        collect_bundles,
-        collect_code,
         collect_environments,
-        collect_tools,
-        collect_wheels,
+        collect_shared,
         ended_before,
         finish_removals,
     )
+    from stoker.model import keys
     from stoker.model.errors import UserError
     from stoker.store.find_job import find_job
     from stoker.submit import uploads
@@ -64,14 +62,14 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         client.remove(job, store)
         say(f"{job} is deleted")
     finish_removals(store)
-    if collected := collect_code(store):
-        say(f"{counted(collected, 'code archive')} deleted that no job uses")
-    if collected := collect_bundles(store):
-        say(f"{counted(collected, 'packed agent')} deleted that no job uses")
-    if collected := collect_tools(store):
-        say(f"{counted(collected, 'program')} deleted that no job uses")
-    if collected := collect_wheels(store):
-        say(f"{counted(collected, 'wheel')} deleted that no job uses")
+    for kind, noun in (
+        (keys.CODE, "code archive"),
+        (keys.BUNDLES, "packed agent"),
+        (keys.TOOLS, "program"),
+        (keys.WHEELS, "wheel"),
+    ):
+        if collected := collect_shared(store, kind):
+            say(f"{counted(collected, noun)} deleted that no job uses")
     if collected := uploads.collect_uploads(store):
         say(f"{counted(collected, 'uploaded input')} deleted that no job uses")
     if collected := collect_environments(store):

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from stoker.external_jobs.gpu_alarms import MINUTE_S, Alarm, Figures, HostMetrics, JobFigures, WantedAlarm
-from stoker.external_jobs.training_job import TrainingJob
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.model.errors import InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
 from stoker.providers.sagemaker import catalog, prices
@@ -283,14 +283,14 @@ def _delete_alarms(client: Any, names: list[str]) -> None:
     calling("cloudwatch:DeleteAlarms", lambda: client.delete_alarms(AlarmNames=names))
 
 
-def gpus_of(job: TrainingJob) -> int | None:
+def gpus_of(job: ExternalJob) -> int | None:
     """The GPUs of each host whose load can be read; None for others. With several machine types it is unknown which
     host has which."""
     machine = catalog.table().get(job.machines[0]) if len(job.machines) == 1 else None
     return machine.gpus if machine is not None and machine.maker == "nvidia" else None
 
 
-def price_of(job: TrainingJob) -> float | None:
+def price_of(job: ExternalJob) -> float | None:
     """Dollars an hour of one host, on demand; None where the price is unknown, or hosts differ."""
     found = prices.on_demand(job.region, job.machines[0]) if len(job.machines) == 1 else None
     return found.amount if found is not None else None

@@ -22,7 +22,7 @@ from stoker.external_jobs.snapshot import (
     may_leave_spot,
     policy_limits,
 )
-from stoker.external_jobs.training_job import MAX_WAIT, TrainingJob
+from stoker.external_jobs.training_job import MAX_WAIT, ExternalJob
 from stoker.model.durations import span_text
 from stoker.model.observed import Known, Unknown
 from stoker.model.policy import Policy
@@ -104,7 +104,7 @@ def _clone_after_stop(
     return _new_clone(snapshot, policy, ExternalJobFailure("machine", ON_DEMAND, "it goes on without spot"), now)
 
 
-def own_limit_text(job: TrainingJob) -> str:
+def own_limit_text(job: ExternalJob) -> str:
     """The reason of a job that SageMaker ended at the job's own limit; empty for others."""
     return f"SageMaker ended it: its {job.exceeded} are over" if job.exceeded else ""
 

@@ -19,9 +19,8 @@ from stoker.external_jobs.apply import ExternalJobApplier
 from stoker.external_jobs.aws_account import SageMakerAccount
 from stoker.external_jobs.clone_decision import may_be_resumed_by_owner
 from stoker.external_jobs.gpu_alarms import Alarm
-from stoker.external_jobs.notifier import ExternalJobNotifier
-from stoker.external_jobs.observe import NAME, ExternalJobObserver, job_of
-from stoker.external_jobs.ownership import is_own
+from stoker.external_jobs.notifications import ExternalJobNotifier
+from stoker.external_jobs.observe import NAME, ExternalJobObserver, is_own, job_of
 from stoker.external_jobs.snapshot import (
     NEXT_PASS_S,
     CloneJob,
@@ -59,29 +58,16 @@ class AlarmSweepResult:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-def wake(store: Store, region: str, name: str, *, topic: str | None = None) -> ExternalJobsResult:
-    """Make a pass over one training job. Invalid names, and names without a job, are ignored.
-
-    `topic` is the ARN of the SNS topic that alarms are sent to. Raises StoreError when the store does not answer.
-    """
-    return ExternalJobGovernor(store, topic=topic).wake(region, name)
-
-
-def tick(store: Store, *, topic: str | None = None) -> ExternalJobsResult:
-    """Make a pass over every training job in the policy's regions that is in progress or ended lately.
-
-    Where the policy names no region, this only reads the policy.
-    """
-    return ExternalJobGovernor(store, topic=topic).tick()
-
-
 def sweep(store: Store, *, dry: bool = False) -> AlarmSweepResult:
     """Remove alarms of training jobs that are over, gone, or not governed any more; none of them when `dry`."""
     return ExternalJobGovernor(store).sweep(dry=dry)
 
 
 class ExternalJobGovernor:
-    """Governs external training jobs for one store. Not thread-safe; any number may run elsewhere at the same time."""
+    """Governs external training jobs for one store. Not thread-safe; any number may run elsewhere at the same time.
+
+    `topic` is the ARN of the SNS topic that alarms are sent to.
+    """
 
     def __init__(
         self,
@@ -92,7 +78,6 @@ class ExternalJobGovernor:
         name: str | None = None,
         now: Callable[[], datetime] | None = None,
         dispatcher: NotificationDispatcher | None = None,
-        token: Callable[[], str] = new_token,
     ) -> None:
         clients = Clients()
         self.store = store
@@ -100,14 +85,16 @@ class ExternalJobGovernor:
         self.name = name or governor_name()
         self._open_account = account or (lambda region: SageMakerAccount(region, clients))
         self._accounts: dict[str, SageMakerAccount] = {}
-        self._token = token
         self._policy_reader = PolicyReader(store, DEFAULT)
         self._now = now
         self._notifier = ExternalJobNotifier(store, self.name, dispatcher)
         self._observer = ExternalJobObserver(store, self.start, topic)
 
     def wake(self, region: str, name: str) -> ExternalJobsResult:
-        """See `wake`."""
+        """Make a pass over one training job. Invalid names, and names without a job, are ignored.
+
+        Raises StoreError when the store does not answer.
+        """
         result = ExternalJobsResult()
         if NAME.fullmatch(name) is None:
             return result
@@ -131,7 +118,10 @@ class ExternalJobGovernor:
         return result
 
     def tick(self) -> ExternalJobsResult:
-        """See `tick`."""
+        """Make a pass over every training job in the policy's regions that is in progress or ended lately.
+
+        Where the policy names no region, this only reads the policy.
+        """
         result = ExternalJobsResult()
         policy = self._read_policy(result)
         if policy is not None and policy.sagemaker is not None:
@@ -244,7 +234,7 @@ class ExternalJobGovernor:
         is gone or could not be governed."""
         try:
             account = self._account_in(region)
-            applier = ExternalJobApplier(self.store, account, self.name, policy.digest, self._token, result.done.append)
+            applier = ExternalJobApplier(self.store, account, self.name, policy.digest, new_token, result.done.append)
             for _ in range(MAX_ROUNDS):
                 found = account.describe(name)
                 if found is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from stoker.core.policy_rules import Subject, applies
-from stoker.external_jobs.training_job import TrainingJob
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.model.durations import span_text
 from stoker.model.policy import Policy, Rule, StallRule, UtilizationRule
 
@@ -93,7 +93,7 @@ def accelerator_rules(policy: Policy, subject: Subject) -> tuple[Rule, ...]:
 
 
 def wanted_alarms(
-    rules: Sequence[Rule], job: TrainingJob, gpus: int | None, start: str, topic: str = ""
+    rules: Sequence[Rule], job: ExternalJob, gpus: int | None, start: str, topic: str = ""
 ) -> tuple[WantedAlarm, ...]:
     """One alarm for each host and rule of a job that trains. `gpus` is the number of one host; none where it is None or
     0, since their load cannot be read then."""
@@ -103,11 +103,11 @@ def wanted_alarms(
     return tuple(replace(each, topic=topic) for each in every)
 
 
-def _numbered(job: TrainingJob) -> list[tuple[int, str]]:
+def _numbered(job: ExternalJob) -> list[tuple[int, str]]:
     return list(enumerate(job.hosts, 1))
 
 
-def _alarm(rule: Rule, job: TrainingJob, number: int, host: str, gpus: int, start: str) -> WantedAlarm:
+def _alarm(rule: Rule, job: ExternalJob, number: int, host: str, gpus: int, start: str) -> WantedAlarm:
     if rule.stall is not None:
         share, period_s, periods, inclusive = rule.stall.below, rule.stall.window_s, rule.stall.windows, True
     else:
@@ -131,7 +131,7 @@ def span_s(rule: Rule) -> float:
     return rule.min_gpu_utilization.over_s if rule.min_gpu_utilization is not None else 0.0
 
 
-def violation_text(rule: Rule, job: TrainingJob, gpus: int, readings: JobFigures, now: datetime) -> str | None:
+def violation_text(rule: Rule, job: ExternalJob, gpus: int, readings: JobFigures, now: datetime) -> str | None:
     """The reason why the rule is broken; None where it is not, or where that is unknown."""
     end = _end(job, readings, now)
     if end is None or job.training_since is None:
@@ -143,7 +143,7 @@ def violation_text(rule: Rule, job: TrainingJob, gpus: int, readings: JobFigures
     return _wasteful(rule.min_gpu_utilization, gpus, readings, end, trained_s) if rule.min_gpu_utilization else None
 
 
-def begins_to_stall(limit: StallRule, job: TrainingJob, gpus: int, readings: JobFigures, now: datetime) -> bool:
+def begins_to_stall(limit: StallRule, job: ExternalJob, gpus: int, readings: JobFigures, now: datetime) -> bool:
     """Return whether nothing moved in the newest window, but not yet in all windows, like `stalls.begins_to_stall`."""
     end = _end(job, readings, now)
     if end is None or readings.last_line_at is None:
@@ -157,7 +157,7 @@ def begins_to_stall(limit: StallRule, job: TrainingJob, gpus: int, readings: Job
     return silent_s < limit.span_s or any(mean > max_count for mean in used)
 
 
-def _end(job: TrainingJob, readings: JobFigures, now: datetime) -> datetime | None:
+def _end(job: ExternalJob, readings: JobFigures, now: datetime) -> datetime | None:
     """The time until which all hosts of a job have figures; None where a host has none, or no recent ones."""
     ends = [host.gpu[-1][0] for host in readings.hosts if host.gpu]
     if {host.name for host in readings.hosts} != set(job.hosts) or len(ends) < job.nodes:

@@ -18,18 +18,21 @@ from stoker.external_jobs.clone_chain import CloneChain
 from stoker.external_jobs.clone_request import base_name, clone_name, parse_lineage
 from stoker.external_jobs.gpu_alarms import Alarm
 from stoker.external_jobs.snapshot import ExternalJobSnapshot, refusals, subject_of
-from stoker.external_jobs.training_job import TrainingJob
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.errors import ProviderError
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Policy, Rule
 from stoker.policy.history import PolicyHistory
-from stoker.store import external_job_index
+from stoker.providers.sagemaker import names
+from stoker.providers.sagemaker import tags as aws_tags
+from stoker.store import external_job_index, job_log
 from stoker.store.base import Store
 
 # Valid names of training jobs.
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_JOB_ID = re.compile(r"[a-z0-9-]+")
 
 
 class ExternalJobObserver:
@@ -84,7 +87,7 @@ class ExternalJobObserver:
             wanted_since=since,
         )
 
-    def _chain(self, job: TrainingJob) -> CloneChain:
+    def _chain(self, job: ExternalJob) -> CloneChain:
         """The clone chain of a job. People copy tags too, so a job is a clone only if the log of its origin names
         it."""
         origin = parse_lineage(job.tags).origin
@@ -97,7 +100,7 @@ class ExternalJobObserver:
     def _alarms(
         self,
         account: SageMakerAccount,
-        job: TrainingJob,
+        job: ExternalJob,
         listed: Iterable[Alarm] | None,
         applier: ExternalJobApplier | None,
     ) -> Observed[tuple[Alarm, ...]]:
@@ -135,7 +138,7 @@ class ExternalJobObserver:
             if checkpoints == job.checkpoints and not _belongs_to_chain(chain, job, name, tags):
                 yield name
 
-    def budget_state(self, policy: Policy, job: TrainingJob, now: datetime) -> Observed[BudgetState] | None:
+    def budget_state(self, policy: Policy, job: ExternalJob, now: datetime) -> Observed[BudgetState] | None:
         """The state of the budgets; None where no budget covers this job."""
         if not has_budget(policy, job.tags):
             return None
@@ -146,7 +149,7 @@ class ExternalJobObserver:
     def _governed_since(self, policy: Policy, region: str) -> datetime | None:
         return self._policy_history.since(policy, partial(_governs, region))
 
-    def _rules_since(self, policy: Policy, job: TrainingJob, subject: Subject) -> dict[str, datetime]:
+    def _rules_since(self, policy: Policy, job: ExternalJob, subject: Subject) -> dict[str, datetime]:
         """Since when each rule that would have refused this job exists, unchanged and for the job's region."""
         found = {}
         for finding in refusals(policy, job, subject):
@@ -156,7 +159,7 @@ class ExternalJobObserver:
         return found
 
 
-def _belongs_to_chain(chain: CloneChain, job: TrainingJob, name: str, tags: Mapping[str, str]) -> bool:
+def _belongs_to_chain(chain: CloneChain, job: ExternalJob, name: str, tags: Mapping[str, str]) -> bool:
     """Return whether a training job is in the chain, or a clone that another store made of a job in it. The latter is
     recognised by its tags, which people copy, together with its name, which they do not."""
     start, own = base_name(name), base_name(job.name)
@@ -183,3 +186,16 @@ def _observed(fetch: Callable[[], object]) -> Observed:  # type: ignore[type-arg
         return Known(fetch())
     except ProviderError as error:
         return Unknown(str(error))
+
+
+def is_own(store: Store, found: TrainingJobDescription) -> bool:
+    """Return whether Stoker started the training job. Anybody may choose tags and names, so a job belongs to this store
+    only if a claim in its log has it. A job whose name and tags fit another store is left to that store."""
+    name, tags_of_job = str(found.description.get("TrainingJobName", "")), aws_tags.from_aws(found.tags)
+    named, job, whose = names.read(name), tags_of_job.get(aws_tags.JOB, ""), tags_of_job.get(aws_tags.STORE, "")
+    if named is None or _JOB_ID.fullmatch(job) is None:
+        return False
+    if name != names.training_job(store.url, job, named.claim, named.nodes):
+        return whose != store.url and name == names.training_job(whose, job, named.claim, named.nodes)
+    state = job_log.read(store, job)
+    return state is not None and any(claim.number == named.claim for claim in state.claims)

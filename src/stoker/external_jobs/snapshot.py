@@ -12,7 +12,7 @@ from stoker.core.budget_state import BudgetState
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs.clone_chain import ChainEvent, CloneChain, Cloning, Stopping
 from stoker.external_jobs.gpu_alarms import Alarm, JobFigures, WantedAlarm
-from stoker.external_jobs.training_job import TrainingJob
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.model.observed import Observed
 from stoker.model.policy import Policy, Rule
 from stoker.model.spec import Limits
@@ -29,7 +29,7 @@ NEXT_PASS_S = 900.0
 class ExternalJobSnapshot:
     """A training job, the state of its clone chain, and everything else that was read for the decision."""
 
-    job: TrainingJob
+    job: ExternalJob
     chain: CloneChain
     # The alarms of this job that belong to this store.
     alarms: Observed[tuple[Alarm, ...]]
@@ -107,7 +107,7 @@ class ExternalJobPlan:
     note: str = ""
 
 
-def subject_of(job: TrainingJob, chain: CloneChain, now: datetime) -> Subject:
+def subject_of(job: ExternalJob, chain: CloneChain, now: datetime) -> Subject:
     """The job as the subject of rules. An exemption of the origin covers its clones."""
     return Subject(replace(job.spec(), name=chain.origin), now.date(), job.name, is_external=True)
 
@@ -122,7 +122,7 @@ def policy_for_external_jobs(policy: Policy) -> Policy:
     return replace(policy, rules=tuple(map(adapted, policy.rules)))
 
 
-def refusals(policy: Policy, job: TrainingJob, subject: Subject) -> tuple[RuleFinding, ...]:
+def refusals(policy: Policy, job: ExternalJob, subject: Subject) -> tuple[RuleFinding, ...]:
     """The rules that would have refused the job, for any of its machine types."""
     found = {
         finding.rule.name: finding

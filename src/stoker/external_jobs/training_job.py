@@ -29,7 +29,7 @@ _NAME_PREFIXES = {"pipelines-": "pipeline", "AWSBatch": "AWS Batch"}
 
 
 @dataclass(frozen=True)
-class TrainingJob:
+class ExternalJob:
     """The relevant parts of a description. Times are SageMaker's."""
 
     name: str
@@ -115,7 +115,7 @@ class TrainingJob:
         )
 
 
-def parse_description(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], region: str) -> TrainingJob:
+def parse_description(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], region: str) -> ExternalJob:
     """Parse SageMaker's description. Missing or malformed values are left open."""
     named = {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in tags}
     resources = _mapping(description.get("ResourceConfig"))
@@ -128,7 +128,7 @@ def parse_description(description: Mapping[str, Any], tags: Iterable[Mapping[str
     steps = _transitions(description)
     before_s, since = _trained(steps, ended_at if status in OVER else None)
     machines, nodes = _machines(resources)
-    return TrainingJob(
+    return ExternalJob(
         name=str(description.get("TrainingJobName", "")),
         region=region,
         status=status,

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from stoker.core.budgets import LaunchDenied
 from stoker.core.decide import decide
-from stoker.core.governor_settings import DEFAULT, GovernorSettings
+from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.governor.apply import Applier, ApplyResult
 from stoker.governor.budget_tracker import BudgetTracker
@@ -79,7 +79,6 @@ class Governor:
         self,
         store: Store,
         fleet: Fleet | None = None,
-        settings: GovernorSettings = DEFAULT,
         name: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         token: Callable[[], str] = new_token,
@@ -88,8 +87,8 @@ class Governor:
     ) -> None:
         self.store = store
         self.fleet = fleet or Fleet(store.url)
-        self.settings = settings
-        self._policy_reader = PolicyReader(store, settings)
+        self.settings = DEFAULT
+        self._policy_reader = PolicyReader(store, DEFAULT)
         self.name = name or governor_name()
         self.monotonic = monotonic
         self._with_sleep = with_sleep

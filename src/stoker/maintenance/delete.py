@@ -67,19 +67,13 @@ def finish_removals(store: Store) -> list[str]:
     return left
 
 
-def collect_code(store: Store) -> int:
-    """Delete packed code that no job refers to and that is older than a day. Returns the number of deleted archives."""
-    return _collect(store, keys.CODE)
-
-
-def collect_bundles(store: Store) -> int:
-    """Delete agent bundles that no job refers to, like `collect_code`."""
-    return _collect(store, keys.BUNDLES)
-
-
-def collect_tools(store: Store) -> int:
-    """Delete programs that no job refers to, like `collect_code`."""
-    return _collect(store, keys.TOOLS)
+def collect_shared(store: Store, kind: str) -> int:
+    """Delete objects of one kind (`keys.CODE`, `keys.BUNDLES`, `keys.TOOLS` or `keys.WHEELS`) that no job refers to and
+    that are older than a day. Returns their number."""
+    found: dict[str, list[Meta]] = {}
+    for meta in store.list(kind):
+        found.setdefault(meta.key.removeprefix(kind).partition(".")[0], []).append(meta)
+    return collect_unused(store, kind, {name: partial(list, metas) for name, metas in found.items()})
 
 
 def collect_environments(store: Store) -> int:
@@ -119,18 +113,6 @@ def _parts_of(store: Store, manifest: str) -> set[str] | None:
         return {str(part["digest"]) for part in (tree["listing"], *tree["parts"])}
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def collect_wheels(store: Store) -> int:
-    """Delete wheels that no job refers to, like `collect_code`."""
-    return _collect(store, keys.WHEELS)
-
-
-def _collect(store: Store, kind: str) -> int:
-    found: dict[str, list[Meta]] = {}
-    for meta in store.list(kind):
-        found.setdefault(meta.key.removeprefix(kind).partition(".")[0], []).append(meta)
-    return collect_unused(store, kind, {name: partial(list, metas) for name, metas in found.items()})
 
 
 def ended_before(store: Store, age: timedelta) -> list[str]:

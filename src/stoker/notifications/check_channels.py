@@ -26,12 +26,17 @@ _GRANTABLE = {"AWS": ("sns", "aws-sm", "aws-ssm"), "Google Cloud": ("gcp-sm",)}
 _SYNTAX = {"sns": "sns:ARN", "aws-sm": "aws-sm:NAME", "aws-ssm": "aws-ssm:NAME", "gcp-sm": "gcp-sm:NAME"}
 
 
+def _grant_kind(to: str) -> str:
+    """The kind of an address, as the grants of a cloud name it."""
+    return "sns" if channel_address.topic_of(to) is not None else to.partition(":")[0]
+
+
 def check_grantable(addresses: Iterable[str], where: str, cloud: Literal["AWS", "Google Cloud"]) -> None:
     """Raise UserError for an address that `cloud` cannot grant: naming it would change nothing."""
     addresses = tuple(addresses)
     check_addresses(addresses, where)
     for to in addresses:
-        kind = "sns" if channel_address.topic_of(to) is not None else to.partition(":")[0]
+        kind = _grant_kind(to)
         if kind in _GRANTABLE[cloud]:
             continue
         may = " or ".join(_SYNTAX[each] for each in _GRANTABLE[cloud])
@@ -50,7 +55,7 @@ def grantable_addresses(
     """Of the policy's addresses, those that `cloud` has to grant, and those, masked, that no governor there can use."""
     allowed, useless = [], []
     for to in addresses:
-        kind = "sns" if channel_address.topic_of(to) is not None else to.partition(":")[0]
+        kind = _grant_kind(to)
         if kind in _GRANTABLE[cloud]:
             allowed.append(to)
         elif kind == "env" or kind in _SYNTAX:

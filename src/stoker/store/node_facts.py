@@ -3,8 +3,10 @@ validated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 from stoker.model import codec, keys
@@ -23,16 +25,15 @@ from stoker.model.node_facts import (
     SaveTimes,
 )
 from stoker.model.observed import Known, Observed, Stamped, Unknown
-from stoker.store.base import Store
+from stoker.store.base import Object, Store
 
 T = TypeVar("T")
 
-# A heartbeat or an exit is a few KB; a larger one was not written by an agent.
+# A heartbeat or an exit is a few KB, the output of a boot a page or two, which the machine cuts at half of this. A
+# larger object was not written by an agent.
 MAX_FACT_BYTES = 256 * 1024
 # A node's agent is started at most four times; more boots than this are not believed.
 MAX_BOOTS = 8
-# The output of a boot is a page or two; the machine cuts it at half of this.
-MAX_BOOT_BYTES = 256 * 1024
 # Beginning of the line in which a failed boot gives its reason: on the console, and in its output in the store.
 BOOT_FAILED = "stoker: boot failed: "
 # Verdicts quote facts in the log, whose entries are limited in size: an entry too large to be read would end the job
@@ -56,10 +57,14 @@ def read_fact(store: Store, key: str, cls: type[T]) -> Observed[Stamped[T] | Non
     An invalid fact counts as absent: if it were Unknown, a job that writes an invalid `exit` could never be closed, not
     even by a stop.
     """
-    return _read(store, key, cls)[0]
+    return _read(store, key, partial(_parse_fact, cls))[0]
 
 
-def _read(store: Store, key: str, cls: type[T]) -> tuple[Observed[Stamped[T] | None], bool]:
+def _parse_fact(cls: type[T], found: Object) -> T:
+    return clamp_fact(codec.loads(cls, found.data, where=found.meta.key))
+
+
+def _read(store: Store, key: str, parse: Callable[[Object], T | None]) -> tuple[Observed[Stamped[T] | None], bool]:
     """Read one fact, and whether an object may exist, including an invalid one."""
     try:
         found = store.get(key, limit=MAX_FACT_BYTES)
@@ -70,10 +75,12 @@ def _read(store: Store, key: str, cls: type[T]) -> tuple[Observed[Stamped[T] | N
     if found is None:
         return Known(None), False
     try:
-        value = clamp_fact(codec.loads(cls, found.data, where=key))
+        value = parse(found)
     except CodecError:
+        value = None
+    if value is None:
         return Known(None), True
-    return Known(Stamped(value=value, modified=found.meta.modified, etag=found.meta.etag)), True
+    return Known(Stamped(value, modified=found.meta.modified, etag=found.meta.etag)), True
 
 
 def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> NodeFacts:
@@ -83,7 +90,7 @@ def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> N
     notice: Observed[Stamped[NoticeFact] | None] = Known(None)
     exit_: Observed[Stamped[Exit] | None] = Known(None)
     for node in nodes:
-        beat, there = _read(store, keys.heartbeat(node), Heartbeat)
+        beat, there = _read(store, keys.heartbeat(node), partial(_parse_fact, Heartbeat))
         if not there:
             if node == nodes[0]:
                 exit_ = read_boot(store, node)
@@ -97,16 +104,11 @@ def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> N
 
 def read_boot(store: Store, node: str) -> Observed[Stamped[Exit] | None]:
     """The exit of a machine that reported that it could not start an agent."""
-    try:
-        found = store.get(keys.boot_output(node), limit=MAX_BOOT_BYTES)
-    except (StoreUnavailable, StoreDenied) as error:
-        return Unknown(str(error))
-    except StoreError:
-        return Known(None)
-    if found is None:
-        return Known(None)
-    left = boot_exit(found.data.decode("utf-8", "replace"), found.meta.modified)
-    return Known(Stamped(left, modified=found.meta.modified, etag=found.meta.etag) if left else None)
+    return _read(store, keys.boot_output(node), _parse_boot)[0]
+
+
+def _parse_boot(found: Object) -> Exit | None:
+    return boot_exit(found.data.decode("utf-8", "replace"), found.meta.modified)
 
 
 def boot_exit(output: str, at: datetime) -> Exit | None:

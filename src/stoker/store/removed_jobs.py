@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 from stoker.model import keys
 from stoker.model.errors import StoreError, describe_error
 from stoker.store import job_log
 from stoker.store.base import Store
-
-_BATCH = 1000
 
 
 def delete_derived_keys(store: Store, job: str) -> None:
@@ -38,11 +35,4 @@ def clear_markers(store: Store, jobs: Iterable[str]) -> dict[str, str]:
 
 
 def delete_below(store: Store, prefix: str) -> None:
-    for key_list in batches(meta.key for meta in store.list(prefix)):
-        store.delete(key_list)
-
-
-def batches(keys: Iterable[str]) -> Iterable[list[str]]:
-    rest = iter(list(keys))
-    while batch := list(itertools.islice(rest, _BATCH)):
-        yield batch
+    store.delete([meta.key for meta in store.list(prefix)])

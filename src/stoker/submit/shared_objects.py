@@ -20,7 +20,6 @@ from stoker.model.errors import StoreError
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import all_jobs
 from stoker.store.parallel import any_exists
-from stoker.store.removed_jobs import batches
 
 
 class SharedObject(NamedTuple):
@@ -118,8 +117,7 @@ def collect_unused(store: Store, kind: str, found: Mapping[str, Callable[[], lis
         store.create(keys.collected(kind, name), b"")
     gone = unneeded.keys() - needed.read(kind) if unneeded else set()
     for name in sorted(gone):
-        for key_list in batches(meta.key for meta in unneeded[name]):
-            store.delete(key_list)
+        store.delete(meta.key for meta in unneeded[name])
     return len(gone)
 
 
