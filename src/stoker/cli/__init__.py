@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader closed the pipe. Without this, Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-    except Exception as error:
+    except Exception as error:  # the edge of the command line: every error is one line, and an exit code
         if debug:
             raise
         _leave(*_explained(error))

@@ -10,8 +10,7 @@ from functools import partial
 
 from stoker.core.budget_state import BudgetState, has_budget
 from stoker.core.policy_rules import Subject
-from stoker.external_jobs import chain_log, training_job
-from stoker.external_jobs import gpu_alarms as alarming
+from stoker.external_jobs import chain_log, gpu_alarms, training_job
 from stoker.external_jobs.apply import ExternalJobApplier
 from stoker.external_jobs.aws_account import SageMakerAccount, TrainingJobDescription, gpus_of, price_of
 from stoker.external_jobs.clone_chain import CloneChain
@@ -61,7 +60,7 @@ class ExternalJobObserver:
         gpus = gpus_of(job)
         readings = tail = since = None
         if isinstance(alarms, Known) and job.training and any(alarm.ringing for alarm in alarms.value):
-            span_s = max((alarming.span_s(rule) for rule in policy.rules), default=0.0)
+            span_s = max((gpu_alarms.span_s(rule) for rule in policy.rules), default=0.0)
             since_readings = now - timedelta(seconds=span_s + 1200)
             readings = _observed(lambda: account.readings(job.name, job.hosts, since_readings, now))
         if (job.status == "Failed" or job.exceeded) and not {job.name} & {*chain.clones, *chain.gave_up}:

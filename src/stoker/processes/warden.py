@@ -69,7 +69,7 @@ def spawn_guarded(
             stderr=output,
             pass_fds=(lock,),
         )
-    except BaseException:
+    except BaseException:  # an open writer would keep a warden alive that was started; raised again
         os.close(writer)
         raise
     finally:

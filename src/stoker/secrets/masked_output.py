@@ -83,7 +83,7 @@ def open_output(
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         masking = _Masking(reader, log, values)
         yield CommandOutput(writer, masking)
-    except BaseException:
+    except BaseException:  # an open writer would keep the masking process alive; raised again
         os.close(writer)
         if masking is not None:
             masking.finish()
@@ -163,7 +163,7 @@ class _Masking:
                     stderr=subprocess.DEVNULL,
                     pass_fds=(reader,),
                 )
-        except BaseException:
+        except BaseException:  # an open writer would keep the masking process alive; raised again
             os.close(writer)
             raise
         finally:

@@ -271,7 +271,7 @@ def _write(entries: list[_Entry], into: Path | None) -> tuple[str, Path]:
                 for entry in entries:
                     _add(tar, entry)
         return stream.sha256.hexdigest(), path
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, must not leave the archive behind; raised again
         path.unlink(missing_ok=True)
         raise
 

@@ -36,7 +36,7 @@ def preflight(provider: Provider, prepared: PreparedJob, store: Store) -> None:
         raise UserError(str(error)) from None
     except ProviderError:
         pass  # The cloud did not answer, or the submitter may not launch: the governor finds out.
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, must not leave the archive behind; raised again
         prepared.discard()
         raise
 

@@ -215,7 +215,7 @@ def _pack(
             code_folder,
             offline=machines.offline,
         )
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, must not leave the archive behind; raised again
         packed.path.unlink(missing_ok=True)
         raise
     missing = (*missing_agents, *missing_tools, *missing_wheels)

@@ -53,7 +53,7 @@ def send(prepared: PreparedJob, store: Store, progress: Progress | None = None) 
         return _send(prepared, store, begun, _counting(prepared, progress))
     except _Uncertain:
         raise
-    except BaseException as error:
+    except BaseException as error:  # Ctrl-C, too, must not leave half a job behind; raised again
         _delete_begun(store, begun)
         if isinstance(error, StoreDenied):
             raise _unwritable(error) from None

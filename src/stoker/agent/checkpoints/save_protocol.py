@@ -200,7 +200,7 @@ class Lock:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             self._take()
-        except BaseException:
+        except BaseException:  # `__exit__` is not called after this, not even after an abort; raised again
             os.close(self._file)
             raise
 

@@ -97,8 +97,7 @@ def missing_storage(archive: zipfile.ZipFile) -> str | None:
         references.load()
     except zipfile.BadZipFile:
         return "the first part of its zip archive is damaged"
-    except Exception:  # noqa: BLE001
-        # A pickle may contain anything and raise any error. One that cannot be followed proves nothing.
+    except Exception:  # noqa: BLE001 - a pickle may raise any error; one that cannot be followed proves nothing
         return None
     for key, size in references.storages.items():
         found = sizes.get(f"{top}data/{key}")

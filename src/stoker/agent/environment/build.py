@@ -120,7 +120,7 @@ class EnvironmentBuilder:
         try:
             if not shared or not self._restore(lock, recipe):
                 self._build(lock, recipe, shared=shared)
-        except BaseException:
+        except BaseException:  # an abort, too, must not leave half an environment behind; raised again
             lock.abandon()
             raise
         if self.keeps_environments:

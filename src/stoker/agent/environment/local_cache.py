@@ -130,7 +130,7 @@ class LocalCache:
                 modified = self._path(key, "ready").exists()
                 self.clear(key)
                 return EnvironmentLock(self, key, handle, complete=False, modified=modified), modified
-        except BaseException:
+        except BaseException:  # an abort, too, must not leave the lock behind; raised again
             os.close(handle)
             raise
         os.close(handle)

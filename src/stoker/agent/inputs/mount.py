@@ -189,7 +189,7 @@ def mount(url: str, target: Path, log: Path, check: Callable[[], None], *, regio
                 raise NotMountable(f"{tool} did not mount it within {_LIMIT_S:g} s{_output_tail(log)}")
             check()
             time.sleep(_POLL_S)
-    except BaseException:
+    except BaseException:  # an abort, too, must not leave a mount behind; raised again
         unmount_below(target)
         server.kill()
         server.wait()

@@ -190,7 +190,7 @@ class Inputs:
             return entry.path
         try:
             self._fill(entry, what, say)
-        except BaseException:
+        except BaseException:  # an abort, too, must not leave the entry locked; raised again
             entry.release()
             raise
         return entry.path
