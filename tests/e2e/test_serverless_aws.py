@@ -225,7 +225,7 @@ if isolated():
         assert "us-east-1: as it was" in said and "us-west-2: as it was" in said
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-events-from") == 0
         said = capsys.readouterr().err
-        assert "given up: us-west-2" in said and "us-west-2: removed" in said
+        assert "dropped: us-west-2" in said and "us-west-2: removed" in said
         assert "may not touch without --sagemaker" in said
 
         # It runs what it was given.
@@ -324,12 +324,12 @@ if isolated():
         capsys.readouterr()
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-sagemaker") == 0
         said = capsys.readouterr().err
-        assert "given up: external training jobs" in said and "the policy notifies env:CHAT" in said
+        assert "dropped: external training jobs" in said and "the policy notifies env:CHAT" in said
         second = deployment_record.find(store)
         assert second is not None and not second.sagemaker
         assert second.notify == (TOPIC, TOPIC.replace("alerts", "more"))
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-notify") == 0
-        assert "given up: sns:" in capsys.readouterr().err
+        assert "dropped: sns:" in capsys.readouterr().err
         third = deployment_record.find(store)
         assert third is not None and third.notify == ()
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0

@@ -44,12 +44,12 @@ def test_channels_are_tried(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
         versions.write(store, f"notify: [{{to: 'env:CHAT', name: team}}, '{bad.url}']", "jane")
         tried = stoker("notify")
         assert tried.return_value == 2
-        assert "✓ team (env:CHAT): taken" in tried.output
+        assert "✓ team (env:CHAT): accepted" in tried.output
         assert f"✗ webhook ({channel_address.masked(bad.url)}): answers with 403" in tried.output
         assert "s3cr3t" not in told(tried)
         assert good.bodies[0]["events"] == [] and good.bodies[0]["title"] == "Stoker notifications work"
         named = stoker("notify", good.url)
-        assert f"✓ {channel_address.masked(good.url)}: taken" in named.output and named.return_value == 0
+        assert f"✓ {channel_address.masked(good.url)}: accepted" in named.output and named.return_value == 0
 
 
 def test_what_a_service_answers_steers_no_terminal(store: Store) -> None:

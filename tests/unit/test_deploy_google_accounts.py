@@ -39,7 +39,7 @@ def test_an_account_is_acted_as_and_publishes_while_it_is_named(
     assert publisher in members(google, PLAN.topic)
 
     code, _, said = stoker(*DEPLOY, "--no-service-account")
-    assert code == 0 and f"given up: {VISION}\n" in said
+    assert code == 0 and f"dropped: {VISION}\n" in said
     assert members(google, WHERE) == set()
     assert members(google, PLAN.topic) == {
         f"roles/pubsub.publisher serviceAccount:stoker-node@{PROJECT}.iam.gserviceaccount.com"

@@ -36,7 +36,7 @@ def test_roles_are_kept_until_they_are_given_up(account: Account, bucket: Memory
     assert found is not None and found.identities == ("vision", "nlp")
     assert passable(account) == '[["arn:aws:iam::*:role/vision", "arn:aws:iam::*:role/nlp"]]'
     code, _, said = stoker(*DEPLOY, "--no-pass-role", "--pass-role", "nlp")
-    assert code == 0 and "given up: vision\n" in said and passable(account) == '[["arn:aws:iam::*:role/nlp"]]'
+    assert code == 0 and "dropped: vision\n" in said and passable(account) == '[["arn:aws:iam::*:role/nlp"]]'
 
 
 @pytest.mark.parametrize("named", ["*", "a b", "arn:aws:iam::123456789012:user/x", "arn:aws:s3:::bucket", ""])
@@ -55,7 +55,7 @@ def test_keys_are_kept_until_they_are_given_up(account: Account, bucket: MemoryS
     found = deployment_record.find(bucket)
     assert found is not None and found.keys == (KEY,) and KEY in json.dumps(account.stacks[HOME])
     code, _, said = stoker(*DEPLOY, "--no-kms-key")
-    assert code == 0 and f"given up: {KEY}\n" in said and KEY not in json.dumps(account.stacks[HOME])
+    assert code == 0 and f"dropped: {KEY}\n" in said and KEY not in json.dumps(account.stacks[HOME])
 
 
 @pytest.mark.parametrize("named", ["*", "1234abcd", "arn:aws:kms:us-east-1:123456789012:alias/team", f"{KEY}*"])

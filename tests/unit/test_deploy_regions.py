@@ -63,7 +63,10 @@ def test_a_region_is_forgotten_by_who_says_so(account: Account, bucket: MemorySt
     found = deployment_record.find(bucket)
     assert found is not None and (found.elsewhere, found.leaving) == (("eu-west-1",), ())
     assert stoker(*REMOVE)[0] == 0
-    assert stoker(*DEPLOY, "--forget", HOME)[::2] == (2, f"stoker: --forget {HOME}: the governor itself is there\n")
+    assert stoker(*DEPLOY, "--forget", HOME)[::2] == (
+        2,
+        f"stoker: --forget {HOME}: this is the governor's own region\n",
+    )
 
 
 def test_removing_takes_what_it_can_and_names_the_rest(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:

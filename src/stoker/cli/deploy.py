@@ -100,7 +100,7 @@ def aws(
     check_roles_and_keys(roles, keys)
     where = _region(store, region, offline=dry_run)
     if where in forget:
-        raise UserError(f"--forget {where}: the governor itself is there")
+        raise UserError(f"--forget {where}: this is the governor's own region")
     if remove and dry_run:
         print_requests(list(aws_remove.requests(store.url, where, elsewhere)), as_json=as_json)
         print_dry_run_limits(remove=True)
@@ -173,7 +173,7 @@ def _deploy_to_aws(
         return
     warn_missing_parts(built)
     if before.sagemaker and not training:
-        say("given up: external training jobs")
+        say("dropped: external training jobs")
     print_given_up(before.elsewhere, (region, *regions))
     print_given_up(before.notify, notify)
     print_given_up((*before.identities, *before.keys), (*roles, *kms_keys))
@@ -293,7 +293,7 @@ def _deploy_to_gcp(
     from stoker.submit.identity import user_at_host
 
     if plan.region in forget:
-        raise UserError(f"--forget {plan.region}: the governor itself is to be there")
+        raise UserError(f"--forget {plan.region}: this is the governor's own region")
     if dry_run:
         print_steps(gcp_resources.all_steps(plan, built), "add", as_json=as_json)
         print_dry_run_limits(remove=False)

@@ -149,7 +149,7 @@ def print_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
         if each not in kept:
             # An address may hold a key; regions, roles and accounts hold none.
             secret = ":" in each and not each.startswith("arn:")
-            say(f"given up: {channel_address.masked(each) if secret else each}")
+            say(f"dropped: {channel_address.masked(each) if secret else each}")
 
 
 def warn_missing_parts(built: Package) -> None:

@@ -48,7 +48,7 @@ def command(addresses: tuple[str, ...]) -> int:
         failed = failed or bool(problem)
         sign = click.style("✗", fg="red") if problem else click.style("✓", fg="green")
         shown = "" if name == channel_address.masked(to) else f" ({channel_address.masked(to)})"
-        click.echo(f"{sign} {name}{shown}: {problem or 'taken'}")
+        click.echo(f"{sign} {name}{shown}: {problem or 'accepted'}")
     return 2 if failed else 0
 
 

@@ -151,6 +151,6 @@ def wake(store: Store, jobs: Iterable[str], *, within_s: float | None = None) ->
     if within_s is not None and not has_passed(store, deployed.cloud, before, within_s):
         raise StokerError(
             f"the governor {deployed.name} in {deployed.region} was called and has done nothing for {within_s:.0f} s; "
-            f"its log there shows why, and `stoker deploy {deployed.cloud}` puts it up anew"
+            f"its log there shows why, and `stoker deploy {deployed.cloud}` deploys it again"
         )
     return deployed

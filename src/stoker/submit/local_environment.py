@@ -206,7 +206,7 @@ def _check_daemon() -> None:
     except subprocess.TimeoutExpired:
         return  # The daemon is busy. The agent waits longer when it starts the container.
     except OSError as error:
-        raise UserError(f"environment.container: docker does not run: {error.strerror}; install it anew") from None
+        raise UserError(f"environment.container: docker does not run: {error.strerror}; reinstall it") from None
     if asked.returncode:
         first = (asked.stderr.strip() or "it does not say why").splitlines()[0]
         denied = "permission denied" in asked.stderr.lower()
