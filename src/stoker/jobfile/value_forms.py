@@ -103,10 +103,6 @@ def read_percent(value: str | int | float) -> float:
     return share
 
 
-def write_percent(share: float) -> str:
-    return f"{share * 100:.10g}%"
-
-
 def read_date(value: str | int | float) -> date:
     """A day, as `2026-12-31`."""
     if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value.strip()):
