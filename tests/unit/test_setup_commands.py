@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -314,7 +315,7 @@ def test_a_restored_environment_whose_python_cannot_be_started_does_not_run(worl
     (tmp_path / "env" / "bin").mkdir(parents=True)
     (tmp_path / "env" / "bin" / "python").write_bytes(b"half of a program")
     (tmp_path / "env" / "bin" / "python").chmod(0o755)
-    host = HostRuntime(make_group(TRAINING, "restored", sessions=tmp_path / "sessions"))
+    host = HostRuntime(make_group(TRAINING, f"restored-{os.getpid()}", sessions=tmp_path / "sessions"))
     try:
         steps = SetupSteps(host, tmp_path / "log", lambda _: None, lambda: None)
         assert conda(world, cast(Any, steps))._runs(tmp_path / "env") is False
