@@ -50,10 +50,10 @@ def resync_bytes_ratio(size: Size) -> dict[str, float]:
         sync.start()
         try:
             _fill(folder, count, each)
-            wait_for(lambda: sync.status().commits == 1, "the first commit", 60.0)
+            wait_for(lambda: sync.status().commits == 1, "the first commit")
             before, held = sync.status().bytes_moved, _held_bytes(store)
             (folder / f"part-{count // 2:02d}").write_bytes(os.urandom(each))
-            wait_for(lambda: sync.status().commits == 2, "the second commit", 60.0)
+            wait_for(lambda: sync.status().commits == 2, "the second commit")
             moved = max(sync.status().bytes_moved - before, _held_bytes(store) - held)
         finally:
             sync.close()

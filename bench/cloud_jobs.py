@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from bench.figures import Size
-from bench.sandbox import Sandbox, sandbox
+from bench.sandbox import LIMIT_S, Sandbox, sandbox
 
 REPEATS = 3
 # The moment at which a machine begins with its boot script, by the clock that all machines here share.
@@ -32,7 +32,7 @@ def boot_overhead_s(
         for _ in range(size.choose(REPEATS, 1)):
             began_s = time.time()
             machine = cloud.machine(launch_bare())
-            machine.wait_console("boot script at ")
+            machine.wait_console("boot script at ", LIMIT_S)
             bare.append(_told(machine.console(), "boot script at ") - began_s)
             cloud.clear()
             node.append(_first_line_s(place, f"{scheme}://{cloud.new_bucket()}", resources))
@@ -81,7 +81,7 @@ def _first_line_s(place: Sandbox, store: str, resources: dict[str, Any]) -> floa
         submitted = submit(job(place, resources), store=store, detach=False)
         opened = open_store(store)
         governor = Governor(opened)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LIMIT_S
         from stoker.store import job_log
 
         while (state := job_log.read(opened, submitted)) is None or state.ended is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench import cloud_jobs
 from bench.figures import Figure, Measurement, Size
+from bench.sandbox import LIMIT_S
 from tests.support.gce import PROJECT, REGION, gce_cloud, why_no_gce
 
 MACHINE = "n2-standard-2"
@@ -51,7 +52,7 @@ def boot_overhead(size: Size) -> dict[str, float]:
         }
         api = Api()
         begun = api.send("POST", f"/compute/v1/projects/{PROJECT}/zones/{zone}/instances", body)
-        return f"{zone}.{wait_until_done(api, begun, 'bare', 60.0)['targetId']}"
+        return f"{zone}.{wait_until_done(api, begun, 'bare', LIMIT_S)['targetId']}"
 
     with gce_cloud() as cloud:
         return {"gce_boot_overhead_s": cloud_jobs.boot_overhead_s(cloud, "gs", RESOURCES, launch_bare, size)}

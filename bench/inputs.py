@@ -64,7 +64,7 @@ def _stoker(url: str, root: Path, files: int) -> tuple[float, float]:
     took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_SELF) - began_cpu_s
     _check(where, files)
     # What is written to the disk behind its back is not to slow down the next.
-    wait_for((where.parent / "settled").exists, "all is on the disk", 60.0)
+    wait_for((where.parent / "settled").exists, "all is on the disk")
     shutil.rmtree(root)
     return took
 

@@ -182,6 +182,7 @@ def test_no_name_leads_out(tmp_path: Path, path: str) -> None:
     assert not list((tmp_path / "folder").iterdir())
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_swapped_for_a_link_all_the_time_is_not_passed(tmp_path: Path) -> None:
     """As another process of the computer may, while a pull goes on."""
     outside, target = tmp_path / "outside", tmp_path / "target"
