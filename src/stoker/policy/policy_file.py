@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from stoker.jobfile.document import Layer, describe, read_layer, short
 from stoker.jobfile.field_table import LONGEST_S, public_name
@@ -22,6 +24,8 @@ MAX_MARKET_SPAN_S = 7 * 86400.0
 # The evidence that agents report (`stoker.agent.health.exit_evidence`).
 EVIDENCE = re.compile(r"oom|disk-full|xid:[0-9]+")
 REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
+# Makes the error for the section `path`, its field (empty: the section itself) and the problem.
+_Wrong = Callable[[str, str, str], SpecError]
 
 
 def parse_policy(data: bytes, source: str, *, version: int = 0) -> Policy:
@@ -41,21 +45,22 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> Policy:
     _check_then(layer)
     reader = SectionReader(Policy, alone=True, units=written_now)
     policy: Policy = reader.section(Policy, layer.root, "")
-    rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(policy.rules))
+    wrong = partial(_error_at, reader, layer)
+    rules = tuple(_checked(rule, f"rules[{number}]", wrong) for number, rule in enumerate(policy.rules))
     if written_now:
         for number, rule in enumerate(rules):
             if policy.sagemaker is None:
-                _check_ids(rule, f"rules[{number}]", reader, layer)
-            _check_possible(rule, f"rules[{number}]", reader, layer)
-            _check_spans(rule, f"rules[{number}]", reader, layer)
-    notify = _named_channels(policy.notify, reader, layer)
+                _check_ids(rule, f"rules[{number}]", wrong)
+            _check_possible(rule, f"rules[{number}]", reader, wrong)
+            _check_spans(rule, f"rules[{number}]", wrong)
+    notify = _named_channels(policy.notify, wrong)
     if policy.sagemaker is not None:
-        _check_regions(policy.sagemaker, reader, layer)
+        _check_regions(policy.sagemaker, wrong)
     seen: dict[str, int] = {}
     for number, rule in enumerate(rules):
         if rule.name in seen:
             problem = f"is called {rule.name}, as rules[{seen[rule.name]}] is; give it a name of its own"
-            raise _error_at(reader, layer, f"rules[{number}]", "name", problem)
+            raise wrong(f"rules[{number}]", "name", problem)
         seen[rule.name] = number
     return replace(policy, rules=rules, notify=notify, digest=codec.digest(data), version=version)
 
@@ -101,14 +106,14 @@ def _one_of(subject: str) -> str:
     return " or ".join(SUBJECTS[subject])
 
 
-def _named_channels(channels: tuple[Channel, ...], reader: SectionReader, layer: Layer) -> tuple[Channel, ...]:
+def _named_channels(channels: tuple[Channel, ...], wrong: _Wrong) -> tuple[Channel, ...]:
     """The channels, each with a unique name. Several may share an address. Raises SpecError for a repeated name."""
     taken = {channel.name for channel in channels if channel.name}
     found: list[Channel] = []
     for number, channel in enumerate(channels):
         path = f"notify[{number}]"
         if channel.name and any(channel.name == other.name for other in found):
-            raise _error_at(reader, layer, path, "name", f"{channel.name} is another's name already")
+            raise wrong(path, "name", f"{channel.name} is another's name already")
         name = channel.name or _unused_name(channel_address.default_name(channel.to), taken)
         taken.add(name)
         found.append(replace(channel, name=name))
@@ -126,46 +131,44 @@ def subject_key(subject: str) -> str:
     return public_name(subject, form)
 
 
-def _checked(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> Rule:
+def _checked(rule: Rule, path: str, wrong: _Wrong) -> Rule:
     """The rule with its name. Raises SpecError for mistakes that no single field shows."""
     found = [subject for subject in SUBJECTS if getattr(rule, subject) is not None]
     if not found:
         names = ", ".join(map(subject_key, SUBJECTS))
-        raise _error_at(reader, layer, path, "", f"says nothing; it is about one of {names}")
+        raise wrong(path, "", f"says nothing; it is about one of {names}")
     if len(found) > 1:
         names = " and ".join(map(subject_key, found))
-        raise _error_at(reader, layer, path, subject_key(found[1]), f"is about {names}; make them two rules")
+        raise wrong(path, subject_key(found[1]), f"is about {names}; make them two rules")
     (subject,) = found
-    _check_parts(rule, path, reader, layer)
+    _check_parts(rule, path, wrong)
     for number, each in enumerate(rule.exempt):
         if (each.job is None) == (each.submitter is None):
-            raise _error_at(reader, layer, f"{path}.except[{number}]", "job", "has one of job and submitter")
+            raise wrong(f"{path}.except[{number}]", "job", "has one of job and submitter")
     return rule if rule.name else replace(rule, name=subject_key(subject).replace("_", "-"))
 
 
-def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+def _check_parts(rule: Rule, path: str, wrong: _Wrong) -> None:
     """Check conditions between the fields of one subject."""
     if rule.metric is not None:
         metric = rule.metric
         ways = [metric.nan, metric.above is not None, metric.below is not None, metric.no_improvement_s is not None]
         if sum(ways) != 1:
-            raise _error_at(reader, layer, path, "metric", "has one of nan, above, below and no_improvement")
+            raise wrong(path, "metric", "has one of nan, above, below and no_improvement")
     if rule.failure is not None:
         conditions = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
         if all(each is None for each in conditions):
-            raise _error_at(reader, layer, path, "failure", "has at least one of log, exit_code and evidence")
+            raise wrong(path, "failure", "has at least one of log, exit_code and evidence")
     if rule.stall is not None and rule.stall.span_s > LONGEST_S:
-        raise _error_at(reader, layer, f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
+        raise wrong(f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
     if rule.market is not None and rule.market.over_s > MAX_MARKET_SPAN_S:
-        raise _error_at(
-            reader, layer, f"{path}.market", "over", "is more than a week, the longest span that is looked back on"
-        )
+        raise wrong(f"{path}.market", "over", "is more than a week, the longest span that is looked back on")
     for subject in ("providers", "regions", "machines", "images", "tags"):
         if getattr(rule, subject) is not None and not getattr(rule, subject):
-            raise _error_at(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
+            raise wrong(path, subject, "allows nothing; leave the rule out, or name what is allowed")
 
 
-def _check_ids(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+def _check_ids(rule: Rule, path: str, wrong: _Wrong) -> None:
     """Refuse job names in `except`, which must be ids. Not called where SageMaker's training jobs are governed: their
     names are their ids, and look the same."""
     for number, each in enumerate(rule.exempt):
@@ -174,60 +177,54 @@ def _check_ids(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> No
                 f"{short(each.job)} is a name, which any submitter can give to a job; write the id, such as "
                 f"{short(each.job)}-7f3k, or name the submitter"
             )
-            raise _error_at(reader, layer, f"{path}.except[{number}]", "job", problem)
+            raise wrong(f"{path}.except[{number}]", "job", problem)
 
 
-def _check_possible(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+def _check_possible(rule: Rule, path: str, reader: SectionReader, wrong: _Wrong) -> None:
     """Refuse conditions that are valid and can never be true."""
     failure = rule.failure
     if failure is not None and failure.exit_code is not None and not 1 <= failure.exit_code <= 255:
         problem = f"{failure.exit_code} is no exit code of a failure; write one from 1 to 255"
-        raise _error_at(reader, layer, f"{path}.failure", "exit_code", problem)
+        raise wrong(f"{path}.failure", "exit_code", problem)
     if failure is not None and failure.evidence is not None and EVIDENCE.fullmatch(failure.evidence) is None:
         problem = f"{short(failure.evidence)} is nothing that machines report; write oom, disk-full, or xid:79"
-        raise _error_at(reader, layer, f"{path}.failure", "evidence", problem)
+        raise wrong(f"{path}.failure", "evidence", problem)
     if rule.metric is not None and rule.metric.no_improvement_s is None and f"{path}.metric.goal" in reader.origins:
-        raise _error_at(reader, layer, f"{path}.metric", "goal", "is for no_improvement alone; leave it out")
+        raise wrong(f"{path}.metric", "goal", "is for no_improvement alone; leave it out")
 
 
-def _check_spans(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+def _check_spans(rule: Rule, path: str, wrong: _Wrong) -> None:
     """Refuse spans that machines do not record: such a rule could never take effect."""
     if rule.stall is not None:
         stall, path = rule.stall, f"{path}.stall"
         if stall.window_s < usage_series.FINEST_S:
-            raise _error_at(reader, layer, path, "window", "is less than a second, and governors do not look so often")
+            raise wrong(path, "window", "is less than a second, and governors do not look so often")
         if stall.windows > usage_series.MOST_WINDOWS:
-            raise _error_at(
-                reader, layer, path, "windows", f"are more than {usage_series.MOST_WINDOWS}; make them longer"
-            )
+            raise wrong(path, "windows", f"are more than {usage_series.MOST_WINDOWS}; make them longer")
         if stall.span_s > usage_series.LONGEST_S:
-            raise _error_at(reader, layer, path, "windows", "together are more than 24 h, which no machine remembers")
-        _check_warning(stall.warn_before_s, path, reader, layer)
+            raise wrong(path, "windows", "together are more than 24 h, which no machine remembers")
+        _check_warning(stall.warn_before_s, path, wrong)
     if rule.min_gpu_utilization is not None:
         over_s, path = rule.min_gpu_utilization.over_s, f"{path}.min_gpu_utilization"
         if over_s < usage_series.FINEST_S:
-            raise _error_at(reader, layer, path, "over", "is less than a second, and governors do not look so often")
+            raise wrong(path, "over", "is less than a second, and governors do not look so often")
         if over_s > usage_series.LONGEST_S:
-            raise _error_at(reader, layer, path, "over", "is more than 24 h, which no machine remembers")
-        _check_warning(rule.min_gpu_utilization.warn_before_s, path, reader, layer)
+            raise wrong(path, "over", "is more than 24 h, which no machine remembers")
+        _check_warning(rule.min_gpu_utilization.warn_before_s, path, wrong)
 
 
-def _check_warning(warn_before_s: float, path: str, reader: SectionReader, layer: Layer) -> None:
+def _check_warning(warn_before_s: float, path: str, wrong: _Wrong) -> None:
     if warn_before_s > usage_series.LONGEST_S:
-        raise _error_at(
-            reader, layer, path, "warn_before", "is more than 24 h; with `then: warn` nothing is ever ended"
-        )
+        raise wrong(path, "warn_before", "is more than 24 h; with `then: warn` nothing is ever ended")
 
 
-def _check_regions(wanted: SageMakerPolicy, reader: SectionReader, layer: Layer) -> None:
+def _check_regions(wanted: SageMakerPolicy, wrong: _Wrong) -> None:
     """Check that the regions are names, not patterns: each is queried by name."""
     if not wanted.regions:
-        raise _error_at(reader, layer, "sagemaker", "regions", "names none; leave `sagemaker` out, or name some")
+        raise wrong("sagemaker", "regions", "names none; leave `sagemaker` out, or name some")
     for region in wanted.regions:
         if REGION.fullmatch(region) is None:
-            raise _error_at(
-                reader, layer, "sagemaker", "regions", f"{region} is no region; write one such as us-east-1"
-            )
+            raise wrong("sagemaker", "regions", f"{region} is no region; write one such as us-east-1")
 
 
 def _error_at(reader: SectionReader, layer: Layer, path: str, key: str, problem: str) -> SpecError:
