@@ -23,7 +23,7 @@ from stoker.governor.observe import Memory, active_jobs
 from stoker.model.errors import ProviderError
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Policy, Rule
-from stoker.policy.history import PolicyHistory
+from stoker.policy.versions import PolicyHistory
 from stoker.providers.sagemaker import names
 from stoker.providers.sagemaker import tags as aws_tags
 from stoker.store import external_job_index, job_log
