@@ -118,7 +118,7 @@ GOVERNED = (
     keys.governor("me"),
     keys.dry("ec2/m/z/spot"),
     f"{keys.market_day(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
-    keys.probe("me"),
+    f"{keys.PROBES}me",
     "places/ec2/us-east-1",
 )
 SUBMITTED = (keys.spec("gpt-ab12"), keys.code("a" * 64), keys.bundle("b" * 64))

@@ -128,7 +128,7 @@ DERIVED = (
     keys.governor("me"),
     keys.dry("gce/m/z/spot"),
     f"{keys.market_day(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
-    keys.probe("me"),
+    f"{keys.PROBES}me",
     keys.place("gce", "vision-1/us-central1"),
 )
 SUBMITTED = (keys.spec("gpt-ab12"), keys.code("a" * 64), keys.bundle("b" * 64))

@@ -186,7 +186,7 @@ def check_store(store: Store) -> CheckResult:
     from stoker.model.errors import StokerError
     from stoker.providers.base import CheckResult
 
-    key = keys.check(secrets.token_hex(8))
+    key = f"{keys.CHECKS}{secrets.token_hex(8)}"
     fix = "choose another store with --store or STOKER_STORE, or correct its permissions"
     try:
         first = store.create(key, b"first")

@@ -98,7 +98,7 @@ def record_pass(store: Store, name: str, active: int, monotonic: Callable[[], fl
 def read_clock(store: Store, name: str, monotonic: Callable[[], float]) -> StoreClock:
     """The store's time for a command that only reads: the object that is written for it is deleted again."""
     # A unique key: governors in a cloud share a name, and often a process id.
-    key = keys.probe(f"{name}-{os.getpid()}-{new_token()}")
+    key = f"{keys.PROBES}{name}-{os.getpid()}-{new_token()}"
     try:
         return _stamp(store, key, PassRecord(name, os.getpid(), active=0), monotonic)
     finally:

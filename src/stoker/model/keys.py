@@ -75,6 +75,7 @@ ENVIRONMENTS = "work/environments/"
 OUTBOX = "outbox/"
 DRY = "dry/"
 PLACES = "places/"
+# Written and deleted at once: to learn the store's time, and that the store can be written.
 PROBES = "probes/"
 CHECKS = "check/"
 POLICY = "policy/"
@@ -291,16 +292,6 @@ def deployment_name(store_url: str) -> str:
 def deployed_package(digest: str) -> str:
     """The package that a deployed governor runs."""
     return f"{DEPLOYED}{digest}.zip"
-
-
-def probe(name: str) -> str:
-    """An object that is written and deleted at once, to learn the store's time."""
-    return f"{PROBES}{name}"
-
-
-def check(name: str) -> str:
-    """A key that is written and deleted at once, to learn that the store can be written."""
-    return f"{CHECKS}{name}"
 
 
 def boot(instance: str, n: int) -> str:

@@ -30,7 +30,7 @@ _COLLECTED_TRIES = 5
 
 def check_writable(store: Store) -> None:
     """Check, before the plan is shown, that the store can be written. Raises UserError where that is denied."""
-    key = keys.check(secrets.token_hex(8))
+    key = f"{keys.CHECKS}{secrets.token_hex(8)}"
     try:
         store.put(key, b"")
         store.delete([key])
