@@ -32,8 +32,7 @@ from stoker.agent.logs.cloudwatch import CloudWatchSink
 from stoker.agent.logs.log_pump import LogPump
 from stoker.cloudapi import http_exchange
 from stoker.cloudapi.aws.imds import Imds
-from stoker.cloudapi.aws.logs import CloudWatchLogs, CloudWatchLogsError, is_group
-from stoker.model import keys
+from stoker.cloudapi.aws.logs import CloudWatchLogs, CloudWatchLogsError, is_group, log_stream
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.model.node_config import NodeConfig
@@ -478,7 +477,7 @@ def test_each_attempt_and_node_has_a_stream_of_its_own(
         pump.stop()
     streams = boto(gate).describe_log_streams(logGroupName=group)["logStreams"]
     assert sorted(each["logStreamName"] for each in streams) == ["job-1/1/0", "job-1/1/1", "job-1/2/0"]
-    assert there(gate, group, keys.log_stream("job-1", 2, 0)) == ["claim 5 rank 0"]
+    assert there(gate, group, log_stream("job-1", 2, 0)) == ["claim 5 rank 0"]
     assert open_log_copy(make_spec(), config, state) is None
 
 

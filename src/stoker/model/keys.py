@@ -90,7 +90,6 @@ CLONE_CHAINS = f"{EXTERNAL_JOBS}sagemaker/"
 EXTERNAL_JOB_INDEX = f"{EXTERNAL_JOBS}index/sagemaker/"
 
 _OUTPUT_VERSION = re.compile(r"([0-9]{8})\.([0-9]{8})/(.+)", re.DOTALL)
-_SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
 
 
 def number(seq: int) -> str:
@@ -388,13 +387,3 @@ def read_output_version(below: str) -> tuple[int, int, str] | None:
     """Parse a key below `output_versions` into boot, number and path; None if it is not such a key."""
     match = _OUTPUT_VERSION.fullmatch(below)
     return (int(match[1]), int(match[2]), match[3]) if match is not None else None
-
-
-def log_stream(job: str, attempt: int, rank: int) -> str:
-    """Name of a node's log in a cloud's logging service: one stream for each job, attempt and node."""
-    return f"{job}/{attempt}/{rank}"
-
-
-def is_safe_name(name: str) -> bool:
-    """Return whether a checkpoint's name can be used in a key and a path without escaping."""
-    return _SAFE_NAME.fullmatch(name) is not None and not name.startswith(".")

@@ -21,6 +21,7 @@ from functools import partial
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
+from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Meta, Store
 from stoker.store.job_log import is_removed
@@ -133,7 +134,7 @@ def read_trusted_claims(store: Store, job: str) -> TrustedClaims:
 def parse_key(key: str) -> ManifestKey | None:
     """Parse `00000007/000002-step-900@1`; None for any other text."""
     match = _KEY.fullmatch(key)
-    if match is None or not keys.is_safe_name(match[3]):
+    if match is None or not is_safe_name(match[3]):
         return None
     return ManifestKey(int(match[1]), int(match[2]), match[3], int(match[4] or 0))
 

@@ -9,9 +9,11 @@ import fcntl
 import os
 import stat
 from collections.abc import Collection
+from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.store.base import Meta
 
 # Some part of the path does not exist.
 ABSENT = (FileNotFoundError, NotADirectoryError)
@@ -28,6 +30,17 @@ def translated(error: OSError, url: str) -> StoreError:
     if error.errno in _IMPOSSIBLE:
         return StoreError(f"{url}: {reason} ({error.filename})")
     return StoreUnavailable(f"{url} failed: {reason}")
+
+
+def meta_of(key: str, status: os.stat_result) -> Meta:
+    """The metadata of an object, from the status of its file."""
+    return Meta(
+        key=key,
+        size=status.st_size,
+        modified=datetime.fromtimestamp(status.st_mtime, timezone.utc),
+        # Each write creates a new file, so the inode changes even if two writes fall into one tick of the clock.
+        etag=f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}",
+    )
 
 
 def read_all(file: int, size: int) -> bytes:

@@ -16,7 +16,6 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
@@ -28,6 +27,7 @@ from stoker.store.disk import (
     holds_other_than,
     is_taken,
     lock,
+    meta_of,
     read_all,
     remove_stale,
     translated,
@@ -85,7 +85,7 @@ class FolderStore:
         if file is None:
             return None
         try:
-            meta = _meta(key, os.fstat(file))
+            meta = meta_of(key, os.fstat(file))
             if limit is not None and meta.size > limit:
                 raise StoreError(f"{key} has {meta.size} bytes, more than the {limit} it may have")
             return Object(read_all(file, meta.size), meta)
@@ -116,7 +116,7 @@ class FolderStore:
         except OSError as error:
             raise translated(error, self._url) from error
         self._seen = True
-        return _meta(key, status) if stat.S_ISREG(status.st_mode) else None
+        return meta_of(key, status) if stat.S_ISREG(status.st_mode) else None
 
     def list(self, prefix: str) -> Iterator[Meta]:
         check_prefix(prefix)
@@ -390,14 +390,4 @@ class FolderStore:
             except FileNotFoundError:
                 continue
             if stat.S_ISREG(status.st_mode):
-                yield _meta(key, status)
-
-
-def _meta(key: str, status: os.stat_result) -> Meta:
-    return Meta(
-        key=key,
-        size=status.st_size,
-        modified=datetime.fromtimestamp(status.st_mtime, timezone.utc),
-        # Each write creates a new file, so the inode changes even if two writes fall into one tick of the clock.
-        etag=f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}",
-    )
+                yield meta_of(key, status)

@@ -15,7 +15,7 @@ from stoker.agent.checkpoints.save_protocol import MARKER, Lock, numbered_saves,
 from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
 from stoker.model import codec
 from stoker.model.errors import CodecError
-from stoker.model.keys import is_safe_name
+from stoker.model.key_segments import is_safe_name
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
-from stoker.model.keys import is_safe_name
+from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef
 from stoker.store.checkpoint_manifests import StoredManifest
 from stoker.store.checkpoints import save_of

@@ -21,6 +21,7 @@ from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.checkpoints.save_protocol import MARKER, read_json
 from stoker.model import keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import (
@@ -299,4 +300,4 @@ def _content(manifest: Manifest) -> list[BlobRef]:
 def _name(text: str) -> str:
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._+=-") else "-" for letter in text)
     safe = safe.lstrip(".")[:100]
-    return safe if keys.is_safe_name(safe) else "imported"
+    return safe if is_safe_name(safe) else "imported"

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker.model.keys import is_safe_name
+from stoker.model.key_segments import is_safe_name
 
 MARKER = ".stoker-checkpoint.json"
 LOCK = ".stoker-lock"

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from stoker.agent.logs.cloud_copy import BatchRefused, SinkLimits, SinkLine
 from stoker.cloudapi.aws import logs
 from stoker.cloudapi.aws.logs import CloudWatchLogs, CloudWatchLogsError
-from stoker.model import keys
 from stoker.model.node_config import NodeConfig
 
 # The retention of groups that Stoker creates. An existing group keeps its own retention.
@@ -27,7 +26,7 @@ _NEVER = ("InvalidParameterException", "SerializationException", "RequestEntityT
 
 def open_cloudwatch(group: str, config: NodeConfig, attempt: int) -> CloudWatchSink:
     """Make the sink for this node's lines. Sends no request yet."""
-    return CloudWatchSink(CloudWatchLogs(), group, keys.log_stream(config.job, attempt, config.rank))
+    return CloudWatchSink(CloudWatchLogs(), group, logs.log_stream(config.job, attempt, config.rank))
 
 
 class CloudWatchSink:

@@ -60,6 +60,11 @@ def event(at_ms: int, message: str) -> LogEvent:
     return LogEvent(at_ms, text, len(text.encode()) + EVENT_OVERHEAD_BYTES)
 
 
+def log_stream(job: str, attempt: int, rank: int) -> str:
+    """Name of a node's log in CloudWatch: one stream for each job, attempt and node."""
+    return f"{job}/{attempt}/{rank}"
+
+
 class CloudWatchLogs:
     """The service in this machine's region. Not thread-safe. Every method raises CloudWatchLogsError."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from stoker.model import keys
+from stoker.cloudapi.aws.logs import log_stream
 from stoker.model.spec import Logs
 from stoker.providers.console_links import NodeIdentity
 from stoker.providers.ec2 import tags
@@ -22,7 +22,7 @@ def machine(instance: str, region: str | None) -> str | None:
 
 def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
     """The page of one log stream."""
-    group, stream = logs.cloudwatch, keys.log_stream(job, attempt, rank)
+    group, stream = logs.cloudwatch, log_stream(job, attempt, rank)
     if group is None:
         return None
     where = f"log-groups/log-group/{_twice(group)}/log-events/{_twice(stream)}"
