@@ -13,7 +13,7 @@ from uv import find_uv_bin
 
 from stoker.agent.environment.uv import find_program
 from stoker.agent.fetch_programs import fetch_program, tool_name
-from stoker.maintenance.delete import collect_tools
+from stoker.maintenance.delete import collect_shared
 from stoker.model import codec, keys
 from stoker.model.errors import SetupFailed, UserError
 from stoker.model.spec import Environment, Spec
@@ -156,5 +156,5 @@ def test_only_old_programs_that_no_job_fetches_are_collected(store: Store, tmp_p
         store.put(keys.tool(name * 16), b"x")
         if name != "new!":
             os.utime(tmp_path / "store" / keys.tool(name * 16), (day, day))
-    assert collect_tools(store) == 1
+    assert collect_shared(store, keys.TOOLS) == 1
     assert {meta.key for meta in store.list(keys.TOOLS)} == {keys.tool("used" * 16), keys.tool("new!" * 16)}
