@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Heartbeat, NodeFacts
-from stoker.model.observed import Known
 from stoker.store import node_facts
 from stoker.store.base import Store
 
@@ -65,10 +64,10 @@ class PeerWatch:
                 except Exception:  # noqa: BLE001 - edge of a thread: a peer that cannot be read has not left
                     _log.exception("reading rank %d failed", node.rank)
                     continue
-                heartbeat = found.heartbeat.value if isinstance(found.heartbeat, Known) else None
+                heartbeat = found.known_heartbeat
                 if heartbeat is not None:
                     self._files[node.rank] = heartbeat.value.checkpoint_files
-                if node.rank == 0 and isinstance(found.exit, Known) and found.exit.value is not None:
+                if node.rank == 0 and found.known_exit is not None:
                     self.lead_finished = True
                 left = _leaving(node.rank, found, heartbeat.value if heartbeat else None)
                 if left is not None and self.left is None:
@@ -81,10 +80,10 @@ def _watches(rank: int, other: int) -> bool:
 
 
 def _leaving(rank: int, found: NodeFacts, heartbeat: Heartbeat | None) -> PeerLeft | None:
-    if isinstance(found.notice, Known) and found.notice.value is not None and found.notice.value.value.hard:
-        return PeerLeft(rank, f"rank {rank} was given notice", found.notice.value.value.grace_s)
-    if isinstance(found.exit, Known) and found.exit.value is not None:
-        exit_ = found.exit.value.value
+    notice, exit_ = found.known_notice, found.known_exit
+    if notice is not None and notice.value.hard:
+        return PeerLeft(rank, f"rank {rank} was given notice", notice.value.grace_s)
+    if exit_ is not None:
         return PeerLeft(rank, f"rank {rank} left: {exit_.reason}") if exit_.outcome != "succeeded" else None
     if heartbeat is not None and heartbeat.phase == "saving":
         return PeerLeft(rank, f"rank {rank} is saving to leave")

@@ -90,7 +90,7 @@ class JobDecision:
         deadline = asked_at + timedelta(seconds=self.save_s)
         for rank in range(claim.nodes):
             # Under a hard notice all ranks may save until the cloud's own deadline, even if that is later.
-            notice = self.job.stamped_notice_of(claim, rank)
+            notice = self.job.notice_of(claim, rank)
             if notice is not None and notice.value.hard:
                 grace_s = min(valid_span_s(notice.value.grace_s), self.settings.longest_notice_s)
                 deadline = max(deadline, notice.modified + timedelta(seconds=grace_s))

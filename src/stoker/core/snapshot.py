@@ -46,35 +46,27 @@ class JobSnapshot:
     elsewhere: bool = False
 
     def facts_of(self, claim: Claim, rank: int) -> NodeFacts | None:
-        for facts in self.facts.get(claim.number, ()):
-            if facts.rank == rank:
-                return facts
-        return None
+        return next((facts for facts in self.facts.get(claim.number, ()) if facts.rank == rank), None)
 
     def exit_of(self, claim: Claim, rank: int) -> Exit | None:
         """The rank's exit, if one is known."""
         facts = self.facts_of(claim, rank)
-        return facts.exit.value.value if facts and isinstance(facts.exit, Known) and facts.exit.value else None
+        return facts.known_exit if facts else None
 
-    def stamped_notice_of(self, claim: Claim, rank: int) -> Stamped[NoticeFact] | None:
+    def notice_of(self, claim: Claim, rank: int) -> Stamped[NoticeFact] | None:
         """The rank's notice and the time of its writing, if one is known."""
         facts = self.facts_of(claim, rank)
-        return facts.notice.value if facts and isinstance(facts.notice, Known) else None
-
-    def notice_of(self, claim: Claim, rank: int) -> NoticeFact | None:
-        """The rank's notice, if one is known."""
-        found = self.stamped_notice_of(claim, rank)
-        return found.value if found else None
+        return facts.known_notice if facts else None
 
     def heartbeat_of(self, claim: Claim, rank: int) -> Stamped[Heartbeat] | None:
         """The rank's newest heartbeat, if one is known."""
         facts = self.facts_of(claim, rank)
-        return facts.heartbeat.value if facts and isinstance(facts.heartbeat, Known) else None
+        return facts.known_heartbeat if facts else None
 
     def noticed(self, claim: Claim) -> bool:
         """Return whether any rank is known to have had a hard notice."""
         notices = (self.notice_of(claim, rank) for rank in range(claim.nodes))
-        return any(notice is not None and notice.hard for notice in notices)
+        return any(notice is not None and notice.value.hard for notice in notices)
 
     def known_unnoticed(self, claim: Claim) -> bool:
         """Return whether every rank is known to have had no hard notice. Not the opposite of `noticed`."""

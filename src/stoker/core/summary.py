@@ -11,8 +11,7 @@ from stoker.core.hold import hold_of
 from stoker.core.saved_work import is_about_training, lost_everything, saved_part
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import NodeRef, Outcome, Phase, Waste
-from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, NoticeFact, SavedOutputs, SaveTimes
-from stoker.model.observed import Known
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, SavedOutputs, SaveTimes
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Scalar, Spec
 from stoker.model.submission import Code, Submission
@@ -245,8 +244,8 @@ def phase_of(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> Phase:
 def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: float) -> AttemptSummary:
     beats, exits = _heartbeats(facts), _exits(facts)
     closed = claim.closed
-    notices = [fact.notice.value for fact in facts if isinstance(fact.notice, Known) and fact.notice.value]
-    hard: list[NoticeFact] = [notice.value for notice in notices if notice.value.hard]
+    notices = [fact.known_notice for fact in facts]
+    hard = [notice.value for notice in notices if notice is not None and notice.value.hard]
     saves = [left.save for left in exits if left.save]
     assert claim.attempt is not None and claim.launched_at is not None
     reports: list[Exit | Heartbeat] = [*exits, *beats]
@@ -352,7 +351,7 @@ def held_until(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> tup
     """End of the hold of each machine that was held after the claim was closed."""
     found = []
     for fact in facts:
-        beat = fact.heartbeat.value if isinstance(fact.heartbeat, Known) else None
+        beat = fact.known_heartbeat
         if claim.closed_at is not None and beat is not None and beat.value.phase == "held":
             end = now if _heard_lately(fact, now) else beat.modified
             if end > claim.closed_at:
@@ -361,22 +360,22 @@ def held_until(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> tup
 
 
 def _heard_at(state: JobState, facts: dict[int, tuple[NodeFacts, ...]], now: datetime) -> datetime | None:
-    beats = [fact.heartbeat for claim in state.open_claims for fact in facts.get(claim.number, ())]
-    heard = [beat.value.modified for beat in beats if isinstance(beat, Known) and beat.value]
+    beats = [fact.known_heartbeat for claim in state.open_claims for fact in facts.get(claim.number, ())]
+    heard = [beat.modified for beat in beats if beat is not None]
     return max(heard, default=now) if state.ended is None else None
 
 
 def _heard_lately(fact: NodeFacts, now: datetime) -> bool:
-    beat = fact.heartbeat.value if isinstance(fact.heartbeat, Known) else None
+    beat = fact.known_heartbeat
     return beat is not None and (now - beat.modified).total_seconds() < _HEARD_S
 
 
 def _heartbeats(facts: tuple[NodeFacts, ...]) -> list[Heartbeat]:
-    return [fact.heartbeat.value.value for fact in facts if isinstance(fact.heartbeat, Known) and fact.heartbeat.value]
+    return [beat.value for fact in facts if (beat := fact.known_heartbeat) is not None]
 
 
 def _exits(facts: tuple[NodeFacts, ...]) -> list[Exit]:
-    return [fact.exit.value.value for fact in facts if isinstance(fact.exit, Known) and fact.exit.value]
+    return [left for fact in facts if (left := fact.known_exit) is not None]
 
 
 def _at_risk_s(phase: Phase, beats: list[Heartbeat], now: datetime) -> float | None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.model.log_entries import Waste
-from stoker.model.observed import Observed, Stamped
+from stoker.model.observed import Known, Observed, Stamped
 
 AgentPhase = Literal["booting", "setup", "waiting", "restoring", "training", "saving", "flushing", "held"]
 
@@ -336,3 +336,18 @@ class NodeFacts:
     exit: Observed[Stamped[Exit] | None]
     # The cloud's reason if it accepted the launch and then had no such machine.
     dry: str = ""
+
+    @property
+    def known_heartbeat(self) -> Stamped[Heartbeat] | None:
+        """The newest heartbeat; None if there is none, or it could not be read."""
+        return self.heartbeat.value if isinstance(self.heartbeat, Known) else None
+
+    @property
+    def known_notice(self) -> Stamped[NoticeFact] | None:
+        """The notice; None if there is none, or it could not be read."""
+        return self.notice.value if isinstance(self.notice, Known) else None
+
+    @property
+    def known_exit(self) -> Exit | None:
+        """The exit; None if there is none, or it could not be read."""
+        return self.exit.value.value if isinstance(self.exit, Known) and self.exit.value else None

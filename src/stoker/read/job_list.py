@@ -13,7 +13,6 @@ from stoker.core.summary import Summary, summarize
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Phase
-from stoker.model.observed import Known
 from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import name_of
@@ -121,7 +120,7 @@ def _with_heartbeats(store: Store, summaries: list[Summary]) -> list[Summary]:
 def _with_heartbeat(store: Store, summary: Summary) -> Summary:
     attempt = summary.attempts[-1]
     facts = [node_facts.read_node(store, summary.id, attempt.claim, node.rank, node.instance) for node in attempt.nodes]
-    heartbeats = [fact.heartbeat.value for fact in facts if isinstance(fact.heartbeat, Known) and fact.heartbeat.value]
+    heartbeats = [beat for fact in facts if (beat := fact.known_heartbeat) is not None]
     heard_at = max((each.modified for each in heartbeats), default=None)
     if heard_at is None or (summary.heard_at is not None and heard_at <= summary.heard_at):
         return summary

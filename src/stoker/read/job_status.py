@@ -10,7 +10,6 @@ from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords
 from stoker.model.node_facts import NodeFacts
-from stoker.model.observed import Known
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.console_links import NodeIdentity
@@ -68,9 +67,6 @@ def _linked(summary_now: Summary, state: JobState, spec: Spec, store: str) -> Su
 def _now(facts: dict[int, tuple[NodeFacts, ...]]) -> datetime:
     """The store's time, as closely as reading allows: this computer's, but never before the newest heartbeat."""
     heartbeats = [
-        node.heartbeat.value.modified
-        for nodes in facts.values()
-        for node in nodes
-        if isinstance(node.heartbeat, Known) and node.heartbeat.value is not None
+        beat.modified for nodes in facts.values() for node in nodes if (beat := node.known_heartbeat) is not None
     ]
     return max([datetime.now(timezone.utc), *heartbeats])

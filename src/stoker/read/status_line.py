@@ -15,7 +15,6 @@ from stoker.core.summary import phase_of
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat
-from stoker.model.observed import Known
 from stoker.read.format import ago, as_of, dollars, duration, number, one_line, width
 from stoker.read.safe_text import legible
 from stoker.store import job_index, node_facts
@@ -67,12 +66,7 @@ class Status:
 def status_of(store: Store, job: str, state: JobState) -> Status:
     """`gpt-7f3k · running · attempt 2 · step 413 · loss 0.12 · checkpoint step-400 3.1 s ago · $0.01`."""
     facts = {claim.number: node_facts.read_claim(store, job, claim) for claim in state.open_claims}
-    heartbeats = [
-        node.heartbeat.value
-        for nodes in facts.values()
-        for node in nodes
-        if isinstance(node.heartbeat, Known) and node.heartbeat.value is not None
-    ]
+    heartbeats = [beat for nodes in facts.values() for node in nodes if (beat := node.known_heartbeat) is not None]
     now = datetime.now(timezone.utc)
     phase = phase_of(state, facts)
     parts = [StatusPart(job, spare=1), StatusPart(phase)]

@@ -131,9 +131,9 @@ def read_exits(store: Store, job: str, claim: Claim) -> tuple[Exit | None, ...]:
     """Read the exits of all ranks; None where there is none, or no answer."""
     found: list[Exit | None] = [None] * claim.nodes
     for node in claim.launched or ():
-        facts = read_node(store, job, claim.number, node.rank, node.instance)
-        if node.rank < claim.nodes and isinstance(facts.exit, Known) and facts.exit.value:
-            found[node.rank] = facts.exit.value.value
+        left = read_node(store, job, claim.number, node.rank, node.instance).known_exit
+        if node.rank < claim.nodes and left is not None:
+            found[node.rank] = left
     return tuple(found)
 
 
