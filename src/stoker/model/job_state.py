@@ -6,7 +6,7 @@ cached and continued.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -77,10 +77,7 @@ class Claim:
 
     def instance(self, rank: int) -> str | None:
         """The machine of a rank, or None when `launched` names none."""
-        for node in self.launched or ():
-            if node.rank == rank:
-                return node.instance
-        return None
+        return next((node.instance for node in self.launched or () if node.rank == rank), None)
 
 
 @dataclass(frozen=True)
@@ -162,10 +159,7 @@ class JobState:
         return tuple(claim for claim in self.claims if claim.attempt is not None)
 
     def claim(self, number: int) -> Claim | None:
-        for claim in self.claims:
-            if claim.number == number:
-                return claim
-        return None
+        return next((claim for claim in self.claims if claim.number == number), None)
 
     def since_opened(self) -> tuple[Claim, ...]:
         """The claims made since the job was last opened."""
@@ -182,41 +176,34 @@ def fold(job: str, entries: Iterable[Entry], state: JobState | None = None) -> J
 
 
 def _first(job: str, entry: Entry) -> JobState | None:
-    if entry.seq != 1:
+    event = entry.event
+    if entry.seq != 1 or not isinstance(event, Submitted):
         return None
-    match entry.event:
-        case Submitted(spec_digest=spec_digest, submitter=submitter, code_digest=code_digest):
-            return JobState(
-                job=job,
-                seq=1,
-                submitted_at=entry.at,
-                updated_at=entry.at,
-                submitter=submitter,
-                spec_digest=spec_digest,
-                code_digest=code_digest,
-                opened_at=entry.at,
-                min_version=entry.min_version,
-            )
-        case _:
-            return None
+    return JobState(
+        job=job,
+        seq=1,
+        submitted_at=entry.at,
+        updated_at=entry.at,
+        submitter=event.submitter,
+        spec_digest=event.spec_digest,
+        code_digest=event.code_digest,
+        opened_at=entry.at,
+        min_version=entry.min_version,
+    )
 
 
 def _next(state: JobState, entry: Entry) -> JobState:
     assert entry.seq == state.seq + 1, "entries must follow one another"
     state = replace(state, seq=entry.seq, updated_at=entry.at, min_version=max(state.min_version, entry.min_version))
     match entry.event:
-        case Claimed() as event:
-            return _claimed(state, entry, event)
+        case Claimed(offering=offering, nodes=count, successor_of=noticed):
+            claim = Claim(entry.seq, entry.at, offering, count, entry.reason, noticed)
+            return replace(state, claims=(*state.claims, claim))
         case Launched(claim=number, nodes=nodes):
             return _launched(state, entry, number, nodes)
         case Suspected(claim=number, rank=rank, etag=etag):
-            return _change(
-                state,
-                number,
-                lambda claim: replace(
-                    claim, suspicions={**claim.suspicions, str(rank): Suspicion(etag=etag, at=entry.at)}
-                ),
-            )
+            new = {str(rank): Suspicion(etag=etag, at=entry.at)}
+            return _change(state, number, lambda claim: replace(claim, suspicions=claim.suspicions | new))
         case Draining(claim=number, outcome=outcome, rule=rule):
             drain = Drain(at=entry.at, outcome=outcome, rule=rule, reason=entry.reason)
             return _change(state, number, lambda claim: replace(claim, drain=claim.drain or drain))
@@ -238,21 +225,8 @@ def _next(state: JobState, entry: Entry) -> JobState:
             return state
 
 
-def _change(state: JobState, number: int, change: object) -> JobState:
-    assert callable(change)
+def _change(state: JobState, number: int, change: Callable[[Claim], Claim]) -> JobState:
     return replace(state, claims=tuple(change(claim) if claim.number == number else claim for claim in state.claims))
-
-
-def _claimed(state: JobState, entry: Entry, event: Claimed) -> JobState:
-    claim = Claim(
-        number=entry.seq,
-        at=entry.at,
-        offering=event.offering,
-        nodes=event.nodes,
-        reason=entry.reason,
-        successor_of=event.successor_of,
-    )
-    return replace(state, claims=(*state.claims, claim))
 
 
 def _launched(state: JobState, entry: Entry, number: int, nodes: tuple[NodeRef, ...]) -> JobState:
