@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import checkpoint_world
@@ -12,11 +13,14 @@ from checkpoint_world import JOB
 
 from stoker.agent.checkpoints import manifest_writer
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
+from stoker.agent.checkpoints.restore import RestoredCheckpoint
+from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, Manifest
+from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import encode
-from stoker.store.checkpoints import list_checkpoints
+from stoker.store.checkpoints import CheckpointFile, list_checkpoints
 from stoker.testing.memory_store import Fault, MemoryStore
 
 memory = checkpoint_world.memory
@@ -25,8 +29,10 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 BLOB = BlobRef("a.pt", "d" * 64, 10)
 
 
-def publisher(store: MemoryStore, **options: Any) -> ManifestWriter:
-    return ManifestWriter(store, JOB, 3, 0, **{"now": lambda: NOW, "monotonic": lambda: 50.0} | options)
+def publisher(store: Store, **more: Any) -> ManifestWriter:
+    changes = {"now": lambda: NOW, "monotonic": lambda: 50.0} | more
+    unused = Path("/nowhere")
+    return ManifestWriter(SyncOptions(store, JOB, 3, 0, 1, unused, unused, unused, **changes))
 
 
 def manifest(ordinal: int, name: str = "step", **more: Any) -> Manifest:
@@ -139,7 +145,7 @@ def test_a_place_that_neither_is_taken_nor_can_be_is_an_outage(memory: MemorySto
             return None
 
     odd = Odd()
-    found = ManifestWriter(odd, JOB, 3, 0)  # type: ignore[arg-type]
+    found = publisher(odd)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match="is neither stored nor can be created"):
         found.publish(ManifestDraft(manifest(1), lambda _: None))
     assert odd.asked == manifest_writer._MAX_ABSENT and found.in_doubt
@@ -171,7 +177,7 @@ def test_a_folder_with_little_more_than_what_was_restored_holds_no_save(
     memory: MemoryStore, added: int, is_save: bool
 ) -> None:
     restored = BlobRef("weights.pt", "r" * 64, 100 * manifest_writer._ADDED_BYTES * 2)
-    found = publisher(memory, restored=(restored,))
+    found = publisher(memory, restored=RestoredCheckpoint("any", (CheckpointFile(0, restored),)))
     more = BlobRef("log.txt", "l" * 64, added)
     found.publish(ManifestDraft(replace(manifest(1, generation=-1), files=(restored, more)), lambda _: None))
     assert found.last is not None and found.last[0].is_save is is_save
@@ -180,12 +186,12 @@ def test_a_folder_with_little_more_than_what_was_restored_holds_no_save(
 def test_of_a_small_checkpoint_a_hundredth_is_a_save(memory: MemoryStore) -> None:
     restored = BlobRef("weights.pt", "r" * 64, 1000)
     for ordinal, (added, is_save) in enumerate(((9, False), (10, True)), start=1):
-        found = publisher(memory, restored=(restored,))
+        found = publisher(memory, restored=RestoredCheckpoint("any", (CheckpointFile(0, restored),)))
         more = BlobRef("log.txt", "l" * 64, added)
         draft = replace(manifest(ordinal, generation=-ordinal), files=(restored, more))
         found.publish(ManifestDraft(draft, lambda _: None))
         assert found.last is not None and found.last[0].is_save is is_save
     # What the script asked for is one however small it is.
-    found = publisher(memory, restored=(restored,))
+    found = publisher(memory, restored=RestoredCheckpoint("any", (CheckpointFile(0, restored),)))
     found.publish(ManifestDraft(replace(manifest(9, generation=1), files=(restored,)), lambda _: None))
     assert found.last is not None and found.last[0].is_save

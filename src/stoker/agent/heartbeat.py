@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
+from stoker.agent.node import utcnow
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.job_state import JobState
@@ -75,7 +75,7 @@ class HeartbeatThread:
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.error: str | None = None
-        self._now = Heartbeat(beat=0, phase="booting", at=_utcnow(), interval_s=self._interval_s)
+        self._now = Heartbeat(beat=0, phase="booting", at=utcnow(), interval_s=self._interval_s)
         # The last heartbeat in the store, and when it was written.
         self._written: tuple[Heartbeat, float] | None = None
 
@@ -107,7 +107,7 @@ class HeartbeatThread:
         """Write one heartbeat now. Raises StokerError if the store does not take it."""
         self._update()
         with self._lock:
-            heartbeat = self._now = replace(self._now, beat=self._now.beat + 1, at=_utcnow())
+            heartbeat = self._now = replace(self._now, beat=self._now.beat + 1, at=utcnow())
             self._changed = False
         self._store.put(self._key, codec.dumps(heartbeat))
         self._written = heartbeat, self._monotonic()
@@ -171,7 +171,3 @@ def _news(heartbeat: Heartbeat) -> tuple[object, ...]:
         heartbeat.warnings,
         heartbeat.saves_elsewhere,
     )
-
-
-def _utcnow() -> datetime:
-    return datetime.now(timezone.utc)

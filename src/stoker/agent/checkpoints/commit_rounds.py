@@ -13,7 +13,7 @@ from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, SendAbandon
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
 from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.commit_schedule import Deadlines, PruneSchedule, RetryBackoff
-from stoker.agent.checkpoints.folder_commits import FolderCommitParts, FolderCommits, FollowingCommits
+from stoker.agent.checkpoints.folder_commits import FolderCommits, FollowingCommits
 from stoker.agent.checkpoints.folder_snapshot import Signature
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.manifest_writer import ManifestWriter
@@ -68,46 +68,22 @@ class CommitRounds:
             workers=options.workers,
             monotonic=options.monotonic,
         )
-        self.manifests = _make_manifest_writer(options)
+        self.manifests = ManifestWriter(options)
         self.queue = CommitQueue(options.channel, options.folder, options.confinement)
         settle_s, busy_s, clock = options.effective_settle_s, options.busy_s, options.monotonic
         self.watch = FolderWatch(options.view, settle_s=settle_s, patience_s=busy_s, monotonic=clock)
         self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock)
-        self.requested = RequestedCommits(
-            self.queue,
-            options.folder,
-            self.sender,
-            self.manifests,
-            rank=options.rank,
-            nodes=options.nodes,
-            keep=max(1, options.keep),
-            seconds_left=deadlines.seconds_left,
-            confinement=options.confinement,
-        )
+        self.requested = RequestedCommits(options, self.queue, self.sender, self.manifests, deadlines.seconds_left)
         self.training_end = TrainingEnd("died") if options.recovering else TrainingEnd()
-        self.folder_commits = self._make_folder_commits()
-        self.pruning = PruneSchedule(_make_pruner(options, self.sender))
+        follows = options.rank and options.nodes > 1
+        self.folder_commits = (FollowingCommits if follows else FolderCommits)(
+            options, self.watch, self.chooser, self.sender, self.manifests, lambda: self.training_end
+        )
+        self.pruning = PruneSchedule(Pruner(options, self.sender))
         self.backoff = RetryBackoff(clock, deadlines)
         # The last round found that a commit has to wait, without a failure.
         self._put_off = False
         self._waiting_since: float | None = None
-
-    def _make_folder_commits(self) -> FolderCommits:
-        options = self._options
-        parts = FolderCommitParts(
-            watch=self.watch,
-            chooser=self.chooser,
-            scratch=options.scratch,
-            sender=self.sender,
-            manifests=self.manifests,
-            ranks=options.saving_ranks,
-            end=lambda: self.training_end,
-            spacing_s=options.effective_spacing_s,
-            monotonic=options.monotonic,
-        )
-        if options.rank and options.nodes > 1:
-            return FollowingCommits(parts, rank=options.rank, follow_s=options.follow_s)
-        return FolderCommits(parts)
 
     # ── Before the first round ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -241,30 +217,3 @@ class CommitRounds:
             error=self.backoff.error or self.pruning.error,
             held_back=None if self.queue.used else self.chooser.held_back,
         )
-
-
-def _make_manifest_writer(options: SyncOptions) -> ManifestWriter:
-    return ManifestWriter(
-        options.store,
-        options.job,
-        options.claim,
-        options.rank,
-        restored=[part.blob for part in options.restored.files] if options.restored is not None else [],
-        trust=options.trust,
-        recovering=options.recovering,
-        monotonic=options.monotonic,
-        now=options.now,
-    )
-
-
-def _make_pruner(options: SyncOptions, sender: BlobSender) -> Pruner:
-    return Pruner(
-        options.store,
-        options.job,
-        options.claim,
-        options.rank,
-        keep=options.keep,
-        last_restored=options.restored.key if options.restored is not None else None,
-        sender=sender,
-        trust=options.trust,
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
@@ -14,6 +13,7 @@ from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
+from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef
@@ -31,32 +31,24 @@ MAX_SCAN_S = 60.0
 _HURRIED_CPU_SHARE = 0.2
 
 
-@dataclass(frozen=True)
-class FolderCommitParts:
-    """The parts that commit a folder. `ranks` gives the ranks that take part; `end` how the training ended."""
-
-    watch: FolderWatch
-    chooser: CommitChooser
-    scratch: Path
-    sender: BlobSender
-    manifests: ManifestWriter
-    ranks: Callable[[], tuple[int, ...]]
-    end: Callable[[], TrainingEnd]
-    spacing_s: float
-    monotonic: Callable[[], float] = time.monotonic
-
-
 class FolderCommits:
-    """Commits the whole folder when it settles."""
+    """Commits the whole folder when it settles. `end` gives how the training ended."""
 
-    def __init__(self, parts: FolderCommitParts) -> None:
-        self._watch, self._chooser = parts.watch, parts.chooser
-        self._folder = parts.watch.view.folder
-        self._scratch = parts.scratch
-        self._sender, self._manifests = parts.sender, parts.manifests
-        self._ranks, self._end = parts.ranks, parts.end
-        self._spacing_s = parts.spacing_s
-        self._monotonic = parts.monotonic
+    def __init__(
+        self,
+        options: SyncOptions,
+        watch: FolderWatch,
+        chooser: CommitChooser,
+        sender: BlobSender,
+        manifests: ManifestWriter,
+        end: Callable[[], TrainingEnd],
+    ) -> None:
+        self._options = options
+        self._watch, self._chooser = watch, chooser
+        self._sender, self._manifests = sender, manifests
+        self._end = end
+        self._spacing_s = options.effective_spacing_s
+        self._monotonic = options.monotonic
         self._scan_at = self._not_before = float("-inf")
         self._cpu_share, self._scan_every_s = SCAN_CPU_SHARE, _FIRST_SCAN_S
         self._hurried = False
@@ -79,7 +71,7 @@ class FolderCommits:
         if not self.scan_if_due(now=final) or (not final and self._monotonic() < self._not_before):
             return False
         contents = self._choose_final() if final else self._chooser.choose()
-        if contents is None or (contents.carried and self._ranks() != (0,)):
+        if contents is None or (contents.carried and self._options.saving_ranks() != (0,)):
             # With several ranks it is all or nothing: the others cannot know which part of it is an older save.
             return False
         blobs = self._send(contents)
@@ -93,7 +85,7 @@ class FolderCommits:
             name_of({path: file for path, file in contents.files.items() if path not in contents.logs}, ordinal),
             ordinal,
             tuple(blobs.values()),
-            ranks=self._ranks(),
+            ranks=self._options.saving_ranks(),
             generation=-ordinal,
         )
         self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
@@ -106,7 +98,7 @@ class FolderCommits:
         ranks take part: the others could not know which of the two they join.
         """
         contents = self._chooser.choose_final(self._end())
-        if contents is None or contents.copies or not self._hurried or self._ranks() != (0,):
+        if contents is None or contents.copies or not self._hurried or self._options.saving_ranks() != (0,):
             return contents
         while (earlier := self._chooser.before_newest(contents)) is not None:
             contents = earlier
@@ -132,7 +124,7 @@ class FolderCommits:
 
     def _send(self, contents: CommitContents) -> dict[str, BlobRef]:
         """Make the contents durable, and return its blobs, oldest first."""
-        copies, members = self._scratch / "copies", self._watch.history.members
+        copies, members = self._options.scratch / "copies", self._watch.history.members
         try:
             outgoing = [self._outgoing(file, contents, copies) for file in contents.files.values()]
             self._check_closed(contents, members)
@@ -145,7 +137,7 @@ class FolderCommits:
             shutil.rmtree(copies, ignore_errors=True)
 
     def _outgoing(self, file: File, contents: CommitContents, copies: Path) -> OutgoingFile:
-        source, copy = self._folder / file.path, contents.copies.get(file.path)
+        source, copy = self._options.folder / file.path, contents.copies.get(file.path)
         if copy is not None:
             return OutgoingFile(file, copy.path, copy.copied_ns)
         if file.path not in contents.to_copy or file.link is not None:
@@ -179,20 +171,16 @@ class FolderCommits:
 class FollowingCommits(FolderCommits):
     """Commits the folder of a rank other than 0, when it settles after rank 0 committed a save it takes part in."""
 
-    def __init__(self, parts: FolderCommitParts, *, rank: int, follow_s: float) -> None:
-        super().__init__(parts)
-        self._rank = rank
-        self._follow_s = follow_s
-        self._follow_at = float("-inf")
-        self._is_final = self._sent_ahead = False
+    _follow_at = float("-inf")
+    _is_final = _sent_ahead = False
 
     def advance(self, *, final: bool) -> bool:
         scanned = self.scan_if_due(now=final)
         if final and not self._is_final:
-            self._is_final, self._follow_at, self._follow_s = True, float("-inf"), SCAN_S
+            self._is_final, self._follow_at = True, float("-inf")
         if not scanned or not self._watch.files or self._monotonic() < self._follow_at:
             return False
-        self._follow_at = self._monotonic() + self._follow_s
+        self._follow_at = self._monotonic() + (SCAN_S if final else self._options.follow_s)
         leader = self._leader()
         joins = leader is not None
         chooser = self._chooser
@@ -226,9 +214,9 @@ class FollowingCommits(FolderCommits):
         stored = self._manifests.read()
         led = [item for item in stored if item.place.rank == 0 and item.manifest is not None]
         newest = max(led, key=lambda item: item.place, default=None)
-        if newest is None or newest.manifest is None or self._rank not in newest.manifest.ranks:
+        if newest is None or newest.manifest is None or self._options.rank not in newest.manifest.ranks:
             return None
-        own = {save_of(item) for item in stored if item.place.rank == self._rank}
+        own = {save_of(item) for item in stored if item.place.rank == self._options.rank}
         return None if save_of(newest) in own else newest
 
 

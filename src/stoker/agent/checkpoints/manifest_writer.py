@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 
+from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, CheckpointRef, Manifest
-from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import Cache, ManifestKey, StoredManifest, TrustedClaims, encode, read_manifests
+from stoker.store.checkpoint_manifests import Cache, ManifestKey, StoredManifest, encode, read_manifests
 
 # A commit of a watched folder that adds less than this to the restored files is no save of the script: the script wrote
 # its settings, or began a log. A save of so few bytes beside files a hundred times as large is not expected.
@@ -37,10 +35,6 @@ class ManifestDraft:
         return replace(self, manifest=replace(self.manifest, ordinal=ordinal, generation=generation))
 
 
-def utc_now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 @dataclass
 class _Ordinals:
     """The numbers of one rank's manifests in one attempt."""
@@ -60,29 +54,13 @@ class ManifestWriter:
     its blobs could be pruned.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        job: str,
-        claim: int,
-        rank: int,
-        *,
-        restored: Iterable[BlobRef] = (),
-        trust: TrustedClaims | None = None,
-        recovering: bool = False,
-        monotonic: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = utc_now,
-    ) -> None:
-        self._store = store
-        self._job = job
-        self._claim = claim
-        self._rank = rank
-        self._trust = trust
+    def __init__(self, options: SyncOptions) -> None:
+        self._options = options
+        self._store = options.store
         # A manifest that an earlier agent was sending when it died may still land: its number is left out.
-        self._ordinals = _Ordinals(gap=1 if recovering else 0)
-        self._monotonic = monotonic
-        self._now = now
-        self._restored_sizes = {blob.digest: blob.size for blob in restored}
+        self._ordinals = _Ordinals(gap=1 if options.recovering else 0)
+        restored = options.restored.files if options.restored is not None else ()
+        self._restored_sizes = {part.blob.digest: part.blob.size for part in restored}
         self._cache: Cache = {}
         self._draft: ManifestDraft | None = None
         self.commits = 0
@@ -97,19 +75,15 @@ class ManifestWriter:
 
     def read(self) -> list[StoredManifest]:
         """Read the manifests of this attempt, of every rank."""
-        return read_manifests(
-            self._store,
-            self._job,
-            f"{keys.checkpoints(self._job)}{keys.number(self._claim)}/",
-            trust=self._trust,
-            cache=self._cache,
-        )
+        options = self._options
+        root = f"{keys.checkpoints(options.job)}{keys.number(options.claim)}/"
+        return read_manifests(self._store, options.job, root, trust=options.trust, cache=self._cache)
 
     def next_ordinal(self) -> int:
         """Return one more than the newest ordinal of this rank in this claim."""
         ordinals = self._ordinals
         if ordinals.newest is None:
-            own = [item.place.ordinal for item in self.read() if item.place.rank == self._rank]
+            own = [item.place.ordinal for item in self.read() if item.place.rank == self._options.rank]
             ordinals.newest = max(own, default=0) + ordinals.gap
         return ordinals.newest + 1
 
@@ -131,11 +105,11 @@ class ManifestWriter:
     ) -> Manifest:
         return Manifest(
             name=name,
-            job=self._job,
-            claim=self._claim,
-            rank=self._rank,
+            job=self._options.job,
+            claim=self._options.claim,
+            rank=self._options.rank,
             ordinal=ordinal,
-            committed_at=self._now(),
+            committed_at=self._options.now(),
             files=files,
             ranks=ranks,
             step=step,
@@ -159,7 +133,7 @@ class ManifestWriter:
             draft = self._draft
             manifest = draft.manifest
             place = ManifestKey(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
-            key, data = keys.manifest(self._job, place.key), encode(manifest)
+            key, data = keys.manifest(self._options.job, place.key), encode(manifest)
             own = True if self._store.create(key, data) else self._is_own(key, data)
             if own is None:
                 absent += 1
@@ -195,7 +169,7 @@ class ManifestWriter:
             self._last_place = place
             is_save = self._is_save(manifest)
             ref = CheckpointRef(place.key, manifest.name, manifest.step, manifest.committed_at, is_save)
-            self.last = (ref, self._monotonic())
+            self.last = (ref, self._options.monotonic())
 
     def _is_save(self, manifest: Manifest) -> bool:
         """Return False for a commit of a watched folder that adds next to nothing to the restored files."""

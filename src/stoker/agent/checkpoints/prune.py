@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from stoker.agent.checkpoints.blobs import BlobSender
+from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.model import keys
 from stoker.model.node_facts import Manifest
-from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import Cache, ManifestKey, StoredManifest, TrustedClaims, read_manifests
+from stoker.store.checkpoint_manifests import Cache, ManifestKey, StoredManifest, read_manifests
 from stoker.store.checkpoints import group_by_save
 
 # Retained saves of which other ranks have not committed their part yet. They wait for the slowest rank, but not for
@@ -31,26 +31,10 @@ ORPHANED_FOR = timedelta(hours=1)
 class Pruner:
     """Retains the newest `keep` complete checkpoints and the one that was restored last."""
 
-    def __init__(
-        self,
-        store: Store,
-        job: str,
-        claim: int,
-        rank: int,
-        *,
-        keep: int,
-        last_restored: str | None,
-        sender: BlobSender,
-        trust: TrustedClaims | None = None,
-    ) -> None:
-        self._store = store
-        self._job = job
-        self._claim = claim
-        self._rank = rank
-        self._keep = max(1, keep)
-        self._last_restored = last_restored
+    def __init__(self, options: SyncOptions, sender: BlobSender) -> None:
+        self._options = options
+        self._store = options.store
         self._sender = sender
-        self._trust = trust
         self._cache: Cache = {}
         self._rounds = 0
         # The blobs of the last list, with the time each was written.
@@ -60,13 +44,15 @@ class Pruner:
 
     def prune(self) -> None:
         """Run one round. Raises StoreError; objects that were not removed then are removed by a later round."""
-        root = keys.checkpoints(self._job)
-        stored = read_manifests(self._store, self._job, root, trust=self._trust, cache=self._cache)
-        doomed = removable(stored, self._claim, self._rank, self._keep, self._last_restored)
-        self._store.delete([keys.manifest(self._job, place.key) for place in doomed])
+        options = self._options
+        root = keys.checkpoints(options.job)
+        stored = read_manifests(self._store, options.job, root, trust=options.trust, cache=self._cache)
+        last_restored = options.restored.key if options.restored is not None else None
+        doomed = removable(stored, options.claim, options.rank, options.kept, last_restored)
+        self._store.delete([keys.manifest(options.job, place.key) for place in doomed])
         present = {(item.meta.key, item.meta.etag) for item in stored if item.place not in doomed}
         self._cache = {seen: manifest for seen, manifest in self._cache.items() if seen in present}
-        own = [item for item in stored if item.place.rank == self._rank and item.place not in doomed]
+        own = [item for item in stored if item.place.rank == options.rank and item.place not in doomed]
         if any(item.manifest is None for item in own):
             # A manifest that cannot be read may need any blob.
             return
@@ -75,7 +61,7 @@ class Pruner:
         self._remove_blobs(needed, max(item.meta.modified for item in stored) if stored else None)
 
     def _remove_blobs(self, needed: set[str], now: datetime | None) -> None:
-        prefix = f"{keys.blobs(self._job)}{self._rank}/"
+        prefix = f"{keys.blobs(self._options.job)}{self._options.rank}/"
         if self._rounds % _LIST_EVERY == 0:
             self._listed = {meta.key[len(prefix) :]: meta.modified for meta in self._store.list(prefix)}
         self._rounds += 1

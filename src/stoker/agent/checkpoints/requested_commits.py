@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from pathlib import Path
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.folder_snapshot import File, scan
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
-from stoker.agent.confinement import Confinement
+from stoker.agent.checkpoints.sync_options import SyncOptions
 
 # A save is nearly sent when the newest save has this many times more left to send.
 _NEARLY = 4
@@ -29,25 +28,16 @@ class RequestedCommits:
 
     def __init__(
         self,
+        options: SyncOptions,
         queue: CommitQueue,
-        folder: Path,
         sender: BlobSender,
         manifests: ManifestWriter,
-        *,
-        rank: int,
-        nodes: int,
-        keep: int,
         seconds_left: Callable[[], float | None],
-        confinement: Confinement | None = None,
     ) -> None:
+        self._options = options
         self._queue = queue
-        self._confinement = confinement
-        self._folder = folder
         self._sender = sender
         self._manifests = manifests
-        self._rank = rank
-        self._nodes = nodes
-        self._keep = keep
         self._seconds_left = seconds_left
         self.waiting: list[CommitRequest] = []
         # The sequence number and size of the newest waiting save: a save does not change, so it is measured once.
@@ -61,9 +51,9 @@ class RequestedCommits:
         """Commit one save, or pass over one. Return False if there is nothing to do."""
         self.waiting = self._find_waiting(final=final)
         for request in self.waiting:
-            if self._rank and not request.sharded:
+            if not self._takes_part(request):
                 self._queue.answer(request, key=None, note="not sharded: rank 0's is the one that counts")
-        self.waiting = [request for request in self.waiting if not self._rank or request.sharded]
+        self.waiting = [request for request in self.waiting if self._takes_part(request)]
         if not self.waiting:
             self._answer_commits(final=final)
             return False
@@ -77,6 +67,9 @@ class RequestedCommits:
         self._commit(request, final=final)
         return True
 
+    def _takes_part(self, request: CommitRequest) -> bool:
+        return request.sharded or self._options.rank == 0
+
     def unsynced_bytes(self) -> int:
         """Return the size of the newest waiting save, which would be lost now."""
         if not self.waiting:
@@ -88,7 +81,7 @@ class RequestedCommits:
         return self._measured[1]
 
     def _commit(self, request: CommitRequest, *, final: bool) -> None:
-        root = self._folder / request.name
+        root = self._options.folder / request.name
         files = self._scan(request)
         self.files = len(files)
         total = sum(file.size for file in files)
@@ -119,7 +112,7 @@ class RequestedCommits:
             request.name,
             self._manifests.ordinal_of(request.sequence),
             tuple(blobs.values()),
-            ranks=tuple(range(self._nodes)) if request.sharded else (0,),
+            ranks=tuple(range(self._options.nodes)) if request.sharded else (0,),
             step=request.step,
             generation=request.generation,
         )
@@ -138,7 +131,7 @@ class RequestedCommits:
         return self._sender.bytes_to_send(self._scan(request))
 
     def _scan(self, request: CommitRequest) -> Collection[File]:
-        return scan(self._folder / request.name, (), self._confinement).values()
+        return scan(self._options.folder / request.name, (), self._options.confinement).values()
 
     def _find_waiting(self, *, final: bool) -> list[CommitRequest]:
         newest = max(self._unanswered, default=0)
@@ -165,7 +158,7 @@ class RequestedCommits:
         older = [other for other in self._queue.waiting() if self._is_passed(other, request.sequence, final=final)]
         self._pass_over(older, f"{request.name} is newer")
         self.waiting = self._find_waiting(final=final)
-        self._queue.remove_old_saves(self._keep)
+        self._queue.remove_old_saves(self._options.kept)
 
     def _answer_commits(self, *, final: bool) -> None:
         """Answer commits that could not be answered before. At the end no script reads the answers any more."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from stoker.agent.checkpoints.commit_chooser import BUSY_S
 from stoker.agent.checkpoints.folder_snapshot import FolderView, Selection
-from stoker.agent.checkpoints.manifest_writer import utc_now
 from stoker.agent.checkpoints.restore import RestoredCheckpoint
 from stoker.agent.confinement import Confinement
+from stoker.agent.node import utcnow
 from stoker.processes import WritableFiles
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import LOCAL_WORKERS, REMOTE_WORKERS, TrustedClaims
@@ -64,7 +64,7 @@ class SyncOptions:
     busy_s: float = BUSY_S
     spacing_s: float | None = None
     monotonic: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = utc_now
+    now: Callable[[], datetime] = utcnow
 
     @property
     def effective_settle_s(self) -> float:
@@ -84,6 +84,10 @@ class SyncOptions:
     @property
     def follow_s(self) -> float:
         return LOCAL_FOLLOW_S if self.store.is_local else REMOTE_FOLLOW_S
+
+    @property
+    def kept(self) -> int:
+        return max(1, self.keep)
 
     @property
     def workers(self) -> int:
