@@ -13,6 +13,7 @@ from checkpoint_world import (
     manifest_keys,
     restored_content,
 )
+from test_sync import Meddling
 
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
@@ -45,6 +46,24 @@ def test_a_rank_without_files_takes_no_part(tmp_path: Path, store: Store) -> Non
     settle_all(ranks)
     (checkpoint,) = checkpoints(store)
     assert set(checkpoint.manifests) == {0}
+
+
+def test_part_of_an_older_save_is_committed_alone_or_not_at_all(tmp_path: Path, store: Store) -> None:
+    """Another rank may have its first files while rank 0 sends, and could not know which part it has to join."""
+    saving: set[int] = set()
+    world = World(tmp_path, Meddling(store, lambda _source: saving.update({1} if joins else ())), nodes=2)  # type: ignore[arg-type]
+    world.options["peers"] = lambda: tuple(saving)
+    joins = False
+    world.begin()
+    world.write(first__model="1")
+    world.settle()
+    joins = True
+    world.open.add("first/model.pt")
+    world.write(second__model="2")
+    for number in range(80):
+        world.write(first__model=f"{number:03d}")
+        world.tick()
+    assert [set(one.manifests[0].ranks) for one in checkpoints(store, complete=False)] == [{0}]
 
 
 def test_ranks_with_files_commit_theirs_under_the_name_of_rank_0(tmp_path: Path, store: Store) -> None:

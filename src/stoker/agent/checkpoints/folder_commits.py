@@ -75,6 +75,10 @@ class FolderCommits:
             # With several ranks it is all or nothing: the others cannot know which part of it is an older save.
             return False
         blobs = self._send(contents)
+        ranks = self._options.saving_ranks()
+        if contents.carried and ranks != (0,):
+            # Another rank got its first files while this one sent.
+            return False
         last = self._watch.last_commit.blobs
         if {path: blob.digest for path, blob in blobs.items()} == {path: blob.digest for path, blob in last.items()}:
             # The files were touched, or written again with the same bytes.
@@ -85,7 +89,7 @@ class FolderCommits:
             name_of({path: file for path, file in contents.files.items() if path not in contents.logs}, ordinal),
             ordinal,
             tuple(blobs.values()),
-            ranks=self._options.saving_ranks(),
+            ranks=ranks,
             generation=-ordinal,
         )
         self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
