@@ -11,11 +11,11 @@ Linux only. Light on purpose: the supervisor of a local node imports this and li
 
 from __future__ import annotations
 
-from stoker.processes.group import NODE, TRAINING, Group, find_group, make_group
-from stoker.processes.identity import Process, Stat, boot_id, process_table, stat_of
+from stoker.processes.group import NODE, TRAINING, Group
+from stoker.processes.identity import Process, Stat, boot_id, expecting, has_survivor, process_table, stat_of
 from stoker.processes.kernel import become_subreaper, set_parent_death_signal
 from stoker.processes.open_files import OpenFile, WritableFiles, open_for_writing
-from stoker.processes.signals import expecting, has_survivor
+from stoker.processes.open_group import find_group, make_group
 from stoker.processes.spawn import NotMounted
 
 __all__ = [

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from stoker.processes.group import Group
 from stoker.processes.identity import Process
-from stoker.processes.spawn import LaunchSpec, Stream, start
-from stoker.processes.tree import marked_environment
+from stoker.processes.spawn import LaunchSpec, start
 
 
 class CgroupMount(NamedTuple):
@@ -75,34 +75,17 @@ def make(name: str) -> str | None:
     return None
 
 
-class CgroupGroup:
+class CgroupGroup(Group):
     """A group whose members are those of a cgroup and of the cgroups below it."""
 
+    folder: str
+
     def __init__(self, folder: str, mark: str, owner: str) -> None:
-        self._folder = folder
-        self._mark = mark
-        self._owner = owner
+        super().__init__(mark, owner)
+        self.folder = folder
 
-    @property
-    def folder(self) -> str | None:
-        return self._folder
-
-    def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        stdin: Stream = subprocess.DEVNULL,
-        stdout: Stream = None,
-        stderr: Stream = None,
-        pass_fds: Collection[int] = (),
-        dies_with_parent: bool = False,
-        mounts: Sequence[tuple[str, ...]] = (),
-    ) -> subprocess.Popen[bytes]:
-        marked = marked_environment(env, self._mark, self._owner)
-        launch = LaunchSpec(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts)
-        return start(launch, cgroup=self._folder)
+    def _start(self, launch: LaunchSpec) -> subprocess.Popen[bytes]:
+        return start(launch, cgroup=self.folder)
 
     def members(self) -> set[int]:
         found: set[int] = set()
@@ -143,7 +126,7 @@ class CgroupGroup:
                 continue  # The cgroup is not empty, or is gone already.
 
     def _folders(self) -> Iterator[str]:
-        for folder, _, _ in os.walk(self._folder):
+        for folder, _, _ in os.walk(self.folder):
             yield folder
 
     def _signal_one(self, pid: int, number: int) -> bool:
@@ -164,7 +147,7 @@ class CgroupGroup:
             return False
         if mount is None or path is None:
             return False
-        own = mount.path(self._folder)
+        own = mount.path(self.folder)
         return path == own or path.startswith(own + "/")
 
     def _wait_for(self, key: str, value: str, timeout_s: float) -> bool:
@@ -172,7 +155,7 @@ class CgroupGroup:
         pause_s = 0.0005
         while True:
             try:
-                events = dict(line.split() for line in _read(f"{self._folder}/cgroup.events").splitlines())
+                events = dict(line.split() for line in _read(f"{self.folder}/cgroup.events").splitlines())
             except OSError:
                 return True  # A cgroup that does not exist has no members.
             if events.get(key) == value:
@@ -184,7 +167,7 @@ class CgroupGroup:
 
     def _write(self, name: str, text: str) -> bool:
         try:
-            handle = os.open(f"{self._folder}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            handle = os.open(f"{self.folder}/{name}", os.O_WRONLY | os.O_CLOEXEC)
         except OSError:
             return False
         try:

@@ -11,33 +11,21 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
+from stoker.processes.group import Group, marked_environment
 from stoker.processes.identity import Process, Stat, boot_id, process_table, stat_of
 from stoker.processes.kernel import become_subreaper
-from stoker.processes.spawn import LaunchSpec, Stream, start
-
-# The environment variables that mark every process of a machine, and those of its training.
-NODE = "STOKER_NODE"
-TRAINING = "STOKER_TRAINING"
-MARKS = (NODE, TRAINING)
+from stoker.processes.spawn import LaunchSpec, start
 
 
-def marked_environment(env: Mapping[str, str] | None, mark: str, owner: str) -> dict[str, str]:
-    """Return `env` with the group's mark, and with the marks of the caller's own groups."""
-    marked = dict(os.environ if env is None else env)
-    for outer in MARKS:
-        if outer in os.environ:
-            marked[outer] = os.environ[outer]
-    marked[mark] = owner
-    return marked
-
-
-class MarkedGroup:
+class MarkedGroup(Group):
     """A group that is searched in /proc. `since` is its time of creation: an older process cannot be a member.
 
     `owned`: this process created the group, is a subreaper, and so owns all its descendants.
     """
+
+    folder = None
 
     def __init__(
         self,
@@ -48,8 +36,7 @@ class MarkedGroup:
         owned: bool,
         sessions: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._mark = mark
-        self._owner = owner
+        super().__init__(mark, owner)
         # A member also carries the marks of the outer groups: two groups inside different ones may share a name. A
         # process outside knows only the one mark.
         marks = marked_environment({}, mark, owner) if owned else {mark: owner}
@@ -65,25 +52,8 @@ class MarkedGroup:
         else:
             self._read_sessions()
 
-    @property
-    def folder(self) -> str | None:
-        return None
-
-    def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        stdin: Stream = subprocess.DEVNULL,
-        stdout: Stream = None,
-        stderr: Stream = None,
-        pass_fds: Collection[int] = (),
-        dies_with_parent: bool = False,
-        mounts: Sequence[tuple[str, ...]] = (),
-    ) -> subprocess.Popen[bytes]:
-        marked = marked_environment(env, self._mark, self._owner)
-        child = start(LaunchSpec(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts))
+    def _start(self, launch: LaunchSpec) -> subprocess.Popen[bytes]:
+        child = start(launch)
         self._spawned.add(child.pid)
         # The child has not been waited for, so the pid is still its own, if only as a zombie.
         stat = stat_of(child.pid)
