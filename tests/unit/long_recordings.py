@@ -12,8 +12,8 @@ from typing import Any
 
 from stoker.agent.health.activity import ActivityRecorder
 from stoker.agent.health.activity_probe import ActivitySample
-from stoker.agent.health.step_count import StepCount
 from stoker.agent.heartbeat import REMOTE_INTERVAL_S, HeartbeatThread, is_steady
+from stoker.agent.metric_progress import StepCount
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.snapshot import Append

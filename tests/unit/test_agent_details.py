@@ -19,7 +19,7 @@ from stoker.agent.container.process_group import ContainerGroup
 from stoker.agent.environment.local_cache import LocalCache
 from stoker.agent.environment.store_cache import BackgroundUpload
 from stoker.agent.environment.venv import Venv
-from stoker.agent.health import debuggers
+from stoker.agent.health import activity_probe
 from stoker.agent.health.usage_sampler import GpuReader
 from stoker.agent.logs.cloud_copy import _LineCutter
 from stoker.processes import OpenFile
@@ -159,10 +159,10 @@ def test_a_process_is_below_another_or_not(tmp_path: Path) -> None:
     for pid, parent in ((10, 5), (11, 10), (12, 11), (13, 1), (20, 21), (21, 20)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) S {parent} 1 1")
-    assert debuggers._is_below(tmp_path, 12, 10) is True and debuggers._is_below(tmp_path, 10, 10) is True
-    assert debuggers._is_below(tmp_path, 10, 12) is False and debuggers._is_below(tmp_path, 13, 10) is False
-    assert debuggers._is_below(tmp_path, 99, 10) is False
-    assert debuggers._is_below(tmp_path, 20, 10) is False, "a circle has an end"
+    assert activity_probe._is_below(tmp_path, 12, 10) is True and activity_probe._is_below(tmp_path, 10, 10) is True
+    assert activity_probe._is_below(tmp_path, 10, 12) is False and activity_probe._is_below(tmp_path, 13, 10) is False
+    assert activity_probe._is_below(tmp_path, 99, 10) is False
+    assert activity_probe._is_below(tmp_path, 20, 10) is False, "a circle has an end"
 
 
 def test_a_process_that_may_not_be_signalled_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.health import debuggers
-from stoker.agent.health.activity_probe import ActivityProbe
-from stoker.agent.health.debuggers import is_debugged
+from stoker.agent.health import activity_probe
+from stoker.agent.health.activity_probe import ActivityProbe, is_debugged
 
 AGENT = 5
 SEIZE, DETACH = 0x4206, 17
@@ -139,7 +138,7 @@ def test_waiting_for_a_line_is_known_by_the_call_of_each_kind_of_machine(
 ) -> None:
     add(tmp_path, 10, parent=AGENT)
     ask(tmp_path, 10, f"{call} 0x0", "/dev/tty1")
-    assert debuggers._asks(tmp_path, 10, machine) is told
+    assert activity_probe._asks(tmp_path, 10, machine) is told
 
 
 @pytest.mark.parametrize("breaks", ["breakpoint()", "input()"])

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from plain_store import PlainStore
 
-from stoker.agent import metric_reports, metric_thinner
+from stoker.agent import metric_reports, metrics
 from stoker.agent import metric_scan as scan_module
 from stoker.agent import metrics as metrics_module
 from stoker.agent.metric_progress import MAX_NAMES, MAX_TRENDS
 from stoker.agent.metric_reports import parse_report
 from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
-from stoker.agent.metric_thinner import BURST, RATE_PER_S, Thinner
-from stoker.agent.metrics import MetricsPump
+from stoker.agent.metrics import BURST, RATE_PER_S, MetricsPump, Thinner
 from stoker.core.safe_regex import MAX_EXPRESSIONS
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
@@ -154,7 +153,7 @@ def test_a_burst_is_kept_and_then_so_many_a_second() -> None:
 
 
 def test_in_the_long_run_one_a_second_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_thinner, "LONG_RUN", int(BURST))
+    monkeypatch.setattr(metrics, "LONG_RUN", int(BURST))
     thinner = Thinner()
     assert [offered(thinner, at, 500) for at in (0.0, 1.0, 3.0)] == [BURST, 1, 2]
 

@@ -15,8 +15,7 @@ from plain_store import PlainStore, wait_for
 from stoker.agent.metric_progress import MAX_NAMES
 from stoker.agent.metric_reports import parse_report
 from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
-from stoker.agent.metric_thinner import BURST, LONG_RUN, Thinner
-from stoker.agent.metrics import MetricsPump
+from stoker.agent.metrics import BURST, LONG_RUN, MetricsPump, Thinner
 from stoker.model import keys
 from stoker.model.node_facts import GpuUsage, Usage
 from stoker.read.metrics import Point, read_metrics, series_of

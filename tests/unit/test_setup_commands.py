@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from agent_world import JOB, AgentWorld
 
-from stoker.agent import fetch_code, setup
+from stoker.agent import fetch_code, runtime, setup
 from stoker.agent.environment.conda import Conda, CondaProgram
 from stoker.agent.environment.steps import CommandResult, SetupSteps
 from stoker.agent.rendezvous import RendezvousResult
@@ -188,9 +188,9 @@ def test_code_is_checked_against_the_log(world: AgentWorld) -> None:
 def test_accelerators_are_counted_by_what_the_process_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
     for visible, count in (("0,1", 2), ("", 0), ("-1", 0), ("0, ,3", 2), ("GPU-1", 1)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert fetch_code.count_gpus() == count
+        assert runtime.count_gpus() == count
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert fetch_code.count_gpus() == len(list(Path("/dev").glob("nvidia[0-9]*")))
+    assert runtime.count_gpus() == len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 # ── Conda ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

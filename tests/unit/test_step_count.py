@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.agent.health.step_count import StepCount
+from stoker.agent.metric_progress import StepCount
 
 
 def moves_of(*reports: tuple[int, dict[str, float]], before: int = 200) -> int:

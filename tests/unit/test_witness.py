@@ -14,8 +14,7 @@ import pytest
 from noticing_machine import Here
 
 from stoker.agent.health import stack_dump
-from stoker.agent.health.stack_dump import find_py_spy
-from stoker.agent.health.stack_dump_request import StackDumpRequests
+from stoker.agent.health.stack_dump import StackDumpRequests, find_py_spy
 from stoker.agent.heartbeat import HeartbeatThread
 from stoker.agent.node import AgentNode
 from stoker.model import keys

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-from pathlib import Path
 
 from stoker.agent.unpack_code import unpack
 from stoker.core.attempt_verdict import DISK_ADVICE
@@ -37,11 +35,3 @@ def fetch_code(store: Store, state: JobState, submission: Submission, paths: Nod
     shutil.rmtree(paths.code, ignore_errors=True)
     unpack(archive, paths.code, state.code_digest)
     archive.unlink(missing_ok=True)
-
-
-def count_gpus() -> int:
-    """Count the accelerators for which torchrun should start a process each."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from stoker.agent.fetch_code import count_gpus
 from stoker.processes import Group
 from stoker.secrets.masked_output import Run, open_output
 
@@ -175,3 +174,11 @@ class HostRuntime:
     def close(self) -> None:
         self.group.kill()
         self.group.close()
+
+
+def count_gpus() -> int:
+    """Count the accelerators for which torchrun should start a process each."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.fetch_code import count_gpus
+from stoker.agent.runtime import count_gpus
 
 _TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk")
 _DEVICE_SPECS = ("/etc/cdi", "/var/run/cdi")

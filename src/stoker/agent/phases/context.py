@@ -13,8 +13,7 @@ from stoker.agent.health.activity import ActivityRecorder
 from stoker.agent.health.activity_probe import ActivityProbe, count_unreadable_accelerators
 from stoker.agent.health.missing_saves import MissingSaves
 from stoker.agent.health.setup_activity import SetupActivity
-from stoker.agent.health.stack_dump import collect_stack_dump, find_py_spy
-from stoker.agent.health.stack_dump_request import StackDumpRequests
+from stoker.agent.health.stack_dump import StackDumpRequests, collect_stack_dump, find_py_spy
 from stoker.agent.health.usage_sampler import GpuReader, UsageSampler, UsageThread
 from stoker.agent.heartbeat import HeartbeatThread, is_steady
 from stoker.agent.job_log_watch import JobLogWatch

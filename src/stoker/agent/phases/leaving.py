@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from stoker.agent.health.stack_dump_request import StackDumpRequests
+from stoker.agent.health.stack_dump import StackDumpRequests
 from stoker.agent.job_log_watch import JobLogWatch
 from stoker.agent.notices import Notices
 from stoker.agent.peers import PeerWatch
