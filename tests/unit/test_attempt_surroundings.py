@@ -109,7 +109,7 @@ def test_where_nothing_is_moved_aside_nothing_is_told_of_it(world: AgentWorld) -
 
 def test_a_node_that_waits_for_other_ranks_says_so_and_hears_that_it_must_go(world: AgentWorld) -> None:
     life = a_life(world)
-    life.monitors.setup._recorder.begin(sample=False)
+    life.monitors.setup.begin(sample=False)
     life.wait_for_others(0.0)
     fact = life.monitors.setup.report()
     assert fact is not None and fact.waits

@@ -34,8 +34,7 @@ from stoker.model.spec import Spec
 from stoker.model.submission import Submission
 from stoker.processes import NotMounted
 from stoker.providers import registry
-from stoker.secrets.masked_output import can_mask
-from stoker.secrets.masker import Masker
+from stoker.secrets.masked_output import mask
 from stoker.store.safe_extraction import Extraction
 
 CONTRACT: tuple[tuple[str, str], ...] = (
@@ -163,8 +162,7 @@ def read_failure(paths: NodePaths, secrets: Mapping[str, str]) -> str:
             data = file.read(_MOST_READ)
     except OSError:
         return ""
-    masker = Masker(os.fsencode(value) for value in secrets.values() if can_mask(value))
-    text = (masker.feed(data) + masker.end()).decode(errors="replace")
+    text = mask(data, secrets).decode(errors="replace")
     return " ".join(text[:_MOST_REASON].split())
 
 

@@ -61,6 +61,16 @@ def can_mask(value: str) -> bool:
     return len(os.fsencode(value)) >= masker.SHORTEST_BYTES
 
 
+def mask(data: bytes, secrets: Mapping[str, str]) -> bytes:
+    """Return the data without the secrets that can be masked. A beginning of a secret at its end is masked, too."""
+    found = masker.Masker(_maskable(secrets))
+    return found.feed(data) + found.end()
+
+
+def _maskable(secrets: Mapping[str, str]) -> list[bytes]:
+    return [os.fsencode(value) for value in secrets.values() if can_mask(value)]
+
+
 @contextmanager
 def open_output(
     log: Path, secrets: Mapping[str, str], pipe: Path | None = None, *, piped: bool = False
@@ -71,7 +81,7 @@ def open_output(
     nothing and opens its output itself. `piped`: the command may not write to `log`, with or without secrets. Raises
     OSError.
     """
-    values = [os.fsencode(value) for value in secrets.values() if can_mask(value)]
+    values = _maskable(secrets)
     if not values and not piped:
         with log.open("ab", buffering=0) as file:
             yield CommandOutput(file.fileno())

@@ -110,6 +110,7 @@ class ActivityRecorder:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
         self._utilization = PeriodMeans()
         self._work = PeriodMeans()
         self._previous: tuple[float, ActivitySample] | None = None
@@ -121,11 +122,12 @@ class ActivityRecorder:
         self._metrics: dict[str, float] = {}
 
     def begin(self, *, sample: bool = True) -> None:
-        """Start the clocks now. With `sample`, start the thread too: only once."""
+        """Start the clocks now, or anew. With `sample`, start the thread too if it does not run yet."""
         with self._lock:
             self._times.began_s = self._times.moved_s = self._times.sampled_s = self._monotonic()
-        if sample:
-            threading.Thread(target=self._run, name="activity", daemon=True).start()
+        if sample and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="activity", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """End the thread. Does not wait for a sample that hangs."""

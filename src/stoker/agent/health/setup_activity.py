@@ -12,47 +12,24 @@ from pathlib import Path
 
 from stoker.agent.health.activity import ActivityRecorder
 from stoker.agent.health.activity_probe import ActivityProbe
-from stoker.model.node_facts import Activity
 from stoker.processes import Stat, process_table
 
 # The processes that pull images for docker. podman pulls them itself.
 _DAEMONS = frozenset({"dockerd", "containerd"})
 
 
-class SetupActivity:
-    """Records the activity of a set-up. `group` returns the processes in the node's runtime.
+class SetupActivity(ActivityRecorder):
+    """Records the activity of a set-up; each phase of it begins anew. `group` returns the processes in the runtime.
 
     `pulling` returns whether an image is being pulled; `shared`: the computer has other users.
     """
 
     def __init__(self, group: Callable[[], set[int]], pulling: Callable[[], bool], *, shared: bool) -> None:
+        probe = ActivityProbe(lambda: (), self.workers, shared=shared, agent=os.getpid())
+        super().__init__(probe, agent_io_counts=True)
         self._group = group
         self._pulling = pulling
         self._shared = shared
-        probe = ActivityProbe(lambda: (), self.workers, shared=shared, agent=os.getpid())
-        self._recorder = ActivityRecorder(probe, agent_io_counts=True)
-        self._samples = False
-
-    def begin(self) -> None:
-        """Start the clocks anew for the next phase."""
-        self._recorder.begin(sample=not self._samples)
-        self._samples = True
-
-    def stop(self) -> None:
-        """End the thread. Does not wait for a sample that hangs."""
-        self._recorder.stop()
-
-    def note_waiting(self) -> None:
-        """Record that this node waits for another one now. Call this again and again while it does."""
-        self._recorder.note_waiting()
-
-    def note_output(self, data: bytes) -> None:
-        """Take more of the log."""
-        self._recorder.note_output(data)
-
-    def report(self) -> Activity | None:
-        """Return the activity for the next heartbeat; None before `begin`."""
-        return self._recorder.report()
 
     def members(self) -> set[int]:
         """Return the processes of this node that are at work: those in its runtime, and children of the agent."""

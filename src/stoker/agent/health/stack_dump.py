@@ -25,8 +25,7 @@ from stoker.agent.logs.log_pump import last_lines
 from stoker.agent.node import AgentNode
 from stoker.model import keys
 from stoker.model.job_state import JobState
-from stoker.secrets.masked_output import can_mask
-from stoker.secrets.masker import Masker
+from stoker.secrets.masked_output import mask
 from stoker.store.parallel import run_all
 
 # One stuck process must not keep the others from being dumped, and all together must not delay the governor's next
@@ -113,9 +112,7 @@ def collect_stack_dump(
         _titled("processes on accelerators", _within(_GPUS_LIMIT_S, gpu_processes)),
         _titled(f"the last {_LOG_LINES} lines of the log", last_lines(log, _LOG_LINES)),
     ]
-    masker = Masker(os.fsencode(value) for value in secrets.values() if can_mask(value))
-    data = "\n".join(parts).encode(errors="replace")
-    return (masker.feed(data) + masker.end())[:_MOST_BYTES]
+    return mask("\n".join(parts).encode(errors="replace"), secrets)[:_MOST_BYTES]
 
 
 def _within(limit_s: float, ask: Callable[[], list[str]]) -> list[str]:
