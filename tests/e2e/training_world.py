@@ -13,7 +13,7 @@ from pathlib import Path
 from harness import until
 
 from stoker.agent.checkpoints.commit_chooser import BUSY_S
-from stoker.agent.checkpoints.restore import restore, restore_newest
+from stoker.agent.checkpoints.restore import restore
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.runtime import Command, HostRuntime
@@ -21,6 +21,7 @@ from stoker.agent.supervise import EndRequest, Training, TrainingOutcome
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
+from tests.support.newest_checkpoint import restore_newest
 
 JOB = "job-1"
 LIMIT_S = 60.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.checkpoints.restore import RestoredCheckpoint, restore, restore_newest
+from stoker.agent.checkpoints.restore import RestoredCheckpoint, restore
 from stoker.agent.checkpoints.save_protocol import MARKER, Save
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.model import keys
@@ -19,6 +19,7 @@ from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
 from stoker.testing.memory_store import MemoryStore
+from tests.support.newest_checkpoint import restore_newest
 
 JOB = "job-1"
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from checkpoint_world import JOB, content, memory_store
 
-from stoker.agent.checkpoints.restore import restore_newest
 from stoker.agent.checkpoints.resume_from import FromJob, import_checkpoint
 from stoker.agent.environment.package_sources import PackedWheels
 from stoker.agent.fetch_programs import fetch_program, tool_name
@@ -32,6 +31,7 @@ from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoints import fetch_checkpoint, list_checkpoints
 from stoker.store.safe_extraction import Extraction, PathObstructed
 from stoker.testing.memory_store import MemoryStore
+from tests.support.newest_checkpoint import restore_newest
 
 LINK = stat.S_IFLNK | 0o777
 KEYS = "authorized_keys"

@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from stoker import client
-from stoker.agent.checkpoints.restore import RestoreError, find_candidates
+from stoker.agent.checkpoints.restore import find_candidates
 from stoker.cli import cli
 from stoker.cli.completers import complete_checkpoint
 from stoker.cli.resume import command as resume_command
@@ -28,7 +28,7 @@ from stoker.store import job_log
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import encode
 from stoker.store.checkpoint_refs import candidates, completions, matching, reference, resolve
-from stoker.store.checkpoints import Checkpoint, Manifest, ManifestKey
+from stoker.store.checkpoints import Checkpoint, Manifest, ManifestKey, RestoreError
 from stoker.submit.resume import ask_to_resume, prepare_resume
 from tests.support.sim_data import SPOT_A, make_state, nodes
 

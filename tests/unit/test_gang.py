@@ -14,7 +14,6 @@ from plain_store import wait_for
 
 from stoker.agent import peers as peers_module
 from stoker.agent import rendezvous as gang_module
-from stoker.agent.checkpoints.restore import RestoreError
 from stoker.agent.heartbeat import HeartbeatThread
 from stoker.agent.peers import PeerLeft, PeerWatch
 from stoker.agent.rendezvous import GangRendezvous, RendezvousResult, sleep_interruptibly
@@ -22,6 +21,7 @@ from stoker.model import codec, keys
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
 from stoker.store.base import Store
+from stoker.store.checkpoints import RestoreError
 from stoker.testing.memory_store import Fault, MemoryStore
 
 

@@ -15,8 +15,7 @@ from checkpoint_world import JOB, World, assert_sound, blobs, checkpoints, manif
 
 from stoker.agent.checkpoints.blobs import BlobSender, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import scan
-from stoker.agent.checkpoints.restore import import_checkpoint, restore_newest
-from stoker.agent.checkpoints.resume_from import FromJob
+from stoker.agent.checkpoints.resume_from import FromJob, import_checkpoint
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, UserError
 from stoker.model.log_entries import Claimed, Event, Record, Submitted
@@ -29,6 +28,7 @@ from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import CheckpointTooLarge, decode, encode, read_trusted_claims, trusted_claims
 from stoker.store.checkpoints import find_checkpoint, list_checkpoints
 from stoker.testing.memory_store import MemoryStore
+from tests.support.newest_checkpoint import restore_newest
 
 OFFERING = Offering("sim", "m", "zone-a", spot=True)
 memory, store = checkpoint_world.memory, checkpoint_world.store

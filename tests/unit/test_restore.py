@@ -23,7 +23,7 @@ from checkpoint_world import (
     write,
 )
 
-from stoker.agent.checkpoints.restore import RestoreError, proposals, restore, restore_newest
+from stoker.agent.checkpoints.restore import proposals, restore
 from stoker.agent.checkpoints.resume_from import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.agent.checkpoints.save_protocol import numbered_saves
 from stoker.model import keys
@@ -31,8 +31,17 @@ from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoint_manifests import TRUST_ALL, encode
-from stoker.store.checkpoints import choose, fetch_checkpoint, list_checkpoints, parse_key, safe_link, safe_path
+from stoker.store.checkpoints import (
+    RestoreError,
+    choose,
+    fetch_checkpoint,
+    list_checkpoints,
+    parse_key,
+    safe_link,
+    safe_path,
+)
 from stoker.testing.memory_store import Fault, MemoryStore
+from tests.support.newest_checkpoint import restore_newest
 
 
 @pytest.fixture(params=["memory", "folder"])

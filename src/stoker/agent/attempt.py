@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import signal
 
-from stoker.agent.checkpoints.restore import RestoreError
 from stoker.agent.exit_report import make_exit
 from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.metrics import MetricsPump
@@ -24,6 +23,7 @@ from stoker.model.job_state import JobState
 from stoker.model.node_facts import Exit, ExitOutcome
 from stoker.model.submission import Submission
 from stoker.providers.base import RunsInContainer
+from stoker.store.checkpoints import RestoreError
 from stoker.store.job_index import read_submission
 
 _log = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from stoker.agent.checkpoints.restore import RestoreError
 from stoker.agent.heartbeat import HeartbeatThread
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Heartbeat, Rendezvous
 from stoker.model.observed import Known
 from stoker.store import node_facts
 from stoker.store.base import Store
+from stoker.store.checkpoints import RestoreError
 
 T = TypeVar("T")
 

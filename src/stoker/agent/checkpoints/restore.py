@@ -5,14 +5,12 @@ A store that does not answer is no reason to fall back: StoreUnavailable is the 
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_replacement import FolderRecord, make_staging, replace_contents
-from stoker.agent.checkpoints.resume_from import import_checkpoint
 from stoker.model.job_state import ChosenCheckpoint
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import TrustedClaims
@@ -26,19 +24,6 @@ from stoker.store.checkpoints import (
     find_checkpoint,
     list_checkpoints,
 )
-
-log = logging.getLogger(__name__)
-
-__all__ = [
-    "RestoreError",
-    "RestoredCheckpoint",
-    "clear_folder",
-    "find_candidates",
-    "import_checkpoint",
-    "proposals",
-    "restore",
-    "restore_newest",
-]
 
 
 @dataclass(frozen=True)
@@ -59,7 +44,6 @@ def restore(
     rank: int,
     key: str,
     folder: Path,
-    source_job: str | None = None,
     *,
     record: FolderRecord | None = None,
     chosen: Callable[[str], bool] = lambda _path: True,
@@ -73,8 +57,7 @@ def restore(
     it. Safe to repeat. Raises RestoreError when the checkpoint is gone, incomplete or damaged, with the folder as
     before; StoreUnavailable when the store did not answer.
     """
-    source = source_job or job
-    checkpoint = find_checkpoint(store, source, key, trust=trust if source_job is None else None)
+    checkpoint = find_checkpoint(store, job, key, trust=trust)
     if checkpoint is None:
         raise RestoreError(f"{key} is not in the store any more")
     if not checkpoint.complete:
@@ -86,7 +69,7 @@ def restore(
     staging = make_staging(folder)
     try:
         new = staging / "new"
-        fetch_files(store, source, wanted, new, progress)
+        fetch_files(store, job, wanted, new, progress)
         aside = replace_contents(new, folder, record or FolderRecord(), lambda: stored_digests(store, job), chosen)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -114,27 +97,6 @@ def stored_digests(store: Store, job: str) -> frozenset[tuple[int, str]]:
         for manifest in checkpoint.manifests.values()
         for blob in manifest.files
     )
-
-
-def restore_newest(
-    store: Store,
-    job: str,
-    folder: Path,
-    poisoned: frozenset[str] = frozenset(),
-    *,
-    rank: int = 0,
-    trust: TrustedClaims | None = None,
-    progress: Progress | None = None,
-    on_failure: Callable[[str, RestoreError], None] = lambda _key, _error: None,
-) -> RestoredCheckpoint | None:
-    """Restore the newest checkpoint that can be, on a node that needs no agreement with others. None: there is none."""
-    for key in proposals(store, job, poisoned, trust=trust):
-        try:
-            return restore(store, job, rank, key, folder, trust=trust, progress=progress)
-        except RestoreError as error:
-            log.warning("checkpoint %s cannot be restored: %s", key, error.reason)
-            on_failure(key, error)
-    return None
 
 
 def find_candidates(

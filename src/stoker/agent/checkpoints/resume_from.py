@@ -76,14 +76,12 @@ class FromUrl:
 Source = FromJob | FromFolder | FromUrl
 
 
-def parse_source(text: str, *, base: Path | None = None) -> Source:
+def parse_source(text: str) -> Source:
     """Parse `JOB[:REF]`, a URL or a folder: a text that looks like a path (`/`, `./`, `~`), or a folder that exists."""
     scheme, separator, rest = text.partition("://")
     if separator:
         return FromFolder(Path(unquote(rest))) if scheme == "file" else FromUrl(text)
     path = Path(text).expanduser()
-    if base is not None and not path.is_absolute():
-        path = base / path
     if "/" in text or text.startswith((".", "~")) or path.is_dir():
         return FromFolder(path)
     job, _, name = text.partition(":")
@@ -96,7 +94,6 @@ def import_checkpoint(
     source: Source,
     *,
     ordinal: int = 0,
-    poisoned: frozenset[str] = frozenset(),
     trust: TrustedClaims | None = None,
     senders: dict[int, BlobSender] | None = None,
     scratch: Path | None = None,
@@ -104,171 +101,160 @@ def import_checkpoint(
 ) -> str:
     """Copy the checkpoint into `job` and return its key. If `job` has checkpoints, imported or not, return the newest.
 
-    Every byte is verified on the way. `ordinal` is a number that no import into this job had before. `poisoned` are
-    keys of the source job that are not taken. `trust` says which manifests of `job` count. `senders` remember what an
-    earlier try copied. `scratch` is a folder for files on their way; a temporary folder by default. `check` may end the
-    import between any two files by raising; nothing is imported then. Raises UserError when there is nothing to import,
-    RestoreError when a checkpoint that was asked for by name is damaged, StoreError when the store fails: then it can
-    be repeated, and files that `senders` know are not copied again.
+    Every byte is verified on the way. `ordinal` is a number that no import into this job had before. `trust` says which
+    manifests of `job` count. `senders` remember what an earlier try copied. `scratch` is a folder for files on their
+    way; a temporary folder by default. `check` may end the import between any two files by raising; nothing is imported
+    then. Raises UserError when there is nothing to import, RestoreError when a checkpoint that was asked for by name is
+    damaged, StoreError when the store fails: then it can be repeated, and files that `senders` know are not copied
+    again.
     """
     present = choose(list_checkpoints(store, job, trust=trust), frozenset())
     if present is not None:
         return present.key
-    target = _Target(store, job, ordinal, {} if senders is None else senders)
     folder = Path(tempfile.mkdtemp(prefix="stoker-import-", dir=scratch))
+    target = _Import(store, job, ordinal, {} if senders is None else senders, folder, check)
     try:
         match source:
             case FromJob():
-                return _import_job(store, target, source, poisoned, folder, check)
+                return target.from_job(source)
             case FromFolder():
-                return _import_folder(store, target, source.path, str(source.path), folder, check)
+                return target.from_folder(source.path, str(source.path))
             case FromUrl():
-                return _import_url(store, target, source.url, folder, check)
+                return target.from_url(source.url)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
-class _Target:
-    """The job that a checkpoint is copied into, the ordinal it gets there, and the senders of its ranks."""
+class _Import:
+    """One import: the job that a checkpoint is copied into, the ordinal it gets there, and the senders of its ranks.
+
+    `folder` is for files on their way.
+    """
 
     store: Store
     job: str
     ordinal: int
     senders: dict[int, BlobSender]
+    folder: Path
+    check: Callable[[], None]
 
-    def sender(self, rank: int, scratch: Path) -> BlobSender:
+    def _sender(self, rank: int) -> BlobSender:
         if rank not in self.senders:
-            workers = LOCAL_WORKERS if self.store.is_local else REMOTE_WORKERS
-            self.senders[rank] = BlobSender(self.store, self.job, rank, scratch=scratch, workers=workers)
+            self.senders[rank] = BlobSender(self.store, self.job, rank, scratch=self.folder, workers=self._workers)
         return self.senders[rank]
 
-    def key(self, name: str) -> str:
+    @property
+    def _workers(self) -> int:
+        return LOCAL_WORKERS if self.store.is_local else REMOTE_WORKERS
+
+    def _key(self, name: str) -> str:
         return keys.checkpoint_key(IMPORTED, self.ordinal, name)
 
+    # ── From a job ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# ── From a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def from_job(self, source: FromJob) -> str:
+        # The other job's log says which of its manifests count.
+        trust = read_trusted_claims(self.store, source.job)
+        before: str | None = None
+        while True:
+            listed = list_checkpoints(self.store, source.job, trust=trust)
+            # References were pinned when the job was submitted.
+            found = listed if source.name is None else matching(listed, source.name, None)
+            chosen = choose(found, frozenset(), before)
+            if chosen is None:
+                what = f"no checkpoint {source.name}" if source.name else "no checkpoint"
+                raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
+            try:
+                return self._copy(source.job, chosen)
+            except RestoreError as error:
+                # The newest was asked for, without a name: a checkpoint that is damaged, or was pruned meanwhile, is
+                # passed over.
+                named = source.name is not None
+                if named and find_checkpoint(self.store, source.job, chosen.key, trust=trust) is not None:
+                    raise
+                log.warning("%s of %s cannot be imported: %s", chosen.key, source.job, error.reason)
+                before = chosen.key
 
+    def _copy(self, source_job: str, checkpoint: Checkpoint) -> str:
+        # Rank 0 last: the checkpoint exists when its manifest does.
+        for rank, manifest in sorted(checkpoint.manifests.items(), reverse=True):
+            sender = self._sender(rank)
+            copies = [partial(self._copy_blob, source_job, rank, sender, blob) for blob in manifest.files]
+            files = tuple(run_all(copies, self._workers))
+            self.check()
+            _create(self.store, replace(manifest, job=self.job, claim=IMPORTED, ordinal=self.ordinal, files=files))
+        return self._key(checkpoint.name)
 
-def _import_job(
-    store: Store, target: _Target, source: FromJob, poisoned: frozenset[str], folder: Path, check: Callable[[], None]
-) -> str:
-    # The other job's log says which of its manifests count.
-    trust = read_trusted_claims(store, source.job)
-    before: str | None = None
-    while True:
-        listed = list_checkpoints(store, source.job, trust=trust)
-        # References were pinned when the job was submitted.
-        found = listed if source.name is None else matching(listed, source.name, None)
-        chosen = choose(found, poisoned, before)
-        if chosen is None:
-            what = f"no checkpoint {source.name}" if source.name else "no checkpoint"
-            raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
+    def _copy_blob(self, source_job: str, rank: int, sender: BlobSender, blob: BlobRef) -> BlobRef:
+        """Copy the file to a blob of the target job. Bytes that two files share are copied once."""
+        self.check()
+        known = sender.upload_of(blob.digest)
+        if known is None:
+            place = Path(tempfile.mkdtemp(dir=self.folder))
+            try:
+                file = CheckpointFile(rank, replace(blob, path="blob", mode=0o644))
+                fetch_files(self.store, source_job, [file], place)
+                digest, known = sender.send_file(place / "blob")
+                if digest != blob.digest:
+                    raise RestoreError(f"{blob.path}: changed while it was copied")
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+        return replace(blob, upload=known)
+
+    # ── From plain files ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def from_folder(self, path: Path, shown: str) -> str:
+        def proceed() -> bool:
+            self.check()
+            return True
+
+        if not path.is_dir():
+            raise UserError(f"resume_from: {shown} is no folder")
+        marker = read_json(path / MARKER)
+        name = _name(str(marker["name"]) if marker and "name" in marker else path.resolve().name)
+        # A single save of stoker.train goes where the script will look for it.
+        inside = f"{name}/" if marker is not None else ""
+        step = marker.get("step") if marker else None
+        files = scan(path).values()
+        if not files:
+            raise UserError(f"resume_from: {shown} is empty")
         try:
-            return _copy(store, target, source.job, chosen, folder, check)
-        except RestoreError as error:
-            # The newest was asked for, without a name: a checkpoint that is damaged, or was pruned meanwhile, is passed
-            # over.
-            if source.name is not None and find_checkpoint(store, source.job, chosen.key, trust=trust) is not None:
-                raise
-            log.warning("%s of %s cannot be imported: %s", chosen.key, source.job, error.reason)
-            before = chosen.key
-
-
-def _copy(
-    store: Store, target: _Target, source_job: str, checkpoint: Checkpoint, folder: Path, check: Callable[[], None]
-) -> str:
-    workers = LOCAL_WORKERS if store.is_local else REMOTE_WORKERS
-    # Rank 0 last: the checkpoint exists when its manifest does.
-    for rank, manifest in sorted(checkpoint.manifests.items(), reverse=True):
-        sender = target.sender(rank, folder)
-
-        def copy_one(blob: BlobRef, rank: int = rank, sender: BlobSender = sender) -> BlobRef:
-            check()
-            return _copy_blob(store, source_job, rank, blob, folder, sender)
-
-        files = run_all([partial(copy_one, blob) for blob in manifest.files], workers)
-        check()
-        _create(
-            store,
-            replace(manifest, job=target.job, claim=IMPORTED, ordinal=target.ordinal, files=tuple(files)),
+            blobs = self._sender(0).send([OutgoingFile(file, path / file.path) for file in files], proceed)
+        except FileUnstable as error:
+            raise UserError(f"resume_from: {error} changed while it was read") from None
+        manifest = Manifest(
+            name=name,
+            job=self.job,
+            claim=IMPORTED,
+            rank=0,
+            ordinal=self.ordinal,
+            committed_at=datetime.now(timezone.utc),
+            files=tuple(replace(blob, path=inside + blob.path) for blob in blobs.values()),
+            step=step if isinstance(step, int) else None,
         )
-    return target.key(checkpoint.name)
+        self.check()
+        _create(self.store, manifest)
+        return self._key(name)
 
+    def from_url(self, url: str) -> str:
+        source = open_store(url)
+        key_list = [meta.key for meta in source.list("") if safe_path(meta.key)]
+        if not key_list:
+            raise UserError(f"resume_from: there is nothing at {url}")
+        folder = self.folder / _name(url.rstrip("/").rpartition("/")[2])
 
-def _copy_blob(store: Store, source_job: str, rank: int, blob: BlobRef, folder: Path, sender: BlobSender) -> BlobRef:
-    """Copy the file to a blob of the target job. Bytes that two files share are copied once."""
-    known = sender.upload_of(blob.digest)
-    if known is None:
-        place = Path(tempfile.mkdtemp(dir=folder))
-        try:
-            fetch_files(store, source_job, [CheckpointFile(rank, replace(blob, path="blob", mode=0o644))], place)
-            digest, known = sender.send_file(place / "blob")
-            if digest != blob.digest:
-                raise RestoreError(f"{blob.path}: changed while it was copied")
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-    return replace(blob, upload=known)
+        def fetch_one(number: int, key: str) -> None:
+            self.check()
+            with staging.new_file(str(number)) as file:
+                found = source.get_file(key, file)
+            if found is None:
+                raise UserError(f"resume_from: {url}/{key} was removed while it was read")
+            staging.place(str(number), key)
 
-
-# ── From plain files ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _import_folder(
-    store: Store, target: _Target, path: Path, shown: str, scratch: Path, check: Callable[[], None]
-) -> str:
-    def proceed() -> bool:
-        check()
-        return True
-
-    if not path.is_dir():
-        raise UserError(f"resume_from: {shown} is no folder")
-    marker = read_json(path / MARKER)
-    name = _name(str(marker["name"]) if marker and "name" in marker else path.resolve().name)
-    # A single save of stoker.train goes where the script will look for it.
-    inside = f"{name}/" if marker is not None else ""
-    step = marker.get("step") if marker else None
-    files = scan(path).values()
-    if not files:
-        raise UserError(f"resume_from: {shown} is empty")
-    sender = target.sender(0, scratch)
-    try:
-        blobs = sender.send([OutgoingFile(file, path / file.path) for file in files], proceed)
-    except FileUnstable as error:
-        raise UserError(f"resume_from: {error} changed while it was read") from None
-    manifest = Manifest(
-        name=name,
-        job=target.job,
-        claim=IMPORTED,
-        rank=0,
-        ordinal=target.ordinal,
-        committed_at=datetime.now(timezone.utc),
-        files=tuple(replace(blob, path=inside + blob.path) for blob in blobs.values()),
-        step=step if isinstance(step, int) else None,
-    )
-    check()
-    _create(store, manifest)
-    return target.key(name)
-
-
-def _import_url(store: Store, target: _Target, url: str, scratch: Path, check: Callable[[], None]) -> str:
-    source = open_store(url)
-    key_list = [meta.key for meta in source.list("") if safe_path(meta.key)]
-    if not key_list:
-        raise UserError(f"resume_from: there is nothing at {url}")
-    folder = scratch / _name(url.rstrip("/").rpartition("/")[2])
-
-    def fetch_one(number: int, key: str) -> None:
-        check()
-        with staging.new_file(str(number)) as file:
-            found = source.get_file(key, file)
-        if found is None:
-            raise UserError(f"resume_from: {url}/{key} was removed while it was read")
-        staging.place(str(number), key)
-
-    with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
-        run_all([partial(fetch_one, number, key) for number, key in enumerate(key_list)], REMOTE_WORKERS)
-    return _import_folder(store, target, folder, url, scratch, check)
+        with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
+            run_all([partial(fetch_one, number, key) for number, key in enumerate(key_list)], REMOTE_WORKERS)
+        return self.from_folder(folder, url)
 
 
 def _create(store: Store, manifest: Manifest) -> None:

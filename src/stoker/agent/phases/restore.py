@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stoker.agent import job_folders
 from stoker.agent.checkpoints.blobs import BlobSender
-from stoker.agent.checkpoints.restore import RestoreError, find_candidates
+from stoker.agent.checkpoints.restore import find_candidates
 from stoker.agent.checkpoints.restore_folder import RestoreFolder
 from stoker.agent.checkpoints.resume_from import import_checkpoint, parse_source
 from stoker.agent.phases.context import AttemptContext
@@ -17,6 +17,7 @@ from stoker.model.errors import SetupFailed, UserError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Spec, master_port
 from stoker.store.checkpoint_manifests import TrustedClaims, trusted_claims
+from stoker.store.checkpoints import RestoreError
 
 
 @dataclass(frozen=True)
