@@ -224,6 +224,24 @@ def test_a_heartbeat_that_is_stopped_writes_no_more(beats: Callable[..., Heartbe
     assert not beat._thread.is_alive() and store.get(keys.heartbeat(NODE)) == before
 
 
+def test_a_change_that_the_store_did_not_take_is_written_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beat_module, "LOCAL_INTERVAL_S", 1000.0)
+    away = threading.Event()
+    store = MemoryStore(
+        lambda: T0, faults=lambda method, _key: Fault() if method == "put" and away.is_set() else None, is_local=True
+    )
+    beat = HeartbeatThread(store, NODE, lambda found: found)
+    beat.start()
+    wait_for(lambda: store.holds(keys.heartbeat(NODE)))
+    away.set()
+    beat.change(phase="saving")
+    wait_for(lambda: beat.error is not None)
+    away.clear()
+    beat.stop(timeout_s=60.0)
+    found = store.get(keys.heartbeat(NODE))
+    assert found is not None and codec.loads(Heartbeat, found.data).phase == "saving"
+
+
 def test_a_change_just_before_the_stop_is_written() -> None:
     entered, release = threading.Event(), threading.Event()
 

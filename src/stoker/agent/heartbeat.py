@@ -70,7 +70,7 @@ class HeartbeatThread:
         self._steady_interval_s = self._interval_s if store.is_local else STEADY_INTERVAL_S
         self._lock = threading.Lock()
         self._due = threading.Event()
-        # Fields were changed since the last write.
+        # Fields were changed since the last write that the store took.
         self._changed = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -109,7 +109,11 @@ class HeartbeatThread:
         with self._lock:
             heartbeat = self._now = replace(self._now, beat=self._now.beat + 1, at=utcnow())
             self._changed = False
-        self._store.put(self._key, codec.dumps(heartbeat))
+        try:
+            self._store.put(self._key, codec.dumps(heartbeat))
+        except BaseException:
+            self._changed = True  # It is written with the next tick, or at the stop.
+            raise
         self._written = heartbeat, self._monotonic()
 
     def tick(self) -> None:
@@ -145,8 +149,7 @@ class HeartbeatThread:
 
     def _beat(self) -> None:
         try:
-            # A write that failed is repeated with the next tick.
-            if self._changed or self.error is not None:
+            if self._changed:
                 self.write()
             else:
                 self.tick()
