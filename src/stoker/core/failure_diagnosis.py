@@ -110,7 +110,7 @@ _CHAIN = re.compile(
 # Lines around an error, possibly many: stacks, frames of tables, and final output of experiment trackers.
 _PART = re.compile(r"\s|[│╭╰]|frame #|[=*-]{3}|wandb: |$")
 # Prefix of the agent's own lines in the training's log.
-_AGENT = "[stoker] "
+AGENT_PREFIX = "[stoker] "
 # `chain`: see `_CHAIN`. `part`: part of an error, or a warning. `ordinary`: any other output.
 _Plain = Literal["chain", "part", "ordinary"]
 
@@ -177,7 +177,7 @@ class _Reader:
         return self.found
 
     def _line(self, line: str) -> None:
-        if line.startswith(_AGENT):
+        if line.startswith(AGENT_PREFIX):
             self.found.append("part")
             return
         text = _bare(_cut(_ESCAPES.sub("", line[: 2 * _LINE_CHARS] + line[2 * _LINE_CHARS :][-_LINE_CHARS:])))

@@ -19,10 +19,10 @@ from stoker.model.errors import InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
 from stoker.providers.sagemaker import catalog, prices
 from stoker.providers.sagemaker.errors import NameTaken, calling
+from stoker.providers.sagemaker.links import LOG_GROUP
 
 # https://docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.html
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _GPU, _CPU = "GPUUtilization", "CPUUtilization"
 # The last lines of this many hosts are enough to diagnose a failure.
 _MAX_STREAMS = 16

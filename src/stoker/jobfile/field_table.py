@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from stoker.core.costs import LONGEST_SPAN_S
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 
@@ -47,9 +48,8 @@ class Field:
         return get_args(self.hint) if get_origin(self.hint) is typing.Literal else ()
 
 
-# No training takes ten years, and sums of such durations are still valid times. No disk has an exbibyte.
-LONGEST_S = 10 * 365 * 86400.0
-_MOST = {"duration": LONGEST_S, "size": 2.0**60}
+# No disk has an exbibyte.
+_MOST = {"duration": LONGEST_SPAN_S, "size": 2.0**60}
 
 _TABLES: dict[type, dict[str, Field]] = {}
 

@@ -20,12 +20,10 @@ from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Store
 from stoker.store.find_job import all_jobs
 from stoker.store.job_index import IndexRecord
-from stoker.store.parallel import each_in_order
+from stoker.store.parallel import READERS, each_in_order
 
 T = TypeVar("T")
 
-# Jobs that are read in parallel from a remote store.
-_READERS = 32
 # Parallel calls to clouds: a cloud that throttles them would leave ended jobs marked.
 _CLOUD_CALLS = threading.BoundedSemaphore(4)
 # A marker is written moments before the entry that it announces. After this time without the entry it is abandoned.
@@ -84,7 +82,7 @@ def reindex(store: Store, progress: Callable[[int, int], None] | None = None) ->
 
 
 def _each(reindex_one: Callable[[str], T], jobs: Sequence[str], store: Store) -> Iterator[T]:
-    return map(reindex_one, jobs) if store.is_local else each_in_order(reindex_one, jobs, _READERS)
+    return map(reindex_one, jobs) if store.is_local else each_in_order(reindex_one, jobs, READERS)
 
 
 def _reindex_job(store: Store, fleet: Fleet, job: str, *, marked: bool) -> _JobResult:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from stoker.core.costs import LONGEST_SPAN_S
 from stoker.jobfile.document import Layer, describe, read_layer, short
-from stoker.jobfile.field_table import LONGEST_S, public_name
+from stoker.jobfile.field_table import public_name
 from stoker.jobfile.parse import SectionReader
 from stoker.model import channel_address, codec, usage_series
 from stoker.model.errors import SpecError
@@ -159,7 +160,7 @@ def _check_parts(rule: Rule, path: str, wrong: _Wrong) -> None:
         conditions = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
         if all(each is None for each in conditions):
             raise wrong(path, "failure", "has at least one of log, exit_code and evidence")
-    if rule.stall is not None and rule.stall.span_s > LONGEST_S:
+    if rule.stall is not None and rule.stall.span_s > LONGEST_SPAN_S:
         raise wrong(f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
     if rule.market is not None and rule.market.over_s > MAX_MARKET_SPAN_S:
         raise wrong(f"{path}.market", "over", "is more than a week, the longest span that is looked back on")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import get_args
 
 from stoker.core.summary import Summary, summarize
@@ -16,10 +17,8 @@ from stoker.model.log_entries import Phase
 from stoker.store import job_index, job_log, node_facts
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import name_of
-from stoker.store.parallel import run_all
+from stoker.store.parallel import read_each
 
-# Parallel reads of a remote store.
-_READERS = 32
 # Older records of running jobs are refreshed from the nodes' heartbeats, for at most so many jobs.
 _OLD = timedelta(seconds=60)
 _MOST_HEARD = 20
@@ -112,7 +111,7 @@ def _with_heartbeats(store: Store, summaries: list[Summary]) -> list[Summary]:
     running = [each for each in old if each.ended_at is None and each.attempts and each.attempts[-1].outcome is None]
     if store.is_local or not running or len(running) > _MOST_HEARD:
         return summaries
-    fresh = run_all([lambda each=each: _with_heartbeat(store, each) for each in running], _READERS)  # type: ignore[misc]
+    fresh = read_each(partial(_with_heartbeat, store), running, is_local=False)
     by_id = {each.id: each for each in fresh}
     return [by_id.get(each.id, each) for each in summaries]
 
@@ -136,9 +135,7 @@ def _with_heartbeat(store: Store, summary: Summary) -> Summary:
 
 
 def _read_all(store: Store, jobs: Sequence[tuple[str, Meta | None]]) -> list[Summary | str | None]:
-    if store.is_local or len(jobs) < 2:
-        return [_read(store, job, meta) for job, meta in jobs]
-    return run_all([lambda job=job, meta=meta: _read(store, job, meta) for job, meta in jobs], _READERS)  # type: ignore[misc]
+    return read_each(lambda each: _read(store, *each), jobs, is_local=store.is_local)
 
 
 def _read(store: Store, job: str, listed: Meta | None) -> Summary | str | None:

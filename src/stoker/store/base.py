@@ -25,6 +25,8 @@ from stoker.store.home import default_store_url
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\ud800-\udfff]+"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _PREFIX = re.compile(rf"(?:{_SEGMENT}/)*")
+# The ways to give Google's credentials.
+GOOGLE_LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
 # For each cloud: the pattern of bucket names, and the source of credentials, which the URL must not contain.
 # https://cloud.google.com/storage/docs/buckets#naming
 _BUCKETS = {
@@ -34,7 +36,7 @@ _BUCKETS = {
     ),
     "gs": (
         re.compile(r"(?=[^.]{1,63}(?:\.[^.]{1,63})*\Z)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
-        "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
+        GOOGLE_LOGIN,
     ),
 }
 # A URL without its slashes would be read as a path, and jobs would wait in a folder forever.

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from stoker.model.errors import UserError
 from stoker.model.job_state import ChosenCheckpoint, JobState
-from stoker.store.checkpoint_manifests import ManifestKey, parse_key
+from stoker.store.checkpoint_manifests import IMPORTED, ManifestKey, parse_key
 from stoker.store.checkpoints import Checkpoint, choose
 
 _REFERENCE = re.compile(r"(@?)(\d{1,9})\.(\d{1,9})")
 _NEAREST = 5
-_IMPORTED = 0
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class ResolvedCheckpoint:
 
 def attempt_of(place: ManifestKey, state: JobState | None) -> int | None:
     """Number of the attempt that committed it; 0 for `resume_from`, None if the log has no such attempt."""
-    if place.claim == _IMPORTED:
+    if place.claim == IMPORTED:
         return 0
     claim = state.claim(place.claim) if state is not None else None
     return claim.attempt if claim is not None else None

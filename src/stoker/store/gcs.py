@@ -10,6 +10,7 @@ import obstore
 from obstore.store import GCSStore
 
 from stoker.model.errors import NoCredentials, StoreError, StoreUnavailable, UserError
+from stoker.store.base import GOOGLE_LOGIN
 from stoker.store.bucket import BucketStore, open_pair
 from stoker.store.google_accounts import credentials_stamp, obstore_options
 from stoker.store.obstore_errors import first_line, reason, status, translated
@@ -17,7 +18,6 @@ from stoker.store.parallel import run_all
 
 # The XML API has no request that deletes many objects.
 _DELETES_AT_ONCE = 16
-_LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def open_gcs(bucket: str, prefix: str) -> BucketStore:
@@ -91,13 +91,13 @@ class GcsBucket(BucketStore):
                 return NoCredentials(
                     f"{self.url}: this machine has no service account; give it one that may use the bucket"
                 )
-            return NoCredentials(f"{self.url}: no Google credentials; {_LOGIN}")
+            return NoCredentials(f"{self.url}: no Google credentials; {GOOGLE_LOGIN}")
         if "External GCP credential provider" in text:
             why = first_line(error).partition("credential provider: ")[2]
-            return NoCredentials(f"{self.url}: Google's credentials cannot be used: {why}; {_LOGIN}")
+            return NoCredentials(f"{self.url}: Google's credentials cannot be used: {why}; {GOOGLE_LOGIN}")
         if "token request" in text:
             answered = status(error)
             if answered is not None and 400 <= answered < 500:
-                return NoCredentials(f"{self.url}: Google no longer accepts your login; {_LOGIN}")
+                return NoCredentials(f"{self.url}: Google no longer accepts your login; {GOOGLE_LOGIN}")
             return StoreUnavailable(f"{self.url}: Google did not answer to your login: {reason(error)}")
         return translated(error, self.url)

@@ -16,7 +16,7 @@ _BUFFERS = 4
 # Bytes that the kernel copies in one call, before the hasher is notified.
 _STRIDE = 16 << 20
 # `ioctl_ficlone(2)`: the target shares the source's blocks, where the filesystem can do that (XFS, btrfs).
-_FICLONE = 0x40049409
+FICLONE = 0x40049409
 
 Read = Callable[[memoryview], int]
 Write = Callable[[memoryview], None]
@@ -127,7 +127,7 @@ def rewind(source: int, target: int) -> None:
 def clone(source: int, target: int) -> bool:
     """Make the open file `target` share the blocks of `source`. False if the filesystem does not support that."""
     try:
-        fcntl.ioctl(target, _FICLONE, source)
+        fcntl.ioctl(target, FICLONE, source)
     except OSError:
         return False
     return True

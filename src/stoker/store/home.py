@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+# Files that this computer packed, and can pack again, are kept in the home for so long after their last use.
+CACHE_FOR_S = 30 * 86400.0
+
 
 def home() -> Path:
     """`STOKER_HOME`, else `~/.stoker`. Not created here."""

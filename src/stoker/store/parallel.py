@@ -135,9 +135,9 @@ def each_in_order(call: Callable[[S], T], things: Sequence[S], workers: int) -> 
 
 
 # Parallel reads of one pass, for remote stores where each takes a while.
-_READERS = 32
+READERS = 32
 
 
 def read_each(read: Callable[[S], T], things: Sequence[S], *, is_local: bool) -> list[T]:
     """Read every thing, many in parallel if the store is remote. Errors are handled as by `run_all`."""
-    return run_all([partial(read, thing) for thing in things], 1 if is_local else _READERS)
+    return run_all([partial(read, thing) for thing in things], 1 if is_local else READERS)

@@ -30,7 +30,7 @@ from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.providers.image_info import SERVED, Python, newer_image, version_text
 from stoker.store.base import Store
-from stoker.store.home import home
+from stoker.store.home import CACHE_FOR_S, home
 from stoker.submit import shared_objects
 from stoker.submit.pip_download import WHEEL_ARCHITECTURES, download_wheel, local_architecture, write_cached
 
@@ -42,7 +42,6 @@ _STABLE: Python = max(SERVED.values())
 _PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
 # A wheel that could not be fetched is not requested again for so long.
 _MISSING_FOR_S = 600.0
-_CACHE_FOR_S = 30 * 86400.0
 
 # The rooms that a node needs: `agent` and all below it. A test compares them with the layers of import-linter.
 _NODE_ROOMS = ("agent", "cloudapi", "core", "model", "processes", "providers", "secrets", "store")
@@ -264,7 +263,7 @@ def _cache(path: Path, archive: bytes) -> None:
     write_cached(path, archive)
     with suppress(OSError):
         for other in path.parent.glob("*-*.tar.gz"):
-            if time.time() - other.stat().st_mtime > _CACHE_FOR_S:
+            if time.time() - other.stat().st_mtime > CACHE_FOR_S:
                 other.unlink(missing_ok=True)
 
 

@@ -28,7 +28,7 @@ from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex
 from stoker.model.submission import Wheel, wheels_target
 from stoker.store.base import Store
-from stoker.store.home import home, make_home
+from stoker.store.home import CACHE_FOR_S, home, make_home
 from stoker.store.parallel import run_all
 from stoker.submit import shared_objects
 from stoker.submit.wheel_targets import FIELD
@@ -40,7 +40,6 @@ _COMPILE = ("--format=pylock.toml", "--only-binary=:all:", "--no-header", "--no-
 _NO_WHEEL = re.compile(r"\b([a-z0-9][a-z0-9._-]*)(?:[=<>]=?[^ ]*)? ha(?:s|ve) no (?:usable )?wheels")
 _HINTED = re.compile(r"(?:Wheels are (?:required|available)|found wheels) for `([^`]+)`")
 _WORKERS = 8
-_CACHE_FOR_S = 30 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -346,5 +345,5 @@ def _prune() -> None:
     """Delete cached wheels that were not used for long."""
     with suppress(OSError):
         for folder in (home() / "wheels").iterdir():
-            if time.time() - folder.stat().st_mtime > _CACHE_FOR_S:
+            if time.time() - folder.stat().st_mtime > CACHE_FOR_S:
                 shutil.rmtree(folder, ignore_errors=True) if folder.is_dir() else folder.unlink()

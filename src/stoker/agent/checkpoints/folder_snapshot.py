@@ -22,6 +22,7 @@ from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import FileChanged
 from stoker.store.checkpoint_manifests import safe_path
 from stoker.store.checkpoints import safe_link
+from stoker.store.hashed_copy import FICLONE
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ IGNORED_NAMES = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
 # The maximum depth of folders: a deeper path is a program's mistake, and longer than a key in a store may be.
 MAX_DEPTH = 200
 
-_FICLONE = 0x40049409
 _PLAIN_CHARS = 1000
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -231,7 +231,7 @@ def copy_stable(source: Path, file: File, target: Path) -> bool:
     try:
         with pinned_path(source, file) as held, held.open("rb") as reader, target.open("wb") as writer:
             try:
-                fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+                fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
             except OSError:
                 shutil.copyfileobj(reader, writer, 1024 * 1024)
     except FileChanged:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.environment.error_hints import InstallErrorCause, read_cause
-from stoker.agent.logs.log_pump import PREFIX, last_lines
+from stoker.agent.logs.log_pump import last_lines
 from stoker.agent.runtime import Command, Runtime
+from stoker.core.failure_diagnosis import AGENT_PREFIX
 from stoker.model.errors import SetupFailed
 
 # A set-up that takes longer gets a hint about how to make it quicker.
@@ -91,7 +92,7 @@ class SetupSteps:
             if not code:
                 return
             printed = last_lines(self._log, _LINES, _BYTES, since=began)
-            cause = read_cause([line for line in printed if not line.startswith(PREFIX)])
+            cause = read_cause([line for line in printed if not line.startswith(AGENT_PREFIX)])
             if pause_s is None or not cause.transient:
                 raise _failed(step, code, cause)
             self._wait(step.name, cause, pause_s)

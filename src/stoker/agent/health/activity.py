@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.agent.health.activity_probe import ActivitySample
-from stoker.agent.logs.log_pump import PREFIX
+from stoker.core.failure_diagnosis import AGENT_PREFIX
 from stoker.model.node_facts import Activity, Series
 from stoker.model.usage_series import FINEST_S, pack
 
@@ -135,7 +135,7 @@ class ActivityRecorder:
 
     def note_output(self, data: bytes) -> None:
         """Take more of the log. Lines of the agent itself are no sign of life."""
-        if any(line.strip() and not line.startswith(PREFIX.encode()) for line in data.splitlines()):
+        if any(line.strip() and not line.startswith(AGENT_PREFIX.encode()) for line in data.splitlines()):
             self._move()
 
     def note_step(self, step: int | None, moves: int = 0) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from stoker.agent.logs.log_pump import PREFIX
 from stoker.agent.logs.pump_thread import PumpThread, Turn
+from stoker.core.failure_diagnosis import AGENT_PREFIX
 from stoker.model.job_state import JobState
 from stoker.model.node_config import NodeConfig
 from stoker.model.spec import Spec
@@ -212,7 +212,7 @@ class LogCopy:
             if skipped:
                 missing = skipped + self._cutter.break_off()
                 service = self._sink.name
-                notice = f"{PREFIX}{missing} bytes are missing here: {service} took too long; the store has them"
+                notice = f"{AGENT_PREFIX}{missing} bytes are missing here: {service} took too long; the store has them"
                 size += self._append([(at_ms, notice)])
             size += self._append(self._cutter.feed(at_ms, data))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from stoker.agent.confinement import open_plain
 from stoker.agent.logs.file_tail import FileTail
 from stoker.agent.logs.pump_thread import PumpThread, Turn
+from stoker.core.failure_diagnosis import AGENT_PREFIX
 from stoker.model import keys
 from stoker.store.base import Store
 from stoker.store.log_chunks import (
@@ -29,7 +30,6 @@ from stoker.store.log_chunks import (
     parse_segments,
 )
 
-PREFIX = "[stoker] "
 # A local folder costs nothing to write to; each put to a bucket costs money and load.
 LOCAL_FLUSH_S = 0.2
 REMOTE_FLUSH_S = 2.0
@@ -160,7 +160,7 @@ def say(path: Path, text: str) -> None:
 
     A message is lost when the disk is full: the training's own output has no other place to go either.
     """
-    lines = "".join(f"{PREFIX}{line}\n" for line in text.splitlines() or [""])
+    lines = "".join(f"{AGENT_PREFIX}{line}\n" for line in text.splitlines() or [""])
     try:
         with open(path, "a+b", buffering=0, opener=open_plain) as file:
             size = os.fstat(file.fileno()).st_size

@@ -36,7 +36,7 @@ from stoker.providers.offerings import is_wanted
 if TYPE_CHECKING:
     from stoker.providers.ec2.provider import Ec2Provider
 
-_CREDENTIALS = "`aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+CREDENTIALS = "`aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 # A machine type that can be in a placement group, whatever the job requests.
 _CLUSTERED = "m5.large"
 
@@ -57,7 +57,7 @@ def check_account(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[Che
         identity = call_aws("sts", clients.get("sts", region).get_caller_identity)
     except (ProviderError, UserError) as error:
         detail = "there are none here" if isinstance(error.__cause__, NoCredentialsError) else aws_message(error)
-        yield CheckResult("credentials", False, detail, _CREDENTIALS)
+        yield CheckResult("credentials", False, detail, CREDENTIALS)
         return
     yield CheckResult("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
     checks = _AccountChecks(provider, replace(spec, resources=replace(spec.resources, region=region)), store, identity)

@@ -23,12 +23,12 @@ from stoker.providers.gce.verdicts import (
     lookup_fix,
     missing_result,
 )
+from stoker.store.base import GOOGLE_LOGIN
 
 if TYPE_CHECKING:
     from stoker.providers.gce.provider import GceProvider
 
 EXTRA = "stoker[gcp]"
-_CREDENTIALS = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def check_account(provider: GceProvider, spec: Spec, store: str) -> Iterator[CheckResult]:
@@ -42,7 +42,7 @@ def check_account(provider: GceProvider, spec: Spec, store: str) -> Iterator[Che
     try:
         who = api.identity()
     except (ProviderError, UserError) as error:
-        yield CheckResult("credentials", False, error_text(error).partition("; `gcloud")[0], _CREDENTIALS)
+        yield CheckResult("credentials", False, error_text(error).partition("; `gcloud")[0], GOOGLE_LOGIN)
         return
     try:
         place = places.find(spec.resources, api.default_project())
@@ -91,7 +91,7 @@ def _no_project(error: ProviderError, who: str, project: str, named: str) -> Ite
         yield CheckResult("project", False, detail, fix)
     else:
         # No call has succeeded with these credentials so far, so they may be the cause.
-        yield CheckResult("credentials", check_ok(error), error_text(error), _CREDENTIALS)
+        yield CheckResult("credentials", check_ok(error), error_text(error), GOOGLE_LOGIN)
 
 
 class _Checks:

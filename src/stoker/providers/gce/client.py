@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
 from stoker.providers.gce import settings
 from stoker.providers.gce.errors import first_line, response_error
+from stoker.store.base import GOOGLE_LOGIN
 
 Service = Literal[
     "compute",
@@ -297,8 +298,7 @@ def _find_credentials() -> tuple[Any, str | None]:
     try:
         found, project = google.auth.default(scopes=_SCOPES)
     except DefaultCredentialsError as error:
-        fix = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
-        raise Transient(f"no Google credentials here; {fix}") from error
+        raise Transient(f"no Google credentials here; {GOOGLE_LOGIN}") from error
     except (GoogleAuthError, OSError, ValueError) as error:
         raise AuthDenied(f"Google's settings cannot be used: {first_line(error)}") from error
     return found, project

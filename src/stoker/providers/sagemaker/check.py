@@ -14,7 +14,7 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import SagemakerResources
 from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult
-from stoker.providers.ec2.check import principal
+from stoker.providers.ec2.check import CREDENTIALS, principal
 from stoker.providers.ec2.client import INSTALL, installed
 from stoker.providers.ec2.errors import call_aws as calling_aws
 from stoker.providers.ec2.verdicts import LATER, aws_message, permission_fix, verdict
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stoker.providers.sagemaker.provider import SageMakerProvider
 
 _POLICIES = "`stoker iam sagemaker` prints the policies"
-_CREDENTIALS = "`aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 # Calls that cannot be tried without an effect.
 _ACTIONS = (
     "sagemaker:CreateTrainingJob",
@@ -50,7 +49,7 @@ def check_account(provider: SageMakerProvider, spec: Spec, store: str) -> Iterat
             return
         identity = calling_aws("sts", clients.get("sts", region).get_caller_identity)
     except (ProviderError, UserError) as error:
-        yield CheckResult("credentials", False, aws_message(error), _CREDENTIALS)
+        yield CheckResult("credentials", False, aws_message(error), CREDENTIALS)
         return
     yield CheckResult("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
     checks = _Checks(provider, replace(spec, resources=replace(spec.resources, region=region)), identity)

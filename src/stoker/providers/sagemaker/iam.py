@@ -16,6 +16,7 @@ from stoker.providers.ec2.statements import fill
 from stoker.providers.ec2.tags import STORE
 from stoker.providers.grants import Grant, Grants, MachineRole, check_job_name, jobs_of
 from stoker.providers.sagemaker import names as training_names
+from stoker.providers.sagemaker.links import LOG_GROUP
 from stoker.providers.sagemaker.request import DEFAULT_ROLE
 
 # ── The permissions ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -69,14 +70,14 @@ GOVERNOR = (
         {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
     ),
 )
-_LOG_GROUP = "arn:aws:logs:*:*:log-group:/aws/sagemaker/TrainingJobs"
+_LOG_GROUP_ARN = f"arn:aws:logs:*:*:log-group:{LOG_GROUP}"
 # SageMaker's own use of a training job's role: its log and metrics, its image, its network.
 TRAINING = (
     Statement(
         "ShowLog",
         "SageMaker's copy of the log",
         ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"),
-        (_LOG_GROUP, f"{_LOG_GROUP}:*"),
+        (_LOG_GROUP_ARN, f"{_LOG_GROUP_ARN}:*"),
     ),
     Statement(
         "TellMetrics",
