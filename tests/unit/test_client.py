@@ -16,7 +16,7 @@ from stoker import client
 from stoker.core.snapshot import Append
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.maintenance.delete import collect_bundles, collect_code, remove_job
+from stoker.maintenance.delete import collect_shared, remove_job
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, StopAsked, Submitted
@@ -480,7 +480,7 @@ def test_only_old_code_that_no_job_uses_is_collected(store: Store, tmp_path: Pat
     day = time.time() - 25 * 3600
     for digest in (used, "old" * 16):
         os.utime(tmp_path / "store" / keys.code(digest), (day, day))
-    assert collect_code(store) == 1
+    assert collect_shared(store, keys.CODE) == 1
     assert {meta.key for meta in store.list(keys.CODE)} == {keys.code(used), keys.code("young" * 16)}
 
 
@@ -493,12 +493,12 @@ def test_only_old_agents_that_no_job_installs_are_collected(store: Store, tmp_pa
     day = time.time() - 25 * 3600
     for name in names[:2]:
         os.utime(tmp_path / "store" / keys.bundle(name * 16), (day, day))
-    assert collect_bundles(store) == 1
+    assert collect_shared(store, keys.BUNDLES) == 1
     assert {meta.key for meta in store.list(keys.BUNDLES)} == {keys.bundle("used" * 16), keys.bundle("new!" * 16)}
     store.put(keys.spec("j"), b"torn")
     os.utime(tmp_path / "store" / keys.bundle("used" * 16), (day, day))
     with pytest.raises(StoreError, match="nothing is collected"):
-        collect_bundles(store)
+        collect_shared(store, keys.BUNDLES)
 
 
 # ── watching ──────────────────────────────────────────────────────────────────────────────────────────────────────────

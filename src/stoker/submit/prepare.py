@@ -15,11 +15,11 @@ from stoker.model.spec import Spec
 from stoker.model.submission import Submission
 from stoker.notifications import check_channels
 from stoker.providers import registry
-from stoker.providers.base import HasPlace, SupportsSpecCheck
+from stoker.providers.base import HasPlace, Provider, SupportsSpecCheck
 from stoker.store.base import Store
 from stoker.store.home import own_folders
 from stoker.submit.check_inputs import check_readable
-from stoker.submit.choose_offerings import choose_offerings, connect, unpriced_spot_warning
+from stoker.submit.choose_offerings import OfferingChoice, choose_offerings, connect, unpriced_spot_warning
 from stoker.submit.identity import with_submitter
 from stoker.submit.local_environment import (
     localise,
@@ -99,14 +99,10 @@ def prepare(
     spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
     code_folder = _code_folder(spec, folder) if original is None else None
     check_result_folders(spec, capabilities, code_folder, store)
+    # The spec of a clone is frozen already.
+    freeze = original is None
     choice = choose_offerings(
-        spec,
-        provider,
-        readable_store,
-        offline=offline,
-        # The spec of a clone is frozen already.
-        freeze=original is None,
-        submitter_doubts=submitter_doubts,
+        spec, provider, readable_store, offline=offline, freeze=freeze, submitter_doubts=submitter_doubts
     )
     spec = choice.spec
     environ, loopback_addresses = _environ(capabilities, store, original, offline=offline)
@@ -123,18 +119,7 @@ def prepare(
         capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
-        warnings=(
-            *warnings,
-            *choice.check.warnings,
-            *check_channels.address_warnings(spec.notify),
-            *packages.requirements_warnings,
-            *choice.unchecked,
-            *packages.missing,
-            *loopback_addresses,
-            *unmasked(packages.spec),
-            *unpriced_spot_warning(choice),
-            *(provider.remarks(packages.spec) if isinstance(provider, GivesRemarks) else ()),
-        ),
+        warnings=(*warnings, *_warnings(provider, choice, packages, loopback_addresses)),
         notes=(*choice.check.notes, *(() if readable_store else (_POLICY_NOT_CHECKED,)), *packages.notes),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
@@ -150,6 +135,23 @@ def prepare(
     if not offline:
         preflight(provider, prepared, store)
     return prepared
+
+
+def _warnings(
+    provider: Provider, choice: OfferingChoice, packages: _Packages, loopback_addresses: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What is shown before the job is sent, in the order in which people read it."""
+    return (
+        *choice.check.warnings,
+        *check_channels.address_warnings(choice.spec.notify),
+        *packages.requirements_warnings,
+        *choice.unchecked,
+        *packages.missing,
+        *loopback_addresses,
+        *unmasked(packages.spec),
+        *unpriced_spot_warning(choice),
+        *(provider.remarks(packages.spec) if isinstance(provider, GivesRemarks) else ()),
+    )
 
 
 def prepare_clone(original: Original, store: Store, sets: Sequence[str] = ()) -> PreparedJob:
