@@ -100,20 +100,18 @@ def prepare(
     code_folder = _code_folder(spec, folder) if original is None else None
     check_result_folders(spec, capabilities, code_folder, store)
     # The spec of a clone is frozen already.
-    freeze = original is None
     choice = choose_offerings(
-        spec, provider, readable_store, offline=offline, freeze=freeze, submitter_doubts=submitter_doubts
+        spec, provider, readable_store, offline=offline, freeze=original is None, submitter_doubts=submitter_doubts
     )
-    spec = choice.spec
     environ, loopback_addresses = _environ(capabilities, store, original, offline=offline)
     if capabilities.runs_locally and not offline:
-        check_readable(spec)
+        check_readable(choice.spec)
     machines = TargetMachines(provider, capabilities, choice.offerings, offline)
     if code_folder is None:
         assert original is not None
-        packages = _reuse(spec, machines, original.submission)
+        packages = _reuse(choice.spec, machines, original.submission)
     else:
-        packages = _pack(spec, machines, store, code_folder, local_inputs)
+        packages = _pack(choice.spec, machines, store, code_folder, local_inputs)
     prepared = PreparedJob(
         spec=packages.spec,
         capabilities=capabilities,
@@ -140,7 +138,7 @@ def prepare(
 def _warnings(
     provider: Provider, choice: OfferingChoice, packages: _Packages, loopback_addresses: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What is shown before the job is sent, in the order in which people read it."""
+    """The lines to show before the job is sent, in the order in which people read it."""
     return (
         *choice.check.warnings,
         *check_channels.address_warnings(choice.spec.notify),
