@@ -33,6 +33,21 @@ def test_an_engine_that_is_not_there_names_what_to_do(tmp_path: Path, monkeypatc
     assert failed.value.user
 
 
+def test_a_command_that_is_under_way_can_be_given_up(program: Path, tmp_path: Path) -> None:
+    """A pull may take an hour; a stop or the end of the set-up's time ends it, and the engine's process with it."""
+    pid = tmp_path / "pid"
+    write(program, f"echo $$ > {pid}.draft; mv {pid}.draft {pid}; exec sleep 20")
+
+    def check() -> None:
+        if pid.exists():
+            raise SetupFailed("the job is asked to stop", user=False)
+
+    with pytest.raises(SetupFailed, match="asked to stop"):
+        Engine("docker", check).run("pull", "x")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
 @pytest.mark.parametrize(
     ("said", "away"),
     [

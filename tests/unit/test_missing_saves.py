@@ -35,7 +35,7 @@ from stoker.core.saved_work import (
 from stoker.core.snapshot import Append
 from stoker.core.summary import Summary, summarize
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Warned
-from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
+from stoker.model.node_facts import CheckpointRef, NodeFacts, OmittedOutput, SavedOutputs, SaveTimes
 from stoker.model.path_patterns import PathFilter, entries_of
 from stoker.model.submission import Submission
 from stoker.read.decision_text import news
@@ -138,6 +138,17 @@ def test_a_reason_is_parted_into_the_cause_and_what_the_store_has() -> None:
         assert f"{cause_of_end(reason)}; {saved_part(reason)}" == reason
     assert lost_everything(judge(case()).reason) and not lost_everything(judge(case(checkpoint=KEPT)).reason)
     assert (cause_of_end("it broke; twice"), saved_part("it broke; twice")) == ("it broke; twice", "")
+
+
+def test_an_attempt_adds_up_what_its_nodes_kept_and_left_out() -> None:
+    large, small = OmittedOutput("large.bin", 500, "too large"), OmittedOutput("small.bin", 5, "too many files")
+    kept = (SavedOutputs(2, 20, 1, 500, (large,)), SavedOutputs(1, 7, 1, 5, (small,)))
+    facts = tuple(make_facts(2, rank, left=make_exit("succeeded", outputs=outputs)) for rank, outputs in enumerate(kept))
+    state = make_state(Claimed(SPOT_A, 2), Launched(2, nodes(2, 2)))
+    (attempt,) = summarize(state, Submission(JOB, make_spec(), "jane"), {2: facts}, at(60)).attempts
+    assert attempt.outputs == SavedOutputs(3, 27, 2, 505, (large, small))
+    (running,) = summarize(state, Submission(JOB, make_spec(), "jane"), {}, at(60)).attempts
+    assert running.outputs is None
 
 
 def test_a_title_has_the_step_unless_its_name_tells_it() -> None:

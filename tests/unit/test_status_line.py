@@ -189,3 +189,28 @@ def test_a_status_is_read_only_where_one_is_shown(live: bool, monkeypatch: pytes
         append(event)
     Follower(store, JOB, TerminalScreen(StringIO(), prefix=False, live=live), events=False).run(sleep=end)
     assert bool(asked) == live
+
+
+@pytest.mark.parametrize(("is_local", "read"), [(True, 21), (False, 3)])
+def test_a_status_far_away_is_read_less_often(is_local: bool, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within ten seconds without news: every half second from a folder, every five seconds from a bucket."""
+    store = MemoryStore(lambda: NOW, is_local=is_local)
+    asked: list[float] = []
+    clock_s = [1000.0]
+    monkeypatch.setattr(follow_module, "status_of", lambda *_: asked.append(clock_s[0]) or Status())
+    monkeypatch.setattr("stoker.read.follow.time.monotonic", lambda: clock_s[0])
+    record = Record(token=job_log.new_token(), by="t", reason="because", event=Submitted(spec_digest="", submitter="j"))
+    assert job_log.append(store, JOB, 1, record)
+
+    def follow(_store: Any, _job: str, watch: Any, *, sleep: Any, **_: Any) -> list[LogLine]:
+        watch()
+        for _ in range(41):
+            sleep(0.25)
+        return []
+
+    def pass_time(pause_s: float) -> None:
+        clock_s[0] += pause_s
+
+    monkeypatch.setattr(follow_module, "follow", follow)
+    Follower(store, JOB, TerminalScreen(StringIO(), prefix=False, live=True), events=False).run(sleep=pass_time)
+    assert len(asked) == read

@@ -63,7 +63,7 @@ def saved_part(reason: str) -> str:
 
 def _split(reason: str) -> tuple[str, str]:
     places = [reason.find(f"; {begin}") for begin in (_IN_STORE, _NOTHING, _NOTHING_NEW)]
-    place = min((each for each in places if each >= 0), default=len(reason))
+    place = min((each for each in places if each != -1), default=len(reason))
     return reason[:place], reason[place + 2 :]
 
 
