@@ -32,6 +32,7 @@ from stoker.model.errors import AuthDenied, NotFound, ProviderError, QuotaExceed
 from stoker.model.offerings import Leftover, Offering
 from stoker.model.resources import GceResources, Resources
 from stoker.model.spec import Spec
+from stoker.providers import check_results
 from stoker.providers.base import CheckResult, HttpRequest, LaunchOrder, ShellRequest
 from stoker.providers.gce import access, check, network, permissions, quotas, verdicts
 from stoker.providers.gce.errors import response_error
@@ -384,7 +385,7 @@ def test_the_advice_to_check_is_not_given_by_the_check() -> None:
     assert "stoker check gce" in str(told) and "stoker check gce" not in verdicts.error_text(told)
     spent = error(403, "quotaExceeded", "Quota 'CPUS' exceeded")
     assert isinstance(spent, QuotaExceeded) and verdicts.error_text(spent).endswith("(quotaExceeded)")
-    assert verdicts.check_ok(spent) is False and verdicts.check_ok(Transient("x")) is None
+    assert check_results.check_ok(spent) is False and check_results.check_ok(Transient("x")) is None
 
 
 # ── What is called ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from stoker.model import codec
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers.machine_types import MachineType, size
@@ -14,8 +16,29 @@ from stoker.providers.price_book import Price
 # The most machine types to ask about if the job names none: enough alternatives if the first have no capacity, and few
 # enough for one call.
 _MOST_TYPES = 24
+_RECENT_S = 120.0
 
 T = TypeVar("T", bound=MachineType)
+
+
+class RecentOfferings:
+    """The offerings of the last two minutes, by resources.
+
+    Prices and zones change slowly; a job that tries one zone after another need not ask the cloud each time.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, tuple[float, tuple[Offering, ...]]] = {}
+
+    def get(self, resources: Resources, ask: Callable[[], tuple[Offering, ...]]) -> tuple[Offering, ...]:
+        """The offerings for these resources, from `ask` unless they are recent. Passes on the errors of `ask`."""
+        key = codec.dumps(resources)
+        fresh_s = time.monotonic() - _RECENT_S
+        self._found = {each: cached for each, cached in self._found.items() if cached[0] > fresh_s}
+        if key not in self._found:
+            found = ask()
+            self._found[key] = (time.monotonic(), found)
+        return self._found[key][1]
 
 
 def candidates(resources: Resources, fitting: list[T], on_demand: Callable[[str], Price | None]) -> list[T]:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from stoker.model.errors import UserError
+from stoker.model.spec import Spec, is_port
 from stoker.store.home import is_unnamed_store
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ def check_store(name: str, url: str, option: str = "--store") -> None:
             raise UserError(f"no store is named; set STOKER_STORE, or give {option}, as {forms}")
         how = f"set STOKER_STORE or --store to {forms}" if option == "--store" else f"give it as {forms}"
         raise UserError(f"{option}: machines on {name} cannot reach {url}; {how}")
+
+
+def check_spec(name: str, store: str, spec: Spec) -> None:
+    """Raise UserError for a store or a port that machines of a cloud cannot use."""
+    check_store(name, store)
+    port = spec.env.get("MASTER_PORT")
+    if port is not None and not is_port(port):
+        raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")
 
 
 def machine(name: str, node_dir: Path) -> Machine:

@@ -7,7 +7,7 @@ unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,13 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult, LaunchOrder, Request
+from stoker.providers.check_results import TRY_LATER, check_offers, check_ok
+from stoker.providers.cloud_errors import first_line
 from stoker.providers.ec2 import images, permissions, quotas, request, statements, tags
-from stoker.providers.ec2.client import INSTALL, installed
-from stoker.providers.ec2.errors import call_aws, first_line
+from stoker.providers.ec2.client import INSTALL, Clients, installed
+from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.network_check import check_network
 from stoker.providers.ec2.verdicts import (
-    LATER,
     POLICIES,
     DryRunResult,
     answer_of,
@@ -29,9 +30,7 @@ from stoker.providers.ec2.verdicts import (
     dry_run_result,
     fix_of,
     permission_fix,
-    verdict,
 )
-from stoker.providers.offerings import is_wanted
 
 if TYPE_CHECKING:
     from stoker.providers.ec2.provider import Ec2Provider
@@ -43,23 +42,10 @@ _CLUSTERED = "m5.large"
 
 def check_account(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[CheckResult]:
     """Run every check, one by one; without boto3, credentials or a region the checks end there."""
-    if not installed():
-        yield CheckResult("boto3", False, "ec2 needs boto3", INSTALL)
+    found = yield from check_identity(provider.name, provider.clients, spec.resources.region)
+    if found is None:
         return
-    from botocore.exceptions import NoCredentialsError
-
-    clients = provider.clients
-    try:
-        region = spec.resources.region or clients.default_region()
-        if region is None:
-            yield CheckResult("region", False, "none is named", "set resources.region, or AWS_REGION")
-            return
-        identity = call_aws("sts", clients.get("sts", region).get_caller_identity)
-    except (ProviderError, UserError) as error:
-        detail = "there are none here" if isinstance(error.__cause__, NoCredentialsError) else aws_message(error)
-        yield CheckResult("credentials", False, detail, CREDENTIALS)
-        return
-    yield CheckResult("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
+    region, identity = found
     checks = _AccountChecks(provider, replace(spec, resources=replace(spec.resources, region=region)), store, identity)
     for part in (
         checks.region,
@@ -74,6 +60,29 @@ def check_account(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[Che
         checks.network,
     ):
         yield from part()
+
+
+def check_identity(
+    provider: str, clients: Clients, region: str | None
+) -> Generator[CheckResult, None, tuple[str, Mapping[str, Any]] | None]:
+    """Check boto3, the region and the credentials. Returns the region and the caller; None where one is missing."""
+    if not installed():
+        yield CheckResult("boto3", False, f"{provider} needs boto3", INSTALL)
+        return None
+    from botocore.exceptions import NoCredentialsError
+
+    try:
+        region = region or clients.default_region()
+        if region is None:
+            yield CheckResult("region", False, "none is named", "set resources.region, or AWS_REGION")
+            return None
+        identity = call_aws("sts", clients.get("sts", region).get_caller_identity)
+    except (ProviderError, UserError) as error:
+        detail = "there are none here" if isinstance(error.__cause__, NoCredentialsError) else aws_message(error)
+        yield CheckResult("credentials", False, detail, CREDENTIALS)
+        return None
+    yield CheckResult("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
+    return region, identity
 
 
 class _AccountChecks:
@@ -99,26 +108,17 @@ class _AccountChecks:
         except ProviderError as error:
             denied = answer_of(error).get("Error", {}).get("Code") == "UnauthorizedOperation"
             fix = self._fix("ec2:DescribeInstances") if denied else "is it a region, and enabled in this account?"
-            yield CheckResult("region", verdict(error), f"{self._spec.resources.region}: {aws_message(error)}", fix)
+            yield CheckResult("region", check_ok(error), f"{self._spec.resources.region}: {aws_message(error)}", fix)
             return
         count = len(machines)
         there = f"{count} machine{'' if count == 1 else 's'} of this store"
         yield CheckResult("region", True, f"{self._spec.resources.region} answers; {there}")
 
     def offers(self) -> Iterator[CheckResult]:
-        try:
-            found = self._provider.offerings(self._spec.resources)
-        except (ProviderError, UserError) as error:
-            yield CheckResult("offers", verdict(error), aws_message(error), fix_of(error))
-            return
-        wanted = (each for each in found if is_wanted(self._spec.resources, spot=each.spot))
-        self._offered = tuple(sorted(wanted, key=lambda offering: not offering.spot))
-        if self._offered:
-            yield CheckResult("offers", True, f"{len(self._offered)} offerings; first {self._offered[0].key}")
-        else:
-            yield CheckResult(
-                "offers", False, self._provider.why_none(self._spec.resources), "`stoker offers` lists more"
-            )
+        self._offered, result = check_offers(
+            self._provider, self._spec.resources, lambda error: (aws_message(error), fix_of(error))
+        )
+        yield result
 
     # ── Permissions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,7 +130,7 @@ class _AccountChecks:
         try:
             requests = tuple(self._provider.resolved(self._requests()))
         except (ProviderError, UserError) as error:
-            yield CheckResult("ec2:RunInstances", verdict(error), aws_message(error), fix_of(error))
+            yield CheckResult("ec2:RunInstances", check_ok(error), aws_message(error), fix_of(error))
             return
         for each in requests:
             result = self._dry_run(each.operation, each.params)
@@ -224,7 +224,7 @@ class _AccountChecks:
                 str(details.get("Code", "")), str(details.get("Message", "")), _status(error.response)
             )
         except (BotoCoreError, ResponseParserError) as error:
-            return DryRunResult(None, first_line(error), fix=LATER)
+            return DryRunResult(None, first_line(error), fix=TRY_LATER)
         return DryRunResult(True, "allowed")
 
     def _result(self, action: str, result: DryRunResult) -> CheckResult:
@@ -320,7 +320,7 @@ class _AccountChecks:
             )
             return
         except ProviderError as error:
-            yield CheckResult("image", None, aws_message(error), LATER)
+            yield CheckResult("image", None, aws_message(error), TRY_LATER)
             return
         found = [each["Value"] for each in answer["Parameters"]]
         if found:

@@ -27,6 +27,11 @@ def installed() -> bool:
     return importlib.util.find_spec("boto3") is not None
 
 
+def environment_region() -> str | None:
+    """The region of the variables that every SDK reads. AWS's files are not read, for offline use."""
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
+
 class Clients:
     """boto3's clients for one account. Sends no request until a client is used."""
 

@@ -16,12 +16,12 @@ from stoker.model.errors import (
     Throttled,
     Transient,
 )
+from stoker.providers.cloud_errors import by_code, first_line
 
 T = TypeVar("T")
 
-_CODES: dict[str, type[ProviderError]] = {
-    code: kind
-    for kind, codes in {
+_CODES = by_code(
+    {
         NotFound: (
             "EC2InstanceNotFoundException",
             "InvalidInstanceID.NotFound",
@@ -81,9 +81,8 @@ _CODES: dict[str, type[ProviderError]] = {
         ),
         # The same request succeeds after the credentials are renewed.
         Transient: ("ExpiredToken", "ExpiredTokenException", "RequestExpired"),
-    }.items()
-    for code in codes
-}
+    }
+)
 # Prefixes of codes that blame the request.
 _AT_FAULT = ("Invalid", "Malformed", "Missing", "Unsupported", "Unknown", "Incorrect", "Incompatible", "Validation")
 
@@ -150,9 +149,3 @@ def error_type(code: str, status: int = 0) -> type[ProviderError]:
     # An answer that blames the request will be the same tomorrow. A token that was used before is not a fault.
     blames = 400 <= status < 500 and status not in (408, 429) and not code.startswith("Idempotent")
     return InvalidRequest if blames or (status < 400 and code.startswith(_AT_FAULT)) else Transient
-
-
-def first_line(error: object) -> str:
-    """An error's first line, shortened."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:400]

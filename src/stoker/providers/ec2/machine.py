@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
-import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from typing import Any
 
 from stoker.cloudapi.aws.imds import Imds, ImdsAnswer, ImdsError
 from stoker.model.node_facts import NoticeFact
+from stoker.providers.node_side import end_process, wait_for_address
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +25,6 @@ POLL_S = 2.0
 _HINTS_EVERY = 5
 # The grace of a notice whose time cannot be parsed.
 _UNKNOWN_GRACE_S = 60.0
-_ADDRESS_LIMIT_S = 30.0
 
 _SPOT = "meta-data/spot/instance-action"
 _REBALANCE = "meta-data/events/recommendations/rebalance"
@@ -71,17 +69,9 @@ class Ec2Machine:
 
     def address(self) -> str:
         """The address in the machine's network, at which the other nodes reach it."""
-        until_s = time.monotonic() + _ADDRESS_LIMIT_S
-        while self._address is None:
-            try:
-                self._address = self._imds.get("meta-data/local-ipv4")
-            except ImdsError as error:
-                _log.warning("%s", error)
-            if self._address is None and time.monotonic() >= until_s:
-                return socket.gethostbyname(socket.gethostname())
-            if self._address is None:
-                time.sleep(0.5)
-        return self._address
+        if self._address is None:
+            self._address = wait_for_address(lambda: self._imds.get("meta-data/local-ipv4"), ImdsError)
+        return self._address or socket.gethostbyname(socket.gethostname())
 
     def master_port(self, preferred: int) -> int:
         """The preferred port: a machine of its own has all its ports."""
@@ -92,9 +82,7 @@ class Ec2Machine:
 
     def give_back(self) -> None:
         """End this process, from any thread: its service switches the machine off. Does not return."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        end_process()
 
     def close(self) -> None:
         """Stop polling. An agent never calls this: its process ends with its machine."""

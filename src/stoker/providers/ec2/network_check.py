@@ -10,8 +10,9 @@ from stoker.model.errors import InvalidRequest, NotFound, ProviderError
 from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec, master_port
 from stoker.providers.base import CheckResult
+from stoker.providers.check_results import check_ok
 from stoker.providers.ec2.errors import call_aws
-from stoker.providers.ec2.verdicts import aws_message, fix_of, permission_fix, verdict
+from stoker.providers.ec2.verdicts import aws_message, fix_of, permission_fix
 
 # All traffic between nodes, the master port alone, or nothing.
 Openness = Literal["all", "port", "closed"]
@@ -29,7 +30,7 @@ def check_network(ec2: Any, spec: Spec) -> Iterator[CheckResult]:
     try:
         answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(**asked))
     except ProviderError as error:
-        yield CheckResult("subnet", verdict(error), aws_message(error), fix_of(error))
+        yield CheckResult("subnet", check_ok(error), aws_message(error), fix_of(error))
         return
     found = answer["Subnets"]
     if not found:

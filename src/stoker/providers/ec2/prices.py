@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
 
 # The price list is served from a few regions, this one among them, for all regions.
 API_REGION = "us-east-1"
-_SERVICE = "AmazonEC2"
-_API_SOURCE = "AWS price list API"
-_UNKNOWN = "AWS has no prices for {region}; name a region such as us-east-1"
-# Plain Linux on shared hardware, paid by the hour while it runs.
-_PLAIN = {
-    "operatingSystem": "Linux",
-    "tenancy": "Shared",
-    "preInstalledSw": "NA",
-    "capacitystatus": "Used",
-}
 
 BOOK = PriceBook("ec2", "USD per hour, on demand, Linux", lambda machine: machine.partition(".")[0], catalog.facts)
 on_demand = BOOK.on_demand
@@ -39,43 +30,54 @@ tables = BOOK.tables
 featured = BOOK.featured
 
 
-def refresh(client: PricingClient, regions: Iterable[str], *, today: date | None = None) -> PriceRefresh:
-    """Ask AWS's price list about these regions: see `PriceBook.refresh`."""
+@dataclass(frozen=True)
+class AwsPriceList:
+    """A service in AWS's price list, whose prices a book keeps."""
 
-    def ask(region: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        return price_list(client, _SERVICE, {**_PLAIN, "regionCode": region}, _machine), {}
+    book: PriceBook
+    service: str
+    source: str
+    # The message about a region without prices: see `PriceBook.refresh`.
+    unknown: str
+    # The attributes that select machines from the service's products.
+    attributes: Mapping[str, str]
+    # Returns the machine that attributes of a product name; empty for a product that is no machine.
+    machine_of: Callable[[Mapping[str, Any]], str]
+    # The regions to refresh where neither the person nor a table names one.
+    first_regions: tuple[str, ...] = ()
 
-    return BOOK.refresh(regions, ask, _API_SOURCE, _UNKNOWN, today)
+    def refresh(self, client: PricingClient, regions: Iterable[str], *, today: date | None = None) -> PriceRefresh:
+        """Ask AWS's price list about these regions: see `PriceBook.refresh`."""
 
+        def ask(region: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+            return self._ask(client, region), {}
 
-def refresh_now(regions: Iterable[str] = ()) -> PriceRefresh:
-    """Refresh with this computer's AWS settings; without regions, all regions of the tables.
+        return self.book.refresh(regions, ask, self.source, self.unknown, today)
 
-    Raises UserError without boto3.
-    """
-    return refresh(Clients().get("pricing", API_REGION), tuple(regions) or tuple(tables()))
+    def refresh_now(self, regions: Iterable[str] = ()) -> PriceRefresh:
+        """Refresh with this computer's AWS settings; without regions, all regions of the tables.
 
+        Raises UserError without boto3.
+        """
+        client = Clients().get("pricing", API_REGION)
+        return self.refresh(client, tuple(regions) or tuple(self.book.tables()) or self.first_regions)
 
-def price_list(
-    client: PricingClient, service: str, wanted: Mapping[str, str], machine_of: Callable[[Mapping[str, Any]], str]
-) -> dict[str, float]:
-    """The machines among a service's products with these attributes, and their on-demand prices.
-
-    `machine_of` returns the machine that attributes of a product name; empty for a product that is no machine.
-    """
-    filters: list[FilterTypeDef] = [
-        {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
-    ]
-    products = pages(client.get_products, "PriceList", ServiceCode=service, Filters=filters)
-    found: dict[str, float] = {}
-    for product in map(json.loads, call_aws("pricing:GetProducts", lambda: list(products))):
-        attributes = product.get("product", {}).get("attributes", {})
-        name = machine_of(attributes)
-        amount = _amount(product)
-        if name and amount and all(attributes.get(key, value) == value for key, value in wanted.items()):
-            # If AWS lists a machine twice, it must not look cheaper than it may turn out to be.
-            found[name] = max(amount, found.get(name, 0.0))
-    return found
+    def _ask(self, client: PricingClient, region: str) -> dict[str, float]:
+        """The machines among the service's products in a region, and their on-demand prices."""
+        wanted = {**self.attributes, "regionCode": region}
+        filters: list[FilterTypeDef] = [
+            {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
+        ]
+        products = pages(client.get_products, "PriceList", ServiceCode=self.service, Filters=filters)
+        found: dict[str, float] = {}
+        for product in map(json.loads, call_aws("pricing:GetProducts", lambda: list(products))):
+            attributes = product.get("product", {}).get("attributes", {})
+            name = self.machine_of(attributes)
+            amount = _amount(product)
+            if name and amount and all(attributes.get(key, value) == value for key, value in wanted.items()):
+                # If AWS lists a machine twice, it must not look cheaper than it may turn out to be.
+                found[name] = max(amount, found.get(name, 0.0))
+        return found
 
 
 def _machine(attributes: Mapping[str, Any]) -> str:
@@ -91,3 +93,16 @@ def _amount(product: Mapping[str, Any]) -> float | None:
                 with suppress(ValueError, TypeError):
                     return price(dimension.get("pricePerUnit", {}).get("USD"))
     return None
+
+
+_LIST = AwsPriceList(
+    BOOK,
+    "AmazonEC2",
+    "AWS price list API",
+    "AWS has no prices for {region}; name a region such as us-east-1",
+    # Plain Linux on shared hardware, paid by the hour while it runs.
+    {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"},
+    _machine,
+)
+refresh = _LIST.refresh
+refresh_now = _LIST.refresh_now

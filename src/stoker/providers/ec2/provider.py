@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.model import codec
 from stoker.model.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.model.resources import Resources
-from stoker.model.spec import Spec, is_port
+from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import (
     CheckResult,
@@ -25,10 +22,12 @@ from stoker.providers.base import (
     ShellRequest,
     TerminateResult,
 )
+from stoker.providers.cloud_errors import first_line
 from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
-from stoker.providers.ec2.client import Clients, pages
-from stoker.providers.ec2.errors import call_aws, first_line
+from stoker.providers.ec2.client import Clients, environment_region, pages
+from stoker.providers.ec2.errors import call_aws
+from stoker.providers.offerings import RecentOfferings
 from stoker.providers.registry import Context
 
 _STATES: dict[str, InstanceState] = {
@@ -47,8 +46,6 @@ _ASKED_FOR = frozenset({"Client.UserInitiatedShutdown", "Client.UserInitiatedHib
 _PAGE = 1000
 # EC2 accepts this many ids in one filter.
 _IDS = 200
-# Prices and zones change slowly; a job that tries one zone after another need not ask each time.
-_OFFERS_FOR_S = 120.0
 
 
 class Ec2Provider:
@@ -60,7 +57,7 @@ class Ec2Provider:
         self._context = context
         self._store = tags.store_tag(context.store)
         self._clients = Clients()
-        self._offered: dict[bytes, tuple[float, tuple[Offering, ...]]] = {}
+        self._recent = RecentOfferings()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,26 +69,20 @@ class Ec2Provider:
 
     def check(self, spec: Spec) -> None:
         """Raise UserError for a spec that EC2 would refuse."""
-        registry.check_store(self.name, self._context.store)
-        port = spec.env.get("MASTER_PORT")
-        if port is not None and not is_port(port):
-            raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")
+        registry.check_spec(self.name, self._context.store, spec)
         request.check(spec)
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """Machine types × zones × spot or on-demand, best first. Offline, from the packaged tables."""
         if self._context.offline:
-            return offers.offline(_with_region(resources, _environment_region()))
+            return offers.offline(_with_region(resources, environment_region()))
         resources = _with_region(resources, resources.region or self._clients.default_region())
-        key = codec.dumps(resources)
-        cached = self._offered.get(key)
-        if cached is not None and time.monotonic() - cached[0] < _OFFERS_FOR_S:
-            return cached[1]
+        return self._recent.get(resources, lambda: self._ask_offerings(resources))
+
+    def _ask_offerings(self, resources: Resources) -> tuple[Offering, ...]:
         ec2 = self._clients.get("ec2", resources.region)
         narrowed = self._in_subnet(ec2, resources)
-        found = call_aws("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
-        self._offered[key] = (time.monotonic(), found)
-        return found
+        return call_aws("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
 
     def why_none(self, resources: Resources) -> str:
         """The reason why `offerings` is empty, in one line."""
@@ -99,7 +90,7 @@ class Ec2Provider:
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """Names in these resources that no packaged table has, one line each."""
-        return offers.unchecked(_with_region(resources, _environment_region()))
+        return offers.unchecked(_with_region(resources, environment_region()))
 
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
         """The processor architectures of these machines, for the agents to install on them."""
@@ -358,11 +349,6 @@ def _state(found: Mapping[str, Any]) -> InstanceState:
     if state in ("off", "stopping") and (found.get("HibernationOptions") or {}).get("Configured"):
         return "running"  # It may be hibernating, and continue its training later.
     return state
-
-
-def _environment_region() -> str | None:
-    """The region of the variables that every SDK reads. AWS's files are not read offline."""
-    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
 def _with_region(resources: Resources, region: str | None) -> Resources:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stoker.providers.ec2.client import environment_region
 from stoker.providers.ec2.permissions import (
     CARRYING_TAG,
     GOVERNOR,
@@ -86,7 +86,7 @@ def allow(
 
 def partition(region: str | None = None) -> str:
     """The partition of the region: China and GovCloud are separate AWSs with other ARNs."""
-    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
+    region = region or environment_region() or ""
     return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 

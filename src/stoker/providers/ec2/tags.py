@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
+from stoker.providers.job_tags import check_tags
 
 STORE = "stoker:store"
 JOB = "stoker:job"
@@ -70,13 +70,7 @@ def owner_of(found: Mapping[str, Any], store: str) -> tuple[str, int] | None:
 
 def check(tags: Mapping[str, str]) -> None:
     """Raise UserError for a job's tag that EC2, or the metadata service on the machine, would refuse."""
-    most = _MOST_TAGS - 5
-    if len(tags) > most:
-        raise UserError(f"tags: EC2 takes {most} beside Stoker's own, found {len(tags)}")
-    for key, value in tags.items():
-        problem = _problem(key, value)
-        if problem:
-            raise UserError(f"tags.{key}: {problem}")
+    check_tags("EC2", tags, _MOST_TAGS - 5, _problem)
 
 
 def _problem(key: str, value: str) -> str | None:

@@ -15,10 +15,11 @@ from stoker.model.errors import (
     StokerError,
     UserError,
 )
-from stoker.providers.ec2.errors import first_line, map_error
+from stoker.providers.check_results import TRY_LATER, check_ok
+from stoker.providers.cloud_errors import first_line
+from stoker.providers.ec2.errors import map_error
 
 POLICIES = "`stoker iam ec2` prints the policies"
-LATER = "it may pass: check again in a while"
 
 _FIXES = {
     "resources.image": "set resources.image to an image of this region, or to an alias such as ubuntu/24.04",
@@ -57,12 +58,7 @@ def dry_run_result(code: str, message: str, status: int = 400) -> DryRunResult:
     if isinstance(error, AuthDenied):
         return DryRunResult(False, f"denied: {_plain(message)}", denied=True)
     subnet = _FIXES["resources.ec2.subnet"] if code in _NO_SUBNET else ""
-    return DryRunResult(verdict(error), f"{message} ({code})", fix=subnet or fix_of(error))
-
-
-def verdict(error: StokerError) -> bool | None:
-    """False for a refusal; None for any other error, because a missing answer proves nothing."""
-    return False if isinstance(error, (AuthDenied, InvalidRequest, NotFound, QuotaExceeded, UserError)) else None
+    return DryRunResult(check_ok(error), f"{message} ({code})", fix=subnet or fix_of(error))
 
 
 def aws_message(error: StokerError) -> str:
@@ -84,12 +80,12 @@ def fix_of(error: StokerError) -> str:
     field = str(error).partition(": ")[0]
     if field.startswith("resources."):
         return _FIXES.get(field, f"set {field} to what this region has")
-    return _REQUEST if isinstance(error, (InvalidRequest, NotFound)) else LATER
+    return _REQUEST if isinstance(error, (InvalidRequest, NotFound)) else TRY_LATER
 
 
 def permission_fix(error: ProviderError, action: str) -> str:
     """The fix for a check that itself failed, if nothing is known to be wrong with its subject."""
-    return f"allow {action} to learn it" if isinstance(error, AuthDenied) else LATER
+    return f"allow {action} to learn it" if isinstance(error, AuthDenied) else TRY_LATER
 
 
 def answer_of(error: StokerError) -> Mapping[str, Any]:

@@ -11,12 +11,12 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import GceResources
 from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult
+from stoker.providers.check_results import check_offers, check_ok
 from stoker.providers.gce import check_access, check_network, images, overrides, places, preflight, quotas, reservations
 from stoker.providers.gce.client import Api, check_installed
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.gce.verdicts import (
     api_disabled,
-    check_ok,
     enable_command,
     error_text,
     fix_of,
@@ -131,19 +131,10 @@ class _Checks:
         yield CheckResult("region", True, f"{name} answers; {there}")
 
     def offers(self) -> Iterator[CheckResult]:
-        try:
-            found = self._provider.offerings(self._spec.resources)
-        except (ProviderError, UserError) as error:
-            yield CheckResult("offers", check_ok(error), error_text(error), fix_of(error))
-            return
-        wanted = {"never": (False,), "only": (True,), "prefer": (True, False)}[self._spec.resources.spot]
-        self._offered = tuple(offering for kind in wanted for offering in found if offering.spot == kind)
-        if self._offered:
-            yield CheckResult("offers", True, f"{len(self._offered)} offerings; first {self._offered[0].key}")
-        else:
-            yield CheckResult(
-                "offers", False, self._provider.why_none(self._spec.resources), "`stoker offers` lists more"
-            )
+        self._offered, result = check_offers(
+            self._provider, self._spec.resources, lambda error: (error_text(error), fix_of(error))
+        )
+        yield result
 
     # ── Access ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,10 +12,11 @@ from typing import Any
 from stoker.model.errors import AuthDenied, NotFound, ProviderError, UserError
 from stoker.providers import registry
 from stoker.providers.base import CheckResult
+from stoker.providers.check_results import TRY_LATER
 from stoker.providers.gce import identity, permissions, places, preflight
 from stoker.providers.gce.client import Api, Service
 from stoker.providers.gce.places import ProjectRegion
-from stoker.providers.gce.verdicts import SEE_ROLES, TRY_LATER, api_disabled, enable_command, error_text, lookup_fix
+from stoker.providers.gce.verdicts import SEE_ROLES, api_disabled, enable_command, error_text, lookup_fix
 from stoker.store.gcs import emulator_address
 
 # The most permissions that Google takes in one request.

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
+from stoker.providers.cloud_errors import first_line
 from stoker.providers.gce import settings
-from stoker.providers.gce.errors import first_line, response_error
+from stoker.providers.gce.errors import response_error
 from stoker.store.base import GOOGLE_LOGIN
 
 Service = Literal[

@@ -17,6 +17,7 @@ from stoker.model.errors import (
     Throttled,
     Transient,
 )
+from stoker.providers.cloud_errors import by_code, first_line
 
 
 class AlreadyExists(InvalidRequest):
@@ -28,9 +29,8 @@ class ResourceInUse(Transient):
 
 
 # Reasons of failed requests are in camel case, codes of failed operations in capitals: one table serves both.
-_CODES: dict[str, type[ProviderError]] = {
-    code: kind
-    for kind, codes in {
+_CODES = by_code(
+    {
         NotFound: ("NOTFOUND", "RESOURCENOTFOUND"),
         AlreadyExists: ("ALREADYEXISTS", "RESOURCEALREADYEXISTS"),
         ResourceInUse: ("RESOURCEINUSEBYANOTHERRESOURCE", "RESOURCENOTREADY", "RESOURCEINUSE"),
@@ -59,9 +59,8 @@ _CODES: dict[str, type[ProviderError]] = {
             "USERRATELIMITEXCEEDED",
         ),
         Transient: ("BACKENDERROR", "INTERNALERROR", "OPERATIONCANCELEDBYUSER"),
-    }.items()
-    for code in codes
-}
+    }
+)
 # Fields of the job file, by the text in Google's message that a resource does not exist or may not be used.
 _FIELDS = (
     ("/images/", "resources.image"),
@@ -122,12 +121,6 @@ def kind_of(code: str, status: int = 0) -> type[ProviderError]:
     if status in by_status:
         return by_status[status]
     return InvalidRequest if 400 <= status < 500 else Transient
-
-
-def first_line(error: object) -> str:
-    """The first line of an error's message, at most 400 characters."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:400]
 
 
 def _error(what: str, code: str, message: str, status: int) -> ProviderError:

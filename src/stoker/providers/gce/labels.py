@@ -10,8 +10,8 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
+from stoker.providers.job_tags import check_tags
 
 STORE = "stoker-store"
 JOB = "stoker-job"
@@ -83,13 +83,7 @@ def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
 
 def check(tags: Mapping[str, str]) -> None:
     """Raise UserError for a job's tag that does not fit into a label."""
-    most = _MOST_LABELS - 4
-    if len(tags) > most:
-        raise UserError(f"tags: Compute Engine takes {most} beside Stoker's own, found {len(tags)}")
-    for key, value in tags.items():
-        problem = _problem(key, value)
-        if problem:
-            raise UserError(f"tags.{key}: {problem}")
+    check_tags("Compute Engine", tags, _MOST_LABELS - 4, _problem)
 
 
 def _problem(key: str, value: str) -> str | None:

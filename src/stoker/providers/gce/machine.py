@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from stoker.cloudapi.google.metadata import Metadata, MetadataError
 from stoker.cloudapi.google.pubsub import PublishError, publish
 from stoker.model import keys
 from stoker.model.node_facts import NoticeFact
+from stoker.providers.node_side import end_process, wait_for_address
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ SHUTDOWN_FILE = Path("/run/stoker/shutdown")
 _POLL_S = 20.0
 # After the first error the next request follows at once; while errors continue, after this pause.
 _PAUSE_S = 0.5
-_ADDRESS_LIMIT_S = 30.0
 # Most stores have no deployed governor. After a failed attempt to wake one, the next attempt waits this long.
 _NO_WAKE_S = 60.0
 # The topic does not exist, for which Google may answer 403 as well. Any other failure may be temporary.
@@ -98,17 +97,9 @@ class GceMachine:
 
     def address(self) -> str:
         """The address in the machine's network, where the other nodes reach it."""
-        until_s = time.monotonic() + _ADDRESS_LIMIT_S
-        while self._address is None:
-            try:
-                self._address = self._metadata.get(_ADDRESS) or None
-            except MetadataError as error:
-                _log.warning("%s", error)
-            if self._address is None and time.monotonic() >= until_s:
-                return socket.gethostbyname(socket.gethostname())
-            if self._address is None:
-                time.sleep(0.5)
-        return self._address
+        if self._address is None:
+            self._address = wait_for_address(lambda: self._metadata.get(_ADDRESS), MetadataError)
+        return self._address or socket.gethostbyname(socket.gethostname())
 
     def master_port(self, preferred: int) -> int:
         """The preferred port: the machine serves this node alone, so that all ports are free."""
@@ -133,9 +124,7 @@ class GceMachine:
 
     def give_back(self) -> None:
         """End this process, from any thread: its service deletes the machine. Does not return."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        end_process()
 
     def close(self) -> None:
         """Stop all requests. Only tests do this: an agent's process ends with its machine."""

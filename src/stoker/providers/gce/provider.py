@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from stoker.model import codec
-from stoker.model.errors import AuthDenied, InvalidRequest, NoSuchResource, NotFound, UserError
+from stoker.model.errors import AuthDenied, InvalidRequest, NoSuchResource, NotFound
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.model.resources import Resources
-from stoker.model.spec import Spec, is_port
+from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import (
     CheckResult,
@@ -39,10 +37,9 @@ from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import ResourceInUse
 from stoker.providers.gce.instances import StoreInstances
 from stoker.providers.gce.places import ProjectRegion, is_id, split_id
+from stoker.providers.offerings import RecentOfferings
 from stoker.providers.registry import Context
 
-# Zones change slowly; a job that tries one zone without capacity after another need not ask each time.
-_OFFERS_FOR_S = 120.0
 # States in which a machine is ending already, so that no notice can reach it.
 _ENDING = frozenset({"PENDING_STOP", "STOPPING", "DEPROVISIONING", "TERMINATED"})
 _SIMULATION_S = 10.0
@@ -59,7 +56,7 @@ class GceProvider:
         self._context = context
         self._store = labels.store_label(context.store)
         self._api = Api()
-        self._offered: dict[bytes, tuple[float, tuple[Offering, ...]]] = {}
+        self._recent = RecentOfferings()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -71,10 +68,7 @@ class GceProvider:
 
     def check(self, spec: Spec) -> None:
         """Raise UserError for what Compute Engine would refuse."""
-        registry.check_store(self.name, self._context.store)
-        port = spec.env.get("MASTER_PORT")
-        if port is not None and not is_port(port):
-            raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")
+        registry.check_spec(self.name, self._context.store, spec)
         request.check(spec)
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
@@ -86,19 +80,15 @@ class GceProvider:
         place = self._place(resources)
         if self._context.offline:
             return offers.offline(resources, place)
-        key = codec.dumps(replace(resources, region=str(place)))
-        cached = self._offered.get(key)
-        if cached is not None and time.monotonic() - cached[0] < _OFFERS_FOR_S:
-            return cached[1]
+        there = replace(resources, region=str(place))
+        return self._recent.get(there, lambda: self._ask_offerings(resources, place))
+
+    def _ask_offerings(self, resources: Resources, place: ProjectRegion) -> tuple[Offering, ...]:
         try:
-            found = reservations.usable_offerings(self._api, resources, place, offers.live(self._api, resources, place))
+            return reservations.usable_offerings(self._api, resources, place, offers.live(self._api, resources, place))
         except NotFound as error:
             # Lists of a whole project answer 404 only where the project itself does not exist.
             raise NoSuchResource(places.no_project(place.project, places.named_by(resources))) from error
-        fresh_s = time.monotonic() - _OFFERS_FOR_S
-        self._offered = {key: cached for key, cached in self._offered.items() if cached[0] > fresh_s}
-        self._offered[key] = (time.monotonic(), found)
-        return found
 
     def _place(self, resources: Resources) -> ProjectRegion:
         """Find the project and region of the machines. Raises UserError where nothing names them."""

@@ -14,9 +14,9 @@ from stoker.model.errors import (
     UserError,
 )
 from stoker.providers.base import CheckResult
+from stoker.providers.check_results import TRY_LATER
 
 SEE_ROLES = "`stoker iam gce` prints the roles"
-TRY_LATER = "it may pass: check again in a while"
 _FIXES = {
     "resources.gce.network": "set resources.gce.network to one that is there, or leave it out for the default one",
     "resources.gce.placement_policy": "leave it out: several nodes get one of their own",
@@ -36,11 +36,6 @@ _SWITCHED_OFF = re.compile(
 _REQUIRED = re.compile(r"Required '([a-z]+\.[a-zA-Z.]+)' permission")
 # Advice in errors to run `stoker check`, which is the command that is running.
 _ADVICE = re.compile(r"; (ask for more on the console's page|`stoker check gce` shows).*")
-
-
-def check_ok(error: StokerError) -> bool | None:
-    """The `ok` of a check that failed with this error: None where no answer came, which proves nothing."""
-    return False if isinstance(error, (AuthDenied, InvalidRequest, NotFound, QuotaExceeded, UserError)) else None
 
 
 def error_text(error: StokerError) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import socket
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
 
 from stoker.model.node_facts import NoticeFact
 from stoker.providers.local.folder import NodeFolder, read_json, wake_waiters
+from stoker.providers.node_side import end_process
 from stoker.store.home import home
 
 # Below the ports that the kernel assigns to outgoing connections (32768 and up by default), which come and go.
@@ -70,9 +69,7 @@ class LocalMachine:
 
     def give_back(self) -> None:
         """End this process, from any thread; its supervisor does the rest. Does not return."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        end_process()
 
 
 def _is_free(port: int) -> bool:

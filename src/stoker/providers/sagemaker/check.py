@@ -14,10 +14,10 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import SagemakerResources
 from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult
-from stoker.providers.ec2.check import CREDENTIALS, principal
-from stoker.providers.ec2.client import INSTALL, installed
+from stoker.providers.check_results import TRY_LATER, check_offers, check_ok
+from stoker.providers.ec2.check import check_identity, principal
 from stoker.providers.ec2.errors import call_aws as calling_aws
-from stoker.providers.ec2.verdicts import LATER, aws_message, permission_fix, verdict
+from stoker.providers.ec2.verdicts import aws_message, permission_fix
 from stoker.providers.sagemaker.request import DEFAULT_ROLE, life_s
 
 if TYPE_CHECKING:
@@ -38,20 +38,10 @@ _LONGEST = "Longest run time for a training job"
 
 def check_account(provider: SageMakerProvider, spec: Spec, store: str) -> Iterator[CheckResult]:  # noqa: ARG001 - as all providers'
     """Yield the result of each check. Stops early only without boto3, credentials or a region."""
-    if not installed():
-        yield CheckResult("boto3", False, "sagemaker needs boto3", INSTALL)
+    found = yield from check_identity(provider.name, provider.clients, spec.resources.region)
+    if found is None:
         return
-    clients = provider.clients
-    try:
-        region = spec.resources.region or clients.default_region()
-        if region is None:
-            yield CheckResult("region", False, "none is named", "set resources.region, or AWS_REGION")
-            return
-        identity = calling_aws("sts", clients.get("sts", region).get_caller_identity)
-    except (ProviderError, UserError) as error:
-        yield CheckResult("credentials", False, aws_message(error), CREDENTIALS)
-        return
-    yield CheckResult("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
+    region, identity = found
     checks = _Checks(provider, replace(spec, resources=replace(spec.resources, region=region)), identity)
     for part in (checks.region, checks.bucket, checks.offers, checks.permissions, checks.role, checks.limits):
         yield from part()
@@ -74,8 +64,8 @@ class _Checks:
         try:
             hosts = self._provider.list_instances(where)
         except ProviderError as error:
-            fix = f"allow sagemaker:ListTrainingJobs; {_POLICIES}" if isinstance(error, AuthDenied) else LATER
-            yield CheckResult("region", verdict(error), f"{where}: {aws_message(error)}", fix)
+            fix = f"allow sagemaker:ListTrainingJobs; {_POLICIES}" if isinstance(error, AuthDenied) else TRY_LATER
+            yield CheckResult("region", check_ok(error), f"{where}: {aws_message(error)}", fix)
             return
         count = len(hosts)
         yield CheckResult("region", True, f"{where} answers; {count} host{'' if count == 1 else 's'} of this store")
@@ -90,20 +80,11 @@ class _Checks:
             yield CheckResult("bucket", True, f"it is in {home}, too")
 
     def offers(self) -> Iterator[CheckResult]:
-        try:
-            found = self._provider.offerings(self._spec.resources)
-        except (ProviderError, UserError) as error:
-            yield CheckResult("offers", verdict(error), aws_message(error))
-            return
-        wanted = {"never": (False,), "only": (True,), "prefer": (True, False)}[self._spec.resources.spot]
-        self._offered = tuple(offering for kind in wanted for offering in found if offering.spot == kind)
-        if not self._offered:
-            yield CheckResult(
-                "offers", False, self._provider.why_none(self._spec.resources), "`stoker offers` lists more"
-            )
-            return
-        yield CheckResult("offers", True, f"{len(self._offered)} offerings; first {self._offered[0].key}")
-        if all(offering.on_demand_price is None for offering in self._offered):
+        self._offered, result = check_offers(
+            self._provider, self._spec.resources, lambda error: (aws_message(error), "")
+        )
+        yield result
+        if self._offered and all(offering.on_demand_price is None for offering in self._offered):
             fix = "`stoker prices --provider sagemaker --refresh` asks AWS"
             yield CheckResult("prices", None, "no price of these machines is known here", fix)
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stoker.model.errors import AuthDenied, InvalidRequest, NoSuchResource, NotFound, ProviderError, QuotaExceeded
+from stoker.providers.cloud_errors import first_line
 from stoker.providers.ec2 import errors as aws
 
 T = TypeVar("T")
-
-first_line = aws.first_line
 
 # Fields of the job file, by words in the message that refuses them: SageMaker has one code for all.
 _FIELDS = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.model.node_facts import NoticeFact
+from stoker.providers.node_side import end_process
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +70,4 @@ class SageMakerMachine:
 
     def give_back(self) -> None:
         """End this process, from any thread: the container ends with it. Does not return."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        end_process()

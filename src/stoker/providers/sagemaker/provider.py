@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -11,14 +10,15 @@ from typing import Any
 from stoker.model.errors import InvalidRequest, NotFound, Transient, UserError
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
 from stoker.model.resources import Resources
-from stoker.model.spec import Spec, is_port
+from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import CheckResult, EndReason, LaunchOrder, Request, TerminateResult
-from stoker.providers.ec2.client import Clients
+from stoker.providers.cloud_errors import first_line
+from stoker.providers.ec2.client import Clients, environment_region
 from stoker.providers.registry import Context
 from stoker.providers.sagemaker import catalog, names, offers, request, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
-from stoker.providers.sagemaker.errors import NameTaken, TrainingJobEnded, calling, first_line
+from stoker.providers.sagemaker.errors import NameTaken, TrainingJobEnded, calling
 from stoker.providers.sagemaker.machine import GRACE_S
 from stoker.store.s3 import bucket_region, endpoint_address
 
@@ -56,15 +56,12 @@ class SageMakerProvider:
 
     def check(self, spec: Spec) -> None:
         """Raise UserError for what SageMaker would refuse."""
-        registry.check_store(self.name, self._context.store)
-        port = spec.env.get("MASTER_PORT")
-        if port is not None and not is_port(port):
-            raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")
+        registry.check_spec(self.name, self._context.store, spec)
         request.check(spec)
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """List machine types × spot or on-demand, best first, from the packaged tables. Makes no call."""
-        region = resources.region or _environment_region()
+        region = resources.region or environment_region()
         if region is None and not self._context.offline:
             region = self._clients.default_region()
         return offers.offered(replace(resources, region=region))
@@ -75,7 +72,7 @@ class SageMakerProvider:
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """List the names in these resources that no packaged table has, a line each."""
-        return offers.unchecked(replace(resources, region=resources.region or _environment_region()))
+        return offers.unchecked(replace(resources, region=resources.region or environment_region()))
 
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
         """The processors of these machines, for the agents to install on them."""
@@ -291,8 +288,3 @@ def _instance(
 ) -> Instance:
     host = names.host(training, rank)
     return Instance(host, "sagemaker", job, claim, rank, state, created_at=created_at, region=region)
-
-
-def _environment_region() -> str | None:
-    """The region in the variables that every SDK reads. The SDK's files are not read, for offline use."""
-    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

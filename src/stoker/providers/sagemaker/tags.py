@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2.tags import CLAIM, JOB, STORE, SUBMITTER, from_aws, store_tag, to_aws
+from stoker.providers.job_tags import check_tags
 
 __all__ = ["CLAIM", "JOB", "STORE", "SUBMITTER", "check", "from_aws", "of_order", "store_tag", "to_aws"]
 
@@ -32,13 +32,7 @@ def of_order(order: LaunchOrder) -> dict[str, str]:
 
 def check(tags: Mapping[str, str]) -> None:
     """Raise UserError for a job's tag that SageMaker would refuse."""
-    most = _MOST_TAGS - 4
-    if len(tags) > most:
-        raise UserError(f"tags: SageMaker takes {most} beside Stoker's own, found {len(tags)}")
-    for key, value in tags.items():
-        problem = _problem(key, value)
-        if problem:
-            raise UserError(f"tags.{key}: {problem}")
+    check_tags("SageMaker", tags, _MOST_TAGS - 4, _problem)
 
 
 def _problem(key: str, value: str) -> str | None:
