@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from stoker.deploy import aws_monitoring, aws_stacks, region_events
+from stoker.deploy import package as packages
 from stoker.deploy.aws_entry_point import TickRule
 from stoker.deploy.aws_template import TIMEOUT_S, AwsPlan, template, tick_name
 from stoker.deploy.package import Package
@@ -224,7 +225,6 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     clients = Clients()
     _check_regions(clients, deployment)
     deployment = _with_room(clients, deployment, say)
-    key = keys.deployed_package(package.digest)
     before = deployment_record.read(store, CLOUD)
     wanted = DeploymentRecord(
         cloud=CLOUD,
@@ -243,9 +243,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         deployment_record.record_before_change(wanted, before), deployment.forgotten
     )
     deployment_record.write(store, begun)
-    if store.head(key) is None:
-        store.put(key, package.data)
-        say(f"sent {key}")
+    packages.send(store, package, say)
     for each in requests(deployment, package):
         if each.service == "cloudformation":
             say(f"stack {each.params['StackName']} in {each.region}: {aws_stacks.create_or_update(clients, each)}")
@@ -263,7 +261,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         deployment_record.write(store, replace(begun, state="making"))
         raise
     deployment_record.write(store, wanted)
-    store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
+    packages.delete_others(store, package)
     return wanted
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.providers.ec2.iam import policy_of
+
 # The most calls at once. A burst of events waits, so that the account's other functions keep their share.
 CONCURRENCY = 5
 # AWS refuses to leave fewer than this to all other functions of the account:
@@ -54,13 +56,13 @@ def resources(name: str, store: str, topics: tuple[str, ...] = ()) -> dict[str, 
             "Type": "AWS::SQS::QueuePolicy",
             "Properties": {
                 "Queues": [{"Ref": "Undelivered"}],
-                "PolicyDocument": policy_document([_sent_by("events"), _sent_by("sns")]),
+                "PolicyDocument": policy_of([_sent_by("events"), _sent_by("sns")]),
             },
         },
         "Watch": {"Type": "AWS::SNS::Topic", "Properties": {"TopicName": topic_name(name)}},
         "WatchFrom": {
             "Type": "AWS::SNS::TopicPolicy",
-            "Properties": {"Topics": [{"Ref": "Watch"}], "PolicyDocument": policy_document([may_publish("Watch")])},
+            "Properties": {"Topics": [{"Ref": "Watch"}], "PolicyDocument": policy_of([may_publish("Watch")])},
         },
         **_alarms(name, store, topics),
     }
@@ -170,7 +172,3 @@ def may_publish(topic: str) -> dict[str, Any]:
         "Resource": {"Ref": topic},
         "Condition": {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}},
     }
-
-
-def policy_document(statements: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": statements}

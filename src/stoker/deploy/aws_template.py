@@ -13,9 +13,10 @@ from typing import Any
 
 from stoker.deploy import aws_monitoring
 from stoker.deploy.aws_entry_point import RULE, STORE, TOPIC
-from stoker.deploy.aws_monitoring import may_publish, policy_document
+from stoker.deploy.aws_monitoring import may_publish
 from stoker.external_jobs.gpu_alarms import alarm_prefix as alarm_prefix
 from stoker.governor.serverless import events
+from stoker.providers.ec2.iam import policy_of, trust_policy
 from stoker.providers.ec2.permissions import Statement
 
 RUNTIME = "python3.13"
@@ -81,44 +82,38 @@ def net_name(name: str) -> str:
     return f"{name}-net"
 
 
+def event_rule(name: str, about: str, when: Mapping[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """A rule that sends events, or ticks of a schedule, to one target."""
+    return {
+        "Type": "AWS::Events::Rule",
+        "Properties": {"Name": name, "Description": about[:512], **when, "Targets": [target]},
+    }
+
+
 def template(plan: AwsPlan) -> dict[str, Any]:
     """The whole stack."""
     # Alarms of this region come through the topic.
     others = alarm_pattern(plan.store) | {"region": [{"anything-but": [{"Ref": "AWS::Region"}]}]}
     rules = {
-        kind: {
-            "Type": "AWS::Events::Rule",
-            "Properties": {
-                "Name": f"{plan.name}-{kind.lower()}",
-                "Description": f"Wakes the governor of {plan.store}"[:512],
-                "EventPattern": pattern,
-                "Targets": [_target()],
-            },
-        }
+        kind: event_rule(
+            f"{plan.name}-{kind.lower()}", f"Wakes the governor of {plan.store}", {"EventPattern": pattern}, _target()
+        )
         for kind, pattern in {**patterns(), "Elsewhere": others}.items()
     }
-    rules["Tick"] = {
-        "Type": "AWS::Events::Rule",
-        "Properties": {
-            "Name": tick_name(plan.name),
-            "Description": f"Once a minute while {plan.store} has an active job; the governor switches it"[:512],
-            "ScheduleExpression": _TICK,
-            # The first job switches the rule on.
-            "State": "DISABLED",
-            "Targets": [_target()],
-        },
-    }
-    rules["Net"] = {
-        "Type": "AWS::Events::Rule",
-        "Properties": {
-            "Name": net_name(plan.name),
-            "Description": f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it"[:512],
-            "ScheduleExpression": aws_monitoring.NET,
-            "State": "ENABLED",
-            "Targets": [_target()],
-        },
-    }
-    calls = {f"{kind}Calls": _permission("events.amazonaws.com", kind) for kind in rules}
+    rules["Tick"] = event_rule(
+        tick_name(plan.name),
+        f"Once a minute while {plan.store} has an active job; the governor switches it",
+        # The first job switches the rule on.
+        {"ScheduleExpression": _TICK, "State": "DISABLED"},
+        _target(),
+    )
+    rules["Net"] = event_rule(
+        net_name(plan.name),
+        f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it",
+        {"ScheduleExpression": aws_monitoring.NET, "State": "ENABLED"},
+        _target(),
+    )
+    calls = {f"{kind}Calls": _permission("events.amazonaws.com", {"Fn::GetAtt": [kind, "Arn"]}) for kind in rules}
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": f"The governor of the Stoker store {plan.store}"[:1024],
@@ -193,23 +188,11 @@ def _role(plan: AwsPlan) -> dict[str, Any]:
         "Type": "AWS::IAM::Role",
         "Properties": {
             "Description": f"The governor of {plan.store}"[:1000],
-            "AssumeRolePolicyDocument": policy_document(
-                [
-                    {
-                        "Effect": "Allow",
-                        "Principal": {"Service": "lambda.amazonaws.com"},
-                        "Action": "sts:AssumeRole",
-                    }
-                ]
-            ),
+            "AssumeRolePolicyDocument": trust_policy("lambda.amazonaws.com"),
             "Policies": [
-                {"PolicyName": "governor", "PolicyDocument": policy_document([dict(each) for each in plan.statements])},
-                {"PolicyName": "itself", "PolicyDocument": policy_document(own)},
-                *(
-                    [{"PolicyName": "training", "PolicyDocument": policy_document(_training(plan))}]
-                    if plan.training
-                    else ()
-                ),
+                {"PolicyName": "governor", "PolicyDocument": policy_of([dict(each) for each in plan.statements])},
+                {"PolicyName": "itself", "PolicyDocument": policy_of(own)},
+                *([{"PolicyName": "training", "PolicyDocument": policy_of(_training(plan))}] if plan.training else ()),
             ],
         },
     }
@@ -312,7 +295,7 @@ def _alarms(plan: AwsPlan) -> dict[str, Any]:
         "Alarms": {"Type": "AWS::SNS::Topic", "Properties": {"TopicName": f"{plan.name}-alarms"}},
         "AlarmsFrom": {
             "Type": "AWS::SNS::TopicPolicy",
-            "Properties": {"Topics": [{"Ref": "Alarms"}], "PolicyDocument": policy_document([may_publish("Alarms")])},
+            "Properties": {"Topics": [{"Ref": "Alarms"}], "PolicyDocument": policy_of([may_publish("Alarms")])},
         },
         "AlarmsTo": {
             "Type": "AWS::SNS::Subscription",
@@ -323,26 +306,18 @@ def _alarms(plan: AwsPlan) -> dict[str, Any]:
                 "RedrivePolicy": {"deadLetterTargetArn": aws_monitoring.dead_letters()},
             },
         },
-        "AlarmsCall": {
-            "Type": "AWS::Lambda::Permission",
-            "Properties": {
-                "Action": "lambda:InvokeFunction",
-                "FunctionName": {"Ref": "Function"},
-                "Principal": "sns.amazonaws.com",
-                "SourceArn": {"Ref": "Alarms"},
-            },
-        },
+        "AlarmsCall": _permission("sns.amazonaws.com", {"Ref": "Alarms"}),
     }
 
 
-def _permission(service: str, rule: str) -> dict[str, Any]:
+def _permission(service: str, source: dict[str, Any]) -> dict[str, Any]:
     return {
         "Type": "AWS::Lambda::Permission",
         "Properties": {
             "Action": "lambda:InvokeFunction",
             "FunctionName": {"Ref": "Function"},
             "Principal": service,
-            "SourceArn": {"Fn::GetAtt": [rule, "Arn"]},
+            "SourceArn": source,
         },
     }
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.deploy import gcp_alerts, gcp_resources
+from stoker.deploy import package as packages
 from stoker.deploy.gcp_entry_point import SchedulerJob
 from stoker.deploy.gcp_resources import ADDRESS, CLOUD, GcpPlan, GcpResource, RoleBindings
 from stoker.deploy.iam_bindings import bind, policy_of, send, unbind
@@ -52,7 +53,6 @@ def deploy(
     _check_roles(api, plan)
     _check_region(api, plan)
     _check_accounts(api, plan)
-    key = keys.deployed_package(package.digest)
     wanted = DeploymentRecord(
         cloud=CLOUD,
         name=plan.name,
@@ -67,9 +67,7 @@ def deploy(
     )
     begun = deployment_record.without_regions(deployment_record.record_before_change(wanted, before), forgotten)
     deployment_record.write(store, begun)
-    if store.head(key) is None:
-        store.put(key, package.data)
-        say(f"sent {key}")
+    packages.send(store, package, say)
     _make(api, plan, say)
     wanted = replace(wanted, leaving=_give_up(api, plan, begun.leaving, say))
     _unbind_others(api, plan, begun, say)
@@ -84,7 +82,7 @@ def deploy(
         deployment_record.write(store, replace(begun, state="making"))
         raise
     deployment_record.write(store, wanted)
-    store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
+    packages.delete_others(store, package)
     return wanted
 
 

@@ -247,30 +247,25 @@ def _subscription(plan: GcpPlan) -> GcpResource:
 
 def _clock(plan: GcpPlan) -> GcpResource:
     """The clock. Cloud Scheduler creates it running; the deployment pauses it at once where no job is active."""
-    body = {
-        "name": plan.clock,
-        "description": f"Once a minute while {plan.store} has an active job; the governor switches it"[:500],
-        "schedule": "* * * * *",
-        "timeZone": "Etc/UTC",
-        "pubsubTarget": {"topicName": plan.topic, "data": _TICK},
-    }
-    return GcpResource(
-        "clock", HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{plan.clock}"
-    )
+    about = f"Once a minute while {plan.store} has an active job; the governor switches it"
+    return _scheduled(plan, "clock", plan.clock, about, "* * * * *")
 
 
 def _net(plan: GcpPlan) -> GcpResource:
     """The slow clock, which is never paused."""
+    about = f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it"
+    return _scheduled(plan, "slow clock", plan.net, about, "*/15 * * * *")
+
+
+def _scheduled(plan: GcpPlan, what: str, name: str, about: str, schedule: str) -> GcpResource:
     body = {
-        "name": plan.net,
-        "description": f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it"[:500],
-        "schedule": "*/15 * * * *",
+        "name": name,
+        "description": about[:500],
+        "schedule": schedule,
         "timeZone": "Etc/UTC",
         "pubsubTarget": {"topicName": plan.topic, "data": _TICK},
     }
-    return GcpResource(
-        "slow clock", HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{plan.net}"
-    )
+    return GcpResource(what, HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{name}")
 
 
 def plan_deployment(

@@ -12,13 +12,15 @@ import hashlib
 import io
 import platform
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import stoker
+from stoker.model import keys
 from stoker.model.errors import UserError
+from stoker.store.base import Store
 from stoker.submit.agent_bundle import NoAgentAvailable, obstore_files
 
 # Lambda's processors by Python's names of this computer's. For any other computer, the more common one is used.
@@ -75,6 +77,20 @@ class Package:
     def described(self) -> str:
         """A description in place of the bytes, for a dry run."""
         return f"{len(self.data)} bytes, sha256 {self.digest}" if self.whole else "(obstore is fetched first)"
+
+
+def send(store: Store, package: Package, say: Callable[[str], None]) -> None:
+    """Put the package into the store, unless it is there."""
+    key = keys.deployed_package(package.digest)
+    if store.head(key) is None:
+        store.put(key, package.data)
+        say(f"sent {key}")
+
+
+def delete_others(store: Store, package: Package) -> None:
+    """Delete the packages of earlier deployments."""
+    key = keys.deployed_package(package.digest)
+    store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
 
 
 def processor() -> str:

@@ -9,25 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.deploy.aws_monitoring import policy_document
-from stoker.deploy.aws_template import alarm_pattern, patterns
+from stoker.deploy.aws_template import alarm_pattern, event_rule, patterns
+from stoker.providers.ec2.iam import policy_of, trust_policy
 
 
 def template(name: str, store: str, home: str) -> dict[str, Any]:
     """The stack for a region that is not the governor's. `home` is the region of the governor."""
     bus = {"Fn::Sub": f"arn:${{AWS::Partition}}:events:{home}:${{AWS::AccountId}}:event-bus/default"}
-    trust = {"Effect": "Allow", "Principal": {"Service": "events.amazonaws.com"}, "Action": "sts:AssumeRole"}
     send = {"Effect": "Allow", "Action": "events:PutEvents", "Resource": bus}
+    target = {"Id": "governor", "Arn": bus, "RoleArn": {"Fn::GetAtt": ["Forwarder", "Arn"]}}
     rules = {
-        kind: {
-            "Type": "AWS::Events::Rule",
-            "Properties": {
-                "Name": f"{name}-{kind.lower()}",
-                "Description": f"For the governor of {store}, in {home}"[:512],
-                "EventPattern": pattern,
-                "Targets": [{"Id": "governor", "Arn": bus, "RoleArn": {"Fn::GetAtt": ["Forwarder", "Arn"]}}],
-            },
-        }
+        kind: event_rule(
+            f"{name}-{kind.lower()}", f"For the governor of {store}, in {home}", {"EventPattern": pattern}, target
+        )
         for kind, pattern in {**patterns(), "Alarms": alarm_pattern(store)}.items()
     }
     return {
@@ -37,8 +31,8 @@ def template(name: str, store: str, home: str) -> dict[str, Any]:
             "Forwarder": {
                 "Type": "AWS::IAM::Role",
                 "Properties": {
-                    "AssumeRolePolicyDocument": policy_document([trust]),
-                    "Policies": [{"PolicyName": "forward", "PolicyDocument": policy_document([send])}],
+                    "AssumeRolePolicyDocument": trust_policy("events.amazonaws.com"),
+                    "Policies": [{"PolicyName": "forward", "PolicyDocument": policy_of([send])}],
                 },
             },
             **rules,
