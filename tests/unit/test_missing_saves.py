@@ -143,7 +143,9 @@ def test_a_reason_is_parted_into_the_cause_and_what_the_store_has() -> None:
 def test_an_attempt_adds_up_what_its_nodes_kept_and_left_out() -> None:
     large, small = OmittedOutput("large.bin", 500, "too large"), OmittedOutput("small.bin", 5, "too many files")
     kept = (SavedOutputs(2, 20, 1, 500, (large,)), SavedOutputs(1, 7, 1, 5, (small,)))
-    facts = tuple(make_facts(2, rank, left=make_exit("succeeded", outputs=outputs)) for rank, outputs in enumerate(kept))
+    facts = tuple(
+        make_facts(2, rank, left=make_exit("succeeded", outputs=outputs)) for rank, outputs in enumerate(kept)
+    )
     state = make_state(Claimed(SPOT_A, 2), Launched(2, nodes(2, 2)))
     (attempt,) = summarize(state, Submission(JOB, make_spec(), "jane"), {2: facts}, at(60)).attempts
     assert attempt.outputs == SavedOutputs(3, 27, 2, 505, (large, small))
