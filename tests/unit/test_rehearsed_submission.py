@@ -17,6 +17,7 @@ from stoker.model.errors import InvalidRequest, QuotaExceeded, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Gpus, Resources
 from stoker.model.spec import Checkpoints, Environment, Limits, Spec
+from stoker.model.submission import Code, Submission
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.store.base import Store, open_store
@@ -61,7 +62,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def prepare_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch, cloud: Cloud, *, offline: bool = False, **fields: Any
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cloud: Cloud,
+    *,
+    offline: bool = False,
+    original: prepare.Original | None = None,
+    **fields: Any,
 ) -> PreparedJob:
     def connect(_spec: Spec, _store: Store, *, offline: bool = False) -> Cloud:
         return cloud
@@ -69,7 +76,9 @@ def prepare_on(
     for module in (prepare, preflight):
         monkeypatch.setattr(module, "connect", connect)
     spec = Spec(**{"name": "job", "run": ("python", "train.py"), "resources": RESOURCES, **fields})
-    return prepare.prepare(spec, open_store(str(place / "store")), folder=place / "code", offline=offline)
+    return prepare.prepare(
+        spec, open_store(str(place / "store")), folder=place / "code", offline=offline, original=original
+    )
 
 
 def test_the_best_of_each_kind_is_asked_about(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +108,12 @@ def test_a_refusal_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch, 
     assert not (place / "store").exists()
 
 
-def test_what_the_plan_had_is_frozen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with prepare_on(place, monkeypatch, Cloud(lambda: None)) as prepared:
+@pytest.mark.parametrize("clone", [False, True])
+def test_what_the_plan_had_is_frozen(place: Path, monkeypatch: pytest.MonkeyPatch, clone: bool) -> None:
+    """Of a clone too: the number of GPUs in the plan is no field of a job file, so its spec does not bring it along."""
+    submission = Submission("job-1", Spec(name="job", run="true"), "jane", code=Code("0" * 64, 1, 1))
+    original = prepare.Original("job-1", submission) if clone else None
+    with prepare_on(place, monkeypatch, Cloud(lambda: None), original=original) as prepared:
         assert prepared.spec.resources.gpus == Gpus("A100", 1, most=2)
         assert prepared.spec.resources.region == "mars-1"
 

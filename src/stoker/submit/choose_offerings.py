@@ -62,19 +62,17 @@ def choose_offerings(
     store: Store | None,
     *,
     offline: bool = False,
-    freeze: bool = True,
     submitter_doubts: tuple[str, ...] = (),
 ) -> OfferingChoice:
     """Choose the offerings that spec, policy and quotas allow. Raises UserError when none is left.
 
-    `store` holds the policy; None: it may not be asked. `freeze` fixes region and GPU count in the spec.
+    `store` holds the policy; None: it may not be asked. The spec that is returned has its region and GPU count fixed.
     `submitter_doubts` are those of `check_policy`.
     """
     policy = read_policy(store)
     offered = provider.offerings(spec.resources)
     unchecked = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
-    if freeze:
-        spec = replace(spec, resources=_frozen_resources(spec.resources, offered))
+    spec = replace(spec, resources=_frozen_resources(spec.resources, offered))
     limits = policy_limits(policy, spec)
     # Offline, prices that change by the hour are unknown, and the plan must be shown all the same.
     fitting = fitting_offerings(limits, provider, offered, unpriced=offline)

@@ -99,10 +99,7 @@ def prepare(
     spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
     code_folder = _code_folder(spec, folder) if original is None else None
     check_result_folders(spec, capabilities, code_folder, store)
-    # The spec of a clone is frozen already.
-    choice = choose_offerings(
-        spec, provider, readable_store, offline=offline, freeze=original is None, submitter_doubts=submitter_doubts
-    )
+    choice = choose_offerings(spec, provider, readable_store, offline=offline, submitter_doubts=submitter_doubts)
     environ, loopback_addresses = _environ(capabilities, store, original, offline=offline)
     if capabilities.runs_locally and not offline:
         check_readable(choice.spec)
