@@ -85,6 +85,7 @@ def as_flags(found: LaunchOrder, folder: Path) -> list[str]:
     return [*flags, "--provisioning-model=STANDARD", "--maintenance-policy=MIGRATE"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="there is no gcloud on this machine")
 def test_the_real_gcloud_asks_for_the_same(tmp_path: Path) -> None:
     plain = {"image": "debian/12", "disk_bytes": 200_000_000_000}

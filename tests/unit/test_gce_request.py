@@ -438,6 +438,7 @@ class TestWhatIsRefused:
             request.check(each.spec)
 
 
+@pytest.mark.slow
 class TestDryRun:
     JOB = """
 name: gpt

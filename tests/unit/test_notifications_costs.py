@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from notification_world import ONE, World, news, one_pass
 from told_jobs import append, started, submit
 
@@ -62,6 +63,7 @@ def test_a_storm_is_one_message_and_a_handful_of_calls() -> None:
     assert spent == {"list": 1}, "nothing is new"
 
 
+@pytest.mark.slow
 def test_a_storm_over_hours_stays_within_the_limit() -> None:
     world = World()
     policy = parse_policy(b"notify: [{to: 'json://one', at_most: 6}]", "p")
@@ -77,6 +79,7 @@ def test_a_storm_over_hours_stays_within_the_limit() -> None:
     assert Counter(world.told()) == Counter({("started", f"job-{n}"): 1 for n in range(120)})
 
 
+@pytest.mark.slow
 def test_a_storm_leaves_few_states() -> None:
     world = World()
     dispatcher = world.dispatcher()
