@@ -72,6 +72,23 @@ def test_what_is_new_is_given_and_the_rest_is_not_looked_at_again(
     assert len(looked) == 2 and set(owners(tmp_path).values()) == {USER}
 
 
+def test_a_folder_that_changed_just_now_is_looked_at_again_though_its_time_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two changes within one tick of the file system's clock leave the same time."""
+    folder = tmp_path / "young"
+    folder.mkdir()
+    now_ns = folder.stat().st_mtime_ns + 1000
+    monkeypatch.setattr("stoker.agent.container.chown.time.time_ns", lambda: now_ns)
+    giving = OwnershipTransfer(USER, USER)
+    giving.give(tmp_path)
+    seen = folder.stat()
+    (folder / "file").touch()
+    os.utime(folder, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    giving.give(tmp_path)
+    assert owners(tmp_path) == {"young": USER, "young/file": USER}
+
+
 def _age(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (time.time() - 60, time.time() - 60))

@@ -55,7 +55,8 @@ def test_version_1_has_one_for_each_controller(tmp_path: Path) -> None:
     for name in ("memory", "cpu,cpuacct", "freezer"):
         (tmp_path / name / "docker" / ID).mkdir(parents=True)
     membership = (
-        f"4:memory:/docker/{ID}\n3:cpu,cpuacct:/docker/{ID}\n2:freezer:/above/docker/{ID}\n1:name=systemd:/\n0::/\n"
+        f"5:pids:/\n4:memory:/docker/{ID}\n3:cpu,cpuacct:/docker/{ID}\n2:freezer:/above/docker/{ID}\n"
+        "1:name=systemd:/\n0::/\n"
     )
     found = find_cgroups(ID, membership, "\n".join(lines))
     assert found == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -98,10 +99,9 @@ def test_epochs_are_the_axis_where_nothing_tells_steps() -> None:
 def test_reclaims_are_marked_where_they_were_on_that_axis() -> None:
     job = compared("a", loss=stepped(3, 2, 1))
     at = datetime.fromtimestamp(START + 60, timezone.utc)
-    attempt = AttemptSummary(1, 2, "local", "m", "z", True, NOW, (), outcome="reclaimed", step=1, left_at=at)
-    from dataclasses import replace
-
-    job = replace(job, summary=replace(job.summary, attempts=(attempt,)))
+    failed = AttemptSummary(1, 2, "local", "m", "z", True, NOW, (), outcome="infrastructure", step=2, left_at=at)
+    reclaimed = replace(failed, n=2, claim=5, outcome="reclaimed", step=1)
+    job = replace(job, summary=replace(job.summary, attempts=(failed, reclaimed)))
     assert drawing([job], "loss", "step").marks == (1.0,)
     assert drawing([job], "loss", "time").marks == (60.0,)
     assert drawing([job], "loss", "epoch").marks == ()

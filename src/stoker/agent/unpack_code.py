@@ -42,7 +42,6 @@ def unpack(archive: Path, target: Path, digest: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     try:
         try:
             with (
