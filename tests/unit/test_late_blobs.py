@@ -25,7 +25,14 @@ from stoker.model.spec import Spec
 from stoker.model.submission import Submission
 from stoker.store import checkpoint_manifests, job_log
 from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import CheckpointTooLarge, decode, encode, read_trusted_claims, trusted_claims
+from stoker.store.checkpoint_manifests import (
+    CheckpointTooLarge,
+    check_files,
+    decode,
+    encode,
+    read_trusted_claims,
+    trusted_claims,
+)
 from stoker.store.checkpoints import find_checkpoint, list_checkpoints
 from stoker.testing.memory_store import MemoryStore
 from tests.support.newest_checkpoint import restore_newest
@@ -285,3 +292,16 @@ def test_a_manifest_is_never_written_that_no_reader_takes(monkeypatch: pytest.Mo
     monkeypatch.setattr(checkpoint_manifests, "MANIFEST_BYTES", len(encode(manifest)) - 1)
     with pytest.raises(CheckpointTooLarge, match="50 files"):
         encode(manifest)
+
+
+@pytest.mark.parametrize("name", ["plain", "größe-文", "bytes-\udcff\udcfe", 'quotes"\\', "\x01\x02"])
+def test_names_count_as_they_are_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the upload as after it: a checkpoint whose manifest is too large is refused before its files are sent."""
+    files = tuple(replace(blob(n), path=f"{name * 30}-{n}") for n in range(20))
+    manifest = Manifest("s", JOB, 2, 0, 1, datetime.now(timezone.utc), files)
+    data = encode(manifest)
+    assert decode(data) == manifest
+    assert data.count(name.encode(errors="ignore")) >= 20 or not name.isprintable() or '"' in name
+    monkeypatch.setattr(checkpoint_manifests, "MANIFEST_BYTES", len(data) - 1 - len(data.partition(b"\n")[0]))
+    with pytest.raises(CheckpointTooLarge, match="20 files"):
+        check_files([file.path for file in files])

@@ -163,7 +163,7 @@ def encode(manifest: Manifest) -> bytes:
 def check_files(paths: list[str]) -> None:
     """Raise CheckpointTooLarge, before any upload, for files that readers would refuse as one checkpoint."""
     # A row is the path, 80 characters that name the blob, and numbers.
-    if len(paths) > MAX_FILES or sum(len(path.encode(errors="replace")) + 130 for path in paths) > MANIFEST_BYTES:
+    if len(paths) > MAX_FILES or sum(len(_text(path)) + 130 for path in paths) > MANIFEST_BYTES:
         raise _too_large(len(paths))
 
 
@@ -175,7 +175,10 @@ def _too_large(files: int) -> CheckpointTooLarge:
 
 
 def _row(blob: BlobRef) -> bytes:
-    tree = [blob.path, blob.digest, blob.upload, blob.size, blob.mode]
+    return _text([blob.path, blob.digest, blob.upload, blob.size, blob.mode])
+
+
+def _text(tree: object) -> bytes:
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
 
 

@@ -13,6 +13,8 @@ _X86_64 = (
 )
 # The differences between rentable servers: ARMv8.1 added atomics, later ones added scalable vectors.
 _ARM64 = (("v8.1", "atomics"), ("sve", "sve"), ("sve2", "sve2"))
+# Of each machine type the lowest level, and those above it with the flags that they add.
+_LEVELS = {"x86_64": ("v1", _X86_64), "aarch64": ("v8", _ARM64), "arm64": ("v8", _ARM64)}
 
 
 def parse_level(cpuinfo: str, machine: str) -> str:
@@ -23,8 +25,7 @@ def parse_level(cpuinfo: str, machine: str) -> str:
         if name.strip() in ("flags", "Features"):
             flags = set(words.split())
             break
-    steps = {"x86_64": _X86_64, "aarch64": _ARM64, "arm64": _ARM64}.get(machine, ())
-    level = {"x86_64": "v1", "aarch64": "v8", "arm64": "v8"}.get(machine, "")
+    level, steps = _LEVELS.get(machine, ("", ()))
     for name, added in steps:
         if not set(added.split()) <= flags:
             break
