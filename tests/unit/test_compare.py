@@ -219,3 +219,13 @@ def test_odd_curves_are_drawn(points: list[tuple[float, float]]) -> None:
 )
 def test_ticks_are_some_round_numbers_within_the_span(lowest: float, highest: float, ticks: list[float]) -> None:
     assert _round_ticks(lowest, highest) == pytest.approx(ticks)
+
+
+def test_a_drawing_of_the_callers_own_is_not_in_it() -> None:
+    """Programs that read jobs from Python may draw with plotext themselves: it has one figure for all."""
+    import plotext
+
+    series = [Curve("a", [(1.0, 1.0), (2.0, 2.0)])]
+    alone = curve(series)
+    plotext.figure.draw(plotext.figure.signal([50.0, 60.0], [500.0, 600.0]).lines())
+    assert curve(series) == alone
