@@ -83,6 +83,7 @@ def test_money_and_where_it_went() -> None:
         "waiting": 2.0,
     }
     assert known(row) == pytest.approx(expected) == known(found.total)
+    assert found.total.name == "total"
     assert row.saved_share == pytest.approx(2 / 3) and row.wasted == pytest.approx(9.0)
     assert all(getattr(row, name).complete for name in expected)
 

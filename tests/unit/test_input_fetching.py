@@ -104,6 +104,18 @@ def test_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert open_files(tmp_path) == before
 
 
+def test_a_large_file_is_closed_with_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand shards are more than a process may hold open."""
+    monkeypatch.setattr(cache, "PART_BYTES", 2)
+    bucket = PlainBucket({name: b"abcd" for name in "abc"})
+    kept = begun(tmp_path, bucket)
+    held: list[list[str]] = []
+    bucket.trouble = lambda _key, _begin: held.append(open_files(tmp_path))
+    InputDownload(kept, kept.missing(), lambda _: None).run(nothing)
+    shards = [sum(path.endswith(("/a", "/b", "/c")) for path in paths) for paths in held]
+    assert len(shards) == 6 and max(shards) == 1
+
+
 def open_files(root: Path) -> list[str]:
     """Those of a copy that this process holds open."""
     found = []

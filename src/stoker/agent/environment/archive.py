@@ -62,12 +62,12 @@ class FolderListing:
 
     def spans(self, begin: int, end: int) -> Iterator[tuple[ListingItem, int, int, int]]:
         """Yield the files of this range: each with the offset in the file, the length, and the offset in the part."""
-        number = max(0, bisect.bisect_right(self._begins, begin) - 1)
-        while number < len(self.files) and self._begins[number] < end:
+        for number in range(
+            max(0, bisect.bisect_right(self._begins, begin) - 1), bisect.bisect_left(self._begins, end)
+        ):
             first, last = max(begin, self._begins[number]), min(end, self._begins[number + 1])
             if last > first:
                 yield self.files[number], first - self._begins[number], last - first, first - begin
-            number += 1
 
     def dump(self) -> bytes:
         rows: list[list[object]] = []
