@@ -107,7 +107,7 @@ def test_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_large_file_is_closed_with_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand shards are more than a process may hold open."""
     monkeypatch.setattr(cache, "PART_BYTES", 2)
-    bucket = PlainBucket({name: b"abcd" for name in "abc"})
+    bucket = PlainBucket(dict.fromkeys("abc", b"abcd"))
     kept = begun(tmp_path, bucket)
     held: list[list[str]] = []
     bucket.trouble = lambda _key, _begin: held.append(open_files(tmp_path))
