@@ -13,7 +13,7 @@ from stoker.core.snapshot import Append, JobSnapshot, Launch, Snapshot, Terminat
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected, Warned
 from stoker.model.node_facts import Exit
 from stoker.model.observed import Known, Unknown
-from stoker.model.offerings import Instance, Leftover
+from stoker.model.offerings import Instance, Leftover, Offering
 from stoker.model.spec import Limits
 from tests.support.sim_data import (
     CAPABILITIES,
@@ -66,6 +66,23 @@ def test_a_new_job_is_claimed_and_launched() -> None:
         Append("job-1", 2, Claimed(SPOT_A, 1), "first attempt; spot first"),
         Launch("job-1", 2, "first attempt"),
     )
+
+
+@pytest.mark.parametrize(
+    ("spot", "price", "reason"),
+    [
+        (False, 0.0, "first attempt"),
+        (False, 3.0, "first attempt; on-demand"),
+        (False, None, "first attempt; on-demand"),
+        (True, 0.0, "first attempt; spot first"),
+    ],
+)
+def test_the_kind_of_a_machine_is_named_unless_it_is_free_and_the_only_one(
+    spot: bool, price: float | None, reason: str
+) -> None:
+    offering = Offering("sim", "m1", "a", spot=spot, price=price)
+    plan = decide_job(make_snapshot(make_state(), offerings=Known((offering,))), DEFAULT, at(0))
+    assert [action.reason for action in plan.actions if isinstance(action, Append)] == [reason]
 
 
 def test_anyone_finishes_a_claim_while_its_token_lives_and_closes_it_after() -> None:

@@ -136,6 +136,9 @@ def test_staged_files_are_given_their_paths_modes_and_times(extraction: Extracti
             pass
         assert staging.read("0", 3) == b"123"
         staging.place("0", "a/file", mode=0o751, modified_ns=7 * 10**9)
+        with staging.new_file("plain"):
+            pass
+        staging.place("plain", "a/plain")
         staging.place_link("a/link", "file")
         staging.place_link("a/link", "other")
         with staging.new_file("left"):
@@ -144,6 +147,9 @@ def test_staged_files_are_given_their_paths_modes_and_times(extraction: Extracti
             staging.place("left", "a")
     found = (extraction.folder / "a/file").stat()
     assert (stat.S_IMODE(found.st_mode), found.st_mtime) == (0o751, 7.0)
+    (extraction.folder / "usual").touch()
+    assert (extraction.folder / "a/plain").stat().st_mode == (extraction.folder / "usual").stat().st_mode
+    (extraction.folder / "usual").unlink()
     assert (extraction.folder / "a/link").readlink() == Path("other")
     assert [path.name for path in extraction.folder.iterdir()] == ["a"]
 
