@@ -81,7 +81,8 @@ def test_the_kind_of_a_machine_is_named_unless_it_is_free_and_the_only_one(
     spot: bool, price: float | None, reason: str
 ) -> None:
     offering = Offering("sim", "m1", "a", spot=spot, price=price)
-    plan = decide_job(make_snapshot(make_state(), offerings=Known((offering,))), DEFAULT, at(0))
+    spec = make_spec(spot="prefer" if spot else "never")
+    plan = decide_job(make_snapshot(make_state(), spec=spec, offerings=Known((offering,))), DEFAULT, at(0))
     assert [action.reason for action in plan.actions if isinstance(action, Append)] == [reason]
 
 
