@@ -29,7 +29,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "costs": "Show what jobs cost, saved and wasted.",
         "checkpoints": "List a job's checkpoints.",
         "pull": "Fetch a checkpoint or the outputs as plain files.",
-        "explain": "Explain every decision about a job.",
+        "explain": "Print a job's log with reasons, and what comes next.",
     },
     "Steer": {
         "stop": "Let jobs save, then end them.",
@@ -45,7 +45,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "deploy": "Deploy a serverless governor to a cloud.",
         "policy": "Set, show and test the policy for all jobs.",
         "notify": "Send a test message to notification channels.",
-        "reap": "End machines that no job owns.",
+        "reap": "Remove machines, disks and alarms that no job owns.",
         "check": "Check this computer, the store and a provider.",
         "iam": "Print the permissions that a cloud has to grant.",
         "reindex": "Rebuild the index of jobs from their logs.",

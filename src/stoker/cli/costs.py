@@ -39,7 +39,8 @@ def command(by: str, since: str, as_json: bool) -> None:
     """Show what jobs cost, what they saved against on-demand, and what was wasted.
 
     IDLE: all accelerators were idle during the training. LOST: training after the last checkpoint that the next attempt
-    could continue from. START-UP: before and after the training. WAITING: until the attempt before had left.
+    could continue from. START-UP: machines that were there but did not train: boot, set-up, restoring, last uploads.
+    WAITING: a replacement that was ready, until the previous attempt had left.
     """
     from stoker.cli.format import counted, print_json, say, warn
     from stoker.read.cost_records import read_accounts

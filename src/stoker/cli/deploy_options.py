@@ -28,7 +28,9 @@ def kept_option(flag: str, name: str, metavar: str, about: str) -> Callable[[F],
 
     def both(function: F) -> F:
         named = click.option(flag, name, metavar=metavar, multiple=True, help=about)
-        about_none = "Give up the values of earlier deployments that this command does not name."
+        about_none = (
+            "Keep only the values given in this command; without this flag, those of earlier deployments are kept too."
+        )
         none = click.option(flag.replace("--", "--no-", 1), f"no_{name}", is_flag=True, help=about_none)
         return named(none(function))
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @json_option
 @store_option
 def command(job: str, as_json: bool) -> None:
-    """Explain every decision about a job with its reason, then what the job waits for now."""
+    """Print every entry of a job's log with its reason, then what a governor would do now and what the job waits for.
+
+    Terminations of machines are not entries: the entry before one says why.
+    """
     from stoker import client
     from stoker.cli.external_jobs import print_clone_chain
     from stoker.cli.format import clock, print_json, table

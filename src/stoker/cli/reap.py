@@ -24,9 +24,10 @@ _MOST_S = 30.0
 @json_option
 @store_option
 def command(dry_run: bool, as_json: bool) -> None:
-    """End resources with this store's tag that no live claim of a job owns.
+    """Remove machines, disks and placement groups that carry this store's tag and that no open claim owns.
 
-    These are machines, disks and placement groups, and alarms of external training jobs that have ended.
+    Also removed are alarms with this tag that no running external training job needs. Machines that are held for
+    debugging, and things too new to be judged, are left alone.
     """
     from stoker.cli.format import print_json, to_json
     from stoker.external_jobs.govern import sweep as sweep_alarms

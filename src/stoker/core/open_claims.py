@@ -44,7 +44,7 @@ def maintain_claim(decision: JobDecision, claim: Claim) -> bool:
         return False  # It is closed after an older attempt, or once unreadable facts can be read.
     if claim.drain is not None:
         decision.waiting = f"asked to save and leave: {claim.drain.reason}"
-        decision.end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
+        decision.end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not leave in time")
         return False
     return (
         _drain_broken_gang(decision, claim)

@@ -16,9 +16,9 @@ IMPORTED = "00000000/"
 def poisoned_checkpoints(state: JobState, settings: GovernorSettings) -> frozenset[str]:
     """The keys of checkpoints on which too many attempts failed and from which no attempt made progress.
 
-    Checkpoints that such attempts committed are included: they are copies of what was restored, and no saves. A claim
-    number with a slash stands for all checkpoints of that claim. Remembered for the life of the job: `resume` uses none
-    of them unless a person chooses one.
+    Also included is everything that such an attempt committed, since it only copies what was restored. The result holds
+    checkpoint keys and, for all checkpoints of one claim, the prefix `<claim>/`. Remembered for the life of the job:
+    `resume` uses none of them unless a person chooses one.
     """
     return poisoned_among([claim.closed for claim in state.claims if claim.closed], settings)
 

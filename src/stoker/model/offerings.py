@@ -23,7 +23,8 @@ class Capabilities:
     newborn_s: float
     # The first heartbeat is overdue after this time since the launch.
     boot_timeout_s: float
-    # A node without a heartbeat is suspected after this time; after as long again, it is terminated.
+    # A silent node is suspected after this time, or after three heartbeat intervals if that is longer; if it stays
+    # silent for as long again, it is terminated.
     silence_s: float
     # Fields of the job file that this provider supports, by dotted name; all others are refused.
     honours: frozenset[str] = frozenset()

@@ -2,7 +2,8 @@
 
 Files and links are sorted, their times and owners dropped, their modes reduced to 644 and 755. The digest is that
 of the tar inside the gzip: versions of zlib compress the same bytes differently, and a digest of the compressed bytes
-would cause needless uploads. Folders are packed only when they are empty.
+would cause needless uploads. A folder gets an entry of its own only if it is empty; others follow from the paths of
+their files.
 """
 
 from __future__ import annotations
