@@ -52,7 +52,8 @@ def alone(scenario: Callable[..., None]) -> Callable[..., None]:
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", *options, test],
                 cwd=ROOT,
-                env={**os.environ, "STOKER_TEST_ALONE": "1"},
+                # Options of the run around it, such as a second -q, would change what is printed.
+                env={**os.environ, "STOKER_TEST_ALONE": "1", "PYTEST_ADDOPTS": ""},
                 capture_output=True,
                 text=True,
                 check=False,
