@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import checkpoint_world
@@ -19,9 +19,12 @@ from checkpoint_world import (
 )
 
 from stoker.agent.checkpoints import prune
+from stoker.agent.checkpoints.prune import removable
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
-from stoker.store.base import Store
+from stoker.model.node_facts import Manifest
+from stoker.store.base import Meta, Store
+from stoker.store.checkpoint_manifests import ManifestKey, StoredManifest
 from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory_store import Fault, MemoryStore
 
@@ -179,3 +182,17 @@ def test_what_was_removed_is_not_removed_again(
         world.save(f"step-{number}", {"model": f"{number}"})
         world.tick()
     assert len(deleted) == len(set(deleted)) >= 5
+
+
+def test_parts_of_saves_that_a_slow_rank_has_yet_to_join_are_bounded() -> None:
+    """Rank 1 is eleven saves behind: rank 0 keeps the newest nine parts besides the one complete save."""
+    saved_at = datetime(2026, 11, 17, tzinfo=timezone.utc)
+
+    def part(ordinal: int, rank: int) -> StoredManifest:
+        place = ManifestKey(2, ordinal, f"step-{ordinal}", rank)
+        manifest = Manifest(place.name, JOB, 2, rank, ordinal, saved_at, (), ranks=(0, 1), generation=ordinal)
+        return StoredManifest(place, Meta(place.key, 1, saved_at, str(ordinal)), manifest)
+
+    stored = [part(1, 0), part(1, 1), *(part(ordinal, 0) for ordinal in range(2, 13))]
+    assert {place.ordinal for place in removable(stored, 2, 0, 1, None)} == {2, 3}
+    assert removable(stored, 2, 1, 1, None) == set()
