@@ -47,3 +47,11 @@ def test_every_room_is_on_the_map_once_in_the_order_of_the_layers() -> None:
     assert contract is not None
     layers = re.findall(r"stoker\.([a-z_]+)", contract[1].replace("(stoker.web)", ""))
     assert [name.rstrip("/").removesuffix(".py") for name in reversed(listed)] == layers
+
+
+@pytest.mark.parametrize("room", ["core", "agent/checkpoints", "agent/environment"])
+def test_every_module_of_a_large_room_is_in_its_table(room: str) -> None:
+    folder = PACKAGE / room
+    named = re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\|(.*?)\|", (folder / "__init__.py").read_text(), re.M)))
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert sorted(named) == sorted(modules)

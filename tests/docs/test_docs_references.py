@@ -15,7 +15,7 @@ from pages import DOCS, ROOT
 
 import stoker
 from stoker import client, train
-from stoker.core import attempt_verdict, decide, failure_patterns, next_claim, open_claims
+from stoker.core import attempt_verdict, decide, failure_patterns, maintain_claim, next_claim
 from stoker.governor import apply
 from stoker.jobfile.field_table import fields_of
 from stoker.model import keys
@@ -71,7 +71,7 @@ def test_signatures_are_those_of_the_code(heading: str, module: ModuleType) -> N
 def rule_names() -> set[str]:
     """Every rule by which a claim or a job is closed, as written in the code."""
     found: set[object] = set(failure_patterns.EXCUSES)
-    for module in (attempt_verdict, decide, open_claims, next_claim, apply):
+    for module in (attempt_verdict, decide, maintain_claim, next_claim, apply):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.keyword) and node.arg == "rule" and isinstance(node.value, ast.Constant):
                 found.add(node.value.value)

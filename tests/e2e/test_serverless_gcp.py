@@ -28,7 +28,7 @@ PROJECT, REGION = "vision-1", "us-central1"
 if isolated():
     from stoker import Job, client
     from stoker.cli import main
-    from stoker.deploy import gcp, gcp_resources, iam_bindings, package
+    from stoker.deploy import gcp, gcp_bindings, gcp_resources, package
     from stoker.deploy.gcp_entry_point import NAME
     from stoker.governor import deployment_record
     from stoker.governor.background import wake_deployed
@@ -54,7 +54,7 @@ if isolated():
                 monkeypatch.setenv(name, value)
             monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", PROJECT)
             monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
-            monkeypatch.setattr(iam_bindings, "_PAUSE_S", 0.01)
+            monkeypatch.setattr(gcp_bindings, "_PAUSE_S", 0.01)
             # As the function does when it is called.
             made.pushed = lambda: passed(gcs_url)
             yield made

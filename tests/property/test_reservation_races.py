@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stoker.core.budget_reservations import launch_request, limits_of_job, waits_code
 from stoker.core.budget_state import compute_budget_state
-from stoker.core.budgets import LaunchDenied, judge
+from stoker.core.budget_verdict import LaunchDenied, judge
 from stoker.core.policy_rules import Subject
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Submitted, Warned

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.core import attempt_verdict, decide, ended_jobs, gate, open_claims, unowned_machines
+from stoker.core import attempt_verdict, decide, ended_jobs, gate, maintain_claim, unowned_machines
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.job_decision import JobDecision
 from stoker.core.place_capacity import CapacityQueue
@@ -88,7 +88,7 @@ def a_newer_claim_ends_the_older(patch: Patch) -> None:
 
 
 def a_broken_gang_goes_on(patch: Patch) -> None:
-    patch.setattr(open_claims, "_drain_broken_gang", lambda look, claim: False)
+    patch.setattr(maintain_claim, "_drain_broken_gang", lambda look, claim: False)
 
 
 def facts_are_read_before_the_machines(patch: Patch) -> None:

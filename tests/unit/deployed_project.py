@@ -10,7 +10,7 @@ from google.auth.credentials import AnonymousCredentials
 
 from stoker.cli import deploy as command
 from stoker.cli import main
-from stoker.deploy import gcp_resources, iam_bindings
+from stoker.deploy import gcp_bindings, gcp_resources
 from stoker.deploy.gcp_entry_point import NAME
 from stoker.governor.store_clock import record_pass
 from stoker.providers.gce import client
@@ -36,7 +36,7 @@ def google(bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Goo
         monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
         monkeypatch.setattr(client, "_find_credentials", lambda: (AnonymousCredentials(), PROJECT))
         monkeypatch.setattr(command, "opened_store", lambda: bucket)
-        monkeypatch.setattr(iam_bindings, "_PAUSE_S", 0.01)
+        monkeypatch.setattr(gcp_bindings, "_PAUSE_S", 0.01)
         # As the function does when it is called.
         made.pushed = lambda: record_pass(bucket, NAME, 0, lambda: 0.0)
         yield made

@@ -15,7 +15,7 @@ from uv import find_uv_bin
 
 from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.conda import Conda
-from stoker.agent.environment.packages import Packages
+from stoker.agent.environment.install_packages import Packages
 from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.node import AgentNode
 from stoker.agent.runtime import Command, HostRuntime

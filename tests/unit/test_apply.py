@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker.core.budgets import LaunchDenied
+from stoker.core.budget_verdict import LaunchDenied
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
 from stoker.governor.apply import ApplyResult
 from stoker.model import keys

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.budget_state import BudgetState, BudgetStatus
-from stoker.core.budgets import BudgetWarning, LaunchDenied, judge
+from stoker.core.budget_verdict import BudgetWarning, LaunchDenied, judge
 from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot

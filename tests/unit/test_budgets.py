@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta, timezone
 import pytest
 
 from stoker.core.budget_state import BudgetState, Expense, compute_budget_state, period_of
-from stoker.core.budgets import unreported_warnings, without_reported
+from stoker.core.budget_verdict import unreported_warnings, without_reported
 from stoker.core.costs import job_cost
 from stoker.core.daily_costs import by_day, paid_spans
 from stoker.core.decide import decide_job

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.environment import packages
+from stoker.agent.environment import install_packages
+from stoker.agent.environment.install_packages import Packages
 from stoker.agent.environment.package_sources import PackedWheels, PrivateIndex
-from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python, find, is_plain_python, put_first
 from stoker.agent.environment.steps import CommandResult
 from stoker.agent.runtime import Command
@@ -226,7 +226,7 @@ def test_which_uv_and_which_cache_are_used(
         asked.append((shelf, copied))
         return Path("/tools/uv")
 
-    monkeypatch.setattr(packages, "find_program", program)
+    monkeypatch.setattr(install_packages, "find_program", program)
     made = a_set_up(tmp_path, here=here, container=Container("x") if contained else None)._uv()
     shelf = tmp_path / "shelf"
     assert asked == [(shelf, copied)] and shelf.is_dir() and made.program == Path("/tools/uv")

@@ -12,8 +12,8 @@ from stoker.agent.container import create_command
 from stoker.agent.container.create_command import ContainerPlan, arguments, visible_gpus
 from stoker.agent.container.host_devices import HostCapabilities
 from stoker.agent.runtime import BindMount
-from stoker.jobfile.document import layer_of
 from stoker.jobfile.parse import parse_layers
+from stoker.jobfile.settings_tree import layer_of
 from stoker.model import dlc_images
 from stoker.model.docker_flags import flags, problem
 from stoker.model.errors import SpecError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker.deploy import aws, package, region_events
+from stoker.deploy import aws, aws_region_events, package
 from stoker.deploy.aws_template import template
 from stoker.deploy.package import Package
 from stoker.governor import deployment_record
@@ -45,7 +45,7 @@ def templates() -> dict[str, dict[str, Any]]:
     return {
         "deploy-aws": template(plan),
         "deploy-aws-sagemaker": template(replace(plan, training=True)),
-        "deploy-aws-elsewhere": region_events.template(plan.name, plan.store, "us-east-1"),
+        "deploy-aws-elsewhere": aws_region_events.template(plan.name, plan.store, "us-east-1"),
     }
 
 

@@ -14,7 +14,7 @@ from stoker.model.errors import AuthDenied, UserError
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.providers.base import ShellRequest
-from stoker.providers.ec2 import access
+from stoker.providers.ec2 import ssh_login
 
 MACHINE = "i-0123456789abcdef0"
 
@@ -88,7 +88,7 @@ def spec(image: str | None = None) -> Spec:
 def way(
     clients: Clients, visit: ShellRequest | None = None, *, image: str | None = "debian/12", answers: bool = True
 ) -> tuple[str, list[str]]:
-    with access.shell_command(
+    with ssh_login.shell_command(
         clients,  # type: ignore[arg-type]
         MACHINE,
         visit or ShellRequest(),
@@ -101,7 +101,7 @@ def way(
 
 def hint(clients: Clients, visit: ShellRequest, *, answers: bool = True) -> str:
     """What is said when ssh itself fails."""
-    with access.shell_command(
+    with ssh_login.shell_command(
         clients,  # type: ignore[arg-type]
         MACHINE,
         visit,

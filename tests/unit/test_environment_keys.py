@@ -13,9 +13,9 @@ import pytest
 from stoker.agent.environment import cpu_level
 from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.conda import Conda, CondaProgram
-from stoker.agent.environment.packages import Packages
+from stoker.agent.environment.install_packages import Packages
 from stoker.agent.environment.python import Python
-from stoker.agent.environment.requirements import Requirements
+from stoker.agent.environment.read_requirements import Requirements
 from stoker.agent.runtime import Command
 from stoker.model.resources import Resources
 from stoker.model.spec import Environment, PackageIndex, Spec

@@ -21,7 +21,7 @@ from external_world import (
     kinds,
 )
 
-from stoker.external_jobs import index
+from stoker.external_jobs import index_rows
 from stoker.external_jobs.clone_chain import Stopping
 from stoker.external_jobs.gpu_alarms import HostMetrics, WantedAlarm
 from stoker.model.errors import AuthDenied
@@ -116,10 +116,10 @@ def test_no_alarm_on_what_nobody_can_read_and_lists_say_why(resources: dict[str,
         world.account.start()
         world.account.job().asked["ResourceConfig"] = {"InstanceCount": 1, "VolumeSizeInGB": 1, **resources}
         world.wake()
-        assert "no alarms" not in index.summaries(world.store)[0].reason, "it does not train yet"
+        assert "no alarms" not in index_rows.summaries(world.store)[0].reason, "it does not train yet"
         world.account.train("bert", 60)
         world.wake()
-        (listed,) = index.summaries(world.store)
+        (listed,) = index_rows.summaries(world.store)
         assert world.account.rings == {}
         assert why in listed.reason if rules and why else "no alarms" not in listed.reason
 

@@ -18,7 +18,7 @@ from external_world import (
     told,
 )
 
-from stoker.external_jobs import index
+from stoker.external_jobs import index_rows
 from stoker.external_jobs.clone_chain import Cloning, GaveUp, RuleWarning, StopAccepted, Stopping
 from stoker.model import keys
 from stoker.model.errors import Transient
@@ -305,7 +305,7 @@ def test_a_budget_that_is_spent_keeps_clones_back() -> None:
     day = keys.spent_day(world.account.clock.now().date())
     world.store.create(f"{day}train-1a2b/{keys.number(9)}.100000000.100000000.", b"")
     world.wake()
-    assert world.clones == [] and "waits to go on: policy budget" in index.summaries(world.store)[0].reason
+    assert world.clones == [] and "waits to go on: policy budget" in index_rows.summaries(world.store)[0].reason
     world.account.clock.move(14 * HOUR_S)
     world.governor.tick()
     assert len(world.clones) == 1

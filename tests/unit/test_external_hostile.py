@@ -12,7 +12,7 @@ import woken_world
 from external_world import HOUR_S, HOUSE, REGION, START, World
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.external_jobs import chain_log, index, notifications
+from stoker.external_jobs import chain_log, index_rows, notifications
 from stoker.external_jobs.aws_account import SageMakerAccount
 from stoker.external_jobs.clone_chain import ChainEntry, ChainEvent, ChainRecord, Cloned, GaveUp, RuleWarning
 from stoker.external_jobs.failure_diagnosis import diagnose
@@ -234,7 +234,7 @@ def test_what_stoker_itself_started_is_governed_as_a_job(tmp_path: Path, monkeyp
     world.account.start(pretenders[-1], training_s=60, Tags=their_tags)
     world.governor.tick()
     assert {name for name, status in world.account.statuses().items() if status == "InProgress"} == {ours, theirs}
-    assert {each.id for each in index.summaries(store)} == set(pretenders)
+    assert {each.id for each in index_rows.summaries(store)} == set(pretenders)
 
 
 # ── Logs and requests ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -275,7 +275,7 @@ def test_an_algorithm_of_sagemakers_own_is_cloned_without_the_metrics_that_it_te
 
 
 def phases(world: World) -> dict[str, str]:
-    return {each.id: each.phase for each in index.summaries(world.store)}
+    return {each.id: each.phase for each in index_rows.summaries(world.store)}
 
 
 def test_one_that_ended_while_nobody_governed_is_not_listed_as_running() -> None:
@@ -312,7 +312,7 @@ def test_an_alarm_that_cannot_be_made_keeps_no_job_out_of_lists() -> None:
     world.account.start(training_s=600)
     world.account.trouble = refusing(InvalidRequest("LimitExceeded: 5000 alarms"), "PutMetricAlarm")
     looked = world.governor.tick()
-    (listed,) = index.summaries(world.store)
+    (listed,) = index_rows.summaries(world.store)
     assert "5000 alarms" in looked.problems["bert"] and "5000 alarms" in listed.reason
     world.account.trouble = lambda _operation: False
     world.account.clock.move(1000)

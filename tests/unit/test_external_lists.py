@@ -17,7 +17,7 @@ from external_world import (
     events,
 )
 
-from stoker.external_jobs import index
+from stoker.external_jobs import index_rows
 from stoker.external_jobs.aws_account import TrainingJobDescription
 from stoker.external_jobs.clone_chain import JobEnded
 from stoker.external_jobs.govern import ExternalJobGovernor
@@ -49,9 +49,9 @@ def test_a_tick_that_takes_too_long_is_gone_on_with(monkeypatch: pytest.MonkeyPa
         world.account.start(f"job-{number}")
     monkeypatch.setattr("stoker.external_jobs.govern._TICK_S", -1.0)
     world.governor.tick()
-    assert index.summaries(world.store) == []
+    assert index_rows.summaries(world.store) == []
     monkeypatch.setattr("stoker.external_jobs.govern._TICK_S", 60.0)
-    assert world.governor.tick().active == 6 and len(index.summaries(world.store)) == 6
+    assert world.governor.tick().active == 6 and len(index_rows.summaries(world.store)) == 6
 
 
 def test_those_that_ring_all_the_time_leave_their_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_all_that_is_listed_yet_is_known_and_not_asked_about_again(
     world.account.start("another")
     world.account.jobs.advance(world.account.job("another"), "Completed")
     world.governor.tick()
-    kept = [summary.id for summary in index.summaries(world.store)]
+    kept = [summary.id for summary in index_rows.summaries(world.store)]
     assert len(kept) == 5 and "another" in kept
 
 
@@ -133,7 +133,7 @@ def test_lists_tell_whose_they_are_and_how_they_do() -> None:
     world.account.jobs.advance(world.account.job("done"), "Completed")
     world.governor.tick()
     world.governor.tick()
-    found = {summary.id: summary for summary in index.summaries(world.store)}
+    found = {summary.id: summary for summary in index_rows.summaries(world.store)}
     assert found["done"].phase == "succeeded" and found["done"].ended_at is not None
     assert found["bert"].phase == "stopping" and found["bert"].provider == "sagemaker"
     assert found["bert"].reason == "SageMaker us-east-1, jane: asked to stop: policy:max-nodes"

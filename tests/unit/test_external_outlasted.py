@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from external_world import HOUR_S, World, events, kinds, told
 
-from stoker.external_jobs import index
+from stoker.external_jobs import index_rows
 from stoker.external_jobs.clone_chain import GaveUp
 from stoker.model.errors import Transient
 
@@ -68,7 +68,7 @@ def test_what_sagemaker_ended_at_a_bound_of_its_own_is_told(
     outlasted(world, secondary, **changes)
     said = f"SageMaker ended it: its {secondary.replace('Exceeded', 'InSeconds')} are over"
     assert world.clones == [] and kinds(world)[-1] == "JobEnded" and told(world)[-1].reason == said
-    (listed,) = index.summaries(world.store)
+    (listed,) = index_rows.summaries(world.store)
     assert said in listed.reason and world.governor.tick().active == 0
 
 

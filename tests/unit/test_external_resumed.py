@@ -5,7 +5,7 @@ from __future__ import annotations
 from external_world import HOUR_S, INTERNAL, REGION, World, events
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.external_jobs import chain_log, index, notifications
+from stoker.external_jobs import chain_log, index_rows, notifications
 from stoker.external_jobs.clone_chain import Cloned, GaveUp
 from stoker.external_jobs.notifications import JobContext
 from stoker.model.errors import QuotaExceeded, Transient
@@ -31,7 +31,7 @@ def test_what_its_owner_has_resumed_is_not_cloned_and_that_is_told() -> None:
     told = notifications.notification_of(last, JobContext("bert", REGION), DEFAULT.policy)
     assert told is not None and told.reason.startswith("bert-again goes on from its checkpoints already")
     world.governor.tick()
-    assert "resumed-by-owner" in next(each for each in index.summaries(world.store) if each.id == "bert").reason
+    assert "resumed-by-owner" in next(each for each in index_rows.summaries(world.store) if each.id == "bert").reason
 
 
 def test_an_owner_who_copies_the_tags_too_is_one() -> None:
@@ -90,7 +90,7 @@ def test_where_nobody_can_say_it_waits() -> None:
 
     world.account.trouble = silent
     world.wake()
-    (listed,) = index.summaries(world.store)
+    (listed,) = index_rows.summaries(world.store)
     assert world.clones == [] and "waits to go on" in listed.reason and "nobody answers" in listed.reason
     world.account.trouble = lambda _operation: False
     world.governor.tick()

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from stoker.external_jobs import chain_log, index
+from stoker.external_jobs import chain_log, index_rows
 from stoker.external_jobs.aws_account import TrainingJobSummary
 from stoker.external_jobs.clone_chain import ChainRecord, Stopping
 from stoker.external_jobs.govern import _with_alarm_problems
-from stoker.external_jobs.index import is_due
+from stoker.external_jobs.index_rows import is_due
 from stoker.external_jobs.notifications import ExternalJobNotifier
 from stoker.governor.serverless.external_jobs import ExternalJobsResult
 from stoker.model import keys
@@ -46,18 +46,18 @@ LISTED = TrainingJobSummary("bert", "InProgress", "Training", NOW)
 )
 def test_a_status_is_told_as_a_phase(status: str, secondary: str, phase: str, outcome: str | None) -> None:
     row = replace(ROW, status=status, secondary=secondary)
-    found = index.summary(row)
+    found = index_rows.summary(row)
     assert (row.phase, found.phase, found.outcome) == (phase, phase, outcome)
 
 
 def test_lists_tell_whose_it_is_and_where_it_comes_from() -> None:
-    found = index.summary(replace(ROW, role="jane", note="asked to stop", origin="first", trained_s=5.0, cost=2.0))
+    found = index_rows.summary(replace(ROW, role="jane", note="asked to stop", origin="first", trained_s=5.0, cost=2.0))
     assert found.reason == "SageMaker us-east-1, jane: asked to stop" and found.origin == "first"
     assert (found.trained_s, found.cost, found.heard_at, found.submitter) == (5.0, 2.0, NOW, "jane")
     assert found.attempts[0].n == 1 and found.attempts[0].claim == 0 and found.attempts[0].trained_s == 5.0
     assert found.provider == found.attempts[0].provider == "sagemaker" and found.attempts[0].zone == ROW.region
     assert (found.nodes, found.interruptions, found.attempts[0].spot) == (1, 0, False)
-    bare = index.summary(replace(ROW, ended_at=NOW))
+    bare = index_rows.summary(replace(ROW, ended_at=NOW))
     assert bare.reason == "SageMaker us-east-1" and bare.origin is None and bare.heard_at is None
 
 
@@ -67,9 +67,9 @@ def test_only_regions_that_are_governed_are_told_of_and_not_our_own_jobs() -> No
     rows = {"bert": ROW, "mine": replace(ROW, name="mine", own=True)}
     external_job_index.write(store, "us-east-1", rows, NOW)
     external_job_index.write(store, "eu-west-1", {"old": replace(ROW, name="old")}, NOW)
-    assert [each.id for each in index.summaries(store)] == ["bert"]
+    assert [each.id for each in index_rows.summaries(store)] == ["bert"]
     versions.write(store, "rules: []", "jane")
-    assert index.summaries(store) == []
+    assert index_rows.summaries(store) == []
 
 
 def test_an_index_that_cannot_be_read_is_empty() -> None:

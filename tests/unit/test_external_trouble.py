@@ -14,7 +14,7 @@ from external_world import (
 )
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.external_jobs import chain_log, index, notifications
+from stoker.external_jobs import chain_log, index_rows, notifications
 from stoker.external_jobs.clone_chain import Cloned, GaveUp
 from stoker.external_jobs.govern import ExternalJobGovernor
 from stoker.external_jobs.notifications import JobContext
@@ -82,7 +82,7 @@ def test_a_log_that_can_never_be_read_is_told_of_and_given_up() -> None:
 
     world.account.trouble = denied
     assert "logs:GetLogEvents" in world.governor.tick().problems["bert"]
-    (listed,) = index.summaries(world.store)
+    (listed,) = index_rows.summaries(world.store)
     assert "its log cannot be read" in listed.reason and "logs:GetLogEvents" in listed.reason
     world.account.clock.move(25 * HOUR_S)
     assert world.governor.tick().active == 0 and events(world)[-1] == GaveUp("bert", "unread")

@@ -17,7 +17,7 @@ from stoker.model.errors import AuthDenied, NotFound, UserError
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.providers.base import ShellRequest
-from stoker.providers.gce import access
+from stoker.providers.gce import ssh_login
 from stoker.providers.gce.errors import response_error
 from tests.support.gce.discovery import check_request
 
@@ -97,7 +97,7 @@ def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(access, "_KEY_POLL_S", 0.0)
+    monkeypatch.setattr(ssh_login, "_KEY_POLL_S", 0.0)
     return tmp_path
 
 
@@ -120,7 +120,7 @@ class Visited:
             return knocks.pop(0) if knocks else True
 
         spec = Spec(name="j", run="true", resources=Resources(provider="gce"))
-        with access.shell_command(
+        with ssh_login.shell_command(
             google,  # type: ignore[arg-type]
             PATH,
             visit or ShellRequest(),
@@ -176,7 +176,7 @@ def test_ssh_starts_once_the_machine_knows_the_key() -> None:
 
 
 def test_a_key_that_never_works_is_sshs_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_KEY_WAIT_S", 0.0)
+    monkeypatch.setattr(ssh_login, "_KEY_WAIT_S", 0.0)
     visited = Visited(Google(), knocks=[False])
     assert visited.name == "key" and "guest agent" in visited.hint
 
@@ -188,7 +188,7 @@ def test_a_machine_that_went_meanwhile_is_no_trouble() -> None:
         google.gone = True
         return True
 
-    with access.shell_command(
+    with ssh_login.shell_command(
         google, PATH, ShellRequest(), Spec(name="j", run="true"), answers=lambda _: True, accepts_key=accepts_key
     ) as found:  # type: ignore[arg-type]
         assert found.name == "key"

@@ -34,7 +34,7 @@ from stoker.model.resources import GceResources, Resources
 from stoker.model.spec import Spec
 from stoker.providers import check_results
 from stoker.providers.base import CheckResult, HttpRequest, LaunchOrder, ShellRequest
-from stoker.providers.gce import access, check, network, permissions, quotas, verdicts
+from stoker.providers.gce import check, network, permissions, quotas, ssh_login, verdicts
 from stoker.providers.gce.errors import response_error
 from stoker.providers.gce.provider import GceProvider
 
@@ -480,7 +480,7 @@ def test_a_person_may_call_what_they_call_and_nothing_else(
     def always(_: Any) -> bool:
         return True
 
-    with access.shell_command(google, path, ShellRequest(), spec(), answers=always, accepts_key=always):  # type: ignore[arg-type]
+    with ssh_login.shell_command(google, path, ShellRequest(), spec(), answers=always, accepts_key=always):  # type: ignore[arg-type]
         pass
     assert set(google.called) == permissions.methods(permissions.SHELL)
     google.called.clear()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.jobfile.document import (
+from stoker.jobfile.settings_tree import (
     Layer,
     SettingNode,
     assignments,

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 import pytest
 
 from stoker.core.budget_state import Expense, UnreadableJob, compute_budget_state, expenses
-from stoker.core.budgets import judge
+from stoker.core.budget_verdict import judge
 from stoker.core.daily_costs import DaySums, KnownSum
 from stoker.core.decide import decide, decide_job
 from stoker.core.governor_settings import DEFAULT, GovernorSettings

@@ -24,7 +24,7 @@ from stoker.core.budget_reservations import (
     waits_code,
 )
 from stoker.core.budget_state import BudgetState, BudgetStatus, Expense, UnreadableJob, compute_budget_state, expenses
-from stoker.core.budgets import (
+from stoker.core.budget_verdict import (
     BudgetMark,
     BudgetWarning,
     LaunchDenied,

@@ -14,7 +14,7 @@ from noticing_machine import Here
 
 from stoker.agent import setup
 from stoker.agent.environment.build import EnvironmentBuilder
-from stoker.agent.environment.packages import Packages
+from stoker.agent.environment.install_packages import Packages
 from stoker.agent.environment.steps import Step
 from stoker.agent.rendezvous import RendezvousResult
 from stoker.agent.runtime import Command, HostRuntime, RuntimeView

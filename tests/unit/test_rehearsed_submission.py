@@ -21,7 +21,7 @@ from stoker.model.submission import Code, Submission
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.store.base import Store, open_store
-from stoker.submit import choose_offerings, identity, node_packages, node_programs, preflight, prepare
+from stoker.submit import choose_offerings, identity, launch_requests, node_packages, node_programs, prepare
 from stoker.submit.prepared_job import PreparedJob
 
 RESOURCES = Resources(gpus=Gpus("A100", 1), spot="prefer", region="mars-1")
@@ -73,7 +73,7 @@ def prepare_on(
     def connect(_spec: Spec, _store: Store, *, offline: bool = False) -> Cloud:
         return cloud
 
-    for module in (prepare, preflight):
+    for module in (prepare, launch_requests):
         monkeypatch.setattr(module, "connect", connect)
     spec = Spec(**{"name": "job", "run": ("python", "train.py"), "resources": RESOURCES, **fields})
     return prepare.prepare(
@@ -217,7 +217,7 @@ def test_a_place_without_a_region_changes_none(place: Path) -> None:
 def test_what_the_first_launch_would_ask_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = Thorough()
     with prepare_on(place, monkeypatch, cloud, nodes=2) as prepared:
-        (order,) = preflight.launch_requests(prepared, open_store(str(place / "store")))
+        (order,) = launch_requests.launch_requests(prepared, open_store(str(place / "store")))
     assert isinstance(order, LaunchOrder)
     assert (order.job, order.name, order.claim, order.attempt, order.nodes) == ("job-0000", "job", 2, 1, 2)
     assert (order.offering, order.spec, order.store) == (sold(spot=True), prepared.spec, f"file://{place}/store")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environment import requirements
+from stoker.agent.environment import read_requirements
 from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec
 from stoker.submit.requirements_file import RequirementsChoice, choose_requirements
@@ -41,7 +41,7 @@ def write(folder: Path, **files: str) -> None:
     ],
 )
 def test_kinds(name: str, kind: str) -> None:
-    assert requirements.kind_of(name) == kind
+    assert read_requirements.kind_of(name) == kind
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_kinds(name: str, kind: str) -> None:
 )
 def test_what_cannot_be_read_is_refused_with_what_to_do(name: str, advice: str) -> None:
     with pytest.raises(UserError) as refused:
-        requirements.kind_of(name)
+        read_requirements.kind_of(name)
     assert str(refused.value).startswith("environment.requirements: ")
     assert advice in str(refused.value)
 
@@ -71,12 +71,12 @@ def test_everything_that_is_included_counts(tmp_path: Path) -> None:
         uv_toml="[pip]\n",
         pyproject_toml="[project]\n",
     )
-    found = requirements.read(tmp_path, "./requirements.txt")
+    found = read_requirements.read(tmp_path, "./requirements.txt")
     assert set(found.files) == {"requirements.txt", "deps/base.txt", "deps/more.txt", "pins.txt"}
     assert not found.local
     assert set(found.settings) == {"uv.toml"}
     write(tmp_path, pyproject_toml="[tool.uv]\nindex-url = 'x'\n")
-    assert set(requirements.read(tmp_path, "requirements.txt").settings) == {"uv.toml", "pyproject.toml"}
+    assert set(read_requirements.read(tmp_path, "requirements.txt").settings) == {"uv.toml", "pyproject.toml"}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_everything_that_is_included_counts(tmp_path: Path) -> None:
 )
 def test_what_installs_parts_of_the_code(tmp_path: Path, text: str, local: bool) -> None:
     write(tmp_path, requirements_txt=f"{text}\n", libs__mine__setup_py="")
-    assert requirements.read(tmp_path, "requirements.txt").local is local
+    assert read_requirements.read(tmp_path, "requirements.txt").local is local
 
 
 PROJECT = """\
@@ -158,7 +158,7 @@ module-root = "libs"
 )
 def test_what_a_project_needs_of_the_code(tmp_path: Path, text: str, local: bool) -> None:
     write(tmp_path, pyproject_toml=PROJECT % text, libs__mine__setup_py="", README_md="")
-    found = requirements.read(tmp_path, "pyproject.toml")
+    found = read_requirements.read(tmp_path, "pyproject.toml")
     assert (found.local, found.local_settings) == (local, False)
 
 
@@ -179,7 +179,7 @@ def test_where_uv_is_told_to_look_in_the_code(tmp_path: Path, name: str, file: s
     write(tmp_path, requirements_txt="mine\n", pyproject_toml=PROJECT % "", wheels__mine_whl="")
     with (tmp_path / file).open("a") as opened:
         opened.write(text.replace("[tool.uv]\n", "[tool.uv.pip]\n"))
-    found = requirements.read(tmp_path, name)
+    found = read_requirements.read(tmp_path, name)
     assert (found.local, found.local_settings) == (False, local)
 
 
@@ -197,17 +197,17 @@ def test_where_uv_is_told_to_look_in_the_code(tmp_path: Path, name: str, file: s
 def test_what_a_lock_names_of_the_code(tmp_path: Path, name: str, text: str, local: bool) -> None:
     write(tmp_path, pyproject_toml="[project]\n")
     (tmp_path / name).write_text(text)
-    assert requirements.read(tmp_path, name).local is local
+    assert read_requirements.read(tmp_path, name).local is local
 
 
 def test_a_lock_counts_with_its_project(tmp_path: Path) -> None:
     write(tmp_path, uv_lock=LOCK, pyproject_toml="[project]\n")
-    found = requirements.read(tmp_path, "uv.lock")
+    found = read_requirements.read(tmp_path, "uv.lock")
     assert set(found.files) == {"uv.lock", "pyproject.toml"}
     # The project itself is not installed.
     assert not found.local
     write(tmp_path, uv_lock=LOCK + '[[package]]\nname = "inner"\nsource = { directory = "libs/inner" }\n')
-    assert requirements.read(tmp_path, "uv.lock").local
+    assert read_requirements.read(tmp_path, "uv.lock").local
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,11 @@ def test_a_lock_counts_with_its_project(tmp_path: Path) -> None:
         ("missing.txt", "", "there is no missing.txt in the code folder"),
         ("../requirements.txt", "", "is not inside the code folder"),
         ("/etc/requirements.txt", "", "is not inside the code folder"),
-        ("requirements.txt", "-r gone.txt", "there is no gone.txt in the code folder, which requirements.txt includes"),
+        (
+            "requirements.txt",
+            "-r gone.txt",
+            "there is no gone.txt in the code folder, which requirements.txt includes",
+        ),
         ("requirements.txt", "-r ../up.txt", "includes ../up.txt, which is not inside the code folder"),
         ("uv.lock", "", "there is no pyproject.toml in the code folder, the project of uv.lock"),
     ],
@@ -225,7 +229,7 @@ def test_what_is_missing_is_named(tmp_path: Path, name: str, text: str, problem:
     if "/" not in name and name != "missing.txt":
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as refused:
-        requirements.read(tmp_path, name)
+        read_requirements.read(tmp_path, name)
     assert problem in str(refused.value)
 
 

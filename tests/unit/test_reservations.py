@@ -18,7 +18,7 @@ from stoker.core.budget_reservations import (
     reservation,
 )
 from stoker.core.budget_state import BudgetState, Expense, compute_budget_state
-from stoker.core.budgets import LaunchDenied, describe_budgets, forecast, judge
+from stoker.core.budget_verdict import LaunchDenied, describe_budgets, forecast, judge
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.policy_rules import Subject

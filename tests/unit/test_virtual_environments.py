@@ -12,7 +12,7 @@ import pytest
 
 from stoker.agent.environment.package_sources import IndexOptions
 from stoker.agent.environment.python import Python
-from stoker.agent.environment.requirements import Requirements
+from stoker.agent.environment.read_requirements import Requirements
 from stoker.agent.environment.steps import CommandResult, Step
 from stoker.agent.environment.uv import PackageChange, Uv
 from stoker.agent.environment.venv import InstallPlan, Venv

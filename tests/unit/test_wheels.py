@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.environment import requirements
+from stoker.agent.environment import read_requirements
 from stoker.maintenance.delete import collect_shared
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
@@ -59,7 +59,7 @@ def code(tmp_path: Path) -> Path:
 
 def gathered(code: Path, text: str, *targets: WheelTarget, index: PackageIndex | None = None) -> WheelSet:
     (code / "requirements.txt").write_text(text)
-    return gather_wheels(code, requirements.read(code, "requirements.txt"), targets, index)
+    return gather_wheels(code, read_requirements.read(code, "requirements.txt"), targets, index)
 
 
 def names(found: WheelSet) -> dict[str, list[str]]:
@@ -130,12 +130,12 @@ def test_locks(kind: str, index: Running, code: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     # A newer one that the lock does not know.
     index.add(make_wheel("alpha", "2.0"))
-    found = gather_wheels(code, requirements.read(code, kind), [X86])
+    found = gather_wheels(code, read_requirements.read(code, kind), [X86])
     assert names(found) == {"3.12-x86_64": [ALPHA.filename, NEW.filename]}
     # One that calls itself the same.
     index.add(make_wheel("alpha", "1.0", files={"alpha.py": b"evil = True\n"}))
     with pytest.raises(UserError, match=r"alpha-1.0-py3-none-any.whl is not what .* was locked with|hash"):
-        gather_wheels(code, requirements.read(code, kind), [X86])
+        gather_wheels(code, read_requirements.read(code, kind), [X86])
 
 
 def test_a_download_that_breaks_off_is_no_wheel(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import signal
 from stoker.agent.exit_report import make_exit
 from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.metrics import MetricsPump
+from stoker.agent.phases.agree_and_restore import agree_and_restore
 from stoker.agent.phases.context import AttemptContext
 from stoker.agent.phases.finish import finish
 from stoker.agent.phases.leaving import LeaveEarly
 from stoker.agent.phases.permission import wait_until_allowed, wait_until_named, watch_peers
-from stoker.agent.phases.restore import agree_and_restore
 from stoker.agent.phases.training import TrainingPhase, remaining_runtime_s
 from stoker.agent.setup import Setup
 from stoker.model.errors import SetupFailed

@@ -12,8 +12,8 @@ from stoker.agent import fetch_code, job_folders, sagemaker_machine, sagemaker_s
 from stoker.agent.environment import apt
 from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.conda import Conda
+from stoker.agent.environment.install_packages import Packages
 from stoker.agent.environment.package_sources import PrivateIndex
-from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import SetupSteps, Step
 from stoker.agent.inputs.service import Inputs
 from stoker.agent.inputs.source import local_path

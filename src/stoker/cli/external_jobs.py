@@ -20,7 +20,7 @@ EVERY_S = 60.0
 
 def recent(store: Store, most: int | None) -> list[Summary]:
     """The external jobs in progress, and the `most` that ended last."""
-    from stoker.external_jobs.index import summaries
+    from stoker.external_jobs.index_rows import summaries
 
     found = summaries(store)
     ended = sorted((each for each in found if each.ended_at), key=lambda each: str(each.ended_at), reverse=True)
@@ -69,7 +69,7 @@ def print_clone_chain(store: Store, name: str, as_json: bool) -> bool:
 
 def external_job_hint(store: Store, name: str, command: str) -> str | None:
     """The message that `name` is an external job, with the AWS command that replaces `command`. None: it is not."""
-    from stoker.external_jobs.index import summaries
+    from stoker.external_jobs.index_rows import summaries
     from stoker.model.errors import StoreError
 
     try:

@@ -29,7 +29,7 @@ from stoker.cli.progress import progress_bar, working
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.store.base import Store
-from stoker.submit.preflight import launch_requests
+from stoker.submit.launch_requests import launch_requests
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.send import Progress, check_writable, send
 

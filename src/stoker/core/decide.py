@@ -20,11 +20,12 @@ from stoker.core import (
     policy_rules,
     unowned_machines,
 )
+from stoker.core.end_machines import end_after_grace, end_rank
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.heartbeat_timeout import mass_silence, resolve_unheard_of
 from stoker.core.job_decision import JobDecision
+from stoker.core.maintain_claim import maintain_claim, warn_unsaved
 from stoker.core.next_claim import claim_next, warn_of_budgets
-from stoker.core.open_claims import maintain_claim, warn_unsaved
 from stoker.core.place_capacity import CapacityQueue, place_in_queue, waits_for_bounded_place
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.model.errors import describe_error
@@ -192,9 +193,9 @@ def _stop(decision: JobDecision) -> None:
         if _never_spoke(decision, claim):
             # An agent that starts now reads the log before it trains, so there is nothing to save.
             for rank in range(claim.nodes):
-                decision.end_rank(claim, rank, "it was asked to stop before its agents came up")
+                end_rank(decision, claim, rank, "it was asked to stop before its agents came up")
             continue
-        decision.end_after_grace(claim, stop.at, "it was asked to stop and did not leave in time")
+        end_after_grace(decision, claim, stop.at, "it was asked to stop and did not leave in time")
 
 
 def _never_spoke(decision: JobDecision, claim: Claim) -> bool:

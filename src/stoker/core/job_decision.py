@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import budgets, policy_rules
+from stoker.core import budget_verdict, policy_rules
 from stoker.core.costs import valid_span_s
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.place_capacity import CapacityQueue
 from stoker.core.prior_usage import used_before
-from stoker.core.snapshot import Action, Append, JobSnapshot, Terminate
+from stoker.core.snapshot import Action, Append, JobSnapshot
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Event, Warned
 
@@ -65,7 +65,7 @@ class JobDecision:
                 return self.append(Warned(code=finding.code), str(finding))
         return False
 
-    def warn(self, warning: budgets.BudgetWarning) -> bool:
+    def warn(self, warning: budget_verdict.BudgetWarning) -> bool:
         return warning.code not in self.state.warned and self.append(Warned(code=warning.code), warning.reason)
 
     def append(self, event: Event, reason: str) -> bool:
@@ -85,30 +85,6 @@ class JobDecision:
     def save_s(self) -> float:
         """How long ranks may take to save and leave after a request."""
         return valid_span_s(self.job.spec.checkpoints.grace_s) + self.settings.leave_s
-
-    def end_after_grace(self, claim: Claim, asked_at: datetime, reason: str) -> None:
-        deadline = asked_at + timedelta(seconds=self.save_s)
-        for rank in range(claim.nodes):
-            # Under a hard notice all ranks may save until the cloud's own deadline, even if that is later.
-            notice = self.job.notice_of(claim, rank)
-            if notice is not None and notice.value.hard:
-                grace_s = min(valid_span_s(notice.value.grace_s), self.settings.longest_notice_s)
-                deadline = max(deadline, notice.modified + timedelta(seconds=grace_s))
-        if self.now < deadline:
-            self.wakes.append(deadline)
-            return
-        for rank in range(claim.nodes):
-            # A rank whose exit could not be read may have left, or may still be uploading its last log lines.
-            if self.job.exit_of(claim, rank) is None and not self.job.exit_unread(claim, rank):
-                self.end_rank(claim, rank, reason)
-
-    def end_rank(self, claim: Claim, rank: int, reason: str) -> None:
-        instance = claim.instance(rank)
-        if instance is not None and not self.job.is_gone(instance):
-            offering = claim.offering
-            action = Terminate(self.state.job, instance, offering.provider, reason, offering.region)
-            if action not in self.actions:
-                self.actions.append(action)
 
     def last_attempt(self) -> int | None:
         attempts = self.state.attempts

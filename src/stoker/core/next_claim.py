@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.core import audit, budgets, policy_rules
+from stoker.core import audit, budget_verdict, policy_rules
 from stoker.core.budget_reservations import LaunchRequest, launch_request, leaves_code, waits_code
 from stoker.core.job_decision import JobDecision
 from stoker.core.launch_history import waiting_since
@@ -133,7 +133,7 @@ def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> boo
 
 def warn_of_budgets(decision: JobDecision) -> bool:
     """Warn of nearly spent budgets, if this job is the one that reports for all jobs of the budget."""
-    warnings = budgets.warnings_of_job(
+    warnings = budget_verdict.warnings_of_job(
         decision.settings.policy, decision.state.job, decision.job.spec.tags, decision.job.budget_state, decision.now
     )
     return any(decision.warn(warning) for warning in warnings)
@@ -141,10 +141,10 @@ def warn_of_budgets(decision: JobDecision) -> bool:
 
 def _denied_by_budget(decision: JobDecision) -> bool:
     """Return whether a budget denies the next claim: the job waits, or ends if it never ran and the rule refuses."""
-    found = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now)
-    if any(isinstance(each, budgets.BudgetWarning) and decision.warn(each) for each in found):
+    found = budget_verdict.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now)
+    if any(isinstance(each, budget_verdict.BudgetWarning) and decision.warn(each) for each in found):
         return True
-    held = [each for each in found if isinstance(each, budgets.LaunchDenied)]
+    held = [each for each in found if isinstance(each, budget_verdict.LaunchDenied)]
     fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
     for each in held:
         if each.refuses and fresh and not decision.state.open_claims:
@@ -155,19 +155,19 @@ def _denied_by_budget(decision: JobDecision) -> bool:
     return bool(held)
 
 
-def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> dict[str, budgets.LaunchDenied]:
+def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> dict[str, budget_verdict.LaunchDenied]:
     """The offerings, by key, for which a budget has too little left, and the reason for waiting."""
-    found: dict[str, budgets.LaunchDenied] = {}
+    found: dict[str, budget_verdict.LaunchDenied] = {}
     if not decision.settings.policy.about("budget"):
         return found
-    judged: dict[LaunchRequest, budgets.LaunchDenied | None] = {}
+    judged: dict[LaunchRequest, budget_verdict.LaunchDenied | None] = {}
     for offering in offerings:
         ask = launch_request(decision.bounds, decision.state, offering, decision.now)
         if ask not in judged:
-            verdicts = budgets.judge(
+            verdicts = budget_verdict.judge(
                 decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
             )
-            judged[ask] = next((each for each in verdicts if isinstance(each, budgets.LaunchDenied)), None)
+            judged[ask] = next((each for each in verdicts if isinstance(each, budget_verdict.LaunchDenied)), None)
         held = judged[ask]
         if held is not None:
             found[offering.key] = held
@@ -179,11 +179,13 @@ def _warn_of_reserves(decision: JobDecision, offering: Offering) -> bool:
     if not decision.settings.policy.about("budget"):
         return False
     ask = launch_request(decision.bounds, decision.state, offering, decision.now)
-    verdicts = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask)
-    return any(isinstance(each, budgets.BudgetWarning) and decision.warn(each) for each in verdicts)
+    verdicts = budget_verdict.judge(
+        decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
+    )
+    return any(isinstance(each, budget_verdict.BudgetWarning) and decision.warn(each) for each in verdicts)
 
 
-def _wait_for_money(decision: JobDecision, held: budgets.LaunchDenied, why: str) -> None:
+def _wait_for_money(decision: JobDecision, held: budget_verdict.LaunchDenied, why: str) -> None:
     """Queue the job for what the budget has left, or end a job that never ran if the rule refuses."""
     decision.waiting = why
     if held.until is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stoker.deploy import aws_monitoring, aws_stacks, region_events
+from stoker.deploy import aws_monitoring, aws_region_events, aws_stacks
 from stoker.deploy import package as packages
 from stoker.deploy.aws_entry_point import TickRule
 from stoker.deploy.aws_template import TIMEOUT_S, AwsPlan, template, tick_name
@@ -190,7 +190,7 @@ def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
     yield Request("s3", "PutObject", {"Bucket": plan.bucket, "Key": plan.key, "Body": package.described}, region)
     yield _stack(plan.name, template(plan), region)
     for other in deployment.elsewhere:
-        yield _stack(plan.name, region_events.template(plan.name, plan.store, region), other)
+        yield _stack(plan.name, aws_region_events.template(plan.name, plan.store, region), other)
     for operation in ("DisableRule", "EnableRule"):
         yield Request("events", operation, {"Name": tick_name(plan.name)}, region)
     tried = {"FunctionName": plan.name, "InvocationType": "RequestResponse", "Payload": _tick()}

@@ -14,9 +14,9 @@ from typing import Any
 
 from stoker.deploy import gcp_alerts, gcp_resources
 from stoker.deploy import package as packages
+from stoker.deploy.gcp_bindings import bind, policy_of, send, unbind
 from stoker.deploy.gcp_entry_point import SchedulerJob
 from stoker.deploy.gcp_resources import ADDRESS, CLOUD, GcpPlan, GcpResource, RoleBindings
-from stoker.deploy.iam_bindings import bind, policy_of, send, unbind
 from stoker.deploy.package import Package
 from stoker.governor import deployment_record
 from stoker.governor.deployment_record import DeploymentRecord

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from stoker.core import audit, budgets, policy_rules
+from stoker.core import audit, budget_verdict, policy_rules
 from stoker.core.metric_rules import violation_of_values
 from stoker.core.policy_rules import PREFIX, EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs import gpu_alarms
@@ -169,8 +169,8 @@ def _budget_violations(
     warns."""
     if not isinstance(snapshot.budget_state, Known) or snapshot.job.trained_s(now):
         return
-    for each in budgets.judge(policy, subject, snapshot.budget_state, now):
-        if isinstance(each, budgets.LaunchDenied):
+    for each in budget_verdict.judge(policy, subject, snapshot.budget_state, now):
+        if isinstance(each, budget_verdict.LaunchDenied):
             yield RuleViolation(each.rule, each.reason, "refuse" if each.refuses else "warn")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.external_jobs import decide, gpu_alarms, index, training_job
+from stoker.external_jobs import decide, gpu_alarms, index_rows, training_job
 from stoker.external_jobs.apply import ExternalJobApplier
 from stoker.external_jobs.aws_account import SageMakerAccount
 from stoker.external_jobs.clone_decision import may_be_resumed_by_owner
@@ -194,7 +194,7 @@ class ExternalJobGovernor:
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(external_job_index.read(self.store, region).rows)
         ringing = {job_of(alarm) for alarm in alarms if alarm.ringing}
-        due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, policy, now)]
+        due = [name for name, each in listed.items() if index_rows.is_due(rows.get(name), each, policy, now)]
         # A job in no list may have ended long ago, or be gone, while its alarms and its row still exist.
         unlisted = {name for name, row in rows.items() if not (row.settled and row.ended_at)} - set(listed)
         names = sorted({*ringing, *due, *unlisted, *({job_of(alarm) for alarm in alarms} - set(listed))})
@@ -242,10 +242,10 @@ class ExternalJobGovernor:
                     return None
                 snapshot = self._observer.observe(policy, account, found, now, listed, applier)
                 if is_own(self.store, found):
-                    return replace(index.row_of(snapshot, ExternalJobPlan(settled=True), policy, now), own=True)
+                    return replace(index_rows.row_of(snapshot, ExternalJobPlan(settled=True), policy, now), own=True)
                 plan = self._plan(snapshot, policy, now)
                 if not plan.actions:
-                    row = index.row_of(snapshot, plan, policy, now)
+                    row = index_rows.row_of(snapshot, plan, policy, now)
                     if snapshot.job.over:
                         external_costs.record_costs(self.store, row)
                     if isinstance(snapshot.tail, Unknown):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from stoker.core import budgets, policy_rules
+from stoker.core import budget_verdict, policy_rules
 from stoker.core.budget_state import BudgetState
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs.clone_chain import ChainEvent, CloneChain, Cloning, Stopping
@@ -146,7 +146,7 @@ def without_own_limits(subject: Subject) -> Subject:
 
 def clone_objection(
     snapshot: ExternalJobSnapshot, policy: Policy, now: datetime, *, spot: bool
-) -> RuleFinding | budgets.LaunchDenied | None:
+) -> RuleFinding | budget_verdict.LaunchDenied | None:
     """The objection of the policy against a clone, with spot or without: a rule refuses it, or a budget is spent.
 
     Budgets are skipped where they were not read.
@@ -156,8 +156,8 @@ def clone_objection(
     refused = refusals(policy, job, subject)
     if refused:
         return refused[0]
-    found = () if snapshot.budget_state is None else budgets.judge(policy, subject, snapshot.budget_state, now)
-    return next((each for each in found if isinstance(each, budgets.LaunchDenied)), None)
+    found = () if snapshot.budget_state is None else budget_verdict.judge(policy, subject, snapshot.budget_state, now)
+    return next((each for each in found if isinstance(each, budget_verdict.LaunchDenied)), None)
 
 
 def may_leave_spot(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> bool:

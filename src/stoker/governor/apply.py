@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from stoker.core import policy_rules
-from stoker.core.budgets import LaunchDenied
+from stoker.core.budget_verdict import LaunchDenied
 from stoker.core.costs import dollars_per_s
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of

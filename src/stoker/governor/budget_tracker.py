@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.core import budgets
+from stoker.core import budget_verdict
 from stoker.core.budget_reservations import LaunchRequest, launch_request, limits_of_job
 from stoker.core.budget_state import BudgetState, Expense, UnreadableJob, compute_budget_state, has_budget, period_of
-from stoker.core.budgets import BudgetMark, LaunchDenied, UnreportedWarning
+from stoker.core.budget_verdict import BudgetMark, LaunchDenied, UnreportedWarning
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.cost_ledger import ParsedKeys, read_daily_costs
@@ -141,7 +141,7 @@ class BudgetTracker:
             external = read_expenses(self.store, policy) if policy.sagemaker is not None else []
             state = compute_budget_state(policy, self._ended_expenses(policy, now), accounts, now, unreadable, external)
             self._accounts, self._external_expenses = accounts, list(external)
-            self._state = Known(budgets.without_reported(policy, state, self._was_reported))
+            self._state = Known(budget_verdict.without_reported(policy, state, self._was_reported))
         except Exception as error:  # noqa: BLE001 - a sum that cannot be computed is unknown, and starts no machine
             self._state = Unknown(describe_error(error))
         self._took_s = time.monotonic() - began_s
@@ -192,7 +192,7 @@ class BudgetTracker:
     def _find_hold(
         self, policy: Policy, job: str, spec: Spec, now: datetime, request: LaunchRequest | None
     ) -> LaunchDenied | None:
-        found = budgets.judge(policy, Subject(spec, now.date(), job), self._state_at(policy, now), now, request)
+        found = budget_verdict.judge(policy, Subject(spec, now.date(), job), self._state_at(policy, now), now, request)
         return next((each for each in found if isinstance(each, LaunchDenied)), None)
 
     def _state_at(self, policy: Policy, now: datetime) -> Observed[BudgetState] | None:
@@ -226,13 +226,17 @@ class BudgetTracker:
         submission = self.memory.submissions.get(done.job)
         if submission is None or not isinstance(done.event, Warned):
             return
-        mark = budgets.mark_of_code(policy, submission.spec.tags, done.event.code)
+        mark = budget_verdict.mark_of_code(policy, submission.spec.tags, done.event.code)
         if mark is not None:
             self.record_reported(mark)
 
     def unreported(self, policy: Policy) -> list[UnreportedWarning]:
         """The warnings of budgets that no job's log can hold, as far as the budgets were read in this pass."""
-        return list(budgets.unreported_warnings(policy, self._state.value)) if isinstance(self._state, Known) else []
+        return (
+            list(budget_verdict.unreported_warnings(policy, self._state.value))
+            if isinstance(self._state, Known)
+            else []
+        )
 
     def record_reported(self, mark: BudgetMark) -> None:
         """Remember for all governors that this warning was reported. Raises StoreError."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.core.budgets import LaunchDenied
+from stoker.core.budget_verdict import LaunchDenied
 from stoker.core.decide import decide
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark

@@ -6,7 +6,6 @@
 YAML is imported only when some is read.
 """
 
-from stoker.jobfile.document import Layer, assignments, layer_of, read_layer
 from stoker.jobfile.env_file import env_file
 from stoker.jobfile.job import Job
 from stoker.jobfile.layers import (
@@ -31,6 +30,7 @@ from stoker.jobfile.provider_fields import (
     resolve_spec,
 )
 from stoker.jobfile.render import document, spec_layer
+from stoker.jobfile.settings_tree import Layer, assignments, layer_of, read_layer
 from stoker.jobfile.template import template
 
 __all__ = [

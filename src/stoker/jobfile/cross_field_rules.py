@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.jobfile.document import Origin
 from stoker.jobfile.result_paths import check_result_paths
+from stoker.jobfile.settings_tree import Origin
 from stoker.model.command_line import command_argv, input_variable
 from stoker.model.errors import SpecError, UserError
 from stoker.model.package_sources import read_address, read_deb

@@ -11,7 +11,6 @@ from typing import Any
 
 from stoker.core.safe_regex import MAX_EXPRESSIONS, PatternError, SafePattern, compile_pattern
 from stoker.jobfile import value_forms
-from stoker.jobfile.document import SettingNode
 from stoker.jobfile.plain_values import (
     NULL,
     SWITCHES,
@@ -30,6 +29,7 @@ from stoker.jobfile.plain_values import (
     words,
     wrong,
 )
+from stoker.jobfile.settings_tree import SettingNode
 from stoker.model import channel_address, dlc_images, docker_flags, secret_refs
 from stoker.model.command_line import number_text
 from stoker.model.policy import EVENT_KINDS

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from stoker.jobfile.document import Layer, layer_of
 from stoker.jobfile.parse import nearest_field, parse_job
+from stoker.jobfile.settings_tree import Layer, layer_of
 from stoker.model.errors import WrongKeyword
 from stoker.model.spec import Scalar, Spec
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.jobfile.document import Layer, assignments, layer_of, merge_layers, read_layer
+from stoker.jobfile.settings_tree import Layer, assignments, layer_of, merge_layers, read_layer
 from stoker.model import keys
 from stoker.model.errors import UserError
 

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from stoker.jobfile import field_values, plain_values, value_forms
 from stoker.jobfile.cross_field_rules import check_rules
 from stoker.jobfile.default_name import default_name
-from stoker.jobfile.document import Layer, Origin, SettingNode, describe, merge_layers, short
 from stoker.jobfile.field_table import Field, fields_of, provider_sections, walk
+from stoker.jobfile.settings_tree import Layer, Origin, SettingNode, describe, merge_layers, short
 from stoker.model.resources import Resources
 from stoker.model.spec import Input, Spec
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from stoker.jobfile.document import SettingNode, describe, plain
+from stoker.jobfile.settings_tree import SettingNode, describe, plain
 from stoker.model.command_line import number_text
 from stoker.model.errors import SpecError
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.jobfile.document import Layer
 from stoker.jobfile.field_table import Field, fields_of, provider_sections
 from stoker.jobfile.layers import named_provider, shared_layers
 from stoker.jobfile.parse import ParsedJob, base_folder, parse_layers
+from stoker.jobfile.settings_tree import Layer
 from stoker.model import secret_refs
 from stoker.model.errors import SpecError
 from stoker.model.spec import Spec

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from stoker.jobfile import value_forms
-from stoker.jobfile.document import Layer, SettingNode, layer_of
 from stoker.jobfile.field_table import Field, fields_of
+from stoker.jobfile.settings_tree import Layer, SettingNode, layer_of
 from stoker.model.spec import Input, Spec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from stoker.jobfile.document import Origin
+from stoker.jobfile.settings_tree import Origin
 from stoker.model.hyperparameters import CHECKPOINTS, ML, MODEL
 from stoker.model.path_patterns import as_written, base_of, entries_of, is_pattern
 from stoker.model.spec import Checkpoints, Spec

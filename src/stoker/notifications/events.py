@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.budget_reservations import LEAVES
-from stoker.core.budgets import UnreportedWarning
+from stoker.core.budget_verdict import UnreportedWarning
 from stoker.core.costs import in_dollars, job_cost
 from stoker.core.health_rules import OWN_STALL_RULE
 from stoker.core.policy_rules import PREFIX, matches_tag

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 
 from stoker.core.costs import LONGEST_SPAN_S
-from stoker.jobfile.document import Layer, describe, read_layer, short
 from stoker.jobfile.field_table import public_name
 from stoker.jobfile.parse import SectionReader
+from stoker.jobfile.settings_tree import Layer, describe, read_layer, short
 from stoker.model import channel_address, codec, usage_series
 from stoker.model.errors import SpecError
 from stoker.model.policy import SUBJECTS, Channel, Policy, Rule, SageMakerPolicy

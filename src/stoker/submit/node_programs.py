@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from stoker.agent.environment.requirements import NOTHING
+from stoker.agent.environment.read_requirements import NOTHING
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec

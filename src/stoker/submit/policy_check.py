@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
-from stoker.core import budgets, policy_rules
+from stoker.core import budget_verdict, policy_rules
 from stoker.core.acceptable_offerings import within_cost_limit
 from stoker.core.budget_reservations import LaunchRequest, first_need
 from stoker.core.budget_state import BudgetState, has_budget
@@ -73,8 +73,8 @@ def forecast_budgets(
     bounds = policy_rules.effective_limits(policy, subject)
     needs = [first_need(bounds, offering) for offering in policy_rules.allowed(policy, subject, offerings)]
     ask = LaunchRequest(min(needs, key=lambda need: need.dollars), now) if needs else None
-    stands = budgets.describe_budgets(policy, subject, books.value, now, ask) if isinstance(books, Known) else ()
-    return BudgetForecast(budgets.forecast(policy, subject, books, now, ask), tuple(stands))
+    stands = budget_verdict.describe_budgets(policy, subject, books.value, now, ask) if isinstance(books, Known) else ()
+    return BudgetForecast(budget_verdict.forecast(policy, subject, books, now, ask), tuple(stands))
 
 
 def read_budget_state(store: Store, policy: Policy, now: datetime) -> Observed[BudgetState]:

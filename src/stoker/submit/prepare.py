@@ -21,6 +21,7 @@ from stoker.store.home import own_folders
 from stoker.submit.check_inputs import check_readable
 from stoker.submit.choose_offerings import OfferingChoice, choose_offerings, connect, unpriced_spot_warning
 from stoker.submit.identity import with_submitter
+from stoker.submit.launch_requests import preflight
 from stoker.submit.local_environment import (
     localise,
     missing_script,
@@ -31,7 +32,6 @@ from stoker.submit.local_environment import (
 )
 from stoker.submit.node_packages import TargetMachines, pack_agents, pack_tools
 from stoker.submit.pack_code import PackedCode, pack
-from stoker.submit.preflight import preflight
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.requirements_file import check_conda, choose_requirements
 from stoker.submit.result_folders import check_result_folders

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker.agent.environment import requirements
-from stoker.agent.environment.requirements import DEFAULT_FILE, FIELD, NOTHING
+from stoker.agent.environment import read_requirements
+from stoker.agent.environment.read_requirements import DEFAULT_FILE, FIELD, NOTHING
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.submit.validate_requirements import check_packages, check_yaml
@@ -48,7 +48,7 @@ def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> Requ
             return RequirementsChoice(spec, warnings=_left_out(code))
         name = DEFAULT_FILE
         notes = (f"{DEFAULT_FILE} is installed before the training starts ({FIELD}: {NOTHING} skips it)",)
-    files = requirements.read(code, name)
+    files = read_requirements.read(code, name)
     for file in files.files:
         if file not in packed:
             raise UserError(

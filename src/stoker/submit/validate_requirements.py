@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.agent.environment.requirements import FIELD, Requirements
+from stoker.agent.environment.read_requirements import FIELD, Requirements
 from stoker.model.errors import UserError
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"

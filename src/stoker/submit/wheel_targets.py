@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.agent.environment.requirements import NOTHING, read
+from stoker.agent.environment.read_requirements import NOTHING, read
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.spec import Spec

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stoker.agent.environment.requirements import EXPORT_LOCK, UV_SETTINGS, Requirements
+from stoker.agent.environment.read_requirements import EXPORT_LOCK, UV_SETTINGS, Requirements
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex

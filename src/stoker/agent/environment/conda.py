@@ -18,7 +18,7 @@ from stoker.agent.environment import cpu_level
 from stoker.agent.environment.build import EnvironmentBuilder, Recipe
 from stoker.agent.environment.package_sources import FetchSecret, PrivateIndex
 from stoker.agent.environment.python import MakeCommand
-from stoker.agent.environment.requirements import any_local
+from stoker.agent.environment.read_requirements import any_local
 from stoker.agent.environment.steps import Step
 from stoker.agent.environment.variables import CONDA_FILES
 from stoker.agent.runtime import Command

@@ -16,7 +16,7 @@ from pathlib import Path
 from stoker.agent.environment.error_hints import read_cause
 from stoker.agent.environment.package_sources import IndexOptions
 from stoker.agent.environment.python import MakeCommand, Python
-from stoker.agent.environment.requirements import EXPORT_LOCK, FIELD, UV_SETTINGS, Requirements
+from stoker.agent.environment.read_requirements import EXPORT_LOCK, FIELD, UV_SETTINGS, Requirements
 from stoker.agent.environment.steps import CommandResult, SetupSteps, Step, nothing_to_undo
 from stoker.agent.fetch_programs import fetch_program, place_program
 from stoker.agent.runtime import Command

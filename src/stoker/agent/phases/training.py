@@ -15,8 +15,8 @@ from stoker.agent.health.missing_saves import MissingSaves
 from stoker.agent.node import FLUSH_LIMIT_S, utcnow
 from stoker.agent.output_files import Baseline
 from stoker.agent.output_sync import OutputSync
+from stoker.agent.phases.agree_and_restore import RestoreResult
 from stoker.agent.phases.context import AttemptContext
-from stoker.agent.phases.restore import RestoreResult
 from stoker.agent.setup import make_command, make_location
 from stoker.agent.shutdown_budget import ShutdownBudget
 from stoker.agent.supervise import EndRequest

@@ -246,9 +246,9 @@ class Ec2Provider:
         self, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None = None
     ) -> AbstractContextManager[ShellCommand]:
         """Log in by key pair, EC2 Instance Connect or SSM, whichever is available first."""
-        from stoker.providers.ec2 import access
+        from stoker.providers.ec2 import ssh_login
 
-        return access.shell_command(self._clients, instance, shell_request, spec, region)
+        return ssh_login.shell_command(self._clients, instance, shell_request, spec, region)
 
     def check_account(self, spec: Spec) -> Iterator[CheckResult]:
         """Check credentials, permissions by dry run, profile, quotas, image and network. Makes and ends nothing."""

@@ -186,9 +186,9 @@ class GceProvider:
         self, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None = None
     ) -> AbstractContextManager[ShellCommand]:
         """Open the first way that works: a key to the machine's address, or a tunnel (IAP)."""
-        from stoker.providers.gce import access
+        from stoker.providers.gce import ssh_login
 
-        return access.shell_command(self._api, self._path(instance, region), shell_request, spec)
+        return ssh_login.shell_command(self._api, self._path(instance, region), shell_request, spec)
 
     def check_account(self, spec: Spec) -> Iterator[CheckResult]:
         """Check credentials, APIs, permissions, service account, quotas, image and network. Changes nothing."""

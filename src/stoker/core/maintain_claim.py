@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from stoker.core import budgets, health_rules
+from stoker.core import budget_verdict, health_rules
 from stoker.core.budget_reservations import launch_request
 from stoker.core.costs import valid_span_s
+from stoker.core.end_machines import end_after_grace, end_rank
 from stoker.core.heartbeat_timeout import overdue_etag, silence_s
 from stoker.core.job_decision import JobDecision
 from stoker.core.saved_work import nothing_saved_yet
@@ -44,7 +45,7 @@ def maintain_claim(decision: JobDecision, claim: Claim) -> bool:
         return False  # It is closed after an older attempt, or once unreadable facts can be read.
     if claim.drain is not None:
         decision.waiting = f"asked to save and leave: {claim.drain.reason}"
-        decision.end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not leave in time")
+        end_after_grace(decision, claim, claim.drain.at, "it was asked to save and leave, and did not leave in time")
         return False
     return (
         _drain_broken_gang(decision, claim)
@@ -67,7 +68,7 @@ def _finish_launch(decision: JobDecision, claim: Claim) -> bool:
     return False
 
 
-def _denied_by_budget(decision: JobDecision, claim: Claim) -> budgets.LaunchDenied | None:
+def _denied_by_budget(decision: JobDecision, claim: Claim) -> budget_verdict.LaunchDenied | None:
     """Return the budget that has too little left for a claim that no governor has launched yet.
 
     A governor that is launching it right now terminates machines that come after the close. An unknown budget closes
@@ -78,8 +79,10 @@ def _denied_by_budget(decision: JobDecision, claim: Claim) -> budgets.LaunchDeni
     ):
         return None
     ask = launch_request(decision.bounds, decision.state, claim.offering, decision.now, claim)
-    found = budgets.judge(decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask)
-    return next((each for each in found if isinstance(each, budgets.LaunchDenied)), None)
+    found = budget_verdict.judge(
+        decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
+    )
+    return next((each for each in found if isinstance(each, budget_verdict.LaunchDenied)), None)
 
 
 def _drain_broken_gang(decision: JobDecision, claim: Claim) -> bool:
@@ -117,7 +120,7 @@ def _time_out_silent_ranks(decision: JobDecision, claim: Claim) -> bool:
             reason = f"node {rank} has sent no heartbeat for {span_text(limit.total_seconds())}"
             return decision.append(Suspected(claim=claim.number, rank=rank, etag=etag), reason)
         if decision.now - suspicion.at >= limit:
-            decision.end_rank(claim, rank, "its machine fell silent, and stayed silent")
+            end_rank(decision, claim, rank, "its machine fell silent, and stayed silent")
         else:
             decision.wakes.append(suspicion.at + limit)
     return False

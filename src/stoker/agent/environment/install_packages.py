@@ -13,7 +13,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from stoker.agent.environment import cpu_level, requirements
+from stoker.agent.environment import cpu_level, read_requirements
 from stoker.agent.environment.build import EnvironmentBuilder, Recipe
 from stoker.agent.environment.package_sources import (
     FetchSecret,
@@ -23,7 +23,7 @@ from stoker.agent.environment.package_sources import (
     choose_wheels,
 )
 from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, put_first
-from stoker.agent.environment.requirements import NOTHING, Requirements
+from stoker.agent.environment.read_requirements import NOTHING, Requirements
 from stoker.agent.environment.uv import Uv, find_program
 from stoker.agent.environment.variables import UV_FILES
 from stoker.agent.environment.venv import Venv
@@ -136,7 +136,7 @@ class Packages:
 
     def _read(self, name: str) -> Requirements:
         try:
-            return requirements.read(self._node.paths.code, name)
+            return read_requirements.read(self._node.paths.code, name)
         except UserError as error:
             raise SetupFailed(str(error), user=True) from None
 
