@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stoker.agent import sagemaker_scripts
+from stoker.agent import sagemaker_variables
 from stoker.agent.training_environment import CONTRACT
 from stoker.cli import reference as cli
 from stoker.jobfile import reference as jobfile
@@ -39,7 +39,7 @@ reading: see [checkpoints](checkpoints.md#on-a-notice).
 ## With `contract: sagemaker`
 
 These are set as well, as [SageMaker's toolkit](sagemaker-scripts.md) sets them, and the working folder is
-`/opt/ml/code`. They are CONTRACT in `src/stoker/agent/sagemaker_scripts.py`.
+`/opt/ml/code`. They are CONTRACT in `src/stoker/agent/sagemaker_variables.py`.
 
 | variable | meaning |
 |---|---|
@@ -54,7 +54,7 @@ Secrets are variables under the names that `secrets` gives them. They are never 
 
 def environment_markdown() -> str:
     """The reference of the environment."""
-    return ENVIRONMENT.format(rows=_rows(CONTRACT), sagemaker_rows=_rows(sagemaker_scripts.CONTRACT))
+    return ENVIRONMENT.format(rows=_rows(CONTRACT), sagemaker_rows=_rows(sagemaker_variables.CONTRACT))
 
 
 def _rows(contract: tuple[tuple[str, str], ...]) -> str:

@@ -202,7 +202,7 @@ def _parsed(text: str) -> Any:
 def test_the_table_of_variables_is_whole(paths: NodePaths) -> None:
     """`docs/environment.md` is made of it."""
     told = sagemaker_variables.variables(submission(), place(paths), MACHINE)
-    named = {name for names, _ in sagemaker_scripts.CONTRACT for name in names.split(", ")}
+    named = {name for names, _ in sagemaker_variables.CONTRACT for name in names.split(", ")}
     for name in told:
         general = re.sub(r"^(SM_HP|SM_CHANNEL)_.*", r"\1_<NAME>", name)
         assert general in named, name

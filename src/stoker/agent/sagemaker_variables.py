@@ -18,6 +18,38 @@ from stoker.model.hyperparameters import CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_IN
 from stoker.model.spec import Input, Spec
 from stoker.model.submission import Submission
 
+# The variables with their meaning, for `docs/environment.md`.
+CONTRACT: tuple[tuple[str, str], ...] = (
+    ("SM_MODEL_DIR", "`/opt/ml/model`: what is saved here is the job's output"),
+    ("SM_OUTPUT_DATA_DIR", "`/opt/ml/output/data`: other files that are kept"),
+    ("SM_OUTPUT_INTERMEDIATE_DIR", "`/opt/ml/output/intermediate`: kept as well"),
+    ("SM_OUTPUT_DIR", "`/opt/ml/output`: the text of a file `failure` in it is the reason of a failed attempt"),
+    ("SM_CHANNELS", "the names of the inputs, as JSON"),
+    ("SM_CHANNEL_<NAME>", "folder of each input: `/opt/ml/input/data/<name>` (its URL, for `mode: stream`)"),
+    ("SM_INPUT_DIR, SM_INPUT_CONFIG_DIR", "`/opt/ml/input`, and `config` in it with the three JSON files"),
+    ("SM_INPUT_DATA_CONFIG", "how each input comes, as in `inputdataconfig.json`"),
+    ("SM_HPS", "the parameters as JSON"),
+    ("SM_HP_<NAME>", "each parameter: text as it is, anything else as JSON"),
+    ("SM_USER_ARGS", "the parameters as arguments, as JSON"),
+    ("SM_HOSTS, SM_CURRENT_HOST", "`algo-1`, …, one for each node, and which one this is; they have addresses"),
+    ("SM_RESOURCE_CONFIG", "the hosts and this one, as in `resourceconfig.json`"),
+    ("SM_CURRENT_INSTANCE_TYPE", "the machine type, with `ml.` before EC2's; `local` on this computer"),
+    ("SM_CURRENT_INSTANCE_GROUP, SM_CURRENT_INSTANCE_GROUP_HOSTS", "`homogeneousCluster`, and its hosts: all"),
+    ("SM_INSTANCE_GROUPS, SM_INSTANCE_GROUPS_DICT", "the same as a list and in full"),
+    ("SM_DISTRIBUTION_INSTANCE_GROUPS, SM_IS_HETERO", "the group if a launcher was asked for; `false`"),
+    ("SM_NETWORK_INTERFACE_NAME", "the interface that has this node's address"),
+    ("SM_NUM_GPUS, SM_NUM_CPUS, SM_NUM_NEURONS", "what this machine has"),
+    ("SM_MODULE_NAME, SM_USER_ENTRY_POINT, SM_ENTRY_POINT", "the script that `run` names, without `.py` and with it"),
+    ("SM_MODULE_DIR", "`/opt/ml/code`: the code, and the working folder"),
+    ("SM_LOG_LEVEL", "20, or the parameter `sagemaker_container_log_level`"),
+    ("SM_FRAMEWORK_MODULE", "empty, or SAGEMAKER_TRAINING_MODULE"),
+    ("SM_FRAMEWORK_PARAMS", "parameters that begin with `sagemaker_`, as JSON"),
+    ("SM_TRAINING_ENV", "all of it, as JSON"),
+    ("TRAINING_JOB_NAME, SAGEMAKER_JOB_NAME", "the job's id"),
+    ("CURRENT_HOST", "as SM_CURRENT_HOST"),
+    ("SAGEMAKER_REGION", "AWS_REGION where that is set"),
+)
+
 _GROUP = "homogeneousCluster"
 CONFIG = f"{ML}/input/config"
 DATA = f"{ML}/input/data"
