@@ -62,10 +62,18 @@ def engine(daemon: Docker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
     until(lambda: not daemon.containers(), "every container is gone", 30)
 
 
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the homes of all tests keep what they packed for machines: compressing an agent takes seconds of a core."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packed"
+
+
 @pytest.fixture
-def ec2(cloud: Ec2Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2World]:
+def ec2(cloud: Ec2Cloud, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2World]:
     """A bucket and a home of this test's own, on EC2. Afterwards nothing is left that is paid for."""
     made = Ec2World(tmp_path, cloud)
+    made.share(packed)
     monkeypatch.setenv("STOKER_HOME", str(made.home))
     monkeypatch.setenv("STOKER_STORE", made.url)
     monkeypatch.chdir(made.code)
@@ -75,9 +83,10 @@ def ec2(cloud: Ec2Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture
-def gce(google_cloud: GceCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GceWorld]:
+def gce(google_cloud: GceCloud, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GceWorld]:
     """A bucket and a home of this test's own, on Compute Engine. Afterwards nothing is left that is paid for."""
     made = GceWorld(tmp_path, google_cloud)
+    made.share(packed)
     monkeypatch.setenv("STOKER_HOME", str(made.home))
     monkeypatch.setenv("STOKER_STORE", made.url)
     monkeypatch.chdir(made.code)
@@ -87,7 +96,9 @@ def gce(google_cloud: GceCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def training_jobs(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SageMakerWorld]:
+def training_jobs(
+    s3: S3Server, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SageMakerWorld]:
     """A bucket and a home of this test's own, on a SageMaker whose training jobs really run. Afterwards none does."""
     for name in os.environ:
         if name.startswith("AWS_"):
@@ -96,6 +107,7 @@ def training_jobs(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for name, value in cloud.env.items():
             monkeypatch.setenv(name, value)
         made = SageMakerWorld(tmp_path, cloud, f"s3://{s3.new_bucket()}/team")
+        made.share(packed)
         monkeypatch.setenv("STOKER_HOME", str(made.home))
         monkeypatch.setenv("STOKER_STORE", made.url)
         monkeypatch.chdir(made.code)

@@ -44,14 +44,19 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def until(condition: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
-    """Wait until the condition gives something true, and answer that."""
+    """Wait until the condition gives something true, and answer that.
+
+    A condition that takes long is asked less often: who waits leaves the cores to those that are waited for.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
+        asked = time.monotonic()
         found = condition()
         if found:
             return found
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.05)
+        now = time.monotonic()
+        assert now < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(max(0.05, 3 * (now - asked)))
 
 
 def chain(steps: int) -> str:

@@ -154,6 +154,8 @@ def test_a_container_has_what_a_training_on_the_machine_would_have() -> None:
     assert not [word for word in _defaults("docker", GPUS, gpus=False) if "gpu" in word]
     no_toolkit = HostCapabilities(uid=0, gid=0, gpus=8, toolkit=False, shm_bytes=0, selinux=True)
     assert _defaults("docker", no_toolkit) == ["--network=host", "--security-opt=label=disable"]
+    no_gpu = HostCapabilities(uid=0, gid=0, gpus=0, toolkit=True, shm_bytes=0, selinux=False)
+    assert _defaults("docker", no_gpu) == ["--network=host"]
     theirs = HostCapabilities(uid=1000, gid=100, gpus=0, toolkit=False, shm_bytes=0, selinux=False)
     assert _defaults("docker", theirs) == ["--network=host", "--user=1000:100"]
     assert _defaults("podman", theirs) == ["--network=host"]

@@ -57,6 +57,9 @@ def test_a_new_file_takes_no_ones_place_and_another_takes_any_but_a_folders(extr
     assert stat.S_IMODE((extraction.folder / "a/file").stat().st_mode) == 0o600
     with pytest.raises(FileExistsError):
         extraction.create("a/file")
+    write(extraction.create("a/usual"), b"")
+    (extraction.folder / "a/made").touch()
+    assert (extraction.folder / "a/usual").stat().st_mode == (extraction.folder / "a/made").stat().st_mode
     extraction.make_link("a/link", "file")
     with pytest.raises(FileExistsError):
         extraction.make_link("a/link", "other")
@@ -145,6 +148,8 @@ def test_staged_files_are_given_their_paths_modes_and_times(extraction: Extracti
             pass
         with pytest.raises(PathObstructed, match="is a folder"):
             staging.place("left", "a")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        staging.read("0", 3)  # Its handle is closed: the number may be another file's by now.
     found = (extraction.folder / "a/file").stat()
     assert (stat.S_IMODE(found.st_mode), found.st_mtime) == (0o751, 7.0)
     (extraction.folder / "usual").touch()

@@ -422,7 +422,8 @@ def test_a_chunk_that_grew_since_it_was_listed_is_read_under_its_new_name(world:
     world.store.delete([old.key])
     say(world, b"one and two\n")
     (chunk,) = node_chunks.fetch_chunks(world.store, [(0, old)])
-    assert chunk.data is not None and b"one and two" in chunk.data
+    (new,) = list(world.store.list(f"{FOLDER}/log/"))
+    assert chunk.data == world.store.get_from(new.key, 0) and b"one and two" in chunk.data
 
 
 def test_pulled_files_are_in_a_folder_of_the_jobs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -115,6 +117,27 @@ def test_a_private_index_without_showing_its_password(
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.suffix == ".whl" for path in kept)
     assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("UV_DEFAULT_INDEX", ""), ("UV_DEFAULT_INDEX", "mine="), ("UV_INDEX_URL", ""), ("UV_INDEX", "mine=")],
+)
+def test_the_password_of_an_index_that_the_environment_names(
+    name: str, before: str, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with package_index(ALPHA, NEW, password=PASSWORD, user="jane") as running:
+        if name == "UV_INDEX":  # One of several; whatever is the default is not asked.
+            monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+        monkeypatch.setenv(name, before + running.url.replace("//", f"//jane:{quote(PASSWORD, safe='')}@"))
+        assert len(gathered(code, "alpha\n", X86).digests) == 2
+
+
+def test_the_password_of_an_index_that_uv_cannot_read_is_not_shown(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_INDEX", f"mine=http://jane:{PASSWORD}@127.0.0.1/simple")
+    with pytest.raises(UserError, match=re.escape("http://jane:****@127.0.0.1/simple")) as failure:
+        gathered(code, "alpha\n", X86)
+    assert "hunter2" not in str(failure.value)
 
 
 @pytest.mark.parametrize("kind", ["uv.lock", "pylock.toml"])

@@ -178,7 +178,6 @@ class Applier:
         state = job_log.read(self.store, job, self.memory.states.get(job)) if own else None
         claim = state.claim(number) if state is not None else None
         if state is not None and claim is not None and claim.open and claim.launched is None:
-            self.memory.states[job] = state
             self._close(state, claim, "abandoned", held.rule, held.reason, restart=True)
             applied.moved.add(job)
             budget_guard.count_claim(job)

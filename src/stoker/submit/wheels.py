@@ -39,6 +39,7 @@ _COMPILE = ("--format=pylock.toml", "--only-binary=:all:", "--no-header", "--no-
 # uv's messages about a package without a wheel, or without one that fits.
 _NO_WHEEL = re.compile(r"\b([a-z0-9][a-z0-9._-]*)(?:[=<>]=?[^ ]*)? ha(?:s|ve) no (?:usable )?wheels")
 _HINTED = re.compile(r"(?:Wheels are (?:required|available)|found wheels) for `([^`]+)`")
+_PASSWORD = re.compile(r"(://[^:/@\s]+):[^'\"`;]*@")
 _WORKERS = 8
 
 
@@ -225,6 +226,8 @@ def _target_text(target: WheelTarget) -> str:
 def _one_line(text: str) -> str:
     lines = [line.strip().removeprefix("error: ").removeprefix("cause: ") for line in text.splitlines()]
     joined = "; ".join(line for line in lines if line and not line.startswith("warning:"))
+    # uv hides the passwords of addresses that it can read, and quotes the others.
+    joined = _PASSWORD.sub(r"\1:****@", joined)
     return joined if len(joined) <= 400 else joined[:397] + "..."
 
 
