@@ -318,6 +318,9 @@ class Manifest:
     # The save of the attempt that this is part of: parts of different saves never form one checkpoint, even under the
     # same name. Sharded saves are numbered 1, 2, …; folders committed as they are have rank 0's ordinal, negated.
     generation: int = 0
+    # The longest time between two files of the save, where the script knows nothing of Stoker: so long the rest of a
+    # save is waited for after a resume.
+    pause_s: float = 0.0
     version: int = 2
 
     @property

@@ -121,6 +121,8 @@ class CommitRounds:
             log.debug("earlier checkpoints are not read: %s", error)
             return
         before = stored[-2] if len(stored) > 1 else None
+        restored = stored[-1] if stored else None
+        self.watch.shapes.resumed_pause_s = 0.0 if restored is None else restored.pause_s
         self.watch.learn_restored({} if before is None else {blob.path: blob for blob in before.files})
 
     def recall(self, last_alive_ns: int) -> None:
@@ -137,6 +139,7 @@ class CommitRounds:
             complete = [one for one in listed if one.complete]
             manifest = complete[-1].manifests.get(options.rank) if complete else None
         self.watch.last_commit.blobs = {} if manifest is None else {blob.path: blob for blob in manifest.files}
+        self.watch.shapes.resumed_pause_s = 0.0 if manifest is None else manifest.pause_s
         self.watch.learn_restored({}, read=False)
         self.watch.scan()
         # Files that were written shortly before the agent died may be half written.

@@ -67,7 +67,7 @@ class FolderWatch:
         self.dirty = DirtyFiles()
         self.last_commit = LastCommit()
         self.cycles = SaveCycles()
-        self.shapes = SaveShapes(self.cycles.shape)
+        self.shapes = SaveShapes(self.cycles.shape, self.cycles.had_shape)
         self.history = WriteHistory(settle_s, patience_s=patience_s)
         # The logs as of the last scan, for the thread that copies saves: it does not take the lock.
         self.logs: Collection[str] = ()

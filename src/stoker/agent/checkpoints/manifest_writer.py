@@ -102,6 +102,7 @@ class ManifestWriter:
         ranks: tuple[int, ...] = (0,),
         step: int | None = None,
         generation: int = 0,
+        pause_s: float = 0.0,
     ) -> Manifest:
         return Manifest(
             name=name,
@@ -114,6 +115,7 @@ class ManifestWriter:
             ranks=ranks,
             step=step,
             generation=generation,
+            pause_s=pause_s,
         )
 
     def publish(self, draft: ManifestDraft) -> None:

@@ -7,6 +7,7 @@ it begins with the file that came first of all, and has every file that was writ
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,8 @@ from stoker.agent.checkpoints.save_shape import Shape, shape_of
 APART_S = 0.25
 # No save has more parts than this that are numbered like saves.
 _MAX_PARTS = 16
+# So many shapes of saves are remembered.
+_REMEMBERED = 8
 
 
 @dataclass
@@ -30,6 +33,8 @@ class _Kind:
     files: list[File] = field(default_factory=list)
     before: Shape | None = None
     learnt: Shape | None = None
+    # The shapes that finished saves had.
+    finished: deque[Shape] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     # The sizes of the files of the last save when it was finished, by role.
     sizes: dict[str, int] = field(default_factory=dict)
     # Roles that were written with a lower number after a higher one: these numbers do not count saves.
@@ -74,6 +79,8 @@ class _Kind:
             return
         shape = shape_of(self.files)
         self.sizes = {role_of(file.path): file.size for file in self.files}
+        if not any(shape.is_like(one) for one in self.finished):
+            self.finished.append(shape)
         before, self.before = self.before, shape
         if before is None or before.counts.keys() != shape.counts.keys():
             # Some saves write more than others: the last one counts.
@@ -139,6 +146,11 @@ class SaveCycles:
         """Return the shape of saves of this unit; None: not known."""
         kind = self._kinds.get(_kind_of(f"{unit}/" if unit else ""))
         return kind.learnt if kind is not None else None
+
+    def had_shape(self, unit: str, shape: Shape) -> bool:
+        """Return True if a finished save of this unit had such a shape."""
+        kind = self._kinds.get(_kind_of(f"{unit}/" if unit else ""))
+        return kind is not None and any(shape.is_like(one) for one in kind.finished)
 
     def shrank(self, file: File) -> bool:
         """Return True if the file is smaller than in the finished save before, or if that size is not known."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, newest_counts, role_of
 from stoker.agent.checkpoints.folder_snapshot import File, top_folder_of
@@ -29,12 +30,18 @@ class Shape:
     """How many files of each role one save wrote, and the role of the last file; several roles if their order is not
     known.
 
-    `span_ns` is how far apart the files of the last roles were written, where known.
+    `span_ns` is how far apart the files of the last roles were written, where known; `pause_ns` is the longest time
+    between two files.
     """
 
     counts: Counter[str]
     last: frozenset[str]
     span_ns: int = field(default=_UNKNOWN_SPAN_NS, compare=False)
+    pause_ns: int = field(default=0, compare=False)
+
+    def is_like(self, other: Shape) -> bool:
+        """Return True if both have files of the same roles, and may have the same role last."""
+        return self.counts.keys() == other.counts.keys() and bool(self.last & other.last)
 
 
 def shape_of(files: Sequence[File]) -> Shape:
@@ -42,20 +49,30 @@ def shape_of(files: Sequence[File]) -> Shape:
     newest_ns = max(file.signature.modified_ns for file in files)
     last = frozenset(role_of(file.path) for file in files if newest_ns - file.signature.modified_ns < TICK_NS)
     counts = newest_counts(file.path for file in files)
-    return Shape(counts, last, _span_ns(counts, last, files))
+    times = sorted(file.signature.modified_ns for file in files)
+    pause_ns = max((later - earlier for earlier, later in pairwise(times)), default=0)
+    return Shape(counts, last, _span_ns(counts, last, files), pause_ns)
 
 
 class SaveShapes:
     """The shapes of saves, by the role of their unit, and sizes and forms of committed files, by role.
 
-    `observed` gives the observed shape of a unit's saves; None: there is none.
+    `observed` gives the observed shape of a unit's saves; None: there is none. `was_observed` returns True if a whole
+    save of the unit was observed with such a shape.
     """
 
-    def __init__(self, observed: Callable[[str], Shape | None] = lambda _unit: None) -> None:
+    def __init__(
+        self,
+        observed: Callable[[str], Shape | None] = lambda _unit: None,
+        was_observed: Callable[[str, Shape], bool] = lambda _unit, _shape: True,
+    ) -> None:
         self._observed = observed
+        self._was_observed = was_observed
         self._shapes: dict[str, Shape] = {}
         self._sizes: dict[str, set[int]] = {}
         self._forms: dict[str, set[str]] = {}
+        # The longest time between two files of a save before the resume.
+        self.resumed_pause_s = 0.0
 
     def learn(
         self,
@@ -101,13 +118,16 @@ class SaveShapes:
     def knows(self, unit: str) -> bool:
         return self._shape(unit) is not None
 
-    def missing(self, unit: str, changed: Sequence[File]) -> str | None:
+    def missing(self, unit: str, changed: Sequence[File], *, exceeded: bool = False) -> str | None:
         """Return a role that a save of this unit still has to write, by earlier saves.
 
         None: nothing is missing. Empty: no earlier save is known. Of files that are overwritten, all may differ from
         the last commit and still be of two saves: so the file that a save writes last has to be the newest.
+        `exceeded`: see there; the last commit shows nothing then.
         """
-        committed, observed = self._shapes.get(role_of(unit)), self._observed(unit)
+        committed, observed = None if exceeded else self._committed(unit), self._observed(unit)
+        if exceeded and observed is None:
+            return None
         found = [_lacking(committed, changed)] if committed is not None else []
         # Saves may differ: the files of the last observed save are sufficient as well.
         if observed is not None:
@@ -117,12 +137,30 @@ class SaveShapes:
     def _shape(self, unit: str) -> Shape | None:
         return self._shapes.get(role_of(unit)) or self._observed(unit)
 
+    def _committed(self, unit: str) -> Shape | None:
+        """Return the shape of the last commit; None if the observed saves show that it was made in the middle of one.
+
+        The first commit of a program that pauses between two files of a save has the first of them alone.
+        """
+        shape = self._shapes.get(role_of(unit))
+        if shape is None or self._observed(unit) is None or self._was_observed(unit, shape):
+            return shape
+        return None
+
+    def longest_pause_s(self, unit: str) -> float:
+        """Return the longest time between two files of the last save of this unit, as far as it is known."""
+        shapes = (self._committed(unit), self._observed(unit))
+        pauses_ns = [shape.pause_ns for shape in shapes if shape is not None]
+        return max((self.resumed_pause_s, *(pause_ns / 1e9 for pause_ns in pauses_ns)))
+
     def exceeded(self, unit: str, rounds: Mapping[str, int]) -> bool:
         """Return True if files of one role were begun more often than one save of this unit does.
 
-        `rounds` says by path how often each file was begun.
+        Then the next save has begun, and this one has all its files even if the last commit had more: a program may
+        save in another way after it has resumed. Lightning writes `last-v1.ckpt` beside the `last.ckpt` that it resumed
+        from. `rounds` says by path how often each file was begun.
         """
-        shape = self._shapes.get(role_of(unit))
+        shape = self._committed(unit)
         begun: Counter[str] = Counter()
         for path, count in rounds.items():
             begun[role_of(path)] += count

@@ -16,6 +16,10 @@ from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.write_history import PreSignalState, WriteHistory
 
+# The rest of a save is waited for at least so many times as long as the longest pause in the save before, to a limit.
+_PAUSES = 4
+_MAX_PATIENCE_S = 1800.0
+
 
 @dataclass(frozen=True)
 class TrainingEnd:
@@ -110,8 +114,13 @@ class SaveJudge:
         empty = next((path for path in changed if self._is_emptied(path)), None)
         if empty is not None and self._history.may_go_on(changed):
             return UnitLeftOut(unit, empty, "it is empty, and was not in the saves before")
-        waits = self._shapes.knows(unit) and self._history.may_go_on(changed) and not self._is_followed(unit, changed)
-        return self._find_missing(unit, changed) if waits else None
+        patience_s = min(_PAUSES * self._shapes.longest_pause_s(unit), _MAX_PATIENCE_S)
+        if not self._shapes.knows(unit) or not self._history.may_go_on(changed, patience_s):
+            return None
+        if self._has_successor(unit, changed):
+            return None
+        rounds = {path: count for path, count in self._history.rounds.items() if top_folder_of(path) == unit}
+        return self._find_missing(unit, changed, exceeded=self._shapes.exceeded(unit, rounds))
 
     def _is_emptied(self, path: str) -> bool:
         return not self._files[path].size and self._shapes.never_empty(path)
@@ -128,15 +137,11 @@ class SaveJudge:
             if (unit := top_folder_of(path)) in lately and changed_at[path] >= removed_at[unit]
         }
 
-    def _is_followed(self, unit: str, changed: list[str]) -> bool:
-        """Return True if the next save has begun: then this one has all its files, even if earlier saves had more.
-
-        A program may save in another way after it has resumed. Lightning writes `last-v1.ckpt` beside the `last.ckpt`
-        that it resumed from.
-        """
-        rounds = {path: count for path, count in self._history.rounds.items() if top_folder_of(path) == unit}
-        if self._shapes.exceeded(unit, rounds) or not changed:
-            return bool(changed)
+    def _has_successor(self, unit: str, changed: list[str]) -> bool:
+        """Return True if the next save has begun, in another folder: then this one has all its files, even if earlier
+        saves had more."""
+        if not changed:
+            return False
         newest_ns = max(self._files[path].signature.modified_ns for path in changed)
         later = [
             path
@@ -145,8 +150,8 @@ class SaveJudge:
         ]
         return any(self._files[path].signature.modified_ns > newest_ns for path in later)
 
-    def _find_missing(self, unit: str, changed: list[str]) -> UnitLeftOut | None:
-        missing = self._shapes.missing(unit, [self._files[path] for path in changed])
+    def _find_missing(self, unit: str, changed: list[str], *, exceeded: bool = False) -> UnitLeftOut | None:
+        missing = self._shapes.missing(unit, [self._files[path] for path in changed], exceeded=exceeded)
         if missing is None:
             return None
         if not changed:

@@ -131,11 +131,13 @@ class WriteHistory:
 
     def note_files(self, files: Files, now: float) -> None:
         """Record a scan of the folder."""
+        first = self.scanned_at == float("-inf")
         before, self._files, self.scanned_at = self._files, files, now
         for path, file in files.items():
             known = before.get(path)
             if known is None or known.signature != file.signature:
-                if known is None or self._is_begun_anew(path, known.signature, file.signature, now):
+                # Files of the first scan were begun before anybody looked.
+                if not first and (known is None or self._is_begun_anew(path, known.signature, file.signature, now)):
                     self.rounds[path] = self.rounds.get(path, 0) + 1
                 self.changed_at[path] = now
                 self._note_change(path, file.signature)
@@ -231,9 +233,13 @@ class WriteHistory:
         since = self._now - self._settle_s
         return {path for path in self._files if self.changed_at[path] > since}
 
-    def may_go_on(self, paths: Iterable[str]) -> bool:
-        """Return True if one of these files changed so recently that more files of the same save may follow."""
-        return any(self.changed_at[path] > self._now - self._patience_s for path in paths)
+    def may_go_on(self, paths: Iterable[str], patience_s: float = 0.0) -> bool:
+        """Return True if one of these files changed so recently that more files of the same save may follow.
+
+        `patience_s` is how long to wait for them, where that is longer than usual.
+        """
+        since = self._now - max(self._patience_s, patience_s)
+        return any(self.changed_at[path] > since for path in paths)
 
     def died_open(self) -> set[str]:
         """Return files whose writers died recently with the files open."""
