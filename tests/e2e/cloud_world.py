@@ -24,8 +24,8 @@ from tests.support.machines.harness import Handle
 
 # Boots, on two busy cores with other tests' boots beside them.
 BOOT_S = 240.0
-# A governor in the test's own process: far more eager than one that is paid for by the call. One that is slow, on a busy
-# computer, leaves the cores to the machines that boot.
+# A governor in the test's own process: far more eager than one that is paid for by the call. Where its passes are
+# slow, on a busy computer, it leaves the cores to the machines that boot.
 _PASS_EVERY_S = 0.5
 _STEP = re.compile(r"a(\d+) r(\d+) s(\d+) ([0-9a-f]{8}) ")
 

@@ -146,7 +146,7 @@ def test_a_unit_with_a_broken_file_stays_as_it_was(folder: Folder) -> None:
     folder.take(contents)
     assert set(folder.watch.dirty.files) == {"s/a", "s/b", "t/a"}
     folder.broken = set()
-    folder.write("s/a", "s/b", "t/a")
+    folder.write("s/a", "s/b", "t/a", "new")
     folder.commit()
     assert folder.chooser.held_back is None
     assert folder.watch.dirty.files == {}

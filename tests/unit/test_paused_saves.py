@@ -1,7 +1,7 @@
 """A program that pauses between two files of a save, for longer than the folder takes to settle.
 
-It may evaluate, or gather the state of its optimizer, between two calls of `torch.save`. The first commit is made in the
-middle of its first save: nothing shows what belongs to it. From the second save on, no checkpoint mixes two saves.
+It may evaluate, or gather the state of its optimizer, between two calls of `torch.save`. The first commit is made in
+the middle of its first save: nothing shows what belongs to it. From the second save on, no checkpoint mixes two saves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class Program:
 
     def write(self, name: str, step: int) -> None:
         """One file, stamped with the time of the test's clock."""
-        paths = {"folders": f"step-{step}/{name}.bin", "numbered": f"{name}-step-{step}.bin"}
+        paths = {
+            "folders": f"step-{step}/{name}.bin",
+            "numbered": f"{name}-step-{step}.bin",
+            "parts": f"{name}/weights.bin",
+        }
         path = self.world.folder / paths.get(self.layout, f"{name}.bin")
         # Renamed into its place, as good programs do, or written over.
         draft = path if self.layout == "over" else path.with_name(f".tmp-{name}")
@@ -62,7 +66,7 @@ class Program:
 def newest_save(files: dict[str, bytes]) -> dict[str, int]:
     """The files that a program would load, and their steps: the newest folder, or the newest number of each kind."""
     found = {path: int(data) for path, data in files.items() if path != "config.bin"}
-    folder = max((path.rpartition("/")[0] for path in found), default="")
+    folder = max((path.rpartition("/")[0] for path in found if path.startswith("step-")), default="")
     newest: dict[str, int] = {}
     for path, step in found.items():
         if path.startswith(folder):
@@ -72,12 +76,10 @@ def newest_save(files: dict[str, bytes]) -> dict[str, int]:
 
 
 def saved_steps(store: Store, back: Path) -> list[dict[str, int]]:
-    return [
-        newest_save(restored_content(store, back / str(n), one.key)) for n, one in enumerate(checkpoints(store))
-    ]
+    return [newest_save(restored_content(store, back / str(n), one.key)) for n, one in enumerate(checkpoints(store))]
 
 
-LAYOUTS = ["flat", "over", "folders", "numbered"]
+LAYOUTS = ["flat", "over", "folders", "numbered", "parts"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

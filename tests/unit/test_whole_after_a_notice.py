@@ -13,6 +13,7 @@ import pytest
 from checkpoint_world import World, manifest_keys
 
 from stoker.agent.checkpoints import folder_watcher
+from stoker.agent.checkpoints.companion_units import CompanionUnits
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
@@ -78,7 +79,13 @@ class Scene:
         known = self.mark.files
         differ = [path for path in now if known.get(path) != now[path].signature or path in changed]
         judge = SaveJudge(
-            now, differ, self.history, self.shapes, lambda path: self.checks.get(path, FormatCheck("unknown")), ()
+            now,
+            differ,
+            self.history,
+            self.shapes,
+            CompanionUnits(),
+            lambda path: self.checks.get(path, FormatCheck("unknown")),
+            (),
         )
         return {unit: held.reason for unit, held in judge.at_end(end).items()}
 

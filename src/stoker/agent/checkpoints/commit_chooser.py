@@ -215,7 +215,9 @@ class CommitChooser:
     def _judge(self, logs: Collection[str]) -> SaveJudge:
         watch = self._watch
         changed = [path for path in watch.dirty.files if path not in logs]
-        return SaveJudge(dict(watch.files), changed, watch.history, watch.shapes, watch.check, logs)
+        return SaveJudge(
+            dict(watch.files), changed, watch.history, watch.shapes, watch.cycles.companions, watch.check, logs
+        )
 
     def _moving(self, open_logs: Collection[str]) -> set[str]:
         """Find files that may be half written now.

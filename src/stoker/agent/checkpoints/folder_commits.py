@@ -10,7 +10,7 @@ from pathlib import Path
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
 from stoker.agent.checkpoints.commit_contents import CommitContents
-from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable, top_folder_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.agent.checkpoints.sync_options import SyncOptions
@@ -91,7 +91,7 @@ class FolderCommits:
             tuple(blobs.values()),
             ranks=ranks,
             generation=-ordinal,
-            pause_s=max(map(self._watch.shapes.longest_pause_s, {*map(top_folder_of, blobs)}), default=0.0),
+            pause_s=self._watch.longest_pause_s(blobs),
         )
         self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
         return True

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.commit_contents import CommitContents
-from stoker.agent.checkpoints.file_numbers import newest_of_each_kind
-from stoker.agent.checkpoints.folder_snapshot import Files, FolderView, Signature
+from stoker.agent.checkpoints.file_numbers import generation_of, newest_of_each_kind
+from stoker.agent.checkpoints.folder_snapshot import Files, FolderView, Signature, top_folder_of
 from stoker.agent.checkpoints.format_check import CachedFormatChecks, FormatCheck, check_format
 from stoker.agent.checkpoints.save_cycles import SaveCycles
 from stoker.agent.checkpoints.save_shape import SaveShapes
@@ -129,6 +129,12 @@ class FolderWatch:
         """How long there have been uncommitted files, as of the last scan."""
         return 0.0 if self.dirty.since is None else self.history.scanned_at - self.dirty.since
 
+    def longest_pause_s(self, paths: Iterable[str]) -> float:
+        """Return the longest time between two files of a save that these files are of, as far as it is known."""
+        units = {top_folder_of(path) for path in paths}
+        pauses = [(self.shapes.longest_pause_s(unit), self.cycles.companions.longest_pause_s(unit)) for unit in units]
+        return round(max(map(max, pauses), default=0.0), 3)
+
     # ── Commits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def set_restored(
@@ -173,6 +179,9 @@ class FolderWatch:
         """
         blobs = self.last_commit.blobs
         forms = {path: form for path in blobs if read and path in self.files and (form := self.check(path).form)}
+        written = [path for path, blob in blobs.items() if path not in before or before[path].digest != blob.digest]
+        if before:
+            self.cycles.companions.expect(unit for path in written if not generation_of(unit := top_folder_of(path)))
         self.shapes.learn(blobs if before else newest_of_each_kind(blobs), before, (), forms)
 
     def _compare(self) -> None:

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, role_of
+from stoker.agent.checkpoints.companion_units import CompanionUnits
+from stoker.agent.checkpoints.file_numbers import Generation, counts_time, generation_of, role_of
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, top_folder_of
 from stoker.agent.checkpoints.save_shape import Shape, shape_of
 
@@ -24,13 +25,43 @@ _REMEMBERED = 8
 
 
 @dataclass
+class _SaveUnderWay:
+    """The files of the save that is being observed, in the order of their last writes.
+
+    A save may have 100,000 files of one role, and each of them is added: nothing here looks at all of them.
+    """
+
+    files: dict[str, File] = field(default_factory=dict)
+    newest_ns: int = 0
+    # The newest generation of each role, and a file that has it.
+    _newest: dict[str, tuple[Generation, str]] = field(default_factory=dict)
+
+    def add(self, file: File) -> None:
+        self.files.pop(file.path, None)
+        self.files[file.path] = file
+        self.newest_ns = max(self.newest_ns, file.signature.modified_ns)
+        role, generation = role_of(file.path), generation_of(file.path)
+        if role not in self._newest or generation > self._newest[role][0]:
+            self._newest[role] = generation, file.path
+
+    def newest_beside(self, path: str, role: str) -> Generation | None:
+        """Return the newest generation among the other files of this role; None: there is no other."""
+        found = self._newest.get(role)
+        if found is None or found[1] != path:
+            return None if found is None else found[0]
+        # Few files are written twice in a save.
+        others = (generation_of(one) for one in self.files if one != path and role_of(one) == role)
+        return max(others, default=None)
+
+
+@dataclass
 class _Kind:
     """Saves of one unit, or of units that are numbered upwards."""
 
     first: str
     # True if `first` is known to have come first: it was seen without the others, or everything rested after it.
     sure: bool
-    files: list[File] = field(default_factory=list)
+    under_way: _SaveUnderWay = field(default_factory=_SaveUnderWay)
     before: Shape | None = None
     learnt: Shape | None = None
     # The shapes that finished saves had.
@@ -40,45 +71,48 @@ class _Kind:
     # Roles that were written with a lower number after a higher one: these numbers do not count saves.
     uncounted: set[str] = field(default_factory=set)
 
-    def add(self, file: File, again: bool, last_written: Mapping[str, int], was_open: bool) -> None:
-        """Add a written file. `last_written`: when each role of the kind was written last."""
+    def add(self, file: File, again: bool, last_written: Mapping[str, int], was_open: bool) -> bool:
+        """Add a written file, and return True if a save begins with it.
+
+        `last_written`: when each role of the kind was written last.
+        """
         if again and not counts_time(file.path):
             self.uncounted.add(role_of(file.path))
         if again or self._next_generation(file, was_open):
-            begun_ns = self.files[0].signature.modified_ns
+            begun_ns = next(iter(self.under_way.files.values())).signature.modified_ns
             self._close({role for role, modified_ns in last_written.items() if modified_ns >= begun_ns})
-            self.files = []
-        self.files = [*(one for one in self.files if one.path != file.path), file]
+            self.under_way = _SaveUnderWay()
+        begins = not self.under_way.files
+        self.under_way.add(file)
+        return begins
 
     def _next_generation(self, file: File, was_open: bool) -> bool:
         role, generation = role_of(file.path), generation_of(file.path)
-        older = [one for one in self.files if role_of(one.path) == role and one.path != file.path]
-        if not generation or not older or role in self.uncounted:
+        newest = self.under_way.newest_beside(file.path, role) if generation and role not in self.uncounted else None
+        if newest is None or newest == generation:
             return False
-        newest = max(older, key=lambda one: generation_of(one.path))
-        if generation_of(newest.path) > generation:
+        if newest > generation:
             self.uncounted.add(role)
             self.learnt = None
             return False
-        if generation_of(newest.path) == generation:
-            return False
-        apart_ns = file.signature.modified_ns - max(one.signature.modified_ns for one in self.files)
+        apart_ns = file.signature.modified_ns - self.under_way.newest_ns
         # A file is stamped when its writing ends: the stamp of a file that was seen open says nothing about its
         # beginning.
         apart = apart_ns > APART_S * 1e9 and not was_open
-        skips = generation[-1] > generation_of(newest.path)[-1] + 1 or generation[-1] > _MAX_PARTS
+        skips = generation[-1] > newest[-1] + 1 or generation[-1] > _MAX_PARTS
         return counts_time(file.path) or skips or apart
 
     def _close(self, present: set[str]) -> None:
         """Finish a save, and learn from it if it was seen from its beginning to its end."""
-        roles = {role_of(file.path) for file in self.files}
-        generations = {generation for file in self.files if (generation := generation_of(file.path))}
-        numbered = all(generation_of(file.path) for file in self.files) and not roles & self.uncounted
-        begins = numbered or (self.sure and role_of(self.files[0].path) == self.first)
+        files = list(self.under_way.files.values())
+        roles = {role_of(file.path) for file in files}
+        generations = {generation for file in files if (generation := generation_of(file.path))}
+        numbered = all(generation_of(file.path) for file in files) and not roles & self.uncounted
+        begins = numbered or (self.sure and role_of(files[0].path) == self.first)
         if roles != present or not begins or (len(generations) > 1 and not roles & self.uncounted):
             return
-        shape = shape_of(self.files)
-        self.sizes = {role_of(file.path): file.size for file in self.files}
+        shape = shape_of(files)
+        self.sizes = {role_of(file.path): file.size for file in files}
         if not any(shape.is_like(one) for one in self.finished):
             self.finished.append(shape)
         before, self.before = self.before, shape
@@ -94,6 +128,7 @@ class SaveCycles:
     """Observed saves by the role of their unit. Not thread-safe: FolderWatch guards it with its lock."""
 
     def __init__(self) -> None:
+        self.companions = CompanionUnits()
         self._kinds: dict[str, _Kind] = {}
         self._seen: dict[str, Signature] | None = None
         self._whole: set[str] = set()
@@ -118,10 +153,14 @@ class SaveCycles:
         self._observed |= {file.path for file in new}
         for name, kind in self._kinds.items():
             kind.sure |= name not in by_kind
+        begun: list[File] = []
         for name, changed in by_kind.items():
-            self._add_files(name, changed, files, is_whole)
+            begun += self._add_files(name, changed, files, is_whole)
+        for file in sorted(begun, key=lambda file: file.signature.modified_ns):
+            self.companions.note(top_folder_of(file.path), file.signature.modified_ns)
 
-    def _add_files(self, name: str, changed: list[File], files: Files, is_whole: Callable[[str], bool]) -> None:
+    def _add_files(self, name: str, changed: list[File], files: Files, is_whole: Callable[[str], bool]) -> list[File]:
+        """Add the changed files of one kind. Return those with which a save of a unit without a number begins."""
         assert self._seen is not None
         last_written: dict[str, int] = {}
         for path in self._observed:
@@ -131,16 +170,21 @@ class SaveCycles:
         if kind is None or kind.first not in last_written:
             first = role_of(changed[0].path)
             kind = self._kinds[name] = _Kind(first, sure={role_of(file.path) for file in changed} == {first})
+        begun: list[File] = []
         for file in changed:
             before = self._seen.get(file.path)
-            again = before is not None and (
+            # A file that is not known any more was removed since.
+            again = before is None or (
                 before.inode != file.signature.inode or file.size <= before.size or file.path in self._whole
             )
-            again = again and any(one.path == file.path for one in kind.files)
-            kind.add(file, again, last_written, file.path in self._was_open)
+            again = again and file.path in kind.under_way.files
+            begins = kind.add(file, again, last_written, file.path in self._was_open)
+            if begins and not generation_of(top_folder_of(file.path)):
+                begun.append(file)
             self._seen[file.path] = file.signature
             self._was_open.discard(file.path)
             (self._whole.add if is_whole(file.path) else self._whole.discard)(file.path)
+        return begun
 
     def shape(self, unit: str) -> Shape | None:
         """Return the shape of saves of this unit; None: not known."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.agent.checkpoints.companion_units import CompanionUnits
 from stoker.agent.checkpoints.file_numbers import role_of
 from stoker.agent.checkpoints.folder_snapshot import File, Files, top_folder_of
 from stoker.agent.checkpoints.format_check import FormatCheck
@@ -68,13 +69,18 @@ class SaveJudge:
         changed: Collection[str],
         history: WriteHistory,
         shapes: SaveShapes,
+        companions: CompanionUnits,
         check: Callable[[str], FormatCheck],
         logs: Collection[str],
     ) -> None:
         self._files = files
         self._changed = [path for path in changed if path in files]
+        self._by_unit: dict[str, list[str]] = {}
+        for path in self._changed:
+            self._by_unit.setdefault(top_folder_of(path), []).append(path)
         self._history = history
         self._shapes = shapes
+        self._companions = companions
         self._check = check
         self._logs = logs
 
@@ -85,12 +91,12 @@ class SaveJudge:
             check = self._check(path)
             if check.state == "broken":
                 found.setdefault(top_folder_of(path), UnitLeftOut(top_folder_of(path), path, check.reason))
-        return found
+        return self._with_companions(found)
 
     def unfinished(self) -> set[str]:
         """Return the units whose save lacks files that earlier saves had, as long as these may still come."""
-        units = {top_folder_of(path) for path in self._changed}
-        return {unit for unit in units if self._unfinished(unit) is not None}
+        found = {unit: left_out for unit in self._by_unit if (left_out := self._unfinished(unit)) is not None}
+        return set(self._with_companions(found))
 
     def unproven(self, hot: Collection[str], shrank: Callable[[File], bool]) -> set[str]:
         """Return the units of the `hot` files, which changed just now, that may be in the middle of a save.
@@ -102,21 +108,23 @@ class SaveJudge:
         return {
             unit
             for unit in units
-            if self._find_missing(unit, [path for path in self._changed if top_folder_of(path) == unit]) is not None
+            if self._find_missing(unit, self._by_unit.get(unit, [])) is not None
             or any(
                 shrank(self._files[path]) and not self._is_proven(path) for path in hot if top_folder_of(path) == unit
             )
         }
 
     def _unfinished(self, unit: str) -> UnitLeftOut | None:
-        changed = [path for path in self._changed if top_folder_of(path) == unit]
+        changed = self._by_unit.get(unit, [])
         # An empty file was only opened: its writer may have been killed while other processes live on.
         empty = next((path for path in changed if self._is_emptied(path)), None)
         if empty is not None and self._history.may_go_on(changed):
             return UnitLeftOut(unit, empty, "it is empty, and was not in the saves before")
-        patience_s = min(_PAUSES * self._shapes.longest_pause_s(unit), _MAX_PATIENCE_S)
-        if not self._shapes.knows(unit) or not self._history.may_go_on(changed, patience_s):
+        pause_s = max(self._shapes.longest_pause_s(unit), self._companions.longest_pause_s(unit))
+        if not self._history.may_go_on(changed, min(_PAUSES * pause_s, _MAX_PATIENCE_S)):
             return None
+        if not self._shapes.knows(unit):
+            return self._find_lacking_companion(unit, changed)
         if self._has_successor(unit, changed):
             return None
         rounds = {path: count for path, count in self._history.rounds.items() if top_folder_of(path) == unit}
@@ -153,7 +161,7 @@ class SaveJudge:
     def _find_missing(self, unit: str, changed: list[str], *, exceeded: bool = False) -> UnitLeftOut | None:
         missing = self._shapes.missing(unit, [self._files[path] for path in changed], exceeded=exceeded)
         if missing is None:
-            return None
+            return self._find_lacking_companion(unit, changed)
         if not changed:
             return UnitLeftOut(unit, unit, "files of it were being removed")
         path = changed[0]
@@ -162,6 +170,21 @@ class SaveJudge:
                 unit, path, "it was saved just before the end, and no earlier save shows what belongs to it"
             )
         return UnitLeftOut(unit, path, f"its save stopped before {missing} was written")
+
+    def _find_lacking_companion(self, unit: str, changed: list[str]) -> UnitLeftOut | None:
+        other = self._companions.still_to_come(unit) if changed else None
+        if other is None:
+            return None
+        lacking = f"{other}/ was" if other else "the files beside the folders were"
+        return UnitLeftOut(unit, changed[0], f"its save stopped before {lacking} written")
+
+    def _with_companions(self, left_out: dict[str, UnitLeftOut]) -> dict[str, UnitLeftOut]:
+        """Leave out the changed units that are one save with a unit that is left out."""
+        found = dict(left_out)
+        for unit, one in left_out.items():
+            for other in self._companions.of(unit) & self._by_unit.keys() - found.keys():
+                found[other] = UnitLeftOut(other, self._by_unit[other][0], f"{one.path} of the same save is not whole")
+        return found
 
     def at_end(self, end: TrainingEnd) -> dict[str, UnitLeftOut]:
         """Return the units that cannot be committed as they are."""
@@ -178,7 +201,7 @@ class SaveJudge:
                 found = self._judge_left(unit, state, end) if end.how == "left" and state else self._judge_died(unit)
                 if found is not None:
                     left_out[unit] = found
-        return self._with_later(left_out)
+        return self._with_later(self._with_companions(left_out))
 
     def _touched(self) -> set[str]:
         present = {top_folder_of(path) for path in self._files}
@@ -202,7 +225,7 @@ class SaveJudge:
 
     def _judge_died(self, unit: str) -> UnitLeftOut | None:
         hot = self._history.hot(self._logs) | self._history.maybe_cut_off()
-        changed = [path for path in self._changed if top_folder_of(path) == unit]
+        changed = self._by_unit.get(unit, [])
         doubtful = [path for path in changed if path in hot]
         if not doubtful and not self._history.removed_lately(unit):
             # The unit is quiet, but a program that fails between two files of a save may take a while to end.
@@ -216,7 +239,7 @@ class SaveJudge:
     def _judge_left(self, unit: str, state: PreSignalState, end: TrainingEnd) -> UnitLeftOut | None:
         """Judge a unit of a training that was signalled and exited by itself: a save that began after the signal is
         complete."""
-        changed = [path for path in self._changed if top_folder_of(path) == unit]
+        changed = self._by_unit.get(unit, [])
         begun = {path for path in changed if state.begun_since(path, self._files[path].signature)}
         if any(not state.by_survivor(path) for path in begun) or (not begun and not state.survives):
             return self._judge_died(unit)
