@@ -10,7 +10,7 @@ from pathlib import Path
 
 import checkpoint_world
 import pytest
-from checkpoint_world import World, manifest_keys
+from checkpoint_world import World, manifest_keys, restored_content, write
 
 from stoker.agent.checkpoints import folder_watcher
 from stoker.agent.checkpoints.companion_units import CompanionUnits
@@ -161,6 +161,16 @@ def test_a_writer_that_exits_with_success_has_closed_its_file() -> None:
     assert scene.held(files(a=2), quiet) == {"": "it was being written when the training ended"}
 
 
+@pytest.mark.parametrize(("usual", "kept"), [(100, True), (111, True), (112, False)])
+def test_a_writer_that_exits_with_success_may_have_left_a_thread_in_the_middle_of_a_save(
+    usual: int, kept: bool
+) -> None:
+    scene = Scene(files(a=1))
+    scene.shapes.learn({"a.pt": BlobRef("a.pt", "d", usual)}, {})
+    died_open(scene, "a.pt", ROOT)
+    assert scene.held(files(a=2)) == ({} if kept else {"": "it was being written when the training ended"})
+
+
 def test_a_writer_that_fails_may_have_given_up_in_the_middle() -> None:
     failed = TrainingEnd("left", root=ROOT, alone=True, failed=True)
     assert Scene(files(a=1)).held(files(a=2), failed) == {"": "it was being written when the training ended"}
@@ -215,8 +225,10 @@ def test_what_was_quiet_when_the_training_was_told_is_whole() -> None:
     assert scene.held(files(a=2), changed=("a.pt",)) == {}
 
 
-def test_a_training_that_failed_alone_may_have_left_out_files_of_its_save() -> None:
-    failed = TrainingEnd("left", root=ROOT, alone=True, failed=True)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_training_that_failed_may_have_left_out_files_of_its_save(alone: bool) -> None:
+    """Alone, or as a launcher that gave its worker some time and then ended it."""
+    failed = TrainingEnd("left", root=ROOT, alone=alone, failed=True)
     scene = Scene({}).knows("s/a.pt", "s/b.pt")
     scene.checks["s/a.pt"] = FormatCheck("whole")
     assert scene.held(files(s__a=2), failed) == {"s": "its save stopped before s/b.pt was written"}
@@ -303,6 +315,37 @@ def test_a_file_that_is_begun_anew_is_no_longer_held_open_for_long() -> None:
         assert history.open_logs() == {"a.pt"}
         history = WriteHistory(SETTLE_S, PATIENCE_S)
         opened(history, 0.0, files(a=1), "a.pt")
+
+
+def test_a_file_that_is_written_over_in_place_is_no_log_however_long_it_is_open() -> None:
+    """A mapped file, or one handle for all saves: it rests when nothing is written, and only then."""
+    history = WriteHistory(SETTLE_S, PATIENCE_S)
+    for second in range(int(STREAM_S) + 10):
+        opened(history, second, files(a=second, b=1), "a.pt", "b.pt")
+    assert history.open_logs() == {"b.pt"}, "nothing was written to this one"
+    assert history.hot({"b.pt"}) == {"a.pt"}, "it was written a moment ago"
+    opened(history, STREAM_S + 20.0, files(a=second, b=1), "a.pt", "b.pt")
+    assert history.hot({"b.pt"}) == set()
+    opened(history, STREAM_S + 21.0, files(b=1))
+    opened(history, STREAM_S + 22.0, files(a=1, b=1), "a.pt")
+    assert history.hot(()) == {"a.pt"}, "it is another file"
+
+
+@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (120, True)])
+def test_a_training_that_finishes_may_have_left_a_thread_in_the_middle_of_a_save(
+    tmp_path: Path, memory: MemoryStore, size: int, kept: bool
+) -> None:
+    """Ending closes the files of all threads. A save that is much smaller than the one before was not finished."""
+    world = World(tmp_path, memory).begin()
+    write(world.folder / "model.bin", bytes(110))
+    world.settle()
+    world.open = {"model.bin"}
+    write(world.folder / "model.bin", b"1" * size)
+    world.tick()
+    world.open, world.alive = set(), False
+    world.sync.final(60.0, TrainingEnd())
+    newest = restored_content(memory, tmp_path / "back")
+    assert newest == {"model.bin": b"1" * size if kept else bytes(110)}
 
 
 SLEEPER = """

@@ -169,6 +169,10 @@ class SaveShapes:
     def same_size(self, path: str, size: int) -> bool:
         return size in self._sizes.get(role_of(path), ())
 
+    def smallest(self, path: str) -> int | None:
+        """Return the size of the smallest file of this role in the last commit; None: there is none."""
+        return min(self._sizes.get(role_of(path), ()), default=None)
+
     def never_empty(self, path: str) -> bool:
         """Return True if no committed file of this role was empty."""
         return 0 not in self._sizes.get(role_of(path), (0,))

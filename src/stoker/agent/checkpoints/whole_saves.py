@@ -20,6 +20,8 @@ from stoker.agent.checkpoints.write_history import PreSignalState, WriteHistory
 # The rest of a save is waited for at least so many times as long as the longest pause in the save before, to a limit.
 _PAUSES = 4
 _MAX_PATIENCE_S = 1800.0
+# A file of less than this share of the size in the last commit was not written to its end, where that is in doubt.
+_SHORT_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ class SaveJudge:
         rounds = {path: count for path, count in self._history.rounds.items() if top_folder_of(path) == unit}
         return self._find_missing(unit, changed, exceeded=self._shapes.exceeded(unit, rounds))
 
+    def _is_short(self, path: str) -> bool:
+        """Return True if the file is much smaller than those of its role in the last commit."""
+        smallest = self._shapes.smallest(path)
+        return smallest is not None and self._files[path].size < _SHORT_SHARE * smallest
+
     def _is_emptied(self, path: str) -> bool:
         return not self._files[path].size and self._shapes.never_empty(path)
 
@@ -195,7 +202,13 @@ class SaveJudge:
                     top_folder_of(path),
                     UnitLeftOut(top_folder_of(path), path, "it was being written when the training ended"),
                 )
-        if end.how != "finished":
+        if end.how == "finished":
+            # Files that the training closed on its way out are whole, unless another thread was writing them.
+            for path in self._history.died_open().intersection(self._changed):
+                if self._is_short(path) and not self._is_proven(path):
+                    unit = top_folder_of(path)
+                    left_out.setdefault(unit, UnitLeftOut(unit, path, "it was being written when the training ended"))
+        else:
             state = self._history.pre_signal
             for unit in sorted(self._touched() - left_out.keys()):
                 found = self._judge_left(unit, state, end) if end.how == "left" and state else self._judge_died(unit)
@@ -245,7 +258,8 @@ class SaveJudge:
             return self._judge_died(unit)
         died_open = self._history.died_open()
         for path in changed:
-            cut_off = path in state.open if path not in begun else path in died_open and not end.exited(state, path)
+            cut_off = path in state.open if path not in begun else path in died_open
+            cut_off &= path not in begun or not end.exited(state, path) or self._is_short(path)
             # Opened between the last scan and the signal: the program exited before it wrote anything.
             cut_off |= self._is_emptied(path)
             if (cut_off or (path in begun and end.gave_up(state, path))) and not self._is_proven(path):
@@ -255,7 +269,7 @@ class SaveJudge:
             return self._unfinished(unit)
         if not under_way and begun:
             # No file remains of a save that the signal may have cut short.
-            return self._find_missing(unit, changed) if end.failed and self._shapes.knows(unit) and end.alone else None
+            return self._find_missing(unit, changed) if end.failed and self._shapes.knows(unit) else None
         if begun and not self._shapes.knows(unit) and all(map(self._is_proven, under_way)):
             return None
         return self._find_missing(unit, changed)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from stoker.agent.checkpoints.folder_snapshot import Files, Signature, top_folder_of
 from stoker.processes import OpenFile, expecting, has_survivor
 
-# A file that has been held open for this long and has hardly grown is a log: it is whole wherever it ends.
+# A file that has been held open for this long and has hardly grown is a log: it is whole wherever it ends. One that was
+# written without growing is no log: its program writes over it in place.
 STREAM_S = 60.0
 STREAM_BYTES = 64 * 1024 * 1024
 # A file with such a name that is held open is a log from the start.
@@ -65,22 +66,34 @@ class _LogFiles:
         # When each file was first seen open and not closed since, with the size and inode it had then.
         self._opened: dict[str, tuple[float, int, int]] = {}
         self._appended: set[str] = set()
+        # The signatures that open files were last seen with, and those that were written without growing.
+        self._seen: dict[str, Signature] = {}
+        self._written_over: set[str] = set()
 
     def note_open(self, path: str, file: OpenFile, seen: Signature, now: float) -> None:
+        before = self._seen.get(path)
+        self._seen[path] = seen
+        if before is not None and before.modified_ns != seen.modified_ns and seen.size == before.size:
+            self._written_over.add(path)
         since, size, inode = self._opened.get(path, (now, seen.size, seen.inode))
         if inode != seen.inode or seen.size < size:
             since, size, inode = now, seen.size, seen.inode
+            self._written_over.discard(path)
         self._opened[path] = (since, size, inode)
         name = path.rpartition("/")[2].lower()
         if file.appending or name.endswith(_LOG_NAMES) or any(part in name for part in _LOG_PARTS):
             self._appended.add(path)
 
     def note_removed(self, path: str) -> None:
-        self._opened.pop(path, None)
+        for known in (self._opened, self._seen):
+            known.pop(path, None)
+        self._written_over.discard(path)
 
     def retain(self, files: Files, found_open: Mapping[str, OpenFile]) -> None:
         """Forget files that were closed or removed."""
         self._opened = {path: since for path, since in self._opened.items() if path in found_open}
+        self._seen = {path: seen for path, seen in self._seen.items() if path in found_open}
+        self._written_over &= found_open.keys()
         self._appended = {path for path in self._appended if path in files or path in found_open}
 
     def held_open(self, files: Files, now: float) -> set[str]:
@@ -89,10 +102,15 @@ class _LogFiles:
             path
             for path, (since, size, _) in self._opened.items()
             if path in files
-            and (
-                path in self._appended or (now - since >= STREAM_S and files[path].signature.size - size < STREAM_BYTES)
-            )
+            and (path in self._appended or self._hardly_grows(path, files[path].size - size, now - since))
         }
+
+    def _hardly_grows(self, path: str, by_bytes: int, open_s: float) -> bool:
+        return open_s >= STREAM_S and by_bytes < STREAM_BYTES and path not in self._written_over
+
+    def held_in_place(self, now: float) -> set[str]:
+        """Return files that have been open for long and are written over in place: they rest when nothing is written."""
+        return {path for path in self._written_over if now - self._opened[path][0] >= STREAM_S}
 
     def all(self, files: Files, now: float) -> set[str]:
         """Return the files that are or were logs, including removed ones."""
@@ -226,7 +244,7 @@ class WriteHistory:
 
     def hot(self, open_logs: Collection[str]) -> set[str]:
         """Return files that are open, changed recently, or whose writer died with them open."""
-        open_now = self.open.keys() & self._files.keys()
+        open_now = (self.open.keys() & self._files.keys()) - self._log_files.held_in_place(self._now)
         return (open_now | self.changed_lately() | self.died_open()) - set(open_logs)
 
     def changed_lately(self) -> set[str]:
