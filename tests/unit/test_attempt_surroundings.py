@@ -19,7 +19,7 @@ from plain_store import wait_for
 
 from stoker.agent import attempt
 from stoker.agent.attempt import run_attempt
-from stoker.agent.checkpoints.folder_replacement import OWN, FolderRecord
+from stoker.agent.checkpoints.folder_record import OWN, FolderRecord
 from stoker.agent.checkpoints.sync import SyncStatus
 from stoker.agent.exit_report import TrainingRecord, complete_exit, make_exit, make_training_exit
 from stoker.agent.heartbeat import HeartbeatThread
@@ -91,7 +91,7 @@ def test_a_set_up_that_fails_is_told_by_its_name_and_nothing_trains(world: Agent
 def test_files_of_the_checkpoint_folder_that_no_checkpoint_has_are_moved_aside_and_told(world: AgentWorld) -> None:
     folder = world.root / "shared"
     folder.mkdir()
-    FolderRecord.open(folder / f"{OWN}{JOB}.json")
+    FolderRecord.open(folder / f"{OWN}{JOB}.json", folder)
     write(folder / "stray.pt", "of an attempt before that the store never got")
     world.submit("sh", "-c", f"ls {folder}", checkpoints=Checkpoints(dir=str(folder)))
     life = world.life(world.claim())

@@ -38,8 +38,8 @@ class Folder:
         files = {self.root / path: OpenFile(frozenset({1}), appending) for path, appending in self.open.items()}
         return WritableFiles(files | {Path("/elsewhere/x"): OpenFile(frozenset({1}), False)}, self.members)
 
-    def check(self, path: Path) -> FormatCheck:
-        return FormatCheck("broken", "it is torn") if path.name in self.broken else FormatCheck("unknown")
+    def check(self, _path: Path, name: str) -> FormatCheck:
+        return FormatCheck("broken", "it is torn") if name in self.broken else FormatCheck("unknown")
 
     def write(self, *paths: str, size: int = 10) -> None:
         for path in paths:

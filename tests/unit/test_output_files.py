@@ -13,7 +13,7 @@ from checkpoint_world import JOB, memory_store, write
 
 from stoker.agent import job_folders, output_files
 from stoker.agent.checkpoints.folder_snapshot import scan
-from stoker.agent.confinement import Confinement
+from stoker.agent.confinement import Confinement, opened_folder
 from stoker.agent.output_files import Baseline, OutputFiles, OutputSource, SkippedFile, without_caches
 from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
@@ -458,8 +458,8 @@ def test_a_new_file_by_a_link_out_of_the_folder_is_data_of_others(tmp_path: Path
     assert set(OutputFiles([OutputSource(tmp_path / "work")]).declared()) == {"a", "c"}
 
 
-def walked(folder: Path, **more: Any) -> dict[str, str | None]:
-    return {path: problem for path, _, problem in output_files._walk(folder, **more)}
+def walked(folder: Path) -> dict[str, str | None]:
+    return {found.path: found.problem for found in output_files._walk(folder, None, output_files._OUTPUTS)}
 
 
 def test_a_folder_that_cannot_be_looked_into_is_told_and_one_that_is_gone_is_not(
@@ -494,9 +494,10 @@ def test_folders_on_another_disk_are_told_unless_everything_is_wanted(tmp_path: 
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         here = os.fstat(handle).st_dev
-        other = {path: problem for path, _, problem in output_files._walk_in(handle, "", here + 1)}
-        same = {path: problem for path, _, problem in output_files._walk_in(handle, "", here)}
-        every = {path: problem for path, _, problem in output_files._walk_in(handle, "", None)}
+        other, same, every = (
+            {found.path: found.problem for found in output_files._walk_in(handle, "", output_files._OUTPUTS, device)}
+            for device in (here + 1, here, None)
+        )
     finally:
         os.close(handle)
     assert other == {"a": None, "sub": "lies on another disk"}
@@ -508,7 +509,7 @@ def test_unfinished_folders_are_told_and_hold_nothing_of_the_baseline(tmp_path: 
     write(tmp_path / ".stoker-x/y", "own")
     write(tmp_path / "a", "1")
     assert walked(tmp_path) == {"a": None, "step-1.tmp": "its name says that it is unfinished"}
-    assert set(Baseline.take([tmp_path]).files) == {str(tmp_path / "a")}
+    assert set(Baseline.take([tmp_path]).files) == {str(tmp_path / "a"), str(tmp_path / ".stoker-x/y")}
 
 
 def test_no_handle_stays_open_after_a_walk(tmp_path: Path) -> None:
@@ -530,18 +531,31 @@ def test_a_file_that_is_gone_or_closed_is_no_core_dump(tmp_path: Path, monkeypat
     write(tmp_path / "core", b"\x7fELF")
     write(tmp_path / "scored", b"\x7fELF")
     status = (tmp_path / "core").stat()
-    assert output_files._problem_of(tmp_path / "core", status) == "a core dump"
-    assert output_files._problem_of(tmp_path / "scored", status) is None
-    assert output_files._problem_of(tmp_path / "core.77", status) is None, "it is gone by now"
-    write(tmp_path / "core.1", b"text")
-    assert output_files._problem_of(tmp_path / "core.1", status) is None
-    assert output_files._problem_of(tmp_path / "not\udcffutf-8", status) == "its name cannot be kept in the store"
+    with opened_folder(tmp_path) as folder:
+        assert output_files._problem_of(folder, "sub/core", status) == "a core dump"
+        assert output_files._problem_of(folder, "scored", status) is None
+        assert output_files._problem_of(folder, "core.77", status) is None, "it is gone by now"
+        write(tmp_path / "core.1", b"text")
+        assert output_files._problem_of(folder, "core.1", status) is None
+        assert output_files._problem_of(folder, "not\udcffutf-8", status) == "its name cannot be kept in the store"
+        # Put in its place since it was found: neither is opened.
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "link").symlink_to("scored")
+        assert output_files._problem_of(folder, "pipe", status) == "cannot be read (is not a plain file)"
+        assert "symbolic links" in (output_files._problem_of(folder, "link", status) or "")
 
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
-    assert output_files._problem_of(tmp_path / "scored", status) == "cannot be read (Permission denied)"
+        monkeypatch.setattr(output_files, "open_plain", refuse)
+        assert output_files._problem_of(folder, "scored", status) == "cannot be read (Permission denied)"
+
+
+def test_the_baseline_has_the_markers_of_saves(paths: NodePaths) -> None:
+    spec_ = spec(checkpoints=Checkpoints(dir="."), outputs="artifacts")
+    write(paths.code / "step-1/.stoker-checkpoint.json", '{"number": 1}')
+    baseline = Baseline.take([paths.code])
+    assert job_folders.checkpoint_selection(paths, spec_, baseline).scan(paths.code) == {}
 
 
 def test_a_baseline_with_names_that_are_no_text_is_read_again(tmp_path: Path) -> None:

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 from checkpoint_world import write
 
-from stoker.agent.checkpoints.folder_replacement import (
-    FolderInUse,
-    FolderRecord,
-    hold_folder,
-    make_staging,
-    replace_contents,
-)
+from stoker.agent.checkpoints import folder_record, folder_replacement
+from stoker.agent.checkpoints.folder_record import FolderRecord, TooManyFiles
+from stoker.agent.checkpoints.folder_replacement import FolderInUse, hold_folder, replace_contents, staging_folder
 
 OLD_NS = 10**18
 
@@ -30,8 +26,8 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def stored(*texts: str) -> frozenset[tuple[int, str]]:
-    return frozenset((len(text), hashlib.sha256(text.encode()).hexdigest()) for text in texts)
+def stored(files: dict[str, str]) -> dict[str, set[tuple[int, str]]]:
+    return {path: {(len(text), hashlib.sha256(text.encode()).hexdigest())} for path, text in files.items()}
 
 
 class Restores:
@@ -42,18 +38,16 @@ class Restores:
         self.aside = root / ".saves.replaced"
         self.folder.mkdir()
 
-    def restore(self, files: dict[str, str], in_store: tuple[str, ...] = ()) -> list[str]:
-        record = FolderRecord.open(self.folder / ".stoker-folder.job.json")
-        staging = make_staging(self.folder)
-        for path, text in files.items():
-            write(staging / "new" / path, text)
-        (staging / "new").mkdir(exist_ok=True)
-        moved = replace_contents(staging / "new", self.folder, record, lambda: stored(*in_store))
-        (staging / "new").rmdir() if not any((staging / "new").iterdir()) else None
-        for left in sorted(staging.rglob("*"), reverse=True):
-            left.rmdir()
-        staging.rmdir()
-        return moved
+    def record(self) -> FolderRecord:
+        return FolderRecord.open(self.folder / ".stoker-folder.job.json", self.folder)
+
+    def restore(self, files: dict[str, str], in_store: dict[str, str] | None = None) -> list[str]:
+        record = self.record()
+        with staging_folder(self.folder) as staging:
+            for path, text in files.items():
+                write(staging / "new" / path, text)
+            (staging / "new").mkdir(exist_ok=True)
+            return replace_contents(staging / "new", self.folder, record, lambda: stored(in_store or {}))
 
     def mine(self, path: str, text: str) -> None:
         """A file that was there before the job."""
@@ -84,10 +78,63 @@ def test_what_is_in_no_checkpoint_is_moved_and_never_deleted(job: Restores) -> N
     for attempt in range(3):
         write(job.folder / "half.pt", f"half {attempt}")
         write(job.folder / "whole.pt", "whole")
-        moved = job.restore({"step-1": "1"}, in_store=("whole",))
+        moved = job.restore({"step-1": "1"}, in_store={"whole.pt": "whole"})
         assert moved == ["half.pt"]
         assert tree(job.folder) == {"step-1": "1"}
     assert sorted(tree(job.aside).values()) == ["half 0", "half 1", "half 2"]
+
+
+def test_files_of_people_stay_although_a_checkpoint_has_the_same_bytes(job: Restores) -> None:
+    job.mine(".gitkeep", "")
+    job.mine("notes/base.json", "{}")
+    job.record()
+    for attempt in range(3):
+        in_store = {"new/DONE": "", "new/state.json": "{}", ".gitkeep": "", "notes/base.json": "{}"}
+        assert job.restore({"new/DONE": "", "new/state.json": str(attempt)}, in_store) == []
+        assert tree(job.folder).keys() == {".gitkeep", "notes/base.json", "new/DONE", "new/state.json"}
+
+
+def test_a_file_of_people_that_the_job_changed_is_moved_and_never_deleted(job: Restores) -> None:
+    job.mine("last.pt", "mine")
+    job.mine("state.json", "mine")
+    job.record()
+    write(job.folder / "last.pt", "of the job")
+    # Only touched.
+    write(job.folder / "state.json", "mine")
+    assert job.restore({"last.pt": "of the job"}, {"last.pt": "of the job", "state.json": "mine"}) == ["state.json"]
+    assert tree(job.folder) == {"last.pt": "of the job"}
+    assert job.restore({"other": "1"}, {"last.pt": "of the job"}) == ["last.pt"]
+    assert tree(job.aside) == {"last.pt": "of the job", "state.json": "mine"}
+    # From now on both names are the job's.
+    write(job.folder / "last.pt", "of the job")
+    assert job.restore({"other": "1"}, {"last.pt": "of the job"}) == []
+    assert tree(job.folder) == {"other": "1"}
+
+
+def test_a_file_of_the_job_with_an_old_time_does_not_stay(job: Restores) -> None:
+    job.mine("thesis.txt", "precious")
+    job.restore({})
+    # As `tar`, `rsync` and `cp -p` leave them.
+    for name in ("extracted/half.pt", "saved.pt"):
+        write(job.folder / name, name)
+        os.utime(job.folder / name, ns=(OLD_NS, OLD_NS))
+    assert job.restore({"model": "1"}, {"saved.pt": "saved.pt"}) == ["extracted/half.pt"]
+    assert tree(job.folder) == {"thesis.txt": "precious", "model": "1"}
+
+
+def test_clocks_that_are_set_back_or_forward_change_nothing(job: Restores) -> None:
+    write(job.folder / "from-the-future", "mine")
+    os.utime(job.folder / "from-the-future", ns=(4 * OLD_NS, 4 * OLD_NS))
+    job.restore({"model": "1"})
+    assert job.restore({"model": "2"}) == []
+    assert tree(job.folder) == {"from-the-future": "mine", "model": "2"}
+
+
+def test_a_copy_under_another_name_is_moved_although_its_bytes_are_in_a_checkpoint(job: Restores) -> None:
+    job.restore({})
+    write(job.folder / "best-so-far.pt", "weights")
+    assert job.restore({}, {"epoch-3.pt": "weights"}) == ["best-so-far.pt"]
+    assert tree(job.aside) == {"best-so-far.pt": "weights"}
 
 
 def test_a_file_of_people_that_a_checkpoint_replaces_is_moved(job: Restores) -> None:
@@ -134,7 +181,7 @@ def test_files_that_are_not_chosen_are_not_looked_at(job: Restores) -> None:
     record = FolderRecord()
     write(job.folder / "train.py", "code")
     write(job.folder / "model.pt", "half")
-    moved = replace_contents(None, job.folder, record, frozenset, lambda path: path.endswith(".pt"))
+    moved = replace_contents(None, job.folder, record, dict, lambda path: path.endswith(".pt"))
     assert moved == ["model.pt"]
     assert tree(job.folder) == {"train.py": "code"}
 
@@ -150,34 +197,82 @@ def test_one_job_at_a_time_has_a_folder(tmp_path: Path) -> None:
 
 
 def test_what_a_restore_that_was_cut_short_left_goes(tmp_path: Path) -> None:
-    first = make_staging(tmp_path)
-    write(first / "new/model", "half")
+    write(tmp_path / ".tmp-restoring-x/new/model", "half")
     write(tmp_path / "model", "1")
-    second = make_staging(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([second.name, "model"])
-    assert list(second.iterdir()) == []
+    with staging_folder(tmp_path) as staging:
+        assert list(staging.iterdir()) == []
+        write(staging / "new/model", "2")
+        assert len(list(tmp_path.iterdir())) == 2 and not (tmp_path / ".tmp-restoring-x").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_record_of_a_folder_is_read_again_and_made_anew_where_it_is_torn(tmp_path: Path) -> None:
-    path = tmp_path / ".stoker-folder.job.json"
-    record = FolderRecord.open(path)
-    assert record.since_ns > 0
-    record.restored = {"a": [1, 2]}
+def test_the_record_of_a_folder_is_read_again_and_made_anew_where_it_is_torn(job: Restores) -> None:
+    path = job.folder / ".stoker-folder.job.json"
+    job.mine("mine/notes", "mine")
+    record = job.record()
+    assert record.before == {"mine/notes": (4, OLD_NS)} and record.folders_before == {"mine"}
+    record.restored = {"a": (1, 2)}
     record.write()
-    assert FolderRecord.open(path) == record
-    for torn in ("", "[]", "{}", '{"since_ns": 5, "restored": {"a": 1}}', '{"since_ns": "x", "restored": {}}'):
+    write(job.folder / "later", "1")
+    assert job.record() == record
+    valid = '{"before": {}, "folders_before": [], "restored": {'
+    for torn in ("", "[]", "{}", valid, valid + '"a": 1}}', '{"before": {}, "restored": {}}', "[" * 100_000):
         path.write_text(torn)
-        again = FolderRecord.open(path)
-        assert again.restored == {} and again.since_ns > record.since_ns - 10**9
-        assert FolderRecord.open(path) == again
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+        again = job.record()
+        assert again.restored == {} and again.before.keys() == {"mine/notes", "later"}
+        assert job.record() == again
+    assert sorted(one.name for one in job.folder.iterdir()) == [path.name, "later", "mine"]
+
+
+def test_a_folder_with_too_many_files_is_refused(job: Restores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_record, "MAX_RECORD_BYTES", 400)
+    job.mine("a" * 100, "1")
+    job.record()
+    (job.folder / ".stoker-folder.job.json").unlink()
+    job.mine("b" * 100, "1")
+    with pytest.raises(TooManyFiles, match="2 files and 0 folders"):
+        job.record()
+
+
+@pytest.mark.parametrize("name", [".stoker-folder.job.json", ".stoker-folder.draft", ".stoker-folder.in-use"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "hard link"])
+def test_a_job_that_replaces_the_files_of_stoker_writes_no_other_file(
+    job: Restores, tmp_path: Path, name: str, kind: str
+) -> None:
+    job.restore({"model": "1"})
+    victim = tmp_path / ".bashrc"
+    victim.write_text("# mine")
+    (job.folder / name).unlink(missing_ok=True)
+    match kind:
+        case "link":
+            (job.folder / name).symlink_to(victim)
+        case "dangling link":
+            (job.folder / name).symlink_to(tmp_path / "new")
+        case "pipe":
+            os.mkfifo(job.folder / name)
+        case _:
+            os.link(victim, job.folder / name)
+    if name.endswith("in-use") and kind != "hard link":
+        with pytest.raises(OSError, match=r"plain file|symbolic links"):
+            hold_folder(job.folder, "job")
+    job.restore({"model": "2"})
+    assert tree(job.folder) == {"model": "2"}
+    assert victim.read_text() == "# mine" and not (tmp_path / "new").exists()
+    (job.folder / name).unlink(missing_ok=True)
+
+
+def test_a_record_that_is_too_large_is_not_read(job: Restores, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.restore({"model": "1"})
+    with (job.folder / ".stoker-folder.job.json").open("r+b") as file:
+        file.truncate(10 * 2**40)
+    assert job.record().restored == {}
 
 
 def test_a_link_whose_text_is_in_the_store_is_deleted_and_another_is_moved(job: Restores) -> None:
     job.restore({})
     (job.folder / "latest").symlink_to("step-1")
     (job.folder / "mine").symlink_to("elsewhere")
-    assert job.restore({"model": "1"}, in_store=("step-1",)) == ["mine"]
+    assert job.restore({"model": "1"}, in_store={"latest": "step-1"}) == ["mine"]
     assert sorted(path.name for path in job.folder.iterdir() if not path.name.startswith(".")) == ["model"]
     assert (job.aside / "mine").is_symlink()
 
@@ -185,25 +280,25 @@ def test_a_link_whose_text_is_in_the_store_is_deleted_and_another_is_moved(job: 
 def test_the_same_size_does_not_make_it_the_same_file(job: Restores) -> None:
     job.restore({})
     write(job.folder / "a", "other")
-    assert job.restore({}, in_store=("whole",)) == ["a"]
+    assert job.restore({}, in_store={"a": "whole"}) == ["a"]
     assert tree(job.aside) == {"a": "other"}
 
 
 def test_a_pipe_is_neither_read_nor_lost(job: Restores) -> None:
     job.restore({})
     os.mkfifo(job.folder / "pipe")
-    assert job.restore({}, in_store=("",)) == ["pipe"]
+    assert job.restore({}, in_store={"pipe": ""}) == ["pipe"]
     assert (job.aside / "pipe").is_fifo()
 
 
 def test_the_store_is_asked_only_where_something_is_not_known(job: Restores) -> None:
-    record = FolderRecord.open(job.folder / ".stoker-folder.job.json")
+    record = job.record()
 
-    def never() -> frozenset[tuple[int, str]]:
+    def never() -> dict[str, set[tuple[int, str]]]:
         raise AssertionError("asked")
 
     assert replace_contents(None, job.folder, record, never) == []
-    staging = make_staging(job.folder)
+    staging = job.folder / ".tmp-restoring-x"
     write(staging / "new/step-1/model", "1")
     replace_contents(staging / "new", job.folder, record, never)
     assert replace_contents(None, job.folder, record, never) == []
@@ -211,11 +306,13 @@ def test_the_store_is_asked_only_where_something_is_not_known(job: Restores) -> 
 
 
 def test_empty_folders_of_people_and_of_stoker_stay(job: Restores) -> None:
-    record = FolderRecord.open(job.folder / ".stoker-folder.job.json")
-    for name in ("old", "new/inner", "not-chosen", ".tmp-replaced/kept"):
+    (job.folder / "old").mkdir()
+    record = job.record()
+    for name in ("new/inner", "not-chosen", ".tmp-replaced/kept"):
         (job.folder / name).mkdir(parents=True)
-    os.utime(job.folder / "old", ns=(OLD_NS, OLD_NS))
-    replace_contents(None, job.folder, record, frozenset, lambda path: not path.startswith("not"))
+    os.utime(job.folder / "new", ns=(OLD_NS, OLD_NS))
+    os.utime(job.folder / "old")
+    replace_contents(None, job.folder, record, dict, lambda path: not path.startswith("not"))
     left = sorted(path.name for path in job.folder.iterdir() if path.is_dir())
     assert left == [".tmp-replaced", "not-chosen", "old"]
     assert (job.folder / ".tmp-replaced/kept").is_dir()
@@ -227,16 +324,16 @@ def test_stokers_own_files_are_never_moved(job: Restores) -> None:
     for name in own:
         write(job.folder / name, "own")
     write(job.folder / "sub/.stoker-lock", "of a script")
-    assert replace_contents(None, job.folder, record, frozenset) == ["sub/.stoker-lock"]
+    assert replace_contents(None, job.folder, record, dict) == ["sub/.stoker-lock"]
     assert sorted(path.name for path in job.folder.iterdir()) == sorted(own)
 
 
 def test_folders_are_as_old_as_they_were(job: Restores) -> None:
-    staging = make_staging(job.folder)
+    staging = job.folder / ".tmp-restoring-x"
     write(staging / "new/step-1/deep/model", "1")
     for number, name in enumerate(("step-1/deep", "step-1")):
         os.utime(staging / "new" / name, ns=(OLD_NS, OLD_NS + number))
-    replace_contents(staging / "new", job.folder, FolderRecord(), frozenset)
+    replace_contents(staging / "new", job.folder, FolderRecord(), dict)
     assert (job.folder / "step-1/deep").stat().st_mtime_ns == OLD_NS
     assert (job.folder / "step-1").stat().st_mtime_ns == OLD_NS + 1
 
@@ -255,16 +352,16 @@ def test_where_there_is_no_place_beside_the_folder_files_are_moved_inside_it(job
 def test_a_file_that_cannot_be_read_is_moved_and_not_deleted(job: Restores, monkeypatch: pytest.MonkeyPatch) -> None:
     job.restore({})
     write(job.folder / "a", "whole")
-    opened = Path.open
+    opened = folder_replacement.open_plain
 
-    def failing(self: Path, *args: Any, **options: Any) -> Any:
-        if self == job.folder / "a":
+    def failing(path: str, *args: Any) -> int:
+        if path == "a":
             raise OSError(errno.EIO, "the disk")
-        return opened(self, *args, **options)
+        return opened(path, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", failing)
-        assert job.restore({}, in_store=("whole",)) == ["a"]
+        patch.setattr(folder_replacement, "open_plain", failing)
+        assert job.restore({}, in_store={"a": "whole"}) == ["a"]
     assert tree(job.aside) == {"a": "whole"}
 
 

@@ -19,23 +19,47 @@ from pathlib import Path
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # O_NONBLOCK: a pipe in the place of a file would block its reader for ever.
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HANDLES = Path("/proc/self/fd")
 
 
 def open_plain(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
     """Open a plain file. Follows no link and waits for no pipe. Raises OSError for anything else."""
-    handle = os.open(path, flags | _PLAIN, dir_fd=dir_fd)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "is not a plain file", str(path))
-    return handle
+    if flags & os.O_CREAT:
+        with suppress(FileExistsError):
+            return os.open(path, flags | os.O_EXCL | _PLAIN, 0o666, dir_fd=dir_fd)
+    # Checked before it is opened: opening a device has effects, such as starting a watchdog.
+    pinned = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        mode = os.fstat(pinned).st_mode
+        if stat.S_ISLNK(mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is not a plain file", str(path))
+        return os.open(handle_path(pinned), (flags & ~(os.O_CREAT | os.O_EXCL)) | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(pinned)
 
 
-def replace_plain(folder: int, name: str, data: bytes, mode: int = 0o666) -> None:
+def handle_path(handle: int) -> Path:
+    """Return a path that leads to this open file or folder, whatever happens to its name. Valid while it is open."""
+    return _HANDLES / str(handle)
+
+
+def read_plain(path: str | Path, limit: int, dir_fd: int | None = None) -> bytes:
+    """Read a plain file of at most `limit` bytes. Raises OSError for a larger one, and for anything else."""
+    with os.fdopen(open_plain(path, os.O_RDONLY, dir_fd), "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
+
+
+def replace_plain(folder: int, name: str, data: bytes, mode: int = 0o666, *, draft: str | None = None) -> None:
     """Write a small file into an open folder, and replace any file with that name. It appears whole.
 
     A link with that name, or with the draft's, is replaced and never written through. Raises OSError.
     """
-    draft = f".{name}.tmp"
+    draft = draft or f".{name}.tmp"
     with suppress(FileNotFoundError):
         os.unlink(draft, dir_fd=folder)
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, mode, dir_fd=folder)

@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES, MAX_DEPTH, OPEN_FOLDER, File, Files, Signature, scan
-from stoker.agent.confinement import Confinement
+from stoker.agent.confinement import Confinement, open_plain
 from stoker.store.checkpoint_manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
@@ -96,10 +96,11 @@ class Baseline:
     files: Mapping[str, Stamp] = field(default_factory=dict)
 
     @classmethod
-    def take(cls, folders: Iterable[Path]) -> Baseline:
+    def take(cls, folders: Iterable[Path], confinement: Confinement | None = None) -> Baseline:
+        """Record the files, on all disks; markers of saves are among them. Caches and environments are left out."""
         found: dict[str, Stamp] = {}
         for folder in folders:
-            for path, status, _ in _walk(folder):
+            for path, status, _, _ in _walk(folder, confinement, _BASELINE):
                 if status is not None:
                     found[os.fspath(folder / path)] = (status.st_size, status.st_mtime_ns)
         return cls(found)
@@ -181,13 +182,14 @@ class OutputFiles:
         """Return the files in declared folders that cannot be stored, and why."""
         found: dict[str, SkippedFile] = {}
         for source in self._sources:
-            for path, status, problem in _walk(source.folder, self._confinement, everything=source.whole):
+            scope = _EVERYTHING if source.whole else _OUTPUTS
+            for path, status, problem, parent in _walk(source.folder, self._confinement, scope):
                 target, size = source.prefix + path, status.st_size if status is not None else 0
                 if target in declared or not source.takes(path):
                     continue
                 if status is not None and self._is_known(source, path, status):
                     continue
-                why = problem or (_problem_of(source.folder / path, status) if status is not None else None)
+                why = problem or (_problem_of(parent, path, status) if status is not None else None)
                 if why is not None:
                     found[target] = SkippedFile(target, size, why)
         return list(found.values())
@@ -232,7 +234,7 @@ class OutputFiles:
     def _scan_beside(self, work: OutputSource) -> tuple[list[LocalOutput], list[SkippedFile]]:
         fitting: list[LocalOutput] = []
         skipped: list[SkippedFile] = []
-        for path, status, problem in _walk(work.folder, self._confinement):
+        for path, status, problem, parent in _walk(work.folder, self._confinement, _OUTPUTS):
             if not work.takes(path):
                 continue
             size = status.st_size if status is not None else 0
@@ -240,7 +242,7 @@ class OutputFiles:
                 continue
             if status is not None and stat.S_ISLNK(status.st_mode) and _leads_inside(work.folder, path):
                 continue  # Its target is stored under its own name.
-            why = problem or (_problem_of(work.folder / path, status) if status is not None else None)
+            why = problem or (_problem_of(parent, path, status) if status is not None else None)
             if why is not None:
                 skipped.append(SkippedFile(work.prefix + path, size, why))
             elif status is not None:
@@ -310,62 +312,83 @@ def _worth_less(path: str) -> bool:
     return any(part.startswith(".") or part in _LESS_WORTH for part in path.split("/"))
 
 
-Walked = tuple[str, os.stat_result | None, str | None]
+class _Scope(NamedTuple):
+    """What a walk finds beside plain outputs."""
+
+    # Files on other disks.
+    mounts: bool = False
+    # Caches and Python environments.
+    caches: bool = False
+    # Files of Stoker itself, and those that Python makes again.
+    unreported: bool = False
 
 
-def _walk(folder: Path, confinement: Confinement | None = None, *, everything: bool = False) -> Iterator[Walked]:
-    """Yield every file below a folder, with its status or with the reason why it cannot be stored. Follows no link.
+_OUTPUTS = _Scope()
+_EVERYTHING = _Scope(mounts=True, caches=True)
+_BASELINE = _Scope(mounts=True, unreported=True)
 
-    Unless `everything` is wanted, it crosses no mount, and skips caches and Python environments.
-    """
+
+class _Walked(NamedTuple):
+    """A file below a folder, with its status or with the reason why it cannot be stored."""
+
+    path: str
+    status: os.stat_result | None
+    problem: str | None
+    # The open folder that the file lies in, until the walk goes on.
+    parent: int
+
+
+def _walk(folder: Path, confinement: Confinement | None, scope: _Scope) -> Iterator[_Walked]:
+    """Yield every file below a folder. Follows no link."""
     try:
         handle = os.open(folder, OPEN_FOLDER) if confinement is None else confinement.open(folder)
     except FileNotFoundError:
         return
     except OSError as error:
-        yield ".", None, _unreadable(error)
+        yield _Walked(".", None, _unreadable(error), -1)
         return
     try:
-        yield from _walk_in(handle, "", None if everything else os.fstat(handle).st_dev)
+        yield from _walk_in(handle, "", scope, None if scope.mounts else os.fstat(handle).st_dev)
     finally:
         os.close(handle)
 
 
-def _walk_in(handle: int, below: str, device: int | None) -> Iterator[Walked]:
-    """Walk by handles: a link that replaces a folder meanwhile is not followed. No `device`: everything counts."""
+def _walk_in(handle: int, below: str, scope: _Scope, device: int | None) -> Iterator[_Walked]:
+    """Walk by handles: a link that replaces a folder meanwhile is not followed. Only this device, if one is given."""
     with os.scandir(handle) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
-        if _UNREPORTED.match(entry.name) or (device is not None and entry.name in _CACHES):
+        if (not scope.unreported and _UNREPORTED.match(entry.name)) or (not scope.caches and entry.name in _CACHES):
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         with suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
             if _UNFINISHED.match(entry.name):
-                yield path, None if stat.S_ISDIR(status.st_mode) else status, "its name says that it is unfinished"
+                known = None if stat.S_ISDIR(status.st_mode) else status
+                yield _Walked(path, known, "its name says that it is unfinished", handle)
             elif not stat.S_ISDIR(status.st_mode):
-                yield path, status, None
+                yield _Walked(path, status, None, handle)
             elif path.count("/") >= MAX_DEPTH:
-                yield path, None, f"lies deeper than {MAX_DEPTH} folders"
+                yield _Walked(path, None, f"lies deeper than {MAX_DEPTH} folders", handle)
             elif device is not None and status.st_dev != device:
-                yield path, None, "lies on another disk"
+                yield _Walked(path, None, "lies on another disk", handle)
             else:
-                yield from _walk_folder(handle, entry.name, path, device)
+                yield from _walk_folder(handle, path, scope, device)
 
 
-def _walk_folder(parent: int, name: str, path: str, device: int | None) -> Iterator[Walked]:
+def _walk_folder(parent: int, path: str, scope: _Scope, device: int | None) -> Iterator[_Walked]:
     try:
-        handle = os.open(name, OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+        handle = os.open(posixpath.basename(path), OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=parent)
     except FileNotFoundError:
         return
     except OSError as error:
-        yield path, None, _unreadable(error)
+        yield _Walked(path, None, _unreadable(error), parent)
         return
     try:
-        if device is not None and any(os.access(mark, os.F_OK, dir_fd=handle) for mark in _ENVIRONMENT_MARKS):
-            yield path, None, "a Python environment"
+        if not scope.caches and any(os.access(mark, os.F_OK, dir_fd=handle) for mark in _ENVIRONMENT_MARKS):
+            yield _Walked(path, None, "a Python environment", parent)
         else:
-            yield from _walk_in(handle, path, device)
+            yield from _walk_in(handle, path, scope, device)
     finally:
         os.close(handle)
 
@@ -378,17 +401,18 @@ def _leads_inside(folder: Path, path: str) -> bool:
     return os.path.realpath(folder / path).startswith(f"{os.path.realpath(folder)}/")
 
 
-def _problem_of(path: Path, status: os.stat_result) -> str | None:
-    """Return why this file cannot be stored; None if it can."""
+def _problem_of(parent: int, path: str, status: os.stat_result) -> str | None:
+    """Return why this file in an open folder cannot be stored; None if it can."""
     if stat.S_ISLNK(status.st_mode):
         return "a link out of the folder"
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
-    if not safe_path(path.name):
+    name = posixpath.basename(path)
+    if not safe_path(name):
         return "its name cannot be kept in the store"
     try:
-        with path.open("rb") as reader:
-            if _CORE.fullmatch(path.name) and reader.read(len(_CORE_MAGIC)) == _CORE_MAGIC:
+        with os.fdopen(open_plain(name, os.O_RDONLY, parent), "rb") as reader:
+            if _CORE.fullmatch(name) and reader.read(len(_CORE_MAGIC)) == _CORE_MAGIC:
                 return "a core dump"
     except OSError as error:
         return None if error.errno == errno.ENOENT else _unreadable(error)

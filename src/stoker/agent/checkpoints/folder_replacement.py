@@ -1,122 +1,108 @@
 """Make a checkpoint folder equal to a checkpoint, and delete nothing that Stoker did not write.
 
 The folder may be absolute and outlive its node: then it contains what earlier attempts left, and perhaps files of
-people. A restore therefore distinguishes four kinds of files:
+people. A restore treats each file by the first row that fits:
 
-| a file that is not part of the checkpoint | what happens to it |
+| a file in the folder | what happens to it |
 |---|---|
-| older than the first start of this job in the folder | stays in place |
+| was there before the job first started, and is unchanged | stays in place |
+| was there before the job first started, and was changed | moved aside, never deleted |
 | written by a restore, unchanged since | deleted |
-| the same bytes are in the store, in a checkpoint of this job | deleted |
+| the same bytes are in the store under the same path, in a checkpoint of this job | deleted |
 | anything else: newer than the last commit, or put there by a person | moved aside, never deleted |
 
-Files that a checkpoint replaces are treated in the same way. Files that the job's patterns do not select are ignored.
+A file that the checkpoint replaces cannot stay in place: it is moved aside, unless the checkpoint has the same bytes
+for it or one of the rows says that it is deleted. Files that the job's patterns do not select are ignored.
+
+The training may write to the folder while it is restored, perhaps in a container. So everything goes by handle, and no
+link is followed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
+import secrets
 import shutil
 import stat
-import tempfile
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
-from stoker.agent.checkpoints.folder_snapshot import MAX_DEPTH
-from stoker.agent.checkpoints.save_protocol import LOCK
+from stoker.agent.checkpoints.folder_record import OWN, REPLACED, STAGING, FolderRecord, stamp_of, walk
+from stoker.agent.confinement import handle_path, open_plain, opened_folder
 from stoker.store.safe_extraction import Extraction
 
-# The prefix of Stoker's own files in a checkpoint folder. They are never committed (`folder_snapshot.IGNORED_NAMES`).
-OWN = ".stoker-folder."
-_STAGING = ".tmp-restoring-"
-# The folder for files that are moved aside, if there is no place beside the checkpoint folder.
-REPLACED = ".tmp-replaced"
 _CHUNK = 1024 * 1024
+_MAX_OWNER_BYTES = 200
 
-Digests = Collection[tuple[int, str]]
-
-
-@dataclass
-class FolderRecord:
-    """Knowledge about a folder from earlier attempts of the job: since when it is used, and what restores wrote.
-
-    `path` is the file that stores it; None: it is not stored, and every file in the folder counts as newer.
-    """
-
-    path: Path | None = None
-    since_ns: int = 0
-    restored: dict[str, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, path: Path) -> FolderRecord:
-        """Read the record at `path`, or make a new one: the job uses the folder from now on. Raises OSError."""
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            restored = {str(name): [int(part) for part in stamp] for name, stamp in tree["restored"].items()}
-            return cls(path, int(tree["since_ns"]), restored)
-        record = cls(path)
-        record.write()
-        # Taken from the clock that stamps files, which may be a tick behind the system clock.
-        record.since_ns = path.stat().st_mtime_ns
-        record.write()
-        return record
-
-    def write(self) -> None:
-        if self.path is None:
-            return
-        draft = self.path.with_name(f"{OWN}draft")
-        draft.write_text(json.dumps({"since_ns": self.since_ns, "restored": self.restored}), encoding="utf-8")
-        draft.replace(self.path)
+# The files in a job's checkpoints: size and SHA-256 of each content that a path has in one of them.
+StoredFiles = Mapping[str, Collection[tuple[int, str]]]
 
 
 def replace_contents(
     new: Path | None,
     folder: Path,
     record: FolderRecord,
-    stored: Callable[[], Digests],
+    stored: Callable[[], StoredFiles],
     chosen: Callable[[str], bool] = lambda _path: True,
 ) -> list[str]:
     """Put the files below `new` into `folder`, replacing those that earlier attempts left there; None: no files.
 
-    `stored` gives size and SHA-256 of the files in checkpoints of this job. It is called only where needed, before
-    anything changes. `chosen` says which files are checkpoints at all. Returns the paths that were moved aside. Links
-    are never followed. Raises OSError, and the errors of `stored`.
+    `stored` gives the files in checkpoints of this job. It is called only where needed, before anything changes.
+    `chosen` says which files are checkpoints at all. Returns the paths that were moved aside. Links are never followed.
+    Raises OSError, and the errors of `stored`.
     """
-    wanted = dict(_files(new)) if new is not None else {}
-    times = _folder_times(new) if new is not None else {}
-    there = [(path, status) for path, status in _files(folder) if path in wanted or chosen(path)]
-    unknown = [path for path, status in there if record.restored.get(path) != _stamp_of(status)]
-    digests = stored() if unknown else ()
-    aside = _Aside(folder)
-    for path, status in there:
-        _clear(folder, path, status, record, digests, aside, replaced=path in wanted)
-    _drop_empty(folder, record, chosen)
-    _make_way(folder, wanted, aside)
-    if new is not None:
-        with Extraction(new, follow=False) as source, Extraction(folder) as target:
-            for path in wanted:
-                target.move_from(source, path)
-            for path, modified_ns in times.items():
-                # Scripts look for the newest folder, so folders keep their times.
-                target.make_folder(path, modified_ns)
-    record.restored = {path: _stamp_of((folder / path).lstat()) for path in wanted}
+    wanted, times = _new_files(new)
+    with Extraction(folder) as target:
+        there = {path: status for path, status in _files(folder) if path in wanted or chosen(path)}
+        unknown = [path for path, status in there.items() if not record.explains(path, status)]
+        known = stored() if unknown else {}
+        aside = _Aside(folder)
+        for path, status in there.items():
+            match _fate(target, path, status, record, known, _Replacement(new, wanted.get(path))):
+                case "deleted":
+                    with target.parent(path, make=False) as (parent, name), suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=parent)
+                case "aside":
+                    aside.take(path)
+                case "stays":
+                    pass
+        _drop_empty(folder, record, chosen)
+        _make_way(target, wanted, aside)
+        if new is not None:
+            with Extraction(new) as source:
+                for path in wanted:
+                    target.move_from(source, path)
+                for path, modified_ns in times.items():
+                    # Scripts look for the newest folder, so folders keep their times.
+                    target.make_folder(path, modified_ns)
+        record.forget(aside.moved)
+        record.restored = {path: stamp_of(_status(target, path)) for path in wanted}
     record.write()
     return aside.moved
 
 
-def make_staging(folder: Path) -> Path:
-    """Make an empty folder for files on their way into `folder`: inside it, because it may be a mount point.
+@contextmanager
+def staging_folder(folder: Path) -> Iterator[Path]:
+    """Give an empty folder for files on their way into `folder`, and remove it at the end. The path is its handle's.
 
-    Staging folders of interrupted restores are removed.
+    It lies inside the folder, because that may be a mount point. Staging folders of interrupted restores are removed.
     """
-    for left in folder.glob(f"{_STAGING}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder))
+    with opened_folder(folder) as handle:
+        for left in os.listdir(handle):  # noqa: PTH208 - a handle has no path
+            if left.startswith(STAGING):
+                shutil.rmtree(handle_path(handle) / left, ignore_errors=True)
+        name = f"{STAGING}{secrets.token_hex(6)}"
+        os.mkdir(name, 0o700, dir_fd=handle)
+        try:
+            with opened_folder(handle_path(handle), name) as inner:
+                yield handle_path(inner)
+        finally:
+            shutil.rmtree(handle_path(handle) / name, ignore_errors=True)
 
 
 class FolderInUse(Exception):
@@ -132,11 +118,11 @@ def hold_folder(folder: Path, job: str) -> int:
 
     An earlier attempt of the same job may still hold the lock: it has stopped training. Raises FolderInUse, OSError.
     """
-    handle = os.open(folder / f"{OWN}in-use", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    handle = open_plain(folder / f"{OWN}in-use", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        other = os.read(handle, 200).decode(errors="replace")
+        other = os.read(handle, _MAX_OWNER_BYTES).decode(errors="replace")
         if other != job:
             os.close(handle)
             raise FolderInUse(other) from None
@@ -171,92 +157,117 @@ class _Aside:
                 number += 1
 
 
-def _clear(
-    folder: Path,
+def _fate(
+    target: Extraction,
     path: str,
     status: os.stat_result,
     record: FolderRecord,
-    stored: Digests,
-    aside: _Aside,
-    *,
-    replaced: bool,
-) -> None:
-    file = folder / path
-    if record.restored.get(path) == _stamp_of(status) or _is_stored(file, status, stored):
-        file.unlink(missing_ok=True)
-    elif replaced or status.st_mtime_ns >= record.since_ns:
-        aside.take(path)
+    stored: StoredFiles,
+    replacement: _Replacement,
+) -> Literal["stays", "deleted", "aside"]:
+    """Decide by the table of this module. A file that has the bytes of its replacement stays until it is replaced."""
+    if path in record.before:
+        if replacement.status is None:
+            return "stays" if record.is_unchanged(path, status) else "aside"
+        return "stays" if replacement.is_same(target, path, status) else "aside"
+    if record.restored.get(path) == stamp_of(status) or _is_stored(target, path, status, stored):
+        return "deleted"
+    return "aside"
 
 
-def _is_stored(file: Path, status: os.stat_result, stored: Digests) -> bool:
-    if stat.S_ISLNK(status.st_mode):
-        text = os.fsencode(file.readlink())
-        return (len(text), hashlib.sha256(text).hexdigest()) in stored
-    if not stat.S_ISREG(status.st_mode) or not any(size == status.st_size for size, _ in stored):
+@dataclass(frozen=True)
+class _Replacement:
+    """The file that the checkpoint has below `new` for a path; without a status it has none."""
+
+    new: Path | None
+    status: os.stat_result | None
+
+    def is_same(self, target: Extraction, path: str, status: os.stat_result) -> bool:
+        """Return whether the file in the folder and this one are both plain files, or both links, of equal content."""
+        other = self.status
+        if self.new is None or other is None or status.st_size != other.st_size:
+            return False
+        if stat.S_IFMT(status.st_mode) != stat.S_IFMT(other.st_mode):
+            return False
+        digest = _digest(target, path, status)
+        with Extraction(self.new) as source:
+            return digest is not None and digest == _digest(source, path, other)
+
+
+def _is_stored(target: Extraction, path: str, status: os.stat_result, stored: StoredFiles) -> bool:
+    contents = stored.get(path, ())
+    if not any(size == status.st_size for size, _ in contents):
         return False
+    digest = _digest(target, path, status)
+    return digest is not None and (status.st_size, digest) in contents
+
+
+def _digest(folder: Extraction, path: str, status: os.stat_result) -> str | None:
+    """Return the digest of a plain file or of the text of a link; None for anything else, and if it cannot be read."""
     digest = hashlib.sha256()
     try:
-        with file.open("rb") as reader:
-            while chunk := reader.read(_CHUNK):
-                digest.update(chunk)
+        with folder.parent(path, make=False) as (parent, name):
+            if stat.S_ISLNK(status.st_mode):
+                return hashlib.sha256(os.fsencode(os.readlink(name, dir_fd=parent))).hexdigest()
+            with os.fdopen(open_plain(name, os.O_RDONLY, parent), "rb") as reader:
+                while chunk := reader.read(_CHUNK):
+                    digest.update(chunk)
     except OSError:
-        return False
-    return (status.st_size, digest.hexdigest()) in stored
+        return None
+    return digest.hexdigest()
 
 
-def _files(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield everything below a folder that is not a folder. Follows no link."""
-    try:
-        entries = sorted(os.scandir(folder / below if below else folder), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if (not below and _is_own(entry.name)) or below.count("/") >= MAX_DEPTH:
-            continue
-        path = f"{below}/{entry.name}" if below else entry.name
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(folder, path)
-        else:
-            with suppress(FileNotFoundError):
-                yield path, entry.stat(follow_symlinks=False)
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield everything below a folder that is not a folder."""
+    with opened_folder(folder) as handle:
+        for path, status in walk(handle):
+            if not stat.S_ISDIR(status.st_mode):
+                yield path, status
 
 
-def _is_own(name: str) -> bool:
-    return name.startswith((OWN, _STAGING)) or name in (LOCK, REPLACED)
+def _new_files(new: Path | None) -> tuple[dict[str, os.stat_result], dict[str, int]]:
+    """Return the files below a folder, and the modification time of each folder, the innermost first."""
+    files: dict[str, os.stat_result] = {}
+    times: dict[str, int] = {}
+    if new is not None:
+        with opened_folder(new) as handle:
+            for path, status in walk(handle):
+                if stat.S_ISDIR(status.st_mode):
+                    times[path] = status.st_mtime_ns
+                else:
+                    files[path] = status
+    return files, times
 
 
 def _drop_empty(folder: Path, record: FolderRecord, chosen: Callable[[str], bool]) -> None:
     """Remove folders that are empty now: scripts that look for the newest save would find them."""
-    for top, below, files in os.walk(folder, topdown=False):
-        current = Path(top)
-        path = current.relative_to(folder).as_posix()
-        if current == folder or _is_own(PurePosixPath(path).parts[0]) or files or not chosen(path):
-            continue
-        if any(os.path.lexists(current / name) for name in below):
-            continue
-        with suppress(OSError):
-            if current.stat().st_mtime_ns >= record.since_ns:
-                current.rmdir()
+    with opened_folder(folder) as handle, Extraction(folder) as top:
+        for path, status in walk(handle):
+            if stat.S_ISDIR(status.st_mode) and path not in record.folders_before and chosen(path):
+                with suppress(OSError), top.parent(path, make=False) as (parent, name):
+                    os.rmdir(name, dir_fd=parent)
 
 
-def _make_way(folder: Path, wanted: Collection[str], aside: _Aside) -> None:
+def _make_way(target: Extraction, wanted: Mapping[str, object], aside: _Aside) -> None:
     """Move aside entries that have the name of a checkpoint file or folder, but are of the other kind."""
+    free: set[str] = set()
     for path in wanted:
-        for parent in reversed(PurePosixPath(path).parents[:-1]):
-            if os.path.lexists(folder / parent) and ((folder / parent).is_symlink() or not (folder / parent).is_dir()):
-                aside.take(str(parent))
-        if (folder / path).is_dir() and not (folder / path).is_symlink():
+        for parent in map(str, reversed(PurePosixPath(path).parents[:-1])):
+            if parent not in free and _is_folder(target, parent) is False:
+                aside.take(parent)
+            free.add(parent)
+        if _is_folder(target, path):
             aside.take(path)
 
 
-def _folder_times(folder: Path) -> dict[str, int]:
-    """Return the modification time of each folder below, the innermost first."""
-    return {
-        Path(top).relative_to(folder).as_posix(): Path(top).stat().st_mtime_ns
-        for top, _, _ in os.walk(folder, topdown=False)
-        if Path(top) != folder
-    }
+def _is_folder(target: Extraction, path: str) -> bool | None:
+    """Return whether it is a folder, and no link; None if there is nothing."""
+    try:
+        return stat.S_ISDIR(_status(target, path).st_mode)
+    except FileNotFoundError:
+        return None
 
 
-def _stamp_of(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_mtime_ns]
+def _status(target: Extraction, path: str) -> os.stat_result:
+    with target.parent(path, make=False) as (parent, name):
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)

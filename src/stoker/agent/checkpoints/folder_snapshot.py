@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker.agent.checkpoints.save_protocol import LOCK
-from stoker.agent.confinement import Confinement
+from stoker.agent.confinement import Confinement, handle_path
 from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import FileChanged
@@ -99,6 +99,8 @@ class Selection:
     scan: Callable[[Path], Files] = scan
     takes: Callable[[str], bool] = lambda _path: True
     confinement: Confinement | None = None
+    # Says whether a file of this folder was there before the training, and is unchanged: it is not the job's.
+    was_there: Callable[[Path, File], bool] = lambda _folder, _file: False
 
 
 class OpenFiles(NamedTuple):
@@ -210,15 +212,18 @@ def pinned_path(source: Path, file: File, *, exact: bool = True) -> Iterator[Pat
     """Give a path to the scanned file that stays valid if a process puts another file or a link in its place.
 
     Raises FileChanged where `source` is another file by now or, if `exact`, has changed; OSError where it is gone.
+    The path leads to a plain file: opening it waits for no pipe.
     """
     # Opened with O_PATH: a real open has effects on a pipe or a device.
     handle = os.open(source, os.O_PATH | os.O_CLOEXEC)
     try:
-        found = Signature.of(os.fstat(handle))
+        status = os.fstat(handle)
+        found = Signature.of(status)
         same = found == file.signature if exact else found[:2] == file.signature[:2]
-        if not same:
+        # The number of a deleted file is soon that of another one, perhaps a pipe.
+        if not same or not stat.S_ISREG(status.st_mode):
             raise FileChanged(f"{source} changed while it was read")
-        yield Path(f"/proc/self/fd/{handle}")
+        yield handle_path(handle)
     finally:
         os.close(handle)
 

@@ -58,7 +58,7 @@ class FolderWatch:
         settle_s: float,
         patience_s: float,
         monotonic: Callable[[], float] = time.monotonic,
-        check: Callable[[Path], FormatCheck] = check_format,
+        check: Callable[[Path, str], FormatCheck] = check_format,
     ) -> None:
         self.view = view
         self._monotonic = monotonic

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.agent.checkpoints.folder_snapshot import File, Signature, signature_of
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
 from stoker.agent.checkpoints.torch_archive import missing_storage
+from stoker.store.base import FileChanged
 
 # Larger headers, directories and documents are not read: such files count as unknown.
 _MAX_READ_BYTES = 16 * 1024 * 1024
@@ -57,7 +58,7 @@ WHOLE = FormatCheck("whole")
 class CachedFormatChecks:
     """Format checks of the files of one folder, each made once for a file's signature."""
 
-    def __init__(self, folder: Path, check: Callable[[Path], FormatCheck]) -> None:
+    def __init__(self, folder: Path, check: Callable[[Path, str], FormatCheck]) -> None:
         self._folder = folder
         self._check = check
         self._known: dict[Signature, FormatCheck] = {}
@@ -69,7 +70,11 @@ class CachedFormatChecks:
         known = self._known.get(file.signature)
         if known is None:
             path = self._folder / file.path
-            known = self._check(path)
+            try:
+                with pinned_path(path, file) as pinned:
+                    known = self._check(pinned, path.name)
+            except (OSError, FileChanged):
+                return UNKNOWN
             if signature_of(path, file) != file.signature:
                 # It changed while it was read. Sending it will notice that, too.
                 return UNKNOWN
@@ -87,19 +92,21 @@ class CachedFormatChecks:
         self._known = {signature: check for signature, check in self._known.items() if signature in present}
 
 
-def check_format(path: Path) -> FormatCheck:
-    """Check a closed file. Never raises: an unreadable file, or one of no known format, is unknown."""
+def check_format(path: Path, name: str = "") -> FormatCheck:
+    """Check a closed file. `name` is its own name, where `path` is that of a handle.
+
+    Never raises: an unreadable file, or one of no known format, is unknown.
+    """
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(64) or b""
-        return _check(start, size, path)
+        return _check(start, size, path, (name or path.name).lower())
     except (OSError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError):
         return UNKNOWN
 
 
-def _check(start: bytes, size: int, path: Path) -> FormatCheck:
-    name = path.name.lower()
+def _check(start: bytes, size: int, path: Path, name: str) -> FormatCheck:
     if start.startswith((_ZIP, _EMPTY_ZIP)):
         return _check_zip(path, size)
     if start.startswith(_HDF5):
@@ -210,7 +217,8 @@ def _check_json(path: Path) -> FormatCheck:
 
     Anything else that is no JSON is unknown.
     """
-    text = path.read_text("utf-8")
+    with path.open("rb") as file:
+        text = file.read(_MAX_READ_BYTES).decode("utf-8")
     try:
         json.loads(text)
     except ValueError:

@@ -5,12 +5,13 @@ A store that does not answer is no reason to fall back: StoreUnavailable is the 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_replacement import FolderRecord, make_staging, replace_contents
+from stoker.agent.checkpoints.folder_record import FolderRecord
+from stoker.agent.checkpoints.folder_replacement import StoredFiles, replace_contents, staging_folder
+from stoker.agent.confinement import handle_path, opened_folder
 from stoker.model.job_state import ChosenCheckpoint
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import TrustedClaims
@@ -66,13 +67,10 @@ def restore(
     wanted = files_for_rank(checkpoint, rank)
     folder = _real(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    staging = make_staging(folder)
-    try:
-        new = staging / "new"
+    with staging_folder(folder) as staging, opened_folder(staging, "new", make=True) as handle:
+        new = handle_path(handle)
         fetch_files(store, job, wanted, new, progress)
-        aside = replace_contents(new, folder, record or FolderRecord(), lambda: stored_digests(store, job), chosen)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        aside = replace_contents(new, folder, record or FolderRecord(), lambda: stored_files(store, job), chosen)
     return RestoredCheckpoint(key, tuple(wanted), step=checkpoint.step, aside=tuple(aside))
 
 
@@ -80,7 +78,7 @@ def clear_folder(
     store: Store, job: str, folder: Path, record: FolderRecord, chosen: Callable[[str], bool] = lambda _path: True
 ) -> list[str]:
     """Remove what earlier attempts left in the folder, as `restore` does, where there is no checkpoint."""
-    return replace_contents(None, _real(folder), record, lambda: stored_digests(store, job), chosen)
+    return replace_contents(None, _real(folder), record, lambda: stored_files(store, job), chosen)
 
 
 def _real(folder: Path) -> Path:
@@ -88,15 +86,15 @@ def _real(folder: Path) -> Path:
     return folder if folder.is_relative_to("/proc/self/fd") else folder.resolve()
 
 
-def stored_digests(store: Store, job: str) -> frozenset[tuple[int, str]]:
-    """Return size and SHA-256 of every file in a checkpoint of the job: these files can be deleted elsewhere."""
-    return frozenset(
-        (blob.size, blob.digest)
-        for checkpoint in list_checkpoints(store, job)
-        if checkpoint.complete
-        for manifest in checkpoint.manifests.values()
-        for blob in manifest.files
-    )
+def stored_files(store: Store, job: str) -> StoredFiles:
+    """Return the files in the checkpoints of the job: where the folder has the same ones, they can be deleted."""
+    found: dict[str, set[tuple[int, str]]] = {}
+    for checkpoint in list_checkpoints(store, job):
+        if checkpoint.complete:
+            for manifest in checkpoint.manifests.values():
+                for blob in manifest.files:
+                    found.setdefault(blob.path, set()).add((blob.size, blob.digest))
+    return found
 
 
 def find_candidates(

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.agent import job_folders
-from stoker.agent.checkpoints.folder_replacement import OWN, REPLACED, FolderInUse, FolderRecord, hold_folder
+from stoker.agent.checkpoints.folder_record import OWN, REPLACED, FolderRecord, TooManyFiles
+from stoker.agent.checkpoints.folder_replacement import FolderInUse, hold_folder
 from stoker.agent.checkpoints.restore import RestoredCheckpoint, clear_folder, restore
-from stoker.agent.confinement import Confinement
+from stoker.agent.confinement import Confinement, handle_path
 from stoker.agent.output_files import Baseline
 from stoker.model.errors import SetupFailed
 from stoker.model.node_config import NodePaths
@@ -53,12 +54,20 @@ class RestoreFolder:
         if not own:
             try:
                 # Locked for as long as this agent lives.
-                hold_folder(folder, job)
+                hold_folder(target, job)
             except FolderInUse as error:
                 problem = f"{folder} is used by {error.job} at the moment; give each job a folder of its own"
                 raise SetupFailed(f"checkpoints.dir: {problem}", user=True) from None
-        record = FolderRecord.open(paths.root / "checkpoint-folder.json" if own else folder / f"{OWN}{job}.json")
-        return cls(job, folder, target, record, chosen.takes if chosen is not None else lambda _path: True)
+        takes = chosen.takes if chosen is not None else lambda _path: True
+        stored_at = paths.root / "checkpoint-folder.json" if own else target / f"{OWN}{job}.json"
+        try:
+            record = FolderRecord.open(stored_at, target, takes)
+        except TooManyFiles as error:
+            problem = (
+                f"{folder} has {error}, too many to tell them from checkpoints; name a folder for checkpoints alone"
+            )
+            raise SetupFailed(f"checkpoints.dir: {problem}", user=True) from None
+        return cls(job, folder, target, record, takes)
 
     def restore(
         self, store: Store, rank: int, key: str, trust: TrustedClaims, progress: Progress | None
@@ -95,19 +104,22 @@ class RestoreFolder:
 def _by_handle(folder: Path, confinement: Confinement, shown: str) -> Path:
     """Return a path of the folder's handle, which this agent keeps open."""
     try:
-        return Path(f"/proc/self/fd/{confinement.open(folder, make=True)}")
+        return handle_path(confinement.open(folder, make=True))
     except NotADirectoryError:
         problem = "is not a folder, or is a link; the agent outside the container follows none"
         raise SetupFailed(f"checkpoints.dir: {shown} {problem}; save into the folder itself", user=True) from None
 
 
-def take_baseline(paths: NodePaths, spec: Spec, restored: RestoredCheckpoint | None) -> Baseline:
+def take_baseline(
+    paths: NodePaths, spec: Spec, restored: RestoredCheckpoint | None, confinement: Confinement | None = None
+) -> Baseline:
     """Record the files in the job's folders before its training, except restored ones.
 
     The record is written to disk for an agent that is restarted on this node.
     """
     folder = job_folders.checkpoint_folder(paths, spec)
     files = restored.files if restored is not None else ()
-    baseline = Baseline.take(job_folders.watched(paths, spec)).without(folder / file.blob.path for file in files)
+    taken = Baseline.take(job_folders.watched(paths, spec), confinement)
+    baseline = taken.without(folder / file.blob.path for file in files)
     baseline.write(paths.baseline)
     return baseline

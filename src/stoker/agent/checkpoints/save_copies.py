@@ -19,7 +19,7 @@ from pathlib import Path
 from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy, SaveCopy, SaveTooLarge
 from stoker.agent.checkpoints.folder_events import FolderEvent, FolderEvents
 from stoker.agent.checkpoints.folder_snapshot import File, Files, FolderView, Signature
-from stoker.agent.checkpoints.format_check import check_format
+from stoker.agent.checkpoints.format_check import CachedFormatChecks, check_format
 from stoker.agent.checkpoints.save_bursts import SaveBursts
 from stoker.store.base import FileChanged
 
@@ -248,7 +248,9 @@ class SaveCopies:
 
         def is_whole(path: str) -> bool:
             copy = copies.get(path) if copies is not None else None
-            return check_format(self._view.folder / path if copy is None else copy.path).state == "whole"
+            if copy is not None:
+                return check_format(copy.path).state == "whole"
+            return CachedFormatChecks(self._view.folder, check_format).check(files[path]).state == "whole"
 
         if not state.bursts.close(files, changed, is_whole, suspect=suspect):
             return

@@ -96,7 +96,8 @@ class TrainingPhase:
         context, spec = self._context, self._submission.spec
         location = make_location(context.node, self._submission, context.setup_result, restored.rendezvous, attempt)
         # The syncs start before the training: a save of its first second is watched from its beginning.
-        baseline = take_baseline(context.paths, spec, context.record.restored)
+        confinement = job_folders.confinement(context.node, spec)
+        baseline = take_baseline(context.paths, spec, context.record.restored, confinement)
         start_syncs(context, spec, location, baseline, restored.trust)
         command = make_command(context.node, self._submission, context.setup_result, location, command_argv(spec))
         # The last check before the start: entries of the log that were read since the permission count.
