@@ -173,7 +173,7 @@ def test_requests_behind_a_link_are_neither_read_nor_removed_nor_answered(node: 
     folder.mkdir()
     for name in ("commits", "commits.done", "commits.next", ".stoker-lock"):
         link(channel / name, secret.parent if "." not in name[1:] or name == "commits.done" else secret)
-    queue = CommitQueue(channel, folder, Confinement([node], lambda _text: None))
+    queue = CommitQueue(channel, folder, Selection(confinement=Confinement([node], lambda _text: None)))
     assert queue.waiting() == []
     write(node / "elsewhere/commits/00000001.json", request)
     (asked,) = CommitQueue(node / "elsewhere", folder).waiting()
@@ -190,9 +190,8 @@ def test_no_save_is_removed_behind_a_checkpoint_folder_that_is_a_link(node: Path
     before = content(secret.parent)
     (node / "channel").mkdir()
     link(node / "code/checkpoints", secret.parent)
-    CommitQueue(node / "channel", node / "code/checkpoints", Confinement([node], lambda _text: None)).remove_old_saves(
-        1
-    )
+    selection = Selection(confinement=Confinement([node], lambda _text: None))
+    CommitQueue(node / "channel", node / "code/checkpoints", selection).remove_old_saves(1)
     assert content(secret.parent) == before
 
 

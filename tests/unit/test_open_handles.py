@@ -13,7 +13,7 @@ from checkpoint_world import write
 from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.folder_events import FolderEvents
 from stoker.agent.checkpoints.folder_replacement import FolderInUse, hold_folder
-from stoker.agent.checkpoints.folder_snapshot import copy_stable, pinned_path, scan
+from stoker.agent.checkpoints.folder_snapshot import Selection, copy_stable, pinned_path, scan
 from stoker.agent.checkpoints.save_protocol import Lock, Save
 from stoker.agent.confinement import Confinement
 from stoker.store.base import FileChanged
@@ -65,7 +65,7 @@ def test_a_queue_closes_the_folder_of_its_saves(tmp_path: Path, in_container: bo
     folder, channel = tmp_path / "checkpoints", tmp_path / "channel"
     folder.mkdir()
     channel.mkdir()
-    queue = CommitQueue(channel, folder, confined(folder) if in_container else None)
+    queue = CommitQueue(channel, folder, Selection(confinement=confined(folder) if in_container else None))
     for number in range(2):
         with Save(f"step-{number}", folder, channel, step=None, sharded=False, writers=1) as staging:
             write(staging / "model.pt", "weights")

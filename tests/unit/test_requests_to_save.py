@@ -14,9 +14,11 @@ import pytest
 from checkpoint_world import World, checkpoints, memory_store, write
 
 from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
+from stoker.agent.checkpoints.folder_snapshot import Selection
 from stoker.agent.checkpoints.save_protocol import Save
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.checkpoints.write_history import PreSignalState
+from stoker.agent.output_files import Baseline
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import StoredFile
 from stoker.testing.memory_store import MemoryStore
@@ -119,6 +121,46 @@ def test_only_old_saves_that_do_not_wait_are_tidied_away(tmp_path: Path, queue: 
             queue.answer(request, key="k")
     queue.remove_old_saves(1)
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["b", "d"]
+
+
+def test_saves_from_before_the_training_stay_and_those_that_it_restored_go(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for name in ("folder", "channel"):
+        (tmp_path / name).mkdir()
+    old = [*(f"mine-{number}" for number in range(5)), "saved-again", "with-notes", "restored"]
+    for number, name in enumerate(old, 1):
+        marker = json.dumps({"name": name, "number": number})
+        write(folder / name / ".stoker-checkpoint.json", marker)
+        write(folder / name / "model", name)
+    write(folder / "with-notes/notes", "mine")
+    restored = [folder / name / file for name in old[-2:] for file in (".stoker-checkpoint.json", "model")]
+    baseline = Baseline.take([folder]).without(restored)
+    queue = CommitQueue(tmp_path / "channel", folder, Selection(was_there=baseline.has_file))
+    for name in ("saved-again", "job-1", "job-2", "job-3"):
+        ask(tmp_path, name)
+    for request in queue.waiting():
+        queue.answer(request, key="k")
+    queue.remove_old_saves(2)
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["job-2", "job-3", *(f"mine-{number}" for number in range(5)), "with-notes"]
+    assert all((folder / name / "model").read_text() == name for name in left)
+
+
+@pytest.mark.parametrize("kind", ["folder", "marker"])
+def test_what_is_behind_a_link_is_no_save(tmp_path: Path, queue: CommitQueue, kind: str) -> None:
+    for name in "abc":
+        ask(tmp_path, name)
+    for request in queue.waiting():
+        queue.answer(request, key="k")
+    (tmp_path / "folder/a").rename(tmp_path / "elsewhere")
+    if kind == "folder":
+        (tmp_path / "folder/a").symlink_to(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "folder/a").mkdir()
+        (tmp_path / "folder/a/.stoker-checkpoint.json").symlink_to(tmp_path / "elsewhere/.stoker-checkpoint.json")
+    queue.remove_old_saves(1)
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["a", "c"]
+    assert (tmp_path / "elsewhere/.stoker-checkpoint.json").exists()
 
 
 # ── Time is short ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -66,7 +66,11 @@ def checkpoint_selection(
 ) -> Selection:
     """Return the selection of checkpoints in the checkpoint folder, without files of others if it is shared."""
     if not is_shared(paths, spec):
-        return Selection(lambda folder: scan(folder, confinement=confinement), confinement=confinement)
+        return Selection(
+            lambda folder: scan(folder, confinement=confinement),
+            confinement=confinement,
+            was_there=baseline.has_file,
+        )
     chosen = checkpoint_filter(spec)
 
     def scan_own(folder: Path) -> Files:
@@ -76,7 +80,8 @@ def checkpoint_selection(
             if (chosen is None or chosen.takes(path)) and not baseline.has_file(folder, file)
         }
 
-    return Selection(scan_own, chosen.takes if chosen is not None else lambda _path: True, confinement)
+    takes = chosen.takes if chosen is not None else lambda _path: True
+    return Selection(scan_own, takes, confinement, baseline.has_file)
 
 
 def watched(paths: NodePaths, spec: Spec) -> list[Path]:

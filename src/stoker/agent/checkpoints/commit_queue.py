@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.checkpoints.save_protocol import MARKER, Lock, numbered_saves, read_json, remove
-from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
+from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER, Selection, scan
+from stoker.agent.checkpoints.save_protocol import MARKER, MAX_JSON_BYTES, Lock, remove
+from stoker.agent.confinement import handle_path, open_plain, opened_folder, read_plain, replace_plain
 from stoker.model import codec
 from stoker.model.errors import CodecError
 from stoker.model.key_segments import is_safe_name
@@ -46,14 +47,14 @@ class CommitRequest:
 class CommitQueue:
     """Requests in `<channel>/commits`, answered in `<channel>/commits.done`.
 
-    The script may put anything there: links are not followed, and pipes do not block. With `confinement`, no link leads
-    out of the checkpoint folder either.
+    The script may put anything there: links are not followed, and pipes do not block. With a confinement in
+    `selection`, no link leads to another checkpoint folder either.
     """
 
-    def __init__(self, channel: Path, folder: Path, confinement: Confinement | None = None) -> None:
+    def __init__(self, channel: Path, folder: Path, selection: Selection | None = None) -> None:
         self._channel = channel
         self._folder = folder
-        self._confinement = confinement
+        self._selection = selection or Selection()
         self._counter = str(channel / "commits.next")
         self._used = False
 
@@ -83,7 +84,7 @@ class CommitQueue:
             return True
         try:
             # The script holds the lock from the request until the folder has its name.
-            with Lock(self._folder, self._channel, _LOCK_S):
+            with Lock(self._folder, self._channel, _LOCK_S, open_plain):
                 return self._number(request) == request.number
         except OSError:  # Includes TimeoutError, when the lock is held.
             return None
@@ -91,7 +92,7 @@ class CommitQueue:
     def _number(self, request: CommitRequest) -> object:
         try:
             with self._opened() as folder:
-                return (read_json(folder / request.name / MARKER) or {}).get("number")
+                return _number_of(folder, request.name)
         except OSError:
             return None  # There is no such folder.
 
@@ -110,32 +111,66 @@ class CommitQueue:
             _unlink(requests, number)
 
     def remove_old_saves(self, keep: int) -> None:
-        """Remove the script's saves from the folder, except the newest `keep` and those that wait."""
+        """Remove the script's saves from the folder, except the newest `keep` and those that wait.
+
+        Saves from before the training stay, and are not counted: the job did not make them, and may not have them in
+        any checkpoint.
+        """
         discarded = []
         with suppress(OSError), self._opened() as folder:
-            with suppress(OSError), Lock(folder, self._channel, _LOCK_S):
+            with suppress(OSError), Lock(self._folder, self._channel, _LOCK_S, open_plain):
                 # Under the lock no save takes a name and no request is made: the folders that are removed are those
                 # that were checked.
                 busy = {request.name for request in self.waiting()}
-                for _, name in sorted(numbered_saves(folder))[:-keep]:
+                own = [save for save in _numbered_saves(folder) if not self._was_there(folder, save[1])]
+                for _, name in sorted(own)[:-keep]:
                     if name not in busy:
-                        removed = Path(tempfile.mkdtemp(prefix=".tmp-removed-", dir=folder))
-                        (folder / name).rename(removed / name)
-                        discarded.append(removed)
-            for path in discarded:
-                remove(path)
+                        discarded.append(_set_aside(folder, name))
+            for removed in discarded:
+                _unlink(folder, removed)
+
+    def _was_there(self, folder: int, name: str) -> bool:
+        """Return whether a file of this save was there before the training. So are saves that people or others made."""
+        with opened_folder(handle_path(folder), name) as save:
+            files = scan(handle_path(save), ()).values()
+            return any(self._selection.was_there(self._folder / name, file) for file in files)
 
     @contextmanager
-    def _opened(self) -> Iterator[Path]:
-        """Give the checkpoint folder; in a container by its handle, so that a link in its place leads nowhere."""
-        if self._confinement is None:
-            yield self._folder
-            return
-        handle = self._confinement.open(self._folder)
+    def _opened(self) -> Iterator[int]:
+        """Open the checkpoint folder; in a container without following a link in its place."""
+        confinement = self._selection.confinement
+        handle = os.open(self._folder, OPEN_FOLDER) if confinement is None else confinement.open(self._folder)
         try:
-            yield Path(f"/proc/self/fd/{handle}")
+            yield handle
         finally:
             os.close(handle)
+
+
+def _numbered_saves(folder: int) -> list[tuple[int, str]]:
+    """Return number and name of the saves in an open folder, as `save_protocol.numbered_saves`."""
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    numbers = ((_number_of(folder, name), name) for name in names)
+    return [(number, name) for number, name in numbers if isinstance(number, int)]
+
+
+def _number_of(folder: int, name: str) -> object:
+    """Return the number of the save in an open folder; None if there is none. Follows no link."""
+    try:
+        with opened_folder(handle_path(folder), name) as save:
+            tree = json.loads(read_plain(MARKER, MAX_JSON_BYTES, save))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return tree.get("number") if isinstance(tree, dict) else None
+
+
+def _set_aside(folder: int, name: str) -> str:
+    """Move a save into a new hidden folder, and return that folder's name. Raises OSError."""
+    removed = f".tmp-removed-{secrets.token_hex(6)}"
+    os.mkdir(removed, 0o700, dir_fd=folder)
+    # By its handle: the training may put a link in its place.
+    with opened_folder(handle_path(folder), removed) as target:
+        os.rename(name, name, src_dir_fd=folder, dst_dir_fd=target)
+    return removed
 
 
 def _read(requests: int, name: str) -> CommitRequest | None:
@@ -161,4 +196,4 @@ def _json_files(folder: int) -> list[str]:
 
 def _unlink(folder: int, name: str) -> None:
     with suppress(OSError):
-        remove(Path(f"/proc/self/fd/{folder}", name))
+        remove(handle_path(folder) / name)

@@ -69,7 +69,7 @@ class CommitRounds:
             monotonic=options.monotonic,
         )
         self.manifests = ManifestWriter(options)
-        self.queue = CommitQueue(options.channel, options.folder, options.confinement)
+        self.queue = CommitQueue(options.channel, options.folder, options.selection)
         settle_s, busy_s, clock = options.effective_settle_s, options.busy_s, options.monotonic
         self.watch = FolderWatch(options.view, settle_s=settle_s, patience_s=busy_s, monotonic=clock)
         self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock)

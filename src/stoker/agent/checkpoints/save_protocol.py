@@ -28,7 +28,7 @@ from stoker.model.key_segments import is_safe_name
 MARKER = ".stoker-checkpoint.json"
 LOCK = ".stoker-lock"
 POLL_S = 0.02
-_MAX_JSON_BYTES = 64 * 1024
+MAX_JSON_BYTES = 64 * 1024
 # Writers of one save begin within moments of each other.
 _STALE_S = 600.0
 
@@ -189,15 +189,22 @@ class Lock:
     """A lock that is held while folder and requests change together. The agent takes it, too, to remove an old save.
 
     With `timeout_s`, raises TimeoutError when it is not free in time: the process that holds it may be stopped.
+    `open_file` opens the file: the agent follows no link and opens no device that a script put in its place.
     """
 
-    def __init__(self, folder: Path, channel: Path | None, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        channel: Path | None,
+        timeout_s: float | None = None,
+        open_file: Callable[[Path, int], int] = lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666),
+    ) -> None:
         self._path = (channel or folder) / LOCK
         self._timeout_s = timeout_s
+        self._open_file = open_file
 
     def __enter__(self) -> None:
-        # O_NOFOLLOW: the agent opens this file, too, and must follow no link that leads out of a container.
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        self._file = self._open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
         try:
             self._take()
         except BaseException:  # `__exit__` is not called after this, not even after an abort; raised again
@@ -256,7 +263,7 @@ def newest_answer(channel: Path) -> int:
 def read_json(path: Path) -> dict[str, Any] | None:
     try:
         with open(path, "rb", opener=open_nonblocking) as file:
-            tree = json.loads(file.read(_MAX_JSON_BYTES))
+            tree = json.loads(file.read(MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None
