@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from checkpoint_world import JOB, World, content, memory_store, restored_content, write
+from checkpoint_world import JOB, World, content, manifest_keys, memory_store, restored_content, write
 
-from stoker.agent import job_folders
+from stoker.agent import job_folders, sagemaker_scripts
+from stoker.agent.checkpoints import restore
 from stoker.agent.checkpoints.commit_queue import CommitQueue
-from stoker.agent.checkpoints.folder_snapshot import Selection, pinned_path, scan
-from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
+from stoker.agent.checkpoints.folder_snapshot import Selection, Signature, pinned_path, scan
+from stoker.agent.checkpoints.format_check import UNKNOWN, CachedFormatChecks, check_format
+from stoker.agent.confinement import Confinement, handle_path, open_plain, opened_folder, replace_plain
+from stoker.agent.environment.local_cache import LocalCache, create_user_cache
+from stoker.agent.environment.uv import write_lines
+from stoker.agent.fetch_programs import place_program
 from stoker.agent.logs.file_tail import FileTail
 from stoker.agent.logs.log_pump import last_lines, say
 from stoker.agent.output_files import Baseline, OutputFiles, OutputSource
@@ -20,8 +28,9 @@ from stoker.agent.output_sync import OutputSync
 from stoker.agent.training_environment import ask_to_save, write_notice
 from stoker.model import keys
 from stoker.model.node_config import NodePaths
-from stoker.model.spec import Spec
+from stoker.model.spec import Environment, Spec
 from stoker.store.base import FileChanged
+from stoker.store.checkpoint_manifests import TRUST_ALL
 
 LIMIT_S = 60.0
 
@@ -308,3 +317,112 @@ def test_a_folder_is_reached_from_its_outermost_anchor(node: Path, secret: Path)
     with pytest.raises(NotADirectoryError):
         confinement.open(node / "code/file")
     assert len(said) == 1 and handles() == before, "a file is no link, and nothing stays open"
+
+
+# ── Folders that a container writes to before the training ────────────────────────────────────────────────────────────
+
+
+def test_a_restore_writes_nothing_through_links_in_the_folder(
+    node: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = node / "code/checkpoints"
+    before = content(secret.parent)
+    store = memory_store()
+    world = World(tmp_path / "before", store).begin()
+    world.save("step-1", {"model": "1", "etc/shadow": "2"}, step=1)
+    world.tick()
+    write(folder / "step-1/kept", "half")
+    link(folder / "step-1/etc", secret.parent)
+    link(folder / ".tmp-restoring-x", secret.parent)
+    link(folder / ".tmp-replaced", secret.parent)
+    confinement = Confinement([node], lambda _text: None)
+    fetch = restore.fetch_files
+
+    def swap(*arguments: Any, **more: Any) -> None:
+        """Put a link in the place of the folder that the files are fetched into."""
+        for staging in folder.glob(".tmp-restoring-*"):
+            staging.rename(node / "code/moved")
+            staging.symlink_to(secret.parent)
+        fetch(*arguments, **more)
+
+    monkeypatch.setattr(restore, "fetch_files", swap)
+    handle = confinement.open(folder)
+    with suppress(OSError):
+        restore.restore(store, JOB, 0, manifest_keys(store)[0], handle_path(handle), trust=TRUST_ALL)
+    os.close(handle)
+    assert content(secret.parent) == before
+
+
+def test_folders_of_the_training_are_not_made_behind_a_link(node: Path, secret: Path, tmp_path: Path) -> None:
+    confinement = Confinement([node, tmp_path / "data"], lambda _text: None)
+    link(node / "code/out", secret.parent)
+    for folder in (node / "code/out/deep", tmp_path / "data", tmp_path / "data/run"):
+        confinement.make(folder)
+    assert (tmp_path / "data/run").is_dir() and content(secret.parent) == {"shadow": b"root:secret"}
+    assert list(secret.parent.iterdir()) == [secret]
+
+
+def test_the_tree_of_a_sagemaker_script_is_not_made_behind_links(node: Path, secret: Path, tmp_path: Path) -> None:
+    write(tmp_path / "input", "data")
+    spec = Spec(name="job", run="python train.py", environment=Environment(contract="sagemaker"))
+    sagemaker_scripts.mounts(NodePaths(node), spec)
+    for name in ("input/data", "output", "checkpoints", "model"):
+        (node / "ml" / name).rename(tmp_path / f"was-{name.replace('/', '-')}")
+        link(node / "ml" / name, secret.parent)
+    sagemaker_scripts.mounts(NodePaths(node), spec, {"train": str(tmp_path / "input")})
+    assert list(secret.parent.iterdir()) == [secret]
+    assert (node / "ml/input/data/train/input").is_file()
+
+
+def test_no_file_of_an_environment_is_written_through_a_link(tmp_path: Path, secret: Path) -> None:
+    environments = tmp_path / "environments"
+    names = ("key.lock", "key.ready", "key.draft", "pins.txt", "pip")
+    for name in names:
+        link(environments / name, secret)
+    cache = LocalCache(environments)
+    (environments / "key").mkdir()
+    with pytest.raises(OSError, match="symbolic links"):
+        cache.acquire("key", lambda: None, lambda _text: None)
+    cache.mark_complete("key")
+    write_lines(environments / "pins.txt", ["a==1"])
+    place_program(io.BytesIO(b"program"), environments / "pip")
+    assert (environments / "pip").stat().st_mode & 0o777 == 0o755
+    link(environments / "of-7", secret.parent)
+    owner = secret.parent.stat().st_uid
+    with pytest.raises(OSError, match="Not a directory"):
+        create_user_cache(environments, 7, 7)
+    assert secret.parent.stat().st_uid == owner
+    assert content(secret.parent) == {"shadow": b"root:secret"}
+
+
+def test_a_device_in_the_place_of_a_file_is_not_opened(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real = os.open
+
+    def note(path: Any, flags: int, *arguments: Any, **more: Any) -> int:
+        opened.append(flags)
+        return real(path, flags, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", note)
+    for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT):
+        with pytest.raises(OSError, match="plain file"):
+            open_plain("/dev/null", flags)
+    assert all(flags & (os.O_PATH | os.O_EXCL) for flags in opened)
+
+
+def test_an_output_whose_number_went_to_a_pipe_is_not_opened(node: Path) -> None:
+    write(node / "code/model.pt", "weights")
+    file = scan(node / "code")["model.pt"]
+    os.mkfifo(node / "code/pipe")
+    status = (node / "code/pipe").stat()
+    reused = file._replace(signature=Signature.of(status))
+    with pytest.raises(FileChanged), pinned_path(node / "code/pipe", reused, exact=False):
+        pass
+
+
+def test_a_file_that_becomes_a_pipe_does_not_hold_a_format_check_up(node: Path) -> None:
+    write(node / "code/state.json", "{}")
+    file = scan(node / "code")["state.json"]
+    (node / "code/state.json").unlink()
+    os.mkfifo(node / "code/state.json")
+    assert CachedFormatChecks(node / "code", check_format).check(file) == UNKNOWN

@@ -20,22 +20,27 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # O_NONBLOCK: a pipe in the place of a file would block its reader for ever.
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HANDLES = Path("/proc/self/fd")
+# Bounds the retries against a process that keeps creating and removing a file.
+_TRIES = 100
 
 
-def open_plain(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
+def open_plain(path: str | Path, flags: int, dir_fd: int | None = None, mode: int = 0o666) -> int:
     """Open a plain file. Follows no link and waits for no pipe. Raises OSError for anything else."""
     if flags & os.O_CREAT:
-        with suppress(FileExistsError):
-            return os.open(path, flags | os.O_EXCL | _PLAIN, 0o666, dir_fd=dir_fd)
+        for _ in range(_TRIES):
+            with suppress(FileExistsError):
+                return os.open(path, flags | os.O_EXCL | _PLAIN, mode, dir_fd=dir_fd)
+            with suppress(FileNotFoundError):
+                return open_plain(path, flags & ~os.O_CREAT, dir_fd)
     # Checked before it is opened: opening a device has effects, such as starting a watchdog.
     pinned = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
-        mode = os.fstat(pinned).st_mode
-        if stat.S_ISLNK(mode):
+        kind = os.fstat(pinned).st_mode
+        if stat.S_ISLNK(kind):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(kind):
             raise OSError(errno.EINVAL, "is not a plain file", str(path))
-        return os.open(handle_path(pinned), (flags & ~(os.O_CREAT | os.O_EXCL)) | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(handle_path(pinned), flags | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(pinned)
 
@@ -107,7 +112,7 @@ class Confinement:
 
     def open(self, folder: Path, *, make: bool = False) -> int:
         """Open a folder without following a link below its anchor. Raises OSError."""
-        anchor = min((one for one in self._anchors if folder.is_relative_to(one)), key=lambda one: len(one.parts))
+        anchor = self._anchor(folder)
         handle = os.open(anchor, _FOLDER)
         for name in folder.relative_to(anchor).parts:
             try:
@@ -122,6 +127,15 @@ class Confinement:
                 os.close(handle)
             handle = inner
         return handle
+
+    def make(self, folder: Path) -> None:
+        """Create a folder if absent. Does nothing where a link or a file is in the way. Raises OSError."""
+        self._anchor(folder).mkdir(parents=True, exist_ok=True)
+        with suppress(NotADirectoryError):
+            os.close(self.open(folder, make=True))
+
+    def _anchor(self, folder: Path) -> Path:
+        return min((one for one in self._anchors if folder.is_relative_to(one)), key=lambda one: len(one.parts))
 
     def leave_out(self, path: str, target: str) -> None:
         """Warn the user that the link at `path` is not followed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import platform
 import shutil
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import IO, cast
 from stoker.model import keys
 from stoker.model.errors import SetupFailed
 from stoker.store.base import Store
+from stoker.store.safe_extraction import Extraction
 
 
 def tool_name(program: str) -> str:
@@ -34,9 +34,12 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, folder: Pat
         raise SetupFailed(f"{name}: {digest!r} is no digest; submit the job again", user=False)
     program = folder / "tools" / digest[:32] / name
     if not program.exists():
-        program.parent.mkdir(parents=True, exist_ok=True)
-        archive = program.with_name(f".{name}-{os.getpid()}.gz")
-        try:
+        # A container may write to the folder: its links are not followed.
+        with (
+            Extraction(program.parent, follow=False) as tools_folder,
+            tools_folder.staging() as staging,
+            staging.new_file(name) as archive,
+        ):
             found = store.get_file(keys.tool(stored), archive)
             if found is None:
                 raise SetupFailed(f"{name} is not in the store any more; submit the job again", user=False)
@@ -44,15 +47,12 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, folder: Pat
                 raise SetupFailed(f"{name} in the store is not what was submitted (its digest is {found})", user=False)
             with gzip.open(archive) as source:
                 place_program(cast("IO[bytes]", source), program)
-        finally:
-            archive.unlink(missing_ok=True)
     return program
 
 
 def place_program(source: IO[bytes], program: Path) -> None:
-    """Write the program. It appears as a whole, even if several processes do this at once."""
-    draft = program.with_name(f".{program.name}-{os.getpid()}")
-    with draft.open("wb") as file:
-        shutil.copyfileobj(source, file, 1 << 20)
-    draft.chmod(0o755)
-    draft.replace(program)
+    """Write the program. It appears as a whole, even if several processes do this at once. Follows no link."""
+    with Extraction(program.parent, follow=False) as folder, folder.staging() as staging:
+        with staging.new_file(program.name) as draft, draft.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        staging.place(program.name, program.name, mode=0o755)

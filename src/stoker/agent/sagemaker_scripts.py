@@ -5,10 +5,11 @@ The tree lies in the node's folder; only the training sees it at `/opt/ml`.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from stoker.model.submission import Submission
 from stoker.processes import NotMounted
 from stoker.providers import registry
 from stoker.secrets.masked_output import mask
-from stoker.store.safe_extraction import Extraction
+from stoker.store.safe_extraction import Extraction, PathObstructed
 
 _HOSTS = "/etc/hosts"
 # As much of a failure's text as SageMaker shows.
@@ -53,18 +54,18 @@ def mounts(paths: NodePaths, spec: Spec, inputs: Mapping[str, str] | None = None
         return ()
     tree = job_folders.sources(paths)
     for target in (*tree, CONFIG, DATA, CHECKPOINTS, f"{ML}/output"):
-        job_folders.outside(paths, target).mkdir(parents=True, exist_ok=True)
+        _make_folder(paths, job_folders.outside(paths, target))
         # A mount point is needed in the tree, even if the mounted folder lies elsewhere.
-        (tree[ML] / target[len(ML) + 1 :]).mkdir(parents=True, exist_ok=True)
+        _make_folder(paths, tree[ML] / target[len(ML) + 1 :])
     if not _hosts_file(paths).exists():
         _write_hosts(paths, {})
     found = [BindMount(source, target) for target, source in tree.items()]
     outputs = job_folders.outputs_inside(spec)
     if outputs is not None:
         kept = job_folders.artifacts(paths) / "outputs"
-        kept.mkdir(exist_ok=True)
+        _make_folder(paths, kept)
         if outputs.startswith(f"{ML}/"):
-            job_folders.outside(paths, outputs).mkdir(parents=True, exist_ok=True)
+            _make_folder(paths, job_folders.outside(paths, outputs))
         found.append(BindMount(kept, outputs))
     local = {name: Path(path) for name, path in (inputs or {}).items() if "://" not in path}
     found += [_channel(paths, name, path) for name, path in local.items()]
@@ -76,11 +77,32 @@ def _channel(paths: NodePaths, name: str, source: Path) -> BindMount:
     target = f"{DATA}/{name}" + (f"/{source.name}" if source.is_file() else "")
     mount_point = job_folders.outside(paths, target)
     if source.is_file():
-        mount_point.parent.mkdir(exist_ok=True)
-        mount_point.touch()
+        with _opened_tree(paths, mount_point) as (tree, path), suppress(FileExistsError):
+            os.close(tree.create(path))
     else:
-        mount_point.mkdir(exist_ok=True)
+        _make_folder(paths, mount_point)
     return BindMount(source.resolve(), target, read_only=True)
+
+
+def _make_folder(paths: NodePaths, folder: Path) -> None:
+    """Create a folder of the tree if absent. A link that the training put in its place is replaced. May be repeated."""
+    with _opened_tree(paths, folder) as (tree, path):
+        if path:
+            tree.make_folder(path)
+
+
+@contextmanager
+def _opened_tree(paths: NodePaths, place: Path) -> Iterator[tuple[Extraction, str]]:
+    """Open the folder of this node that contains the place, and give the path below it; empty for the folder itself.
+
+    Raises OSError, also where a file is in the way.
+    """
+    top, *below = place.relative_to(paths.root).parts
+    try:
+        with Extraction(paths.root / top) as tree:
+            yield tree, "/".join(below)
+    except PathObstructed as error:
+        raise FileExistsError(errno.EEXIST, str(error)) from error
 
 
 def apply_contract(

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker.agent import fetch_code, job_folders, sagemaker_machine, sagemaker_scripts
+from stoker.agent.confinement import Confinement
 from stoker.agent.environment import apt
 from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.conda import Conda
@@ -176,8 +177,10 @@ class Setup:
         spec = submission.spec
         made = job_folders.written(self._paths, spec)
         environments = self._node.environments
-        for folder in (*made, environments):
-            folder.mkdir(parents=True, exist_ok=True)
+        confinement = job_folders.confinement(self._node, spec)
+        for folder in made:
+            _make_folder(folder, confinement)
+        environments.mkdir(parents=True, exist_ok=True)
         local = (local_path(wanted.source) for wanted in spec.inputs.values() if wanted.mode != "stream")
         self._runtime.enter(
             RuntimeView(
@@ -226,7 +229,7 @@ def make_location(
     """Make the location of one attempt, with its output folder."""
     spec, paths = submission.spec, node.paths
     outputs = job_folders.output_folder(paths, spec)
-    outputs.mkdir(parents=True, exist_ok=True)
+    _make_folder(outputs, job_folders.confinement(node, spec))
     return TrainingLocation(
         attempt=attempt,
         rank=node.config.rank,
@@ -242,6 +245,14 @@ def make_location(
         lib=paths.lib,
         environ=result.environ,
     )
+
+
+def _make_folder(folder: Path, confinement: Confinement | None) -> None:
+    """Create a folder of the training if absent, without following links of a container."""
+    if confinement is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        confinement.make(folder)
 
 
 def make_command(

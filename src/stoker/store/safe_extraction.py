@@ -146,12 +146,12 @@ class Extraction:
             return False
         return True
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, mode: int | None = None) -> None:
         """Write a small file atomically, replacing anything with that name."""
         with self.staging() as staging:
             with staging.new_file("0") as file:
                 file.write_bytes(data)
-            staging.place("0", path)
+            staging.place("0", path, mode=mode)
 
     @contextmanager
     def staging(self, prefix: str = ".tmp-fetch-") -> Iterator[Staging]:

@@ -14,21 +14,26 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from stoker.agent.confinement import read_plain
 from stoker.agent.environment import cpu_level
 from stoker.agent.environment.build import EnvironmentBuilder, Recipe
 from stoker.agent.environment.package_sources import FetchSecret, PrivateIndex
 from stoker.agent.environment.python import MakeCommand
 from stoker.agent.environment.read_requirements import any_local
 from stoker.agent.environment.steps import Step
+from stoker.agent.environment.uv import write_lines
 from stoker.agent.environment.variables import CONDA_FILES
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
 from stoker.model.package_sources import read_address, user_name
+from stoker.store.safe_extraction import Extraction
 
 _FIELD = "environment.conda"
 _RECIPE = 1
 _REMEDY = "it is cached, so the next start on another machine is quick; pin versions"
 _MARK = "stoker-conda"
+# Far more than the list of a package's files, or the history of an environment.
+_MAX_META_BYTES = 256 * 1024 * 1024
 
 # Exits with 9 when there is no such program. The quickest program comes first.
 _FIND = r"""
@@ -189,9 +194,10 @@ class Conda:
                 # Unpacked packages record their URL with the password, so they go to a folder that is deleted.
                 env["CONDA_PKGS_DIRS"] = str(scratch / "pkgs")
             condarc = scratch / "condarc"
-            condarc.write_text(f"channels: #!final\n  - {url}\ndefault_channels: #!final\n  - {url}\n")
+            write_lines(condarc, ["channels: #!final", f"  - {url}", "default_channels: #!final", f"  - {url}"])
             # The copy is beside the original, because its file references are relative to its folder.
-            copy.write_text(without_channels(file.read_text(encoding="utf-8")), encoding="utf-8")
+            with Extraction(copy.parent) as folder:
+                folder.write(copy.name, without_channels(file.read_text(encoding="utf-8")).encode())
             file = copy
             env["CONDARC"] = str(condarc)
             settings = ("--rc-file", str(condarc)) if program.micro else ()
@@ -215,10 +221,12 @@ def without_channels(text: str) -> str:
 
 def erase_password(prefix: Path, secret: str) -> None:
     """Erase a password from the package sources that conda records in the environment."""
-    for path in (prefix / "conda-meta").glob("*"):
-        data = path.read_bytes() if path.is_file() else b""
+    folder = prefix / "conda-meta"
+    for path in folder.glob("*"):
+        data = read_plain(path, _MAX_META_BYTES) if path.is_file() and not path.is_symlink() else b""
         if secret.encode() in data:
-            path.write_bytes(data.replace(secret.encode(), b"***"))
+            with Extraction(folder, follow=False) as meta:
+                meta.write(path.name, data.replace(secret.encode(), b"***"))
 
 
 def is_installed() -> bool:

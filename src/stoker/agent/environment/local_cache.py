@@ -23,11 +23,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from stoker.agent.confinement import open_plain, opened_folder, read_plain, replace_plain
 from stoker.agent.environment.archive import fingerprint
 
 # An environment that was unused for this long is removed.
 UNUSED_FOR_S = 30 * 86400.0
 _POLL_S = 0.1
+# Far more than a fingerprint has.
+_MAX_READY_BYTES = 64 * 1024
 # A process that waits longer than this logs the reason.
 _LOG_WAIT_AFTER_S = 1.0
 # Readers that only check the fingerprint are done by then: a modified environment that is still locked is in use.
@@ -113,12 +116,13 @@ class LocalCache:
 
         The second result: it is marked complete, but was modified.
         """
-        handle = os.open(self._path(key, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # A container may write to the folder: its links are not followed, here and below.
+        handle = open_plain(self._path(key, "lock"), os.O_RDWR | os.O_CREAT, mode=0o600)
         modified = False
         try:
             if self._flock(key, handle, fcntl.LOCK_SH):
                 if self._is_intact(key):
-                    self._path(key, "ready").touch()
+                    os.utime(self._path(key, "ready"), follow_symlinks=False)
                     return EnvironmentLock(self, key, handle, complete=True), False
                 modified = self._path(key, "ready").exists()
             fcntl.flock(handle, fcntl.LOCK_UN)
@@ -149,14 +153,14 @@ class LocalCache:
 
     def mark_complete(self, key: str) -> None:
         """Record that the environment is complete. The caller holds the lock for writing."""
-        draft = self._path(key, "draft")
-        draft.write_text(fingerprint(self.folder(key)))
-        draft.replace(self._path(key, "ready"))
+        data = fingerprint(self.folder(key)).encode()
+        with opened_folder(self.root) as root:
+            replace_plain(root, f"{key}.ready", data, draft=f"{key}.draft")
 
     def _is_intact(self, key: str) -> bool:
         """Tell if the environment is complete and unmodified."""
         try:
-            return self._path(key, "ready").read_text() == fingerprint(self.folder(key))
+            return read_plain(self._path(key, "ready"), _MAX_READY_BYTES) == fingerprint(self.folder(key)).encode()
         except OSError:
             return False
 
@@ -180,7 +184,7 @@ class LocalCache:
                 used_at = max(file.stat().st_mtime for file in (path, self._path(key, "ready")) if file.exists())
                 if time.time() - used_at < unused_for_s:
                     continue
-                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                handle = open_plain(path, os.O_RDWR)
                 try:
                     if self._flock(key, handle, fcntl.LOCK_EX):
                         self.clear(key)
@@ -202,10 +206,11 @@ def create_user_cache(environments: Path, uid: int, gid: int) -> Path:
     Raises OSError.
     """
     folder = environments / f"of-{uid}"
-    folder.mkdir(exist_ok=True)
-    os.chown(folder, uid, gid)
-    # Marks the folder as used, even if nothing is added to it.
-    os.utime(folder)
+    # A container may have put a link there: its target is not given away.
+    with opened_folder(environments, folder.name, make=True) as handle:
+        os.fchown(handle, uid, gid)
+        # Marks the folder as used, even if nothing is added to it.
+        os.utime(handle)
     environments.chmod(stat.S_IMODE(environments.stat().st_mode) | 0o111)
     return folder
 

@@ -22,6 +22,7 @@ from stoker.agent.fetch_programs import fetch_program, place_program
 from stoker.agent.runtime import Command
 from stoker.model.errors import SetupFailed
 from stoker.store.base import Store
+from stoker.store.safe_extraction import Extraction
 
 # A change that uv made or would make: ` + numpy==2.1.0`, ` - torch==2.4.0 (from file:///…)`, ` + mine @ file:///…`.
 _CHANGE = re.compile(r"^ (?P<sign>[+~-]) (?P<name>[A-Za-z0-9._-]+)(?:==(?P<version>\S+)| @ \S+)?", re.MULTILINE)
@@ -165,7 +166,9 @@ def read_from(target: Path) -> tuple[str, ...]:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    """Write a file in a folder that commands in a container may write to: no link of that name is followed."""
+    with Extraction(path.parent, follow=False) as folder:
+        folder.write(path.name, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _failure_text(answer: CommandResult) -> str:

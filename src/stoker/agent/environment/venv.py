@@ -17,6 +17,7 @@ from pathlib import Path
 from stoker.agent.environment.python import Python
 from stoker.agent.environment.uv import Uv, read_from, write_lines
 from stoker.model.errors import SetupFailed
+from stoker.store.safe_extraction import Extraction
 
 # The most valuable packages of an image: retained with priority.
 _MOST_VALUABLE = ("torch", "tensorflow", "jax", "jaxlib", "torchvision", "torchaudio", "numpy")
@@ -180,5 +181,5 @@ def _quote(path: Path) -> str:
 
 
 def _write_program(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
+    with Extraction(path.parent, follow=False) as folder:
+        folder.write(path.name, text.encode(), 0o755)
