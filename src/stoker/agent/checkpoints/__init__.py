@@ -31,5 +31,6 @@ Restore:
 |---|---|
 | `restore`, `restore_folder` | restore a checkpoint into the folder of an attempt, before its training starts |
 | `folder_replacement` | put files into the folder, and delete nothing that Stoker did not write |
+| `folder_record` | what was in the folder before the job, and what restores wrote |
 | `resume_from` | import a checkpoint of another job, a folder or a URL |
 """
