@@ -313,7 +313,7 @@ def _worth_less(path: str) -> bool:
 
 
 class _Scope(NamedTuple):
-    """What a walk finds beside plain outputs."""
+    """The files that a walk finds beside plain outputs."""
 
     # Files on other disks.
     mounts: bool = False

@@ -48,7 +48,7 @@ class FolderRecord:
     # The files and folders from before the job first started here.
     before: dict[str, Stamp] = field(default_factory=dict)
     folders_before: frozenset[str] = frozenset()
-    # What the last restore wrote.
+    # The files that the last restore wrote.
     restored: dict[str, Stamp] = field(default_factory=dict)
 
     @classmethod
