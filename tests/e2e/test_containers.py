@@ -556,3 +556,30 @@ def test_a_setup_cannot_have_a_checkpoint_restored_outside(world: World, engine:
     assert ended.outcome == "failed" and "checkpoints.dir: checkpoints is not a folder, or is a link" in ended.reason
     assert [path.name for path in outside.iterdir()] == ["kept"]
     assert (outside.stat().st_uid, (outside / "kept").stat().st_uid) == (os.getuid(), os.getuid())
+
+
+def test_links_in_a_folder_of_ones_own_lead_the_next_attempt_nowhere(world: World, engine: Docker) -> None:
+    folder, victim = world.root / "data/saves", world.root / "bashrc"
+    folder.mkdir(parents=True)
+    (folder / "of-people.txt").write_text("{}")
+    victim.write_text("of the machine")
+    world.write(
+        f"""
+import os, time
+from pathlib import Path
+folder, truth = Path({str(folder)!r}), Path(os.environ["TRUTH"])
+if os.environ["STOKER_ATTEMPT"] == "1":
+    (folder / "state.json").write_text("{{}}")
+    for name in (".stoker-folder.draft", ".stoker-folder." + os.environ["STOKER_JOB"] + ".json.tmp"):
+        (folder / name).symlink_to({str(victim)!r})
+    (truth / "ready").touch()
+    time.sleep(1000)
+(truth / "again").write_text(" ".join(sorted(path.name for path in folder.iterdir() if path.name[0] != ".")))
+"""
+    )
+    job = world.submit(environment=contained(world), checkpoints={"dir": str(folder)})
+    until(lambda: (world.truth / "ready").exists() and world.checkpoints(job), "it has saved and laid its links")
+    world.interrupt(job, 5.0)
+    assert world.ended(job).outcome == "succeeded", world.story(job)
+    assert (world.truth / "again").read_text() == "of-people.txt state.json"
+    assert victim.read_text() == "of the machine"
