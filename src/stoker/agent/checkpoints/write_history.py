@@ -109,7 +109,7 @@ class _LogFiles:
         return open_s >= STREAM_S and by_bytes < STREAM_BYTES and path not in self._written_over
 
     def held_in_place(self, now: float) -> set[str]:
-        """Return files that have been open for long and are written over in place: they rest when nothing is written."""
+        """Return files that have been open for long and are written over in place: they count as closed."""
         return {path for path in self._written_over if now - self._opened[path][0] >= STREAM_S}
 
     def all(self, files: Files, now: float) -> set[str]:
