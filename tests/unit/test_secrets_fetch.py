@@ -337,7 +337,8 @@ def test_a_variable_is_looked_for_before_a_job_is_sent(tmp_path: Path, monkeypat
     from stoker.model.spec import Spec
     from stoker.submit.local_environment import _check_secrets, unmasked
 
-    spec = Spec(name="x", run="true", secrets={"A": "env:MINE", "B": "aws-sm:x"})
+    # Those of other sources are looked for on the machine.
+    spec = Spec(name="x", run="true", secrets={"0": "aws-sm:y", "A": "env:MINE", "B": "aws-sm:x"})
     with pytest.raises(UserError, match=r"^secrets.A: MINE is not set in your environment; export it first$"):
         _check_secrets(spec)
     monkeypatch.setenv("MINE", "")

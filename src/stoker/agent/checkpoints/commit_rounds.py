@@ -75,8 +75,7 @@ class CommitRounds:
         self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock)
         self.requested = RequestedCommits(options, self.queue, self.sender, self.manifests, deadlines.seconds_left)
         self.training_end = TrainingEnd("died") if options.recovering else TrainingEnd()
-        follows = options.rank and options.nodes > 1
-        self.folder_commits = (FollowingCommits if follows else FolderCommits)(
+        self.folder_commits = (FollowingCommits if options.rank else FolderCommits)(
             options, self.watch, self.chooser, self.sender, self.manifests, lambda: self.training_end
         )
         self.pruning = PruneSchedule(Pruner(options, self.sender))
