@@ -1,4 +1,4 @@
-"""Find the git commit of a folder."""
+"""Find the git commit of a folder, and the files that git tracks in it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def revision(folder: Path, *, exclude: Sequence[str] = ()) -> Revision | None:
     paths = [".", ":(exclude).stoker", *(f":(exclude,literal){path}" for path in exclude)]
     status = _git(folder, "status", "--porcelain", "--untracked-files=normal", "--", *paths)
     return Revision(commit.strip() if commit else None, None if status is None else bool(status.strip()))
+
+
+def tracked_files(folder: Path, below: str) -> frozenset[str]:
+    """The files below a path in the folder that git tracks, relative to the folder; empty where there is no answer."""
+    found = _git(folder, "ls-files", "-z", "--", f":(literal){below}")
+    return frozenset((found or "").split("\0")) - {""}
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -16,7 +16,9 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, cast
@@ -25,7 +27,8 @@ from stoker.model.errors import UserError
 from stoker.model.submission import Code
 from stoker.submit.git_revision import Revision, revision
 from stoker.submit.ignore_rules import IgnoreRules, ignored_by, is_ignored, read_rules, rules_above, unreadable_code
-from stoker.submit.ignored_files import IgnoredFiles, summarize_ignored
+from stoker.submit.ignored_files import MOST_COUNTED, IgnoredFiles, summarize_ignored
+from stoker.submit.results_in_code import UnpackedResults
 from stoker.submit.system_folders import check_code_folder, is_kernel_filesystem
 
 WARN_ABOVE_BYTES = 100 * 1000**2
@@ -67,6 +70,8 @@ class PackedCode:
     names: frozenset[str] = frozenset()
     # Files that the script may need and ignore files left out: one for each kind of ignore file.
     ignored: tuple[IgnoredFiles, ...] = ()
+    # Folders for results in it, with the files that are not packed therefore.
+    results: tuple[UnpackedResults, ...] = ()
 
     @property
     def code(self) -> Code:
@@ -97,21 +102,29 @@ class _Entry:
 
 
 def pack(
-    folder: Path, *, exclude: Sequence[str] = (), known: Sequence[Path] = (), into: Path | None = None
+    folder: Path,
+    *,
+    exclude: Sequence[str] = (),
+    results: Sequence[tuple[str, str]] = (),
+    known: Sequence[Path] = (),
+    into: Path | None = None,
 ) -> PackedCode:
     """Pack everything in `folder` that is code, into a new temporary file (in `into`, where that is given).
 
     Left out are files that `.gitignore` and `.stokerignore` name, at any depth and above the folder up to the root of
     its git repository; caches and virtual environments; links that lead out of the folder; and `exclude`, paths
-    relative to the folder or absolute. `known` are the job's inputs: they may be left out without a warning. Raises
-    UserError when the folder or a file in it cannot be read, and leaves no temporary file then.
+    relative to the folder or absolute. So are `results`, pairs of a field and a path that it names: the files in them
+    are listed in the result. `known` are the job's inputs: they may be left out without a warning. Raises UserError
+    when the folder or a file in it cannot be read, and leaves no temporary file then.
     """
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "there is no such folder"
         raise UserError(f"code: {folder}: {problem}")
     root = folder.resolve()
     check_code_folder(root)
-    walk = _Walk(root, frozenset(_relative(root, exclude)), frozenset(_relative(root, map(str, known))))
+    fields = {name: field for field, path in results for name in _relative(root, [path])}
+    excluded = frozenset(_relative(root, exclude)) | fields.keys()
+    walk = _Walk(root, excluded, frozenset(_relative(root, map(str, known))))
     entries = sorted(walk.entries(), key=lambda entry: os.fsencode(entry.name))
     digest, path = _write(entries, into)
     unpacked = sum(entry.size for entry in entries)
@@ -132,7 +145,21 @@ def pack(
         warnings=tuple(walk.warnings),
         names=frozenset(entry.name for entry in entries),
         ignored=summarize_ignored(root, walk.ignored),
+        results=tuple(_unpacked(root, one, fields[one.name]) for one in walk.left_out if one.name in fields),
     )
+
+
+def _unpacked(root: Path, left: _LeftOut, field: str) -> UnpackedResults:
+    """List the files that would have been packed if they were not for results: up to `MOST_COUNTED`."""
+    if not left.path.is_dir():
+        return UnpackedResults(field, left.name, is_file=True, files=())
+    files: list[tuple[str, int]] = []
+    # What cannot be read there is not packed anyway.
+    with suppress(UserError):
+        for entry in islice(_Walk(root, frozenset()).below(left), MOST_COUNTED):
+            if stat.S_ISREG(entry.status.st_mode):
+                files.append((entry.name, entry.size))  # noqa: PERF401 - those before an unreadable one stay
+    return UnpackedResults(field, left.name, is_file=False, files=tuple(files))
 
 
 def _relative(root: Path, paths: Iterable[str]) -> Iterator[str]:
@@ -143,6 +170,15 @@ def _relative(root: Path, paths: Iterable[str]) -> Iterator[str]:
                 yield Path(full).relative_to(root).as_posix()
 
 
+@dataclass(frozen=True)
+class _LeftOut:
+    """An excluded file or folder that no ignore file names, with the ignore rules around it."""
+
+    name: str
+    path: Path
+    rules: tuple[IgnoreRules, ...]
+
+
 class _Walk:
     """Walks through the folder once, and decides what is code."""
 
@@ -151,6 +187,7 @@ class _Walk:
         self.known = known
         # Paths that an ignore file left out, with the name of that file.
         self.ignored: list[tuple[str, str]] = []
+        self.left_out: list[_LeftOut] = []
         self.warnings: list[str] = []
         self._root = root
         self._device = root.stat().st_dev
@@ -170,6 +207,10 @@ class _Walk:
                 )
             yield entry
 
+    def below(self, left: _LeftOut) -> Iterator[_Entry]:
+        """Everything in a folder that was left out, as if it was to be packed."""
+        return self._folder(left.path, left.name, left.rules)
+
     def _folder(self, folder: Path, name: str, rules: tuple[IgnoreRules, ...]) -> Iterator[_Entry]:
         own = read_rules(folder)
         rules = (*rules, own) if own is not None else rules
@@ -177,9 +218,14 @@ class _Walk:
             inner = f"{name}/{item.name}" if name else item.name
             path = Path(item.path)
             is_folder = item.is_dir(follow_symlinks=False)
-            if item.name in _ALWAYS_OUT or item.name.endswith(".pyc") or inner in self.excluded:
+            if item.name in _ALWAYS_OUT or item.name.endswith(".pyc"):
                 continue
-            if is_ignored(path, is_folder, rules):
+            ignored = is_ignored(path, is_folder, rules)
+            if inner in self.excluded:
+                if not ignored and (is_folder or item.is_file()):
+                    self.left_out.append(_LeftOut(inner, path, rules))
+                continue
+            if ignored:
                 if inner not in self.known:
                     self.ignored.append((inner, ignored_by(path, is_folder, rules)))
                 continue

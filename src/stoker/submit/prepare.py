@@ -35,6 +35,7 @@ from stoker.submit.pack_code import PackedCode, pack
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.requirements_file import check_conda, choose_requirements
 from stoker.submit.result_folders import check_result_folders
+from stoker.submit.results_in_code import check_results_in_code
 from stoker.submit.wheel_targets import pack_wheels, reuse_wheels
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _warnings(
     return (
         *choice.check.warnings,
         *check_channels.address_warnings(choice.spec.notify),
-        *packages.requirements_warnings,
+        *packages.code_warnings,
         *choice.unchecked,
         *packages.missing,
         *loopback_addresses,
@@ -188,7 +189,7 @@ class _Packages:
     tools: tuple[ProgramFile, ...]
     wheels: WheelSet | None
     notes: tuple[str, ...] = ()
-    requirements_warnings: tuple[str, ...] = ()
+    code_warnings: tuple[str, ...] = ()
     # Lines about agents, programs and wheels that are not packed.
     missing: tuple[str, ...] = ()
 
@@ -198,8 +199,10 @@ def _pack(
 ) -> _Packages:
     """Pack the code, the agents, and the programs and wheels that the requirements need. An error leaves no file."""
     agents, missing_agents = pack_agents(machines, spec)
-    packed = pack(code_folder, exclude=_results_of_runs(spec, store), known=local_inputs)
+    own = list(map(str, own_folders(store.url)))
+    packed = pack(code_folder, exclude=own, results=_results_of_runs(spec), known=local_inputs)
     try:
+        result_warnings, result_notes = check_results_in_code(spec, code_folder, packed.results)
         chosen = choose_requirements(spec, code_folder, packed.names)
         spec = chosen.spec
         check_conda(spec, code_folder, packed.names)
@@ -216,7 +219,8 @@ def _pack(
         packed.path.unlink(missing_ok=True)
         raise
     missing = (*missing_agents, *missing_tools, *missing_wheels)
-    return _Packages(spec, packed, agents, tools, wheels, chosen.notes, chosen.warnings, missing)
+    notes, code_warnings = (*result_notes, *chosen.notes), (*result_warnings, *chosen.warnings)
+    return _Packages(spec, packed, agents, tools, wheels, notes, code_warnings, missing)
 
 
 def _reuse(spec: Spec, machines: TargetMachines, submission: Submission) -> _Packages:
@@ -250,8 +254,8 @@ def _plan_uploads(
     return uploads.plan_uploads(spec, capabilities, url, store)
 
 
-def _results_of_runs(spec: Spec, store: Store) -> list[str]:
-    """Paths in the code folder that runs write to. They are no code, and would change the digest with each run."""
-    entries = (*entries_of(spec.checkpoints.dir), *entries_of(spec.outputs))
+def _results_of_runs(spec: Spec) -> list[tuple[str, str]]:
+    """Paths that runs write to, with their fields. They are no code, and would change the digest with each run."""
+    fields = (("checkpoints.dir", spec.checkpoints.dir), ("outputs", spec.outputs))
     # A pattern may match code as well, which is packed: unchanged, it is neither checkpoint nor output.
-    return [*(entry for entry in entries if not is_pattern(entry)), *map(str, own_folders(store.url))]
+    return [(field, entry) for field, value in fields for entry in entries_of(value) if not is_pattern(entry)]
