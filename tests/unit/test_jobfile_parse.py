@@ -184,6 +184,20 @@ def test_the_smallest() -> None:
         ("run: x\ncheckpoints: {dir: ['!a']}\n", "stoker.yaml:2: checkpoints.dir: only takes back"),
         ("run: x\ncheckpoints: {dir: [a, /b/c]}\n", "stoker.yaml:2: checkpoints.dir: mixes absolute and relative"),
         ("run: x\ncheckpoints: {dir: ~/saves}\n", "stoker.yaml:2: checkpoints.dir: ~/saves: `~` means another home"),
+        ("run: x\ncheckpoints: {dir: $HOME/ck}\n", "stoker.yaml:2: checkpoints.dir: $HOME/ck: Stoker does not replace"),
+        ("run: x\noutputs: [a, '!a/${USER}']\n", "stoker.yaml:2: outputs: !a/${USER}: Stoker does not replace ${USER}"),
+        ("run: x\noutputs: run-$USER/*.pt\n", "stoker.yaml:2: outputs: run-$USER/*.pt: Stoker does not replace $USER"),
+        ("run: x\ncode: $HOME\n", "stoker.yaml:2: code: $HOME: Stoker does not replace $HOME in a path; write the path"),
+        ("run: x\ninputs: {d: $DATA/x}\n", "stoker.yaml:2: inputs.d: $DATA/x: Stoker does not replace $DATA"),
+        ("run: x\ninputs: {d: {from: 's3://b/$U'}}\n", "stoker.yaml:2: inputs.d: s3://b/$U: Stoker does not replace"),
+        ("run: x\nresume_from: $OLD/ck\n", "stoker.yaml:2: resume_from: $OLD/ck: Stoker does not replace $OLD"),
+        ("run: x\nenvironment: {requirements: $R}\n", "stoker.yaml:2: environment.requirements: $R: Stoker does not"),
+        ("run: x\nenvironment: {conda: $R/e.yml}\n", "stoker.yaml:2: environment.conda: $R/e.yml: Stoker does not"),
+        ("run: x\nenvironment: {python: $P/bin/python}\n", "stoker.yaml:2: environment.python: $P/bin/python: Stoker"),
+        (
+            "run: x\nenvironment: {container: {image: a, run: {volume: '$HOME/a:/a'}}}\n",
+            "stoker.yaml:2: environment.container.run.volume: $HOME/a: Stoker does not replace $HOME",
+        ),
         ("run: x\noutputs: /\n", "stoker.yaml:2: outputs: /: holds what is not the job's"),
         ("run: x\noutputs: [a, ../b]\n", "stoker.yaml:2: outputs: expected a folder below the code"),
         ("run: x\noutputs: /home/*\n", "stoker.yaml:2: outputs: /home/*: holds what is not the job's"),
@@ -257,6 +271,11 @@ def test_the_smallest() -> None:
 )
 def test_a_mistake_is_one_line_with_place_field_and_advice(text: str, message: str) -> None:
     assert problem(text).startswith(message)
+
+
+def test_names_of_objects_may_have_a_dollar_sign() -> None:
+    spec = parse("run: x\ninputs: {d: 's3://b/part_$folder$/$'}\ncode: a$\n")
+    assert spec.inputs["d"].source == "s3://b/part_$folder$/$" and spec.code == "a$"
 
 
 def test_the_value_of_a_would_be_secret_is_never_repeated() -> None:

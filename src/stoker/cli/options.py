@@ -112,23 +112,30 @@ else:
 
 
 class Duration(_FloatType):
-    """A duration such as `30s`, `15m` or `24h`, in seconds."""
+    """A duration such as `30s`, `15m` or `24h`, in seconds. With `unit`, a number without a unit is refused."""
 
     name = "duration"
+
+    def __init__(self, *, unit: bool = False) -> None:
+        self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
         if isinstance(value, (int, float)):
             return float(value)
         from stoker.jobfile.value_forms import DURATION_HELP, read_duration
 
+        what = param.opts[0] if param is not None else "a duration"
         try:
-            return read_duration(value)
+            found = read_duration(value)
         except ValueError:
-            what = param.opts[0] if param is not None else "a duration"
             raise UserError(f"{what} {value}: expected {DURATION_HELP}") from None
+        if self._unit and found and value.strip()[-1:].isdigit():
+            raise UserError(f"{what} {value}: has no unit; write {value}d, {value}h or {value}s")
+        return found
 
 
 DURATION = Duration()
+DURATION_WITH_UNIT = Duration(unit=True)
 
 
 class TrailingCommand(click.Command):

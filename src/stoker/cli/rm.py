@@ -10,7 +10,7 @@ import click
 
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.completers import complete_jobs_that, has_ended
-from stoker.cli.options import DURATION, jobs_argument, opened_store, store_option, yes_option
+from stoker.cli.options import DURATION_WITH_UNIT, jobs_argument, opened_store, store_option, yes_option
 
 if TYPE_CHECKING:
     from stoker.store.base import Store
@@ -25,19 +25,20 @@ _MOST_COUNTED = 20_000
 @click.option(
     "--older-than",
     "older_s",
-    type=DURATION,
+    type=DURATION_WITH_UNIT,
     metavar="TIME",
-    help="Every job that ended longer ago, such as 30d.",
+    help="Every job that ended longer ago, such as 30d; with JOB, only those of them.",
 )
 @yes_option
 @store_option
 def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     """Delete ended jobs with their logs, checkpoints and outputs, and code that no other job uses.
 
-    Asks for confirmation on a terminal. Without a terminal, named jobs are deleted, and --older-than needs -y.
+    Asks for confirmation on a terminal. Without a terminal, named jobs are deleted, and --older-than alone needs -y.
     """
     from stoker import client
     from stoker.cli.format import counted, say
+    from stoker.jobfile.value_forms import write_duration
     from stoker.maintenance.delete import (
         collect_environments,
         collect_shared,
@@ -51,14 +52,20 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
 
     if not jobs and older_s is None:
         raise UserError("name the jobs to delete, or give --older-than, such as --older-than 30d")
+    if older_s == 0:
+        raise UserError("--older-than 0 selects every ended job; give a time such as 30d, or name the jobs")
     store = opened_store()
-    found = [find_job(store, job) for job in jobs]
-    old = ended_before(store, timedelta(seconds=older_s)) if older_s is not None else []
-    if not old and not jobs:
-        say("no job ended so long ago; nothing is deleted")
-    _agree(store, list(dict.fromkeys([*found, *old])), yes=yes, named=not old)
-    found += old
-    for job in dict.fromkeys(found):
+    found = list(dict.fromkeys(find_job(store, job) for job in jobs))
+    if older_s is not None:
+        old = ended_before(store, timedelta(seconds=older_s))
+        for job in found:
+            if job not in old:
+                say(f"{job} is kept: it did not end more than {write_duration(older_s)} ago")
+        found = [job for job in found if job in old] if jobs else old
+        if not found:
+            say("nothing is deleted" if jobs else "no job ended so long ago; nothing is deleted")
+    _agree(store, found, yes=yes, named=bool(jobs))
+    for job in found:
         client.remove(job, store)
         say(f"{job} is deleted")
     finish_removals(store)

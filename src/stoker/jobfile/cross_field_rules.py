@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from stoker.jobfile.result_paths import check_result_paths
 from stoker.jobfile.settings_tree import Origin
+from stoker.model import docker_flags
 from stoker.model.command_line import command_argv, input_variable
 from stoker.model.errors import SpecError, UserError
 from stoker.model.package_sources import read_address, read_deb
+from stoker.model.path_patterns import entries_of
 from stoker.model.spec import Spec
 from stoker.providers import registry
 
@@ -22,12 +25,16 @@ _CONTRACT = frozenset(
     }
 )
 _SAGEMAKER = frozenset({"TRAINING_JOB_NAME", "SAGEMAKER_JOB_NAME", "CURRENT_HOST", "SAGEMAKER_REGION"})
+_PATH_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{\w+\})")
+# Names of objects may have a `$` in them, such as Hadoop's `part_$folder$`.
+_URL_VARIABLE = re.compile(r"(?<=/)\$[A-Za-z_]\w*|\$\{\w+\}")
 # Each field on the left has no meaning without the one on the right.
 _SERVES = {"apt_mirror": "apt", "conda_channel": "conda"}
 
 
 def check_rules(spec: Spec, where: Where) -> None:
     """Raise SpecError with the field and its place for the first broken rule."""
+    _check_paths(spec, where)
     check_result_paths(spec, where)
     _check_variables(spec, where)
     _check_capacity(spec, where)
@@ -36,6 +43,33 @@ def check_rules(spec: Spec, where: Where) -> None:
         command_argv(spec)
     except UserError as error:
         raise SpecError(f"{where('run')}: {error}") from None
+
+
+def _check_paths(spec: Spec, where: Where) -> None:
+    """Refuse variables in paths: no part of Stoker replaces them, and they differ from machine to machine."""
+
+    def check(path: str, written: str | None) -> None:
+        pattern = _URL_VARIABLE if "://" in (written or "") else _PATH_VARIABLE
+        found = pattern.search(written or "")
+        if found is not None:
+            problem = f"{written}: Stoker does not replace {found[0]} in a path; write the path itself"
+            raise where(path).error(path, problem)
+
+    def check_volume(name: str, source: str) -> str:
+        check(f"environment.container.run.{name}", source)
+        return source
+
+    check("code", spec.code)
+    for field, entries in (("checkpoints.dir", spec.checkpoints.dir), ("outputs", spec.outputs)):
+        for entry in entries_of(entries):
+            check(field, entry)
+    for name, source in spec.inputs.items():
+        check(f"inputs.{name}", source.source)
+    check("resume_from", spec.resume_from)
+    for name in ("python", "requirements", "conda"):
+        check(f"environment.{name}", getattr(spec.environment, name))
+    if spec.environment.container is not None:
+        docker_flags.with_sources(spec.environment.container.run, check_volume)
 
 
 def _check_capacity(spec: Spec, where: Where) -> None:

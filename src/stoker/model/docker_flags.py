@@ -137,8 +137,8 @@ def _placed(value: Any, place: Callable[[str], str]) -> Any:
 
 
 def _is_path(source: str) -> bool:
-    """Return whether a source is a folder and not the name of a volume, by the rule of the engines."""
-    return str(source).startswith(("/", ".", "~"))
+    """Return whether a source is a folder and not the name of a volume, which begins with a letter or a digit."""
+    return str(source).startswith(("/", ".", "~", "$"))
 
 
 def _words(flag: str, value: Any, engine: str) -> Iterator[str]:
