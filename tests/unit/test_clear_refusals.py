@@ -91,3 +91,41 @@ def test_an_age_that_selects_too_much_is_refused(stoker: Stoker, store: Store, a
     code, _, err = stoker("rm", "-y", "--older-than", age)
     assert code == 2 and err.startswith(f"stoker: --older-than {age[0]}") and words in err
     assert [summary.id for summary in client.jobs(store=store)] == [job]
+
+
+# ── The place of a mistake ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "name: x\n", "\n\nname: x\n"])
+def test_a_file_without_a_command_is_named(stoker: Stoker, store: Store, text: str) -> None:
+    Path("j.yaml").write_text(text)
+    wanted = "stoker: j.yaml: run: is missing; say what to run, such as `run: python train.py`\n"
+    assert stoker("run", "j.yaml") == (2, "", wanted)
+    assert stoker("run", "j.yaml", "--nodes", "2", "--set", "name=y") == (2, "", wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (("prices", "--provider", "foo"), "--provider: "),
+        (("offers", "--provider", "foo"), "command line: resources.provider: "),
+        (("run", "--provider", "foo", "--", "true"), "command line: resources.provider: "),
+        (("run", "--set", "resources.provider=foo", "--", "true"), "--set: resources.provider: "),
+        (("run", "j.yaml"), "j.yaml:2: resources.provider: "),
+        (("check", "foo"), ""),
+        (("iam", "foo"), ""),
+    ],
+)
+def test_a_provider_that_does_not_exist_is_said_with_its_place(
+    stoker: Stoker, store: Store, arguments: tuple[str, ...], place: str
+) -> None:
+    Path("j.yaml").write_text("run: 'true'\nresources: {provider: foo}\n")
+    code, out, err = stoker(*arguments)
+    assert (code, out) == (2, "")
+    assert err == f"stoker: {place}there is no provider 'foo'; choose one of: ec2, gce, local, sagemaker\n"
+
+
+def test_one_job_file_is_taken(stoker: Stoker, store: Store) -> None:
+    code, _, err = stoker("run", "a.yaml", "b.yml")
+    assert code == 2 and err == "stoker: a.yaml b.yml: run takes one job file; submit each with a command of its own\n"
+    assert "two dashes" in stoker("run", "echo", "b.yaml")[2]

@@ -44,11 +44,14 @@ def command(provider: str | None, regions: tuple[str, ...], refresh: bool, as_js
 
 def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> dict[str, PricesModule]:
     """The price tables by provider: the named one, else every provider with prices for one of the named regions."""
-    from stoker.model.errors import UserError
+    from stoker.model.errors import NoSuchProvider, UserError
     from stoker.providers import registry
 
     if provider is not None:
-        return {provider: registry.prices(provider)}
+        try:
+            return {provider: registry.prices(provider)}
+        except NoSuchProvider as error:
+            raise UserError(f"--provider: {error}") from None
     found = {}
     for name in registry.names():
         with suppress(UserError):  # The provider has no price table.

@@ -116,6 +116,8 @@ def command(
 
 def _job_file(words: tuple[str, ...]) -> Path | None:
     """The named job file. Raises UserError for a command that was typed without the dashes."""
+    if len(words) > 1 and all(Path(word).suffix in (".yaml", ".yml") for word in words):
+        raise UserError(f"{' '.join(words)}: run takes one job file; submit each with a command of its own")
     if len(words) > 1:
         raise UserError(f"write the command after two dashes: stoker run -- {' '.join(words)}")
     if words and Path(words[0]).suffix in (".py", ".sh"):

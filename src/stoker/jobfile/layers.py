@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.jobfile.settings_tree import Layer, assignments, layer_of, merge_layers, read_layer
+from stoker.jobfile.settings_tree import Layer, SettingNode, assignments, layer_of, merge_layers, read_layer
 from stoker.model import keys
 from stoker.model.errors import UserError
 
@@ -65,13 +65,19 @@ def named_provider(layers: Sequence[Layer], *, shared: bool = False) -> str | No
 
     Shared layers count only with `shared`: other layers may overrule them.
     """
+    found = provider_node(layers, shared=shared)
+    return found.value if found is not None and isinstance(found.value, str) else None
+
+
+def provider_node(layers: Sequence[Layer], *, shared: bool = False) -> SettingNode | None:
+    """As `named_provider`, with the place where it is written."""
     root = merge_layers([layer for layer in layers if shared or not layer.root.origin.shared])
     for key in ("resources", "provider"):
         found = root.value.get(key) if isinstance(root.value, dict) else None
         if found is None:
             return None
         root = found
-    return root.value if isinstance(root.value, str) else None
+    return root
 
 
 def find_job_file(folder: Path | None = None) -> Path | None:

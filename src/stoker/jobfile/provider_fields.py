@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.jobfile.field_table import Field, fields_of, provider_sections
-from stoker.jobfile.layers import named_provider, shared_layers
+from stoker.jobfile.layers import provider_node, shared_layers
 from stoker.jobfile.parse import ParsedJob, base_folder, parse_layers
-from stoker.jobfile.settings_tree import Layer
+from stoker.jobfile.settings_tree import Layer, Origin
 from stoker.model import secret_refs
-from stoker.model.errors import SpecError
+from stoker.model.errors import NoSuchProvider, SpecError
 from stoker.model.spec import Spec
 from stoker.providers import registry
 
@@ -92,10 +92,11 @@ def resolve_job(
     `shared` are the layers below, where the caller has read them already: the user's settings and the store's
     defaults. `offline` asks no remote store, not even for its defaults. Raises UserError for the first mistake.
     """
-    provider = named_provider(own)
-    if provider is not None:
+    named = provider_node(own)
+    if named is not None and isinstance(named.value, str):
         # Before the store is asked for anything: asking needs credentials, which would be demanded in vain.
-        registry.check_store(provider, store.url)
+        _capabilities(registry.capabilities, named.value, named.origin)
+        registry.check_store(named.value, store.url)
     if shared is None:
         shared = shared_layers(None if offline and not store.is_local else store)
     return resolve((*shared, *own), registry.capabilities)
@@ -110,12 +111,12 @@ def resolve(
     """Parse the layers, check them against the provider, and fill in limits that may not stay open.
 
     Shared layers are written for many providers: fields of theirs under `resources` that the chosen provider cannot
-    honour are left out, with a warning. Raises SpecError for every other field that it cannot honour, and whatever
-    `capabilities_of` raises for a provider that does not exist.
+    honour are left out, with a warning. Raises SpecError for every other field that it cannot honour, and for a provider
+    that does not exist.
     """
     parsed = parse_layers(layers, folder=folder)
     provider = parsed.spec.resources.provider
-    capabilities = capabilities_of(provider)
+    capabilities = _capabilities(capabilities_of, provider, parsed.where("resources.provider"))
     inapplicable = {
         demand.field: origin.source
         for demand in _refused(parsed.spec, provider, capabilities)
@@ -136,9 +137,20 @@ def resolve(
 def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> ResolvedJob:
     """Check a complete spec as `resolve` checks layers, and fill in the same limits."""
     provider = spec.resources.provider
-    capabilities = capabilities_of(provider)
+    capabilities = _capabilities(capabilities_of, provider, None)
     check_honoured(spec, provider, capabilities)
     return ResolvedJob(*apply_default_limits(spec, capabilities), Path.cwd())
+
+
+def _capabilities(
+    capabilities_of: Callable[[str], Capabilities], provider: str, origin: Origin | None
+) -> Capabilities:
+    """The provider's capabilities. Raises SpecError, with the place, for a provider that does not exist."""
+    try:
+        return capabilities_of(provider)
+    except NoSuchProvider as error:
+        place = f"{origin}: " if origin is not None else ""
+        raise SpecError(f"{place}resources.provider: {error}") from None
 
 
 def check_honoured(spec: Spec, provider_name: str, capabilities: Capabilities) -> None:

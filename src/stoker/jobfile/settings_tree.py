@@ -137,11 +137,16 @@ def merge(earlier: SettingNode, later: SettingNode) -> SettingNode:
 
 
 def merge_layers(layers: Sequence[Layer]) -> SettingNode:
-    """Merge all layers into one tree, later ones winning; each part keeps its own origin."""
+    """Merge all layers into one tree, later ones winning; each part keeps its own origin.
+
+    The origin of the whole, which errors about missing fields name, is the job file where there is one.
+    """
     root = SettingNode({}, Origin("job"))
     for layer in layers:
         root = merge(root, layer.root)
-    return root
+    files = [layer.root.origin for layer in layers if layer.folder is not None]
+    # Without a line: a missing field has none.
+    return replace(root, origin=replace(files[-1], line=None)) if files else root
 
 
 def scalar(text: str) -> bool | int | float | str | None:

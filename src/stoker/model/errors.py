@@ -3,6 +3,7 @@
     StokerError
     ├─ UserError              the person's mistake: one clear line, exit code 2
     │   ├─ NoSuchJob          a name that no job has
+    │   ├─ NoSuchProvider     a name that no provider has
     │   ├─ WrongKeyword       a keyword that a function or `Job` does not have; a TypeError too
     │   └─ SpecError          … in a job file: names the field and, where known, the line
     ├─ CodecError             bytes that do not decode to what they should be
@@ -47,6 +48,10 @@ class NoSuchJob(UserError):
     def __init__(self, text: str, problem: str) -> None:
         super().__init__(problem)
         self.text = text
+
+
+class NoSuchProvider(UserError):
+    """No installed provider has this name."""
 
 
 class WrongKeyword(UserError, TypeError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from stoker.model.errors import UserError
+from stoker.model.errors import NoSuchProvider, UserError
 from stoker.model.spec import Spec, is_port
 from stoker.store.home import is_unnamed_store
 
@@ -119,7 +119,7 @@ def _module(name: str) -> ModuleType:
         path = _entry_points().get(name)
     if path is None:
         known = ", ".join(names())
-        raise UserError(f"resources.provider: there is no provider {name!r}; choose one of: {known}")
+        raise NoSuchProvider(f"there is no provider {name!r}; choose one of: {known}")
     return importlib.import_module(path)
 
 
