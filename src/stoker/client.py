@@ -4,8 +4,8 @@
     summary = stoker.wait(job)
 
 `stoker.read.api` adds jobs, logs, metrics, checkpoints, compare, pull and pull_outputs. The command line is built on
-both. A job is named by its id, a unique beginning of it, or its name where that is unique. A store is a URL, an open
-store, or None: then STOKER_STORE, else a folder under the home.
+both. A job is named by its id, a unique beginning of it, or its name: of several jobs with one name, the only active
+one is meant. A store is a URL, an open store, or None: then STOKER_STORE, else a folder under the home.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared
             raise UserError("sets: a Spec is complete; change it with dataclasses.replace")
         resolved = resolve_spec(job, registry.capabilities)
         return prepare.prepare(resolved.spec, store, folder=resolved.folder, warnings=resolved.warnings)
+    given: object = job
+    if not isinstance(given, (Job, str, os.PathLike)):
+        what = "a `stoker.Job`, a `Spec` or the path of a job file"
+        raise UserError(f"expected {what}, found a {type(given).__name__}; write stoker.Job(run=…)")
     layer = job.layer() if isinstance(job, Job) else job_layer(Path(job))
     return prepare.prepare_job((layer, *([assignments(sets)] if sets else ())), store)
 
@@ -172,7 +176,7 @@ def stop(job: str, store: str | Store | None = None) -> bool:
 
 @checks_keywords
 def resume(job: str, store: str | Store | None = None, *, checkpoint: str | None = None) -> str:
-    """Continue an ended job from its last checkpoint: the same job, next attempt. Returns its id.
+    """Continue a failed or stopped job from its last checkpoint: the same job, next attempt. Returns its id.
 
     `checkpoint` is a reference or a name as `stoker checkpoints` lists them: the job continues from it, and newer ones
     are left aside. Without it, checkpoints that attempts failed on are passed over. Raises UserError when the job has

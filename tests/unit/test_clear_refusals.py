@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,8 @@ from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.maintenance import delete
 from stoker.maintenance.reindex import reindex
+from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.model.log_entries import Ended, Event, Record
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
@@ -74,8 +75,8 @@ def test_a_named_job_is_deleted_only_if_it_is_old_enough(
     assert stoker("rm", young, active, "--older-than", "1d") == (
         0,
         "",
-        f"{young} is kept: it did not end more than 1d ago\n{active} is kept: it did not end more than 1d ago\n"
-        "nothing is deleted\n",
+        "".join(f"{job} is kept: it did not end more than 1d ago\n" for job in (young, active))
+        + "nothing is deleted\n",
     )
     monkeypatch.setattr(delete, "ended_before", lambda _store, _age: [old, other])
     code, _, err = stoker("rm", old, young, "--older-than", "30d")
@@ -129,3 +130,70 @@ def test_one_job_file_is_taken(stoker: Stoker, store: Store) -> None:
     code, _, err = stoker("run", "a.yaml", "b.yml")
     assert code == 2 and err == "stoker: a.yaml b.yml: run takes one job file; submit each with a command of its own\n"
     assert "two dashes" in stoker("run", "echo", "b.yaml")[2]
+
+
+# ── From Python, as on the command line ───────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as error:
+        call()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_metric_that_no_job_has_is_refused(store: Store, tmp_path: Path) -> None:
+    found, file = client.compare([submit(store)], store=store), tmp_path / "curves.csv"
+    file.write_text("kept")
+    wanted = "metric lossy: none of these jobs has it; there are: none"
+    assert refusal(lambda: found.to_csv(file, "lossy")) == wanted and file.read_text() == "kept"
+    assert refusal(lambda: found.points("lossy")) == wanted
+    assert list(found.points()) == []
+
+
+def test_lines_that_cannot_be_there_are_refused(store: Store) -> None:
+    job = submit(store)
+    assert refusal(lambda: client.logs(job, attempt=9, store=store)) == f"attempt 9: {job} has had 0 attempts so far"
+    assert refusal(lambda: client.logs(job, attempt=0, following=True, store=store)).startswith("attempt 0: ")
+    assert refusal(lambda: client.logs(job, node=9, store=store)) == f"node 9: {job} has only node 0"
+    assert refusal(lambda: client.logs(job, node=-1, store=store)).startswith("node -1: ")
+    assert refusal(lambda: client.logs(job, tail=-2, store=store)).startswith("tail -2: give the number")
+    assert list(client.logs(job, tail=2, store=store)) == []
+
+
+def test_a_single_text_is_one_setting(store: Store) -> None:
+    job = client.submit(Job(run="python train.py"), sets="name=other", store=store)
+    assert job.startswith("other-")
+    with client.prepare_clone(job, store, "params.lr=1") as found:
+        assert found.spec.params == {"lr": 1}
+    assert [one.id for one in client.jobs(names="other", store=store)] == [job]
+
+
+def test_other_things_than_jobs_are_refused(store: Store) -> None:
+    wanted = "expected a `stoker.Job`, a `Spec` or the path of a job file, found a dict; write stoker.Job(run=…)"
+    assert refusal(lambda: client.submit({"run": "x"}, store=store)) == wanted  # type: ignore[arg-type]
+    job = submit(store)
+    for wrong in (None, 5, client.summary(job, store)):
+        kind = type(wrong).__name__
+        for call in (client.stop, client.logs, client.compare):
+            wanted = f"name a job by its id, as text; found a {kind}"
+            assert refusal(lambda: call([wrong] if call is client.compare else wrong, store=store)) == wanted  # type: ignore[operator] # noqa: B023
+
+
+# ── Which job ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "checkpoints", "explain", "stop"])
+def test_which_of_several_jobs_with_a_name_is_taken_is_said(stoker: Stoker, store: Store, command: str) -> None:
+    old, new = submit(store, "res", FAILED), submit(store, "res")
+    store.delete([meta.key for meta in store.list(f"{keys.ACTIVE}{old}/")])
+    code, _, err = stoker(command, "res")
+    assert code == 0 and err.startswith(f"{new} is taken: of 2 jobs called res, only this one is active\n")
+    assert "is taken" not in stoker(command, new)[2]
+
+
+def test_resuming_what_succeeded_keeps_the_wish(stoker: Stoker, store: Store) -> None:
+    job = submit(store, "res", Ended("succeeded", "test", None))
+    hint = f"`stoker clone {job}` starts a new job like it, with `--set resume_from={job}"
+    assert stoker("resume", job)[2] == f"stoker: {job} has succeeded; {hint}`, from its last checkpoint\n"
+    assert stoker("resume", job, "--checkpoint", "1.2")[2].endswith(f"{hint}:1.2`, from that checkpoint\n")

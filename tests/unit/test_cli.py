@@ -145,11 +145,12 @@ def test_the_unexpected_is_one_line_unless_asked_for(
         raise RuntimeError("two\nlines")
 
     monkeypatch.setattr(client, "read_record", broken)
-    code, _, err = stoker("show", "x")
+    job = submit(store)
+    code, _, err = stoker("show", job)
     assert (code, err) == (3, "stoker: unexpected RuntimeError: two lines; STOKER_DEBUG=1 shows the traceback\n")
     monkeypatch.setenv("STOKER_DEBUG", "1")
     with pytest.raises(RuntimeError):
-        main(["show", "x"])
+        main(["show", job])
 
 
 def test_a_reader_that_has_enough_is_not_told() -> None:

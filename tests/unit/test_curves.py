@@ -207,7 +207,8 @@ def test_jobs_logs_metrics_and_checkpoints_from_python(store: Store) -> None:
         client.jobs(phases="runing")
     assert [line.text for line in client.logs("gpt")] == ["hello", "bye"]
     assert [line.text for line in client.logs(job, tail=1)] == ["bye"]
-    assert list(client.logs(job, attempt=2)) == []
+    with pytest.raises(UserError, match=r"^attempt 2: .* has had 1 attempt so far"):
+        client.logs(job, attempt=2)
     last = client.metrics("gpt").series["loss"].last
     assert last is not None and (last.step, last.value) == (1, 0.4)
     assert client.checkpoints("gpt") == []

@@ -72,7 +72,10 @@ def test_of_namesakes_the_one_that_is_active_is_meant(tmp_path: Path) -> None:
     for job in ("gpt-big-2222", "gpt-big-3333", "gpt-big-more-4444"):
         store.put(keys.log_entry(job, 1), b"{}")
     store.put(keys.active("gpt-big-3333", 1), b"")
-    assert find_job(store, "gpt-big") == "gpt-big-3333"
+    told: list[str] = []
+    assert find_job(store, "gpt-big", told.append) == find_job(store, "gpt-big") == "gpt-big-3333"
+    assert told == ["gpt-big-3333 is taken: of 2 jobs called gpt-big, only this one is active"]
+    assert find_job(store, "gpt-big-m", told.append) == "gpt-big-more-4444" and len(told) == 1
     store.put(keys.active("gpt-big-2222", 1), b"")
     with pytest.raises(UserError, match="could be any of 2 jobs"):
         find_job(store, "gpt-big")

@@ -33,7 +33,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Steer": {
         "stop": "Let jobs save, then end them.",
-        "resume": "Continue an ended job from its last checkpoint.",
+        "resume": "Continue a failed or stopped job from its last checkpoint.",
         "clone": "Start a new job like another one.",
         "interrupt": "Rehearse a reclaim of a machine.",
         "ssh": "Open a shell on a job's machine, or forward its ports.",

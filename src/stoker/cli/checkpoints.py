@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.options import job_argument, json_option, opened_store, store_option
+from stoker.cli.options import job_argument, json_option, named_job, opened_store, store_option
 from stoker.core.poisoned_checkpoints import poisoned_checkpoints
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ def command(job: str, as_json: bool) -> None:
     from stoker.core.governor_settings import DEFAULT
     from stoker.store import job_log
     from stoker.store.checkpoints import list_checkpoints
-    from stoker.store.find_job import find_job
 
     store = opened_store()
-    found = find_job(store, job)
+    found = named_job(store, job)
     state = job_log.read(store, found)
     poisoned = poisoned_checkpoints(state, DEFAULT) if state is not None else frozenset()
     listed = list_checkpoints(store, found)[::-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.options import job_argument, opened_store, set_option, store_option, yes_option
+from stoker.cli.options import job_argument, named_job, opened_store, set_option, store_option, yes_option
 
 
 @click.command("clone")
@@ -22,7 +22,7 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
     from stoker.submit.send import send
 
     store = opened_store()
-    with client.prepare_clone(job, store, sets) as prepared:
+    with client.prepare_clone(named_job(store, job), store, sets) as prepared:
         show_plan(prepared)
         agree(prepared, yes=yes)
         with guarding(store.url) as guard:

@@ -129,13 +129,10 @@ def _row(job: ComparedJob) -> JobRow:
 
 
 def _chosen(found: Comparison, metric: str | None) -> str | None:
-    from stoker.model.errors import UserError
-
-    known = found.metric_names
+    found.check_metric(metric, "--metric")
     if metric is not None:
-        if metric not in known:
-            raise UserError(f"--metric {metric}: none of these jobs has it; there are: {', '.join(known) or 'none'}")
         return metric
+    known = found.metric_names
     shared = [name for name in known if all(name in job.metrics.series for job in found.jobs)]
     ordered = shared or known
     # A loss says the most about a training.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.options import job_argument, json_option, opened_store, store_option
+from stoker.cli.options import job_argument, json_option, named_job, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.model.log_entries import Entry
@@ -32,11 +32,10 @@ def command(job: str, as_json: bool) -> None:
     from stoker.read.decision_text import describe
     from stoker.read.safe_text import legible
     from stoker.store import job_log
-    from stoker.store.find_job import find_job
 
     store = opened_store()
     try:
-        found = find_job(store, job)
+        found = named_job(store, job)
     except UserError:
         if not print_clone_chain(store, job, as_json):
             raise

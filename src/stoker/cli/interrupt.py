@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from stoker.cli.completers import complete_jobs_that, complete_node, has_machine
-from stoker.cli.options import DURATION, job_argument_of, opened_store, store_option
+from stoker.cli.options import DURATION, job_argument_of, named_job, opened_store, store_option
 
 
 @click.command("interrupt")
@@ -32,10 +32,9 @@ def command(job: str, node: int, grace_s: float) -> None:
     from stoker.governor.background import ensure_governed
     from stoker.read.format import duration
     from stoker.read.safe_text import legible
-    from stoker.store.find_job import find_job
 
     store = opened_store()
-    found = client.find_node(find_job(store, job), store, node)
+    found = client.find_node(named_job(store, job), store, node)
     message = client.interrupt_machine(found, grace_s)
     report_governor(ensure_governed(store, [found.job]))
     taken = f"node {node} of {found.job} has its notice: its machine is taken away in {duration(grace_s)}"

@@ -9,7 +9,7 @@ import click
 
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.completers import complete_attempt, complete_node
-from stoker.cli.options import job_argument, opened_store, store_option
+from stoker.cli.options import job_argument, named_job, opened_store, store_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,26 +50,20 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
     Lines that begin with [boot] come from a machine that could not start an agent: its boot output, or its console.
     """
     from stoker.cli.follow_and_govern import come_back_hint
-    from stoker.cli.format import counted, say
-    from stoker.model.errors import UserError
+    from stoker.cli.format import say
     from stoker.read.follow import Follower
-    from stoker.read.node_chunks import node_logs
+    from stoker.read.node_chunks import check_selection, node_logs
     from stoker.read.screens import TerminalScreen
     from stoker.store import job_index, job_log
-    from stoker.store.find_job import find_job
     from stoker.submit.submitted_state import half_removed
 
     store = opened_store()
-    found = find_job(store, job)
+    found = named_job(store, job)
     state = job_log.read(store, found)
     if state is None:
         raise half_removed(found)
     nodes = job_index.read_submission(store, state).spec.nodes
-    if rank is not None and rank >= nodes:
-        has = "only node 0" if nodes == 1 else f"nodes 0 to {nodes - 1}"
-        raise UserError(f"--node {rank}: {found} has {has}")
-    if attempt is not None and not following and attempt > len(state.attempts):
-        raise UserError(f"--attempt {attempt}: {found} has had {counted(len(state.attempts), 'attempt')} so far")
+    check_selection(state, nodes, rank=rank, attempt=attempt, following=following, dashes="--")
     if evidence:
         return _print_evidence(store, state, rank, attempt)
     live = following and sys.stdout.isatty() and sys.stderr.isatty()

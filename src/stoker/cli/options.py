@@ -105,6 +105,17 @@ def opened_store() -> Store:
     return open_store(click.get_current_context().find_root().obj)
 
 
+def named_job(store: Store, text: str) -> str:
+    """The id of the job that the command line names; stderr says which one where several have the name.
+
+    Raises UserError as `find_job` does.
+    """
+    from stoker.cli.format import say
+    from stoker.store.find_job import find_job
+
+    return find_job(store, text, say)
+
+
 if TYPE_CHECKING:
     _FloatType = click.ParamType[float]
 else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.completers import complete_attempt
-from stoker.cli.options import checkpoint_option, job_argument, opened_store, store_option
+from stoker.cli.options import checkpoint_option, job_argument, named_job, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.store.base import Store
@@ -37,10 +37,9 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
     from stoker.model.errors import UserError
     from stoker.read.pull_folder import pull_folder
     from stoker.store.checkpoints import list_checkpoints
-    from stoker.store.find_job import find_job
 
     store = opened_store()
-    found = find_job(store, job)
+    found = named_job(store, job)
     if (outputs or attempt is not None) and checkpoint is not None:
         raise UserError(f"--checkpoint and {'--outputs' if outputs else '--attempt'}: give one of them")
     listed = [] if outputs or attempt is not None else list_checkpoints(store, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from stoker.cli.completers import complete_jobs_that, is_resumable
-from stoker.cli.options import checkpoint_option, job_argument_of, opened_store, store_option
+from stoker.cli.options import checkpoint_option, job_argument_of, named_job, opened_store, store_option
 
 
 @click.command("resume")
@@ -14,18 +14,17 @@ from stoker.cli.options import checkpoint_option, job_argument_of, opened_store,
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow the job, as `run` does.")
 @store_option
 def command(job: str, checkpoint: str | None, following: bool) -> int:
-    """Continue an ended job from its last checkpoint: the same job, next attempt.
+    """Continue a failed or stopped job from its last checkpoint: the same job, next attempt.
 
     A checkpoint on which attempts failed is passed over unless --checkpoint names it.
     """
     from stoker.cli.format import report_governor, say
     from stoker.governor.background import ensure_governed
     from stoker.governor.handover_guard import guarding
-    from stoker.store.find_job import find_job
     from stoker.submit.resume import ask_to_resume, prepare_resume
 
     store = opened_store()
-    found = find_job(store, job)
+    found = named_job(store, job)
     plan = prepare_resume(found, store, checkpoint)
     with guarding(store.url) as guard:
         ask_to_resume(plan, store)

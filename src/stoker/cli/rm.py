@@ -10,7 +10,7 @@ import click
 
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.completers import complete_jobs_that, has_ended
-from stoker.cli.options import DURATION_WITH_UNIT, jobs_argument, opened_store, store_option, yes_option
+from stoker.cli.options import DURATION_WITH_UNIT, jobs_argument, named_job, opened_store, store_option, yes_option
 
 if TYPE_CHECKING:
     from stoker.store.base import Store
@@ -47,7 +47,6 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     )
     from stoker.model import keys
     from stoker.model.errors import UserError
-    from stoker.store.find_job import find_job
     from stoker.submit import uploads
 
     if not jobs and older_s is None:
@@ -55,7 +54,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     if older_s == 0:
         raise UserError("--older-than 0 selects every ended job; give a time such as 30d, or name the jobs")
     store = opened_store()
-    found = list(dict.fromkeys(find_job(store, job) for job in jobs))
+    found = list(dict.fromkeys(named_job(store, job) for job in jobs))
     if older_s is not None:
         old = ended_before(store, timedelta(seconds=older_s))
         for job in found:

@@ -119,7 +119,9 @@ def _job_file(words: tuple[str, ...]) -> Path | None:
     if len(words) > 1 and all(Path(word).suffix in (".yaml", ".yml") for word in words):
         raise UserError(f"{' '.join(words)}: run takes one job file; submit each with a command of its own")
     if len(words) > 1:
-        raise UserError(f"write the command after two dashes: stoker run -- {' '.join(words)}")
+        file = [words[0]] if Path(words[0]).suffix in (".yaml", ".yml") else []
+        typed = " ".join([*file, "--", *words[len(file) :]])
+        raise UserError(f"write the command after two dashes: stoker run {typed}")
     if words and Path(words[0]).suffix in (".py", ".sh"):
         program = "python" if words[0].endswith(".py") else "bash"
         raise UserError(f"{words[0]} is not a job file; to run it: stoker run -- {program} {words[0]}")

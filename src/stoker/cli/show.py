@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.options import job_argument, json_option, opened_store, store_option
+from stoker.cli.options import job_argument, json_option, named_job, opened_store, store_option
 
 
 @click.command("show")
@@ -24,7 +24,7 @@ def command(job: str, as_json: bool) -> None:
 
     store = opened_store()
     try:
-        record = client.read_record(job, store)
+        record = client.read_record(named_job(store, job), store)
     except UserError:
         if not print_clone_chain(store, job, as_json):
             raise

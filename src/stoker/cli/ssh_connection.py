@@ -50,10 +50,10 @@ def connect(job: str, node: int, wanted: ShellRequest) -> int:
     """Connect to the machine, and return the exit status of the program."""
     from stoker import client
     from stoker.cli.format import say
-    from stoker.cli.options import opened_store
+    from stoker.cli.options import named_job, opened_store
 
     store = opened_store()
-    found = client.find_node(job, store, node, held=True)
+    found = client.find_node(named_job(store, job), store, node, held=True)
     with client.open_shell(found, wanted, store) as command:
         status = run_program(command)
     if status == _SSH_ERROR and command.hint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from stoker.cli.completers import complete_jobs_that, is_stoppable
-from stoker.cli.options import jobs_argument, opened_store, store_option
+from stoker.cli.options import jobs_argument, named_job, opened_store, store_option
 
 
 @click.command("stop")
@@ -20,12 +20,11 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
     from stoker.read.decision_text import outcome_text
     from stoker.read.safe_text import legible
     from stoker.store import job_log
-    from stoker.store.find_job import find_job
     from stoker.submit.stop import ask_to_stop
 
     store = opened_store()
     # All names are looked up first: a wrong one must not leave half of the jobs stopped.
-    found = [find_job(store, job) for job in jobs]
+    found = [named_job(store, job) for job in jobs]
     asked = []
     for job in found:
         if ask_to_stop(job, store):

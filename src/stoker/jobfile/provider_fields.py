@@ -112,7 +112,7 @@ def resolve(
 
     Shared layers are written for many providers: fields of theirs under `resources` that the chosen provider cannot
     honour are left out, with a warning. Raises SpecError for every other field that it cannot honour, and for a provider
-    that does not exist.
+    that is unknown.
     """
     parsed = parse_layers(layers, folder=folder)
     provider = parsed.spec.resources.provider
@@ -142,9 +142,7 @@ def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> 
     return ResolvedJob(*apply_default_limits(spec, capabilities), Path.cwd())
 
 
-def _capabilities(
-    capabilities_of: Callable[[str], Capabilities], provider: str, origin: Origin | None
-) -> Capabilities:
+def _capabilities(capabilities_of: Callable[[str], Capabilities], provider: str, origin: Origin | None) -> Capabilities:
     """The provider's capabilities. Raises SpecError, with the place, for a provider that does not exist."""
     try:
         return capabilities_of(provider)

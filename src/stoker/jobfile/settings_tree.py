@@ -104,14 +104,15 @@ def layer_of(values: Mapping[str, Any], source: str, *, folder: Path | None = No
     return Layer(_from_python(given, Origin(source), ""), folder)
 
 
-def assignments(texts: Iterable[str], source: str = "--set") -> Layer:
+def assignments(texts: Iterable[str] | str, source: str = "--set") -> Layer:
     """A layer from `a.b=value` texts, later ones winning.
 
     A value is read as a plain YAML scalar; one that begins with `[`, `{` or a quote is read as YAML where
-    it is valid YAML, and as text otherwise. Raises SpecError for a text without `=` or without a name.
+    it is valid YAML, and as text otherwise. A single text is one assignment. Raises SpecError for a text without `=` or
+    without a name.
     """
     root = SettingNode({}, Origin(source))
-    for text in texts:
+    for text in (texts,) if isinstance(texts, str) else texts:
         path, equals, value = text.partition("=")
         keys = _split_path(path.strip())
         if not equals or not all(keys):

@@ -18,9 +18,9 @@ from stoker.read.job_list import Filter, list_jobs
 from stoker.read.job_status import summary
 from stoker.read.logs import LogLine, NodeLog, Watch, follow, read_lines, read_tail
 from stoker.read.metrics import Metrics, read_metrics
-from stoker.read.node_chunks import node_logs
+from stoker.read.node_chunks import check_selection, node_logs
 from stoker.read.pull_folder import pull_folder
-from stoker.store import job_log
+from stoker.store import job_index, job_log
 from stoker.store.base import Store, open_any
 from stoker.store.checkpoint_refs import reference
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
@@ -62,11 +62,15 @@ def logs(
 ) -> Iterator[LogLine]:
     """The lines that a job printed, in order: all of them, or those of one attempt or node, or the last `tail`.
 
-    `following` continues until the job has ended. It does not govern: a governor has to drive the job.
+    `following` continues until the job has ended. It does not govern: a governor has to drive the job. Raises UserError
+    for a node or an attempt that the job does not have.
     """
     opened = open_any(store)
     found = find_job(opened, job)
-    nodes = node_logs(_state(opened, found), node, attempt)
+    state = _state(opened, found)
+    count = job_index.read_submission(opened, state).spec.nodes
+    check_selection(state, count, rank=node, attempt=attempt, tail=tail, following=following)
+    nodes = node_logs(state, node, attempt)
     if following:
         return follow(opened, found, _watching(opened, found, node, attempt), tail=tail)
     return iter(read_tail(opened, found, nodes, tail)) if tail is not None else read_lines(opened, found, nodes)

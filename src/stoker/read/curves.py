@@ -96,13 +96,26 @@ class Comparison:
         return list(dict.fromkeys(name for job in self.jobs for name in job.metrics.series))
 
     def points(self, metric: str | None = None) -> Iterator[CurvePoint]:
-        """All values, or those of one metric: job by job, metric by metric."""
-        for job in self.jobs:
-            for name in job.metrics.series if metric is None else (metric,):
-                yield from job.points(name)
+        """Iterate over all values, or those of one metric: job by job, metric by metric.
+
+        Raises UserError, before the first value, for a metric that none of the jobs has.
+        """
+        self.check_metric(metric)
+        names = (metric,) if metric is not None else None
+        return (point for job in self.jobs for name in names or job.metrics.series for point in job.points(name))
+
+    def check_metric(self, metric: str | None, option: str = "metric") -> None:
+        """Raise UserError for a metric that none of the jobs has. `option` is what the message calls it."""
+        if metric is not None and metric not in self.metric_names:
+            known = ", ".join(self.metric_names) or "none"
+            raise UserError(f"{option} {metric}: none of these jobs has it; there are: {known}")
 
     def to_csv(self, path: str | Path, metric: str | None = None) -> int:
-        """Write the values as a table, and return their number. Raises UserError where the file cannot be written."""
+        """Write the values as a table, and return their number.
+
+        Raises UserError for a metric that none of the jobs has, and where the file cannot be written.
+        """
+        self.check_metric(metric)
         try:
             with Path(path).open("w", encoding="utf-8", newline="") as file:
                 return write_csv(file, self.points(metric))

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.store.base import Meta, Store
 from stoker.store.log_chunks import MAX_READ_BYTES, find_chunk
@@ -45,6 +46,30 @@ def node_logs(state: JobState, rank: int | None = None, attempt: int | None = No
         for node in claim.launched or ()
         if claim.attempt is not None and rank in (None, node.rank) and attempt in (None, claim.attempt)
     ]
+
+
+def check_selection(
+    state: JobState,
+    nodes: int,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+    tail: int | None = None,
+    following: bool = False,
+    dashes: str = "",
+) -> None:
+    """Raise UserError for a node or an attempt that the job, which has `nodes` nodes, does not have.
+
+    A later attempt can be followed. `dashes` are what the names of the values begin with in the message.
+    """
+    if rank is not None and not 0 <= rank < nodes:
+        has = "only node 0" if nodes == 1 else f"nodes 0 to {nodes - 1}"
+        raise UserError(f"{dashes}node {rank}: {state.job} has {has}")
+    made = len(state.attempts)
+    if attempt is not None and (attempt < 1 or (attempt > made and not following)):
+        raise UserError(f"{dashes}attempt {attempt}: {state.job} has had {made} attempt{'s' * (made != 1)} so far")
+    if tail is not None and tail < 0:
+        raise UserError(f"{dashes}tail {tail}: give the number of last lines, 0 or more")
 
 
 def boots(store: Store, job: str, node: NodeLog) -> list[str]:

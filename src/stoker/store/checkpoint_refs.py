@@ -1,8 +1,8 @@
 """References to checkpoints: `2.3` is the third that attempt 2 committed; a name means the newest of that name.
 
 References are unique, names are not. A name that looks like a reference is read as one. The checkpoint that
-`resume_from` imported is `0.0`. Between machines, `@7.3` names the claim instead of the attempt, so that a node does
-not need the log of another job.
+`resume_from` imported has the attempt 0, as in `0.2`. Between machines, `@7.3` names the claim instead of the attempt,
+so that a node does not need the log of another job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Find a job by its id, a unique beginning of the id, or its name if that is unique."""
+"""Find a job by its id, a unique beginning of the id, or its name: of several jobs, the only active one is meant."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -40,12 +40,13 @@ def all_jobs(store: Store) -> list[str]:
     return [job for job in found if job not in removed]
 
 
-def find_job(store: Store, text: str) -> str:
+def find_job(store: Store, text: str, tell: Callable[[str], object] | None = None) -> str:
     """Find the id of the job that `text` names. Raises UserError, in one line, for none (NoSuchJob) or more than one.
 
-    If several have exactly that name and only one is active, the active one is taken.
+    If several have exactly that name and only one is active, the active one is taken. `tell` is called with a line that
+    says so.
     """
-    wanted = text.strip()
+    wanted = _stripped(text)
     if is_valid_key(wanted) and "/" not in wanted and _exists(store, wanted):
         return wanted
     jobs = all_jobs(store)
@@ -53,7 +54,10 @@ def find_job(store: Store, text: str) -> str:
     if len(namesakes) > 1:
         active = namesakes & set(store.folders(keys.ACTIVE))
         if len(active) == 1:
-            return active.pop()
+            (found,) = active
+            if tell is not None:
+                tell(f"{found} is taken: of {len(namesakes)} jobs called {wanted}, only this one is active")
+            return found
     return choose_job(wanted, jobs)
 
 
@@ -62,7 +66,7 @@ def find_jobs(store: Store, text: str) -> list[str]:
 
     Raises UserError as `find_job` does if there is none, or a beginning is not unique.
     """
-    wanted = text.strip()
+    wanted = _stripped(text)
     if is_valid_key(wanted) and "/" not in wanted and _exists(store, wanted):
         return [wanted]
     jobs = all_jobs(store)
@@ -71,6 +75,13 @@ def find_jobs(store: Store, text: str) -> list[str]:
     if patterned and not named:
         raise NoSuchJob(text, f"no job fits the pattern {wanted!r}; `stoker ps --all` lists them")
     return sorted(named) or [choose_job(wanted, jobs)]
+
+
+def _stripped(text: object) -> str:
+    """The text without blanks. Raises UserError for anything else that a Python program may pass for a job."""
+    if not isinstance(text, str):
+        raise UserError(f"name a job by its id, as text; found a {type(text).__name__}")
+    return text.strip()
 
 
 def _fits(job: str, pattern: str) -> bool:

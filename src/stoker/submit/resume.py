@@ -43,7 +43,7 @@ def prepare_resume(job: str, store: Store, checkpoint: str | None = None) -> Res
     and when the policy refuses the job now.
     """
     state = read_state(store, job)
-    _check_resumable(state)
+    _check_resumable(state, checkpoint)
     code = job_index.read_submission(store, state).code if state.code_digest is not None else None
     if code is not None and store.head(keys.code(keys.shared_name(code.digest, code.generation))) is None:
         raise UserError(f"{job}: its code is not in the store any more; submit it again from the folder")
@@ -80,14 +80,16 @@ def ask_to_resume(plan: ResumePlan, store: Store) -> None:
         store.delete(announcements)
 
 
-def _check_resumable(state: JobState) -> None:
+def _check_resumable(state: JobState, checkpoint: str | None = None) -> None:
     if state.removal_at is not None:
         raise UserError(f"{state.job} is being removed; `stoker rm {state.job}` finishes that")
     if state.ended is None:
         raise UserError(f"{state.job} has not ended; `stoker logs -f {state.job}` follows it")
     if state.ended.outcome == "succeeded":
         again = f"`stoker clone {state.job}` starts a new job like it"
-        further = f"with `--set resume_from={state.job}`, from its last checkpoint"
+        source = state.job if checkpoint is None else f"{state.job}:{checkpoint}"
+        which = "its last checkpoint" if checkpoint is None else "that checkpoint"
+        further = f"with `--set resume_from={source}`, from {which}"
         raise UserError(f"{state.job} has succeeded; {again}, {further}")
 
 
