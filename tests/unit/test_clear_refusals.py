@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,12 +13,13 @@ import pytest
 from stoker import client
 from stoker.cli import main
 from stoker.governor import background
-from stoker.jobfile import Job
+from stoker.jobfile import Job, env_file
 from stoker.maintenance import delete
 from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.model.log_entries import Ended, Event, Record
+from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
+from stoker.model.offerings import Offering
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 
@@ -197,3 +200,121 @@ def test_resuming_what_succeeded_keeps_the_wish(stoker: Stoker, store: Store) ->
     hint = f"`stoker clone {job}` starts a new job like it, with `--set resume_from={job}"
     assert stoker("resume", job)[2] == f"stoker: {job} has succeeded; {hint}`, from its last checkpoint\n"
     assert stoker("resume", job, "--checkpoint", "1.2")[2].endswith(f"{hint}:1.2`, from that checkpoint\n")
+
+
+# ── Paths and files ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_store_without_jobs_is_named(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    missing = f"file://{tmp_path}/storr (there is no such folder yet)"
+    assert stoker("--store", "../storr", "ps")[1] == f"no jobs yet in {missing}; `stoker run` starts one\n"
+    assert stoker("--store", "../storr", "show", "x")[2].endswith(
+        f"{missing} has no jobs yet; `stoker run` starts one\n"
+    )
+    assert f"nothing was spent in {missing} since" in stoker("--store", "../storr", "costs")[2]
+    (tmp_path / "storr").mkdir()
+    assert f"no jobs yet in file://{tmp_path}/storr; " in stoker("--store", "../storr", "ps")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("run", ""), "JOB.yaml"),
+        (("run", "--env-file", "", "--", "true"), "--env-file"),
+        (("offers", ""), "JOB.yaml"),
+        (("pull", "x", ""), "FOLDER"),
+        (("compare", "x", "--csv", ""), "--csv"),
+        (("policy", "set", ""), "FILE"),
+        (("policy", "test", ""), "JOB.yaml"),
+        (("policy", "test", "--policy", ""), "--policy"),
+        (("ssh", "x", "--identity", ""), "--identity"),
+        (("exec", "x", "--identity", "", "--", "true"), "--identity"),
+    ],
+)
+def test_an_empty_path_is_refused(stoker: Stoker, store: Store, arguments: tuple[str, ...], name: str) -> None:
+    code, out, err = stoker(*arguments)
+    assert (code, out) == (2, "") and err.startswith(f"stoker: {name} is empty; name ")
+
+
+@pytest.fixture
+def with_outputs(store: Store) -> str:
+    job = submit(store, "outs", *LAUNCHED)
+    for name in ("a.txt", "b/c.txt"):
+        store.put(f"{keys.outputs(job, 2)}{name}", b"from the job")
+    return job
+
+
+HERE = Offering(provider="local", machine="local", zone="z", spot=False)
+LAUNCHED = (Claimed(offering=HERE, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "a"),)))
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(stoker: Stoker, store: Store, with_outputs: str) -> None:
+    for place in ("/proc/x", "train.py/below"):
+        code, _, err = stoker("pull", with_outputs, place)
+        assert code == 2 and err.startswith(f"stoker: {place}: cannot be written: ")
+        assert err.endswith("; name another folder\n")
+    assert refusal(lambda: client.pull_outputs(with_outputs, "", store=store)).startswith("the folder to pull into has")
+    assert sorted(path.name for path in Path().iterdir()) == ["train.py"]
+
+
+def test_what_a_pull_replaces_is_said(stoker: Stoker, with_outputs: str) -> None:
+    assert "replaced" not in stoker("pull", with_outputs, "here")[2]
+    assert "replaced" not in stoker("pull", with_outputs, "here")[2]
+    Path("here/a.txt").write_text("by a person")
+    Path("here/b/c.txt").write_text("FROM THE JOB")
+    err = stoker("pull", with_outputs, "here")[2]
+    assert err.endswith("2 files of other contents replaced: a.txt, b/c.txt; another folder keeps both\n")
+    assert Path("here/a.txt").read_text() == "from the job"
+
+
+def test_pipes_and_devices_are_not_read(stoker: Stoker, store: Store) -> None:
+    os.mkfifo("fifo")
+    wanted = "stoker: fifo: is a pipe or a device; name a plain file\n"
+    for arguments in (
+        ("run", "fifo"),
+        ("offers", "fifo"),
+        ("run", "--env-file", "fifo", "--", "true"),
+        ("policy", "set", "fifo"),
+    ):
+        assert stoker(*arguments) == (2, "", wanted)
+    assert "is a pipe or a device" in stoker("run", "/dev/zero")[2]
+    assert "inputs.d: " in (err := stoker("run", "--set", "inputs.d=fifo", "--", "true")[2])
+    assert err.endswith("/fifo is a pipe or a device; name a folder, a file or a URL\n")
+
+
+def test_variables_of_a_shells_command_are_read(stoker: Stoker, store: Store) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"A=b\n")
+    os.close(writer)
+    assert env_file(Path(f"/dev/fd/{reader}")) == {"A": "b"}
+    os.close(reader)
+
+
+# ── Words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pull", "x", "--attempt", "x"), "'--attempt': 'x' is not a whole number; write one such as 2"),
+        (("run", "--nodes", "two", "--", "true"), "'--nodes': 'two' is not a whole number; write one such as 2"),
+        (("metrics", "x"), "`stoker compare JOB --csv -`"),
+        (("status",), "`stoker show JOB`"),
+        (("kill", "x"), "`stoker stop JOB`"),
+    ],
+)
+def test_other_words_get_the_right_ones(stoker: Stoker, store: Store, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = stoker(*arguments)
+    assert (code, out) == (2, "") and words in err and err.count("\n") == 1
+
+
+def test_a_reader_that_leaves_early_does_not_end_the_submission(
+    stoker: Stoker, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stderr", closed)
+        code, out, _ = stoker("run", "--detach", "--", "python", "train.py")
+    assert code == 0 and out.startswith("train-")
+    assert [one.id for one in client.jobs(store=store)] == [out.strip()]

@@ -95,7 +95,8 @@ def test_who_cannot_send_leaves_it_to_who_can(monkeypatch: pytest.MonkeyPatch) -
             "notify env:TEAM_CHAT": "TEAM_CHAT is not set where the governor runs",
         }
         assert not poor.pending, "it need not stay for what it cannot do"
-        assert channel_problems(world.store, at(0)) == {"env:TEAM_CHAT": "TEAM_CHAT is not set where the governor runs"}
+        told = "TEAM_CHAT is not set where the governor runs; 1 event about a waits, for 6 h at most"
+        assert channel_problems(world.store, at(0)) == {"env:TEAM_CHAT": told}
         assert one_pass(rich, world.store, at(1), Policy()) == {}
         assert hook.events == [("started", "a")]
         assert channel_problems(world.store, at(1)) == {}

@@ -334,7 +334,8 @@ FOR_ONE = "1 event waits for a governor that can send it"
         (replace(WAITING, sending=SENT), 601.0, "3 events wait for a governor that can send them"),
         (replace(WAITING, failures=2, problem="500"), 0.0, "500; failed 2×, 1 event waits"),
         (replace(BOX, failures=2, problem="500"), 0.0, ""),
-        (replace(WAITING, problem="not installed"), 0.0, "not installed"),
+        (replace(WAITING, problem="not installed"), 0.0, "not installed; 1 event about a waits, for 6 h at most"),
+        (replace(BOX, problem="not installed"), 0.0, "not installed"),
         (replace(WAITING, problem="not installed", lost=1), 0.0, "1 event was given up"),
         (replace(BOX, lost=2), 0.0, "2 events were given up"),
         (
@@ -369,7 +370,7 @@ def test_people_are_told_how_what_waits_is_sent() -> None:
         "late": f"{FOR_ONE}; `stoker govern` sends it",
         "full": "3 events wait for a governor that can send them; `stoker govern` sends them",
         "away": "500; failed 1×, 1 event waits; `stoker govern` sends it",
-        "poor": "not installed",
+        "poor": "not installed; 1 event about a waits, for 6 h at most",
         "lost": "1 event was given up",
     }
     assert "late" not in channel_problems(store, at(60)) and "late" in channel_problems(store, at(60), governed=False)

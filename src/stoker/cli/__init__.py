@@ -55,6 +55,19 @@ SECTIONS: dict[str, dict[str, str]] = {
 }
 COMMANDS = {name: text for commands in SECTIONS.values() for name, text in commands.items()}
 
+# Words that people type for commands, and the command instead.
+OTHER_WORDS = {
+    "metrics": "`stoker show JOB` has the last values, `stoker compare JOB --csv -` all of them",
+    **dict.fromkeys(("list", "ls", "jobs", "queue"), "`stoker ps` lists the jobs"),
+    **dict.fromkeys(("status", "describe", "info"), "`stoker show JOB` shows one job, `stoker ps` lists all"),
+    **dict.fromkeys(("submit", "launch", "start", "train"), "`stoker run` submits a job"),
+    **dict.fromkeys(("cancel", "kill", "down", "terminate"), "`stoker stop JOB` ends a job"),
+    **dict.fromkeys(("delete", "remove"), "`stoker rm JOB` deletes a job that has ended"),
+    **dict.fromkeys(("download", "get", "fetch", "outputs"), "`stoker pull JOB` fetches checkpoints and outputs"),
+    **dict.fromkeys(("continue", "restart", "retry"), "`stoker resume JOB` continues a job that failed or was stopped"),
+    **dict.fromkeys(("doctor", "validate"), "`stoker check` checks this computer, the store and a provider"),
+}
+
 EXIT_USER = 2
 EXIT_CLOUD = 3
 # The exit code of an interrupted program, as shells set it.
@@ -82,6 +95,7 @@ class LazyGroup(click.Group):
 
             close = get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean {close[0]}?" if close else "`stoker --help` lists the commands"
+            hint = OTHER_WORDS.get(args[0], hint)
             raise click.UsageError(f"there is no command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -141,6 +155,8 @@ def _usage(error: click.ClickException) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     # One sentence, where click writes two.
     message = message.replace(". (Did you", " (did you").replace(". Did you", "; did you")
+    for kind in ("integer range", "integer"):
+        message = message.replace(f"is not a valid {kind}", "is not a whole number; write one such as 2")
     message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)
     if "stoker" in message or context is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.completers import complete_metric
-from stoker.cli.options import jobs_argument, json_option, opened_store, store_option
+from stoker.cli.options import NamedPath, jobs_argument, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.read.compare import ComparisonTable, JobRow
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--csv",
     "csv_file",
     metavar="FILE",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    type=NamedPath(dir_okay=False, allow_dash=True, path_type=Path),
     help="Write the curves to FILE, one row for each value; - is stdout.",
 )
 @json_option

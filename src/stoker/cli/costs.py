@@ -45,6 +45,7 @@ def command(by: str, since: str, as_json: bool) -> None:
     from stoker.cli.format import counted, print_json, say, warn
     from stoker.read.cost_records import read_accounts
     from stoker.read.costs import KINDS, NONE, report, whole_days
+    from stoker.store.base import place_text
 
     now = datetime.now(timezone.utc)
     start = _since(since, now)
@@ -75,7 +76,7 @@ def command(by: str, since: str, as_json: bool) -> None:
         if by not in KINDS and all(row.name == NONE for row in found.rows):
             say(f"--by {by}: no job has a tag of that name{_meant(by)}")
     else:
-        say("nothing was spent" + (f" since {start:%Y-%m-%d %H:%M} UTC" if start else ""))
+        say(f"nothing was spent in {place_text(store)}" + (f" since {start:%Y-%m-%d %H:%M} UTC" if start else ""))
     for standing in standings:
         click.echo(_budget_line(standing))
     if unknown:

@@ -28,9 +28,7 @@ def kept_option(flag: str, name: str, metavar: str, about: str) -> Callable[[F],
 
     def both(function: F) -> F:
         named = click.option(flag, name, metavar=metavar, multiple=True, help=about)
-        about_none = (
-            "Keep only the values given in this command; without this flag, those of earlier deployments are kept too."
-        )
+        about_none = f"Forget the values of {flag} from earlier deployments, which are kept otherwise."
         none = click.option(flag.replace("--", "--no-", 1), f"no_{name}", is_flag=True, help=about_none)
         return named(none(function))
 

@@ -90,8 +90,14 @@ def to_json(value: Any) -> Any:
 
 
 def say(text: str = "") -> None:
-    """Print a message to stderr, so that stdout holds nothing but the requested output."""
-    click.echo(text, err=True)
+    """Print a message to stderr, so that stdout holds nothing but the requested output.
+
+    Where the reader of stderr is gone, the message is dropped: it ends no command halfway.
+    """
+    try:
+        click.echo(text, err=True)
+    except BrokenPipeError:
+        discard_lost_output()
 
 
 def discard_lost_output() -> None:

@@ -64,9 +64,9 @@ def command(
     from stoker.store.base import open_store
 
     # Opening a store asks no server, and gives the canonical URL that tags are derived from.
-    named = bucket or click.get_current_context().find_root().obj
+    named = bucket if bucket is not None else click.get_current_context().find_root().obj
     check_channels.check_addresses(notify, "--notify")
-    granting, url = registry.iam(provider), open_store(named or None).url
+    granting, url = registry.iam(provider), open_store(named).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
     check_channels.check_grantable(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
     found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)

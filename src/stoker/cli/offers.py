@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.completers import complete_provider
-from stoker.cli.options import json_option, opened_store, set_option, store_option
+from stoker.cli.options import NamedPath, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _LIMIT = 20
 
 
 @click.command("offers")
-@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=NamedPath(path_type=Path))
 @set_option
 @click.option(
     "--provider",

@@ -122,6 +122,17 @@ else:
     _FloatType = click.ParamType  # Not generic before click 8.2.
 
 
+class NamedPath(click.Path):
+    """A path that the command line names. An empty one, as of a variable that is not set, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            option = isinstance(param, click.Option)
+            name = "the path" if param is None else param.opts[0] if option else param.human_readable_name.strip("[]")
+            raise UserError(f"{name} is empty; name a path")
+        return super().convert(value, param, ctx)
+
+
 class Duration(_FloatType):
     """A duration such as `30s`, `15m` or `24h`, in seconds. With `unit`, a number without a unit is refused."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.completers import complete_file
-from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
+from stoker.cli.options import NamedPath, help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
     from stoker.governor.deployment_record import DeploymentRecord
@@ -30,7 +30,7 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command("set")
-@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("file", metavar="FILE", type=NamedPath(dir_okay=False, allow_dash=True))
 @click.option("--note", metavar="TEXT", default="", help="A note on the change, for the history.")
 @store_option
 def set_(file: str, note: str) -> None:
@@ -106,10 +106,11 @@ def history(as_json: bool) -> None:
 
 
 @command.command(short_help="Test a job file against the policy.")
-@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=NamedPath(dir_okay=False, path_type=Path))
 @click.option(
     "--policy",
     "policy_file",
+    type=NamedPath(),
     metavar="FILE",
     shell_complete=complete_file,
     help="Test against this file instead of the store's policy.",
@@ -229,13 +230,13 @@ def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
 
 def _read(file: str) -> tuple[str, str]:
     """The text of a file and its name. Raises UserError for a file that cannot be read."""
+    from stoker.jobfile.named_file import read_named_file
     from stoker.model.errors import UserError
 
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode(), "standard input" if file == "-" else file
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; name a file with rules") from None
+        if file == "-":
+            return sys.stdin.buffer.read().decode(), "standard input"
+        return read_named_file(Path(file), "the file with rules", open_files=True).decode(), file
     except UnicodeDecodeError:
         raise UserError(f"{file}: is not text in UTF-8") from None
 

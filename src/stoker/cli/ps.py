@@ -81,13 +81,15 @@ class JobListView:
     filtered: bool
 
     def lines(self) -> list[str]:
+        from stoker.store.base import place_text
+
         # An ended job stays marked as active until none of its machines can appear any more.
         ended = {summary.id for summary in self.shown if summary.ended_at is not None}
         counted = self.active & {summary.id for summary in self.shown} if self.filtered else self.active
         found = _governor_lines(self.passed, len(counted - ended), len(counted & ended))
         found += _channel_lines(self.store, governed=not _is_long_ago(self.passed))
         if not (self.shown or self.active or self.filtered):
-            return [*found[1:], "no jobs yet; `stoker run` starts one"]
+            return [*found[1:], f"no jobs yet in {place_text(self.store)}; `stoker run` starts one"]
         if self.shown:
             return [*found, *_table(list(self.shown), set(self.active)).splitlines()]
         return [*found, "no job fits" if self.filtered else "no job can be read"]

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.completers import complete_attempt
-from stoker.cli.options import checkpoint_option, job_argument, named_job, opened_store, store_option
+from stoker.cli.options import NamedPath, checkpoint_option, job_argument, named_job, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.store.base import Store
     from stoker.store.checkpoints import Checkpoint
 
 
+_MOST_NAMED = 3
+
+
 @click.command("pull")
 @job_argument
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=NamedPath(path_type=Path))
 @checkpoint_option("The checkpoint, by its REF in `stoker checkpoints` or its name; default: the newest.")
 @click.option("--outputs", is_flag=True, help="Fetch the outputs instead, of all attempts in one folder.")
 @click.option(
@@ -68,10 +71,11 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
     chosen = resolve(listed, text, job_log.read(store, job), job)
     if chosen.note:
         say(chosen.note)
-    found = chosen.checkpoint
+    found, replaced = chosen.checkpoint, list[str]()
     with progress_bar(f"pulling {found.name}") as progress:
-        fetch_checkpoint(store, job, found, target, progress)
+        fetch_checkpoint(store, job, found, target, progress, replaced)
     say(f"{chosen.reference} {found.name}: {counted(found.files, 'file')}, {size(found.size)} in {target}")
+    _say_replaced(replaced)
 
 
 def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> None:
@@ -80,15 +84,27 @@ def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> 
     from stoker.read.outputs import list_outputs, pull_outputs
     from stoker.read.safe_text import legible
 
-    files = list_outputs(store, job, attempt)
+    files, replaced = list_outputs(store, job, attempt), list[str]()
     with progress_bar("pulling outputs") as progress:
-        number, total = pull_outputs(store, files, target, progress)
+        number, total = pull_outputs(store, files, target, progress, replaced)
     attempts = {file.attempt for file in files}
     of = f" of {len(attempts)} attempts" if len(attempts) > 1 else ""
     say(f"outputs{of}: {counted(number, 'file')}, {size(total)} in {target}")
+    _say_replaced(replaced)
     several = [file for file in files if file.replaces]
     if several:
         others = ", ".join(f"--attempt {n}" for n in sorted({n for file in several for n in file.replaces})[:3])
         what = f"{counted(len(several), 'file')}, such as {legible(several[0].path)},"
         verb = "was" if len(several) == 1 else "were"
         say(f"{what} {verb} written by several attempts: the last one's is taken; {others} gives the others")
+
+
+def _say_replaced(paths: list[str]) -> None:
+    """Say which files had other contents before, such as an older version or changes by hand."""
+    from stoker.cli.format import counted, say
+    from stoker.read.safe_text import legible
+
+    if paths:
+        named = ", ".join(legible(path) for path in sorted(paths)[:_MOST_NAMED])
+        more = ", …" if len(paths) > _MOST_NAMED else ""
+        say(f"{counted(len(paths), 'file')} of other contents replaced: {named}{more}; another folder keeps both")

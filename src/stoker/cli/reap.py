@@ -24,7 +24,7 @@ _MOST_S = 30.0
 @json_option
 @store_option
 def command(dry_run: bool, as_json: bool) -> None:
-    """Remove machines, disks and placement groups that carry this store's tag and that no open claim owns.
+    """Remove machines, disks and placement groups that carry this store's tag and belong to no running attempt.
 
     Also removed are alarms with this tag that no running external training job needs. Machines that are held for
     debugging, and things too new to be judged, are left alone.

@@ -16,6 +16,7 @@ from stoker.cli.follow_and_govern import detach as detach_job
 from stoker.cli.follow_and_govern import follow_job
 from stoker.cli.format import print_json, report_governor, say, size, to_json
 from stoker.cli.options import (
+    NamedPath,
     TrailingCommand,
     json_option,
     opened_store,
@@ -57,7 +58,7 @@ _MOST_TEXT = 1000
     "env_files",
     multiple=True,
     metavar="F",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="A file of variables.",
 )
 @click.option("--param", "params", multiple=True, metavar="K=V", help="Set a parameter of the script.")
@@ -116,6 +117,8 @@ def command(
 
 def _job_file(words: tuple[str, ...]) -> Path | None:
     """The named job file. Raises UserError for a command that was typed without the dashes."""
+    if words and not words[0]:
+        raise UserError("JOB.yaml is empty; name the job file, or leave it out")
     if len(words) > 1 and all(Path(word).suffix in (".yaml", ".yml") for word in words):
         raise UserError(f"{' '.join(words)}: run takes one job file; submit each with a command of its own")
     if len(words) > 1:

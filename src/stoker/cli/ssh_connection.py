@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from stoker.cli.completers import complete_file, complete_node
+from stoker.cli.options import NamedPath, named_job, opened_store
 
 if TYPE_CHECKING:
     from stoker.providers.base import ShellCommand, ShellRequest
@@ -31,7 +32,9 @@ def connect_options(command: F) -> F:
             metavar="WAY",
             help="How to connect: key, connect or ssm on EC2, key or iap on Compute Engine; default: any open way.",
         ),
-        click.option("--identity", metavar="FILE", shell_complete=complete_file, help="The private key to use."),
+        click.option(
+            "--identity", type=NamedPath(), metavar="FILE", shell_complete=complete_file, help="The private key to use."
+        ),
         click.option("--user", metavar="NAME", help="The user to log in as; default: that of the image."),
         click.option(
             "--node",
@@ -50,7 +53,6 @@ def connect(job: str, node: int, wanted: ShellRequest) -> int:
     """Connect to the machine, and return the exit status of the program."""
     from stoker import client
     from stoker.cli.format import say
-    from stoker.cli.options import named_job, opened_store
 
     store = opened_store()
     found = client.find_node(named_job(store, job), store, node, held=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from stoker.jobfile.named_file import read_named_file
 from stoker.model.errors import UserError
 
 _LINE = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*(?P<equals>=\s*(?P<value>.*))?")
@@ -24,11 +25,9 @@ def env_file(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, 
     """
     environ = os.environ if environ is None else environ
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
+        text = read_named_file(path, open_files=True).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not text in UTF-8") from None
     found: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.jobfile.named_file import read_named_file
 from stoker.jobfile.settings_tree import Layer, SettingNode, assignments, layer_of, merge_layers, read_layer
 from stoker.model import keys
 from stoker.model.errors import UserError
@@ -91,7 +92,7 @@ def find_job_file(folder: Path | None = None) -> Path | None:
 
 def job_layer(path: Path) -> Layer:
     """The job file; relative paths in it are relative to its own folder."""
-    return read_layer(_bytes(path), str(path), folder=path.parent)
+    return read_layer(read_named_file(path, "the job file"), str(path), folder=path.parent)
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
@@ -106,20 +107,9 @@ def user_file(environ: Mapping[str, str] | None = None) -> Path:
 def user_layer(environ: Mapping[str, str] | None = None) -> Layer | None:
     """The user's own settings; None where there are none."""
     path = user_file(environ)
-    return read_layer(_bytes(path), str(path), shared=True) if path.exists() else None
+    return read_layer(read_named_file(path), str(path), shared=True) if path.exists() else None
 
 
 def defaults_layer(data: bytes) -> Layer:
     """The store's defaults, from the bytes of `keys.DEFAULTS`."""
     return read_layer(data, DEFAULTS_SOURCE, shared=True)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a folder; name the job file in it") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None

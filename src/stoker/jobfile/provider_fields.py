@@ -111,7 +111,7 @@ def resolve(
     """Parse the layers, check them against the provider, and fill in limits that may not stay open.
 
     Shared layers are written for many providers: fields of theirs under `resources` that the chosen provider cannot
-    honour are left out, with a warning. Raises SpecError for every other field that it cannot honour, and for a provider
+    honour are left out, with a warning. Raises SpecError for any other field that it cannot honour, and for a provider
     that is unknown.
     """
     parsed = parse_layers(layers, folder=folder)

@@ -9,7 +9,7 @@ _REST = """\
 # params: {lr: 3e-4}             # appended as --lr 3e-4, or placed by {lr}
 
 resources:
-  provider: local                # who lends the machines
+  provider: local                # where it runs: local (this computer), ec2, gce or sagemaker
   # gpus: A100:8                 # or machine: [p4d.24xlarge], cpus: 8+, memory: 64GB+
   # spot: prefer                 # true | false | prefer (on-demand when there is none)
 

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError, StoreUnavailable
-from stoker.notifications.outbox import HOUR, REMEMBERED_FOR, SENDING_LEASE, Outbox
+from stoker.notifications.events import Notification
+from stoker.notifications.outbox import GIVE_UP_AFTER, HOUR, REMEMBERED_FOR, SENDING_LEASE, Outbox
 from stoker.store.base import Meta, Store
 
 # Lost races before the rest is left to the next pass.
@@ -22,6 +23,8 @@ _MANY = 50
 # An unused channel that no policy or job names is removed after this time; one that only jobs named, after
 # `REMEMBERED_FOR`.
 _FORGET_AFTER = timedelta(days=7)
+# Most jobs that a message names.
+_MOST_NAMED = 3
 # An event that has waited for so long is a problem to report.
 _LATE = timedelta(minutes=10)
 
@@ -152,7 +155,9 @@ def channel_problem(box: Outbox, now: datetime, *, governed: bool = True) -> str
     if box.failures and box.pending:
         parts.append(f"{box.problem}; failed {box.failures}×, {_events(count, 'waits', 'wait')}")
     elif box.problem and not box.failures and not box.lost:
-        parts.append(box.problem)
+        about, most = _about(waiting), f"for {GIVE_UP_AFTER // HOUR} h at most"
+        waits = _events(count, f"{about}waits, {most}", f"{about}wait, {most}")
+        parts.append(f"{box.problem}; {waits}" if count else box.problem)
     if box.lost:
         parts.append(_events(box.lost, "was given up", "were given up"))
     # With a limit of messages an hour, an event may wait for an hour.
@@ -178,6 +183,13 @@ def channel_problems(store: Store, now: datetime, *, governed: bool = True) -> d
             advice = f"; `stoker govern` sends {'it' if count == 1 else 'them'}"
             found[box.name] = f"{problem}{advice}" if count and not is_unusable else problem
     return found
+
+
+def _about(events: tuple[Notification, ...]) -> str:
+    """`about a-7f3k, b-2222 `: the jobs of these events."""
+    jobs = sorted({event.job for event in events if event.job})
+    more = ", …" if len(jobs) > _MOST_NAMED else ""
+    return f"about {', '.join(jobs[:_MOST_NAMED])}{more} " if jobs else ""
 
 
 def _events(count: int, one: str, many: str) -> str:

@@ -61,9 +61,15 @@ def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[Ou
 
 
 def pull_outputs(
-    store: Store, files: tuple[OutputFile, ...], target: Path, progress: Progress | None = None
+    store: Store,
+    files: tuple[OutputFile, ...],
+    target: Path,
+    progress: Progress | None = None,
+    replaced: list[str] | None = None,
 ) -> tuple[int, int]:
     """Fetch these files into `target`, and return their number and bytes. Other files there are left alone.
+
+    `replaced` gets the paths of files that were there with other contents.
 
     The names come from machines that run untrusted code: no link is followed, and nothing is written outside `target`.
     Raises UserError where something in the folder is in the way.
@@ -81,7 +87,7 @@ def pull_outputs(
             progress(min(done, total), total)
         return 1 if found is not None else 0
 
-    with Extraction(target) as extraction:
+    with Extraction(target, replaced=replaced) as extraction:
         workers = LOCAL_WORKERS if store.is_local else REMOTE_WORKERS
         fetched = run_all([partial(fetch, file) for file in files], workers)
     return sum(fetched), total

@@ -153,6 +153,13 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def place_text(store: Store) -> str:
+    """The store's URL for a message, and whether its folder is missing, as after a typing error."""
+    if store.url.startswith("file://") and not _file_path(store.url).exists():
+        return f"{store.url} (there is no such folder yet)"
+    return store.url
+
+
 def open_store(url: str | None) -> Store:
     """Open the store at `url`: `file:///…`, a plain path, `s3://bucket[/prefix]` or `gs://bucket[/prefix]`.
 

@@ -193,17 +193,28 @@ def files_for_rank(checkpoint: Checkpoint, rank: int = 0) -> list[CheckpointFile
 
 
 def fetch_checkpoint(
-    store: Store, job: str, checkpoint: Checkpoint, target: Path, progress: Progress | None = None
+    store: Store,
+    job: str,
+    checkpoint: Checkpoint,
+    target: Path,
+    progress: Progress | None = None,
+    replaced: list[str] | None = None,
 ) -> None:
     """Fetch and verify every file of a checkpoint into `target`; other files there stay.
 
+    `replaced` gets the paths of files that were there with other contents.
     Safe to repeat. Raises RestoreError if a part is missing or damaged: then nothing in `target` was changed.
     """
-    fetch_files(store, job, files_for_rank(checkpoint), target, progress)
+    fetch_files(store, job, files_for_rank(checkpoint), target, progress, replaced)
 
 
 def fetch_files(
-    store: Store, job: str, wanted: list[CheckpointFile], target: Path, progress: Progress | None = None
+    store: Store,
+    job: str,
+    wanted: list[CheckpointFile],
+    target: Path,
+    progress: Progress | None = None,
+    replaced: list[str] | None = None,
 ) -> None:
     """Fetch files into `target`: each is verified first, and none gets its name before all are.
 
@@ -223,7 +234,7 @@ def fetch_files(
             progress(min(moved, total), total)
         return problem
 
-    with Extraction(target) as extraction, extraction.staging() as staging:
+    with Extraction(target, replaced=replaced) as extraction, extraction.staging() as staging:
         workers = LOCAL_WORKERS if store.is_local else REMOTE_WORKERS
         problems = run_all(
             [partial(fetch_one, number, part) for number, part in enumerate(wanted)],

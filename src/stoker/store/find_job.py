@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, UserError
-from stoker.store.base import Store, is_valid_key
+from stoker.store.base import Store, is_valid_key, place_text
 from stoker.store.job_log import removed_jobs
 
 # An id is the job's name, a dash, and this many characters.
@@ -58,7 +58,7 @@ def find_job(store: Store, text: str, tell: Callable[[str], object] | None = Non
             if tell is not None:
                 tell(f"{found} is taken: of {len(namesakes)} jobs called {wanted}, only this one is active")
             return found
-    return choose_job(wanted, jobs)
+    return choose_job(wanted, jobs, place_text(store))
 
 
 def find_jobs(store: Store, text: str) -> list[str]:
@@ -74,7 +74,7 @@ def find_jobs(store: Store, text: str) -> list[str]:
     named = [job for job in jobs if name_of(job) == wanted or (patterned and _fits(job, wanted))]
     if patterned and not named:
         raise NoSuchJob(text, f"no job fits the pattern {wanted!r}; `stoker ps --all` lists them")
-    return sorted(named) or [choose_job(wanted, jobs)]
+    return sorted(named) or [choose_job(wanted, jobs, place_text(store))]
 
 
 def _stripped(text: object) -> str:
@@ -88,8 +88,11 @@ def _fits(job: str, pattern: str) -> bool:
     return fnmatchcase(name_of(job), pattern) or fnmatchcase(job, pattern)
 
 
-def choose_job(text: str, jobs: Iterable[str]) -> str:
-    """Choose the one job that `text` names. A whole name takes precedence over beginnings of ids."""
+def choose_job(text: str, jobs: Iterable[str], place: str = "this store") -> str:
+    """Choose the one job that `text` names. A whole name takes precedence over beginnings of ids.
+
+    `place` is what errors call the store.
+    """
     known = sorted(jobs)
     if not text:
         raise UserError("name a job: its id, a unique beginning of it, or its name")
@@ -102,7 +105,7 @@ def choose_job(text: str, jobs: Iterable[str]) -> str:
             return found[0]
         if found:
             raise UserError(f"{text!r} could be any of {len(found)} jobs: {_listed(found)}; give more of the id")
-    raise NoSuchJob(text, f"there is no job {text!r}; {_nearest(text, known)}")
+    raise NoSuchJob(text, f"there is no job {text!r}; {_nearest(text, known, place)}")
 
 
 def _exists(store: Store, job: str) -> bool:
@@ -110,9 +113,9 @@ def _exists(store: Store, job: str) -> bool:
     return store.head(keys.log_entry(job, 1)) is not None or store.head(keys.spec(job)) is not None
 
 
-def _nearest(text: str, known: list[str]) -> str:
+def _nearest(text: str, known: list[str], place: str) -> str:
     if not known:
-        return "this store has none yet; `stoker run` starts one"
+        return f"{place} has no jobs yet; `stoker run` starts one"
     names = {name_of(job): job for job in known}
     close = get_close_matches(text, [*known, *names], n=1, cutoff=0.5)
     return f"did you mean {names.get(close[0], close[0])}?" if close else "`stoker ps --all` lists them"

@@ -23,6 +23,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Bounds the retries against a process that keeps swapping folders for links.
 _TRIES = 100
+_COMPARED_BYTES = 1024 * 1024
 # Folder with a path for each handle, for calls that accept only paths.
 _HANDLES = "/proc/self/fd" if Path("/proc/self/fd").exists() else "/dev/fd"
 
@@ -42,11 +43,13 @@ def inner_parts(path: str) -> tuple[str, ...]:
 class Extraction:
     """The target folder of an extraction, created if absent. A context manager; threads may share it.
 
-    `follow`: the folder itself may be a link, because a person named it. Raises OSError for errors of the disk.
+    `follow`: the folder itself may be a link, because a person named it. `replaced` gets the path of each plain file
+    with other contents that `Staging.place` replaces. Raises OSError for errors of the disk.
     """
 
-    def __init__(self, folder: Path, *, follow: bool = True) -> None:
+    def __init__(self, folder: Path, *, follow: bool = True, replaced: list[str] | None = None) -> None:
         self.folder = folder
+        self.replaced = replaced
         folder.mkdir(parents=True, exist_ok=True)
         self._root = os.open(folder, _FOLDER & ~os.O_NOFOLLOW if follow else _FOLDER)
 
@@ -247,6 +250,9 @@ class Staging:
                 os.fchmod(file, mode)
             if modified_ns is not None:
                 os.utime(file, ns=(modified_ns, modified_ns))
+            replaced = self._extraction.replaced
+            if replaced is not None and self._differs(file, path):
+                replaced.append(path)
         finally:
             os.close(file)
         self._rename(name, path)
@@ -256,6 +262,21 @@ class Staging:
         name = f"link-{secrets.token_hex(6)}"
         os.symlink(target, name, dir_fd=self._handle)
         self._rename(name, path)
+
+    def _differs(self, file: int, path: str) -> bool:
+        """Return whether a plain file with other contents is at the path."""
+        with self._extraction.parent(path) as (handle, name):
+            try:
+                old = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
+            except OSError:
+                return False
+        try:
+            status = os.fstat(old)
+            if not stat.S_ISREG(status.st_mode):
+                return False
+            return status.st_size != os.fstat(file).st_size or not _are_equal(old, file)
+        finally:
+            os.close(old)
 
     def _rename(self, name: str, path: str) -> None:
         with self._extraction.parent(path) as (handle, last):
@@ -270,6 +291,16 @@ class Staging:
             return file
         os.close(file)
         raise OSError(errno.ESTALE, "another process replaced it", name)
+
+
+def _are_equal(one: int, other: int) -> bool:
+    """Return whether two open files have the same bytes."""
+    place = 0
+    while data := os.pread(one, _COMPARED_BYTES, place):
+        if data != os.pread(other, _COMPARED_BYTES, place):
+            return False
+        place += len(data)
+    return True
 
 
 def _is_there(handle: int, name: str) -> bool:

@@ -31,6 +31,8 @@ def localise_input(name: str, source: Input, spec: Spec, capabilities: Capabilit
     path = Path(os.path.abspath(folder / Path(text).expanduser()))
     if not path.exists():
         raise UserError(f"inputs.{name}: {path} does not exist; name a folder, a file or a URL")
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"inputs.{name}: {path} is a pipe or a device; name a folder, a file or a URL")
     if path.is_file() and text.endswith("/"):
         raise UserError(f"inputs.{name}: {path} is a file; write it without the slash at the end")
     check_input_folder(name, path)

@@ -154,7 +154,7 @@ def _unpacked(root: Path, left: _LeftOut, field: str) -> UnpackedResults:
     if not left.path.is_dir():
         return UnpackedResults(field, left.name, is_file=True, files=())
     files: list[tuple[str, int]] = []
-    # What cannot be read there is not packed anyway.
+    # A file that cannot be read there is not packed anyway.
     with suppress(UserError):
         for entry in islice(_Walk(root, frozenset()).below(left), MOST_COUNTED):
             if stat.S_ISREG(entry.status.st_mode):
