@@ -155,8 +155,14 @@ CASES: list[tuple[AttemptEvidence, str, str, bool, str]] = [
     ),
     (make_case(DRAINED, events=(Draining(2, "lost", "gang"),)), "abandoned", "left", True, f"draining at 4; {NOTHING}"),
     (make_case(make_exit("interrupted", "peer")), "abandoned", "left", True, "was asked to leave before it finished"),
-    (make_case(ERROR), "failed", "user-error", False, "the command exited with 1"),
-    (make_case(ERROR, user_errors=2), "failed", "user-error", True, "the command exited with 1; retry 1 of 2"),
+    (make_case(ERROR), "failed", "user-error", False, "the command exited with 1: ValueError: no"),
+    (
+        make_case(ERROR, user_errors=2),
+        "failed",
+        "user-error",
+        True,
+        "the command exited with 1: ValueError: no; retry 1 of 2",
+    ),
 ]
 
 
@@ -339,7 +345,7 @@ def test_a_users_exception_on_one_rank_is_the_cause_of_the_noise_on_another() ->
     own = make_exit("failed", code=1, at_s=5.0, reason="rank 1 failed", tail=("ValueError: no",))
     for exits in ((noise, own), (own, noise)):
         found = judge(make_case(*exits))
-        assert (found.outcome, found.rule, found.reason) == ("failed", "user-error", "rank 1 failed")
+        assert (found.outcome, found.rule, found.reason) == ("failed", "user-error", "rank 1 failed: ValueError: no")
     assert judge(make_case(noise, replace(noise, tail=("NCCL error",)))).outcome == "infrastructure"
     lost = make_exit("failed", code=1, at_s=9.0, tail=("CUDA error: uncorrectable ECC error encountered",))
     assert judge(make_case(noise, lost)).rule == "gpu"
@@ -365,6 +371,20 @@ def test_what_was_ended_from_outside_is_no_user_error(number: int, name: str) ->
     said = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3424 got signal: 15"
     asked = judge(make_case(make_exit("failed", code=1, tail=("Traceback (most recent call last):", " x", said))))
     assert (asked.rule, asked.reason) == ("killed", "a process of the training was ended from outside")
+
+
+def test_the_reason_names_the_error_of_the_script() -> None:
+    def reason(line: str, said: str = "the command ended with exit code 1", **more: object) -> str:
+        tail = ("Traceback (most recent call last):", '  File "x.py", line 1', line)
+        return judge(make_case(make_exit("failed", code=1, reason=said, tail=tail, **more))).reason
+
+    assert reason("ValueError: no lr") == "the command ended with exit code 1: ValueError: no lr"
+    long = reason(f"ValueError: {'x' * 500}")
+    assert long.endswith("xxx…") and len(long) == len("the command ended with exit code 1: ") + 160
+    # The script has said why itself.
+    assert reason("ValueError: no", "the command ended with exit code 1: no lr").endswith("exit code 1: no lr")
+    retried = make_case(make_exit("failed", code=1, tail=("KeyError: 'a'",)), user_errors=1)
+    assert judge(retried).reason == "the command exited with 1: KeyError: 'a'; retry 1 of 1"
 
 
 def test_what_a_gpu_corrected_excuses_nothing() -> None:

@@ -350,7 +350,7 @@ def costs(store_url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -
 
 def test_the_command(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing was spent in file:///" in costs(store_url, capsys)
-    assert costs(store_url, capsys, "--since", "all") == "nothing was spent\n"
+    assert costs(store_url, capsys, "--since", "all").startswith("nothing was spent in file:///")
     store = open_store(store_url)
     job = client.submit(Job(run="true", tags={"team": "vision"}), store=store)
     events: tuple[Event, ...] = (

@@ -27,6 +27,8 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNOR
 _KILLED = re.compile(r"-9\b|\b9\b|\bSIGKILL\b|\bKilled\b")
 # As much of the end of a log as an agent reports.
 _TAIL_CHARS = 16 * 1024
+# A longer line of the log is cut where a reason quotes it.
+_MOST_QUOTED = 160
 DISK_ADVICE = "make room on its disk, or ask for a larger one with resources.disk"
 
 # Outcomes that say nothing about the script: any checkpoint it saved by then counts as progress.
@@ -286,7 +288,7 @@ def _user_error(evidence: AttemptEvidence) -> Verdict | None:
     failure = evidence.failure
     if failure is None:
         return None
-    what = failure.reason or f"the command exited with {_status(failure)}"
+    what = _with_error(failure.reason or f"the command exited with {_status(failure)}", evidence)
     closes = [claim.closed for claim in evidence.state.since_opened() if claim.closed]
     spent = sum(1 for closed in closes if closed.counted)
     if spent >= evidence.spec.retry.user_errors:
@@ -296,6 +298,18 @@ def _user_error(evidence: AttemptEvidence) -> Verdict | None:
     return Verdict(
         "failed", "user-error", f"{what}; retry {spent + 1} of {evidence.spec.retry.user_errors}", True, True
     )
+
+
+def _with_error(what: str, evidence: AttemptEvidence) -> str:
+    """Add the line of the log that names the script's error, such as the last line of a traceback.
+
+    A reason of several parts names an error already: one that the script wrote to a file, or that the set-up reports.
+    """
+    failure, cause = evidence.failures[0]
+    if failure.why != "finished" or cause is None or cause.blame != "script" or ": " in what:
+        return what
+    line = " ".join(cause.line.split())
+    return f"{what}: {line if len(line) <= _MOST_QUOTED else line[: _MOST_QUOTED - 1] + '…'}" if line else what
 
 
 def _resumed(evidence: AttemptEvidence, what: str, closes: Sequence[Closed]) -> Verdict:
