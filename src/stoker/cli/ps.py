@@ -59,7 +59,7 @@ def command(
     from stoker.read.job_list import Filter
 
     wanted = Filter(phases, names, tags)
-    wanted.check()
+    wanted.check("--")
     store = opened_store()
     if watch:
         _watch(store, None if everything else RECENT, wanted, as_json=as_json)

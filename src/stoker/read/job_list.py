@@ -47,17 +47,19 @@ class Filter:
     names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
-    def check(self) -> None:
-        """Raise UserError for a part that no job can ever match."""
+    def check(self, dashes: str = "") -> None:
+        """Raise UserError for a part that no job can ever match. `dashes` are what the parts begin with in messages."""
         known = get_args(Phase)
         for phase in self.phases:
             if phase not in known:
                 close = get_close_matches(phase, known, n=1)
                 meant = f"did you mean {close[0]}? " if close else ""
-                raise UserError(f"--phase {phase}: there is no such phase; {meant}choose one of: {', '.join(known)}")
+                raise UserError(
+                    f"{dashes}phase {phase}: there is no such phase; {meant}choose one of: {', '.join(known)}"
+                )
         for tag in self.tags:
             if not tag.partition("=")[0].strip():
-                raise UserError(f"--tag {tag}: write it as name=value, such as team=nlp, or the name alone")
+                raise UserError(f"{dashes}tag {tag}: write it as name=value, such as team=nlp, or the name alone")
 
     def may_fit(self, job: str) -> bool:
         """False if the id alone shows that the job does not fit."""

@@ -16,6 +16,7 @@ from typing import Any
 from stoker.cloudapi.aws import container
 from stoker.cloudapi.aws.imds import Imds, ImdsError
 from stoker.cloudapi.aws.sigv4 import Credentials
+from stoker.cloudapi.machine_vendor import is_elsewhere
 
 _KEYS = ("aws_access_key_id", "aws_secret_access_key")
 # Settings of a profile that replace keys and that only an SDK understands.
@@ -46,7 +47,7 @@ class AwsIdentity:
 
 
 def find(environ: Mapping[str, str], imds: Imds | None = None) -> AwsIdentity:
-    """Return the first identity that exists.
+    """Return the first identity that exists. A computer that is no machine of EC2 is asked for no role.
 
     Raises NoIdentity, and ImdsError if only the machine's metadata could have it.
     """
@@ -55,9 +56,11 @@ def find(environ: Mapping[str, str], imds: Imds | None = None) -> AwsIdentity:
     if credentials is not None:
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or profile.get("region")
         return AwsIdentity(credentials, region, machine=False, domain=domain_of(region))
+    unnamed = imds is None and not environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
     imds = imds or container.metadata(environ)
     contained = isinstance(imds, container.ContainerRole)
-    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not contained:
+    disabled = environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+    if not contained and (disabled or (unnamed and is_elsewhere("amazon"))):
         raise NoIdentity(f"there are no AWS credentials; {_HOW}")
     credentials = imds.credentials()
     if credentials is None:

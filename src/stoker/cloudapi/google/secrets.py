@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 
 from stoker.cloudapi.google.metadata import Metadata
 from stoker.cloudapi.http_exchange import NoAnswer, exchange, json_object, with_scheme
+from stoker.cloudapi.machine_vendor import is_elsewhere
 from stoker.model.errors import UserError
 from stoker.store.google_accounts import GoogleAuthTokens, credentials_file
 
@@ -51,12 +52,15 @@ class GoogleIdentity:
 
 
 def find(environ: Mapping[str, str], metadata: Metadata | None = None) -> GoogleIdentity:
-    """Return the user's application-default credentials, else the machine's account.
+    """Return the user's application-default credentials, else the account of a machine of Google.
 
     Raises UserError for an unusable file, GoogleError, and MetadataError if only the machine could have credentials.
     """
     path = credentials_file()
     if path is None:
+        placed = any(environ.get(name) for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"))
+        if metadata is None and not placed and is_elsewhere("google"):
+            raise UserError("there are no Google credentials; `gcloud auth application-default login` makes some")
         metadata = metadata or Metadata()
         return GoogleIdentity(metadata.token()[0], (metadata.get("project/project-id") or "").strip(), machine=True)
     tree = _read(path)
