@@ -42,6 +42,7 @@ def test_a_file_whose_writer_died_is_suspect_until_it_is_written_again() -> None
 
 def test_a_write_that_goes_on_is_no_new_save() -> None:
     folder = Folder()
+    folder.look(None)
     for size in (10, 20, 30):
         folder.look(signature(size, at=size))
     assert folder.history.rounds == {PATH: 1}
@@ -57,9 +58,20 @@ def test_a_write_that_goes_on_is_no_new_save() -> None:
 
 def test_a_commit_starts_the_count_again() -> None:
     folder = Folder()
+    folder.look(None)
     folder.look(signature(10))
+    assert folder.history.rounds == {PATH: 1}
     folder.history.note_commit([PATH])
     assert folder.history.rounds == {}
+
+
+def test_what_was_there_at_the_first_look_was_begun_before() -> None:
+    """A restored file that is written again was begun once since, not twice."""
+    folder = Folder()
+    folder.look(signature(10))
+    assert folder.history.rounds == {}
+    folder.look(signature(10, at=5, inode=8))
+    assert folder.history.rounds == {PATH: 1}
 
 
 def test_a_file_that_is_gone_is_forgotten() -> None:
