@@ -33,7 +33,7 @@ if isolated():
     from stoker.governor import deployment_record
     from stoker.governor.background import wake_deployed
     from stoker.governor.loop import Governor
-    from stoker.governor.store_clock import record_pass
+    from stoker.governor.pass_record import record_pass
     from stoker.model import keys
     from stoker.model.errors import UserError
     from stoker.policy import versions

@@ -17,7 +17,7 @@ from stoker.cli import main
 from stoker.deploy import aws, aws_remove, package
 from stoker.deploy.aws_entry_point import NAME
 from stoker.deploy.package import Package
-from stoker.governor.store_clock import record_pass
+from stoker.governor.pass_record import record_pass
 from stoker.model import keys
 from stoker.testing.memory_store import MemoryStore
 

@@ -12,7 +12,7 @@ from stoker.cli import deploy as command
 from stoker.cli import main
 from stoker.deploy import gcp_bindings, gcp_resources
 from stoker.deploy.gcp_entry_point import NAME
-from stoker.governor.store_clock import record_pass
+from stoker.governor.pass_record import record_pass
 from stoker.providers.gce import client
 from stoker.testing.memory_store import MemoryStore
 from tests.support.google_functions import GoogleProject, google_project

@@ -20,7 +20,7 @@ from stoker import client
 from stoker.core.snapshot import Plan, Unmark
 from stoker.governor.loop import Governor
 from stoker.governor.observe import active_jobs
-from stoker.governor.store_clock import governor_name
+from stoker.governor.pass_record import governor_name
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, Transient

@@ -10,7 +10,7 @@ from deployed_account import HOME, Account, Stoker, account, bucket, refused, st
 
 from stoker.deploy import aws_status
 from stoker.deploy.aws_entry_point import NAME as SIGN
-from stoker.governor.store_clock import record_pass
+from stoker.governor.pass_record import record_pass
 from stoker.model import keys
 from stoker.testing.memory_store import MemoryStore
 

@@ -19,7 +19,7 @@ from stoker.deploy.gcp_entry_point import NAME as CLOUD_RUN
 from stoker.governor import background, deployment_record, machine_role_check
 from stoker.governor.background import GovernorChoice, ensure_governed, wake_deployed
 from stoker.governor.deployment_record import DeploymentRecord
-from stoker.governor.store_clock import record_pass
+from stoker.governor.pass_record import record_pass
 from stoker.model import keys
 from stoker.model.errors import AuthDenied
 from stoker.model.log_entries import Ended

@@ -146,9 +146,9 @@ def test_a_governor_decides_and_a_person_submits() -> None:
         assert may(grants, "governor", "s3:PutObject", key), key
     for key in SUBMITTED:
         assert not may(grants, "governor", "s3:PutObject", key), key
-    for key in (*SUBMITTED, *DECISIONS, "check/abc"):
+    for key in (*SUBMITTED, *DECISIONS, "check/abc", f"{keys.PROBES}clock"):
         assert may(grants, "person", "s3:PutObject", key), key
-    for key in (*FACTS, *SUBMITTED):
+    for key in (*FACTS, *SUBMITTED, f"{keys.PROBES}clock"):
         # `stoker rm`
         assert may(grants, "person", "s3:DeleteObject", key), key
     for key in (keys.DEFAULTS, *FACTS):

@@ -14,12 +14,12 @@ import external_world
 import pytest
 
 from stoker.governor.loop import Governor
-from stoker.governor.store_clock import read_clock
 from stoker.model import keys
 from stoker.notifications.dispatcher import NotificationDispatcher
 from stoker.policy import versions
 from stoker.providers.ec2 import iam as amazon
 from stoker.providers.gce import iam as google
+from stoker.store.store_clock import read_clock
 from stoker.testing.memory_store import Fault, Faults, MemoryStore
 from tests.support.sim import Caller, World
 from tests.support.sim_scenario import make_scenario

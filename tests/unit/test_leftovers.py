@@ -8,7 +8,6 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker.governor import leftovers
 from stoker.governor.leftovers import sweep
 from stoker.model.errors import AuthDenied, NotFound, StoreUnavailable, Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
@@ -21,18 +20,14 @@ PLACE = ("sim", "r1")
 NOW = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
 
-class Noon(datetime):
-    """The computer's clock stands at noon."""
-
-    @classmethod
-    def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-        return NOW
-
-
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> ScriptedWorld:
-    monkeypatch.setattr(leftovers, "datetime", Noon)
+def world() -> ScriptedWorld:
     return ScriptedWorld()
+
+
+def store_time() -> datetime:
+    """The store's clock stands at noon."""
+    return NOW
 
 
 def disk(job: str, claim: int = 2, age_s: float | None = 3600.0) -> Leftover:
@@ -46,7 +41,7 @@ CLOSED = (Claimed(SPOT_A, 1), Launched(2, nodes(2)), Closed(2, "reclaimed", "not
 def test_a_disk_of_a_closed_claim_is_removed_and_is_no_orphan(world: ScriptedWorld) -> None:
     world.submit("a-aaaa", *CLOSED)
     world.cloud.leftovers = [disk("a-aaaa")]
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert world.cloud.called("list_leftovers") == ["r1"]
     assert world.cloud.called("remove") == ["disk-of-a-aaaa-2"]
     assert [(each.id, why) for each, why in swept.found] == [("disk-of-a-aaaa-2", "its claim is closed: entry 4")]
@@ -56,7 +51,7 @@ def test_a_disk_of_a_closed_claim_is_removed_and_is_no_orphan(world: ScriptedWor
 def test_a_disk_of_an_open_claim_stays(world: ScriptedWorld) -> None:
     world.submit("a-aaaa", *CLOSED[:2])
     world.cloud.leftovers = [disk("a-aaaa")]
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert world.cloud.called("remove") == [] and swept.found == []
 
 
@@ -65,7 +60,7 @@ def test_disks_without_a_claim_are_orphans_once_they_are_not_newborn(world: Scri
     born_s = world.cloud.capabilities.newborn_s
     old, young, unknown = disk("a-aaaa", 2, born_s), disk("a-aaaa", 3, born_s - 1), disk("b-bbbb", 2, None)
     world.cloud.leftovers = [young, old, unknown]
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert world.cloud.called("remove") == [old.id, unknown.id]
     assert swept.orphans == [(old, "its claim is not in the log"), (unknown, "its job is not in the store")]
     assert swept.found == swept.orphans
@@ -73,10 +68,10 @@ def test_disks_without_a_claim_are_orphans_once_they_are_not_newborn(world: Scri
 
 def test_a_sweep_of_one_job_leaves_the_others_alone_and_a_dry_one_all(world: ScriptedWorld) -> None:
     world.cloud.leftovers = [disk("a-aaaa"), disk("b-bbbb")]
-    dry = sweep(world.store, world.fleet, PLACE, dry=True)
+    dry = sweep(world.store, world.fleet, PLACE, store_time, dry=True)
     assert [each.job for each, _ in dry.found] == ["a-aaaa", "b-bbbb"]
     assert dry.orphans == [] and world.cloud.called("remove") == []
-    swept = sweep(world.store, world.fleet, PLACE, "b-bbbb")
+    swept = sweep(world.store, world.fleet, PLACE, store_time, "b-bbbb")
     assert [each.job for each, _ in swept.found] == ["b-bbbb"]
     assert world.cloud.called("remove") == ["disk-of-b-bbbb-2"]
 
@@ -92,14 +87,14 @@ def test_the_log_of_a_job_is_read_once_and_after_the_list(
 
     monkeypatch.setattr(job_log, "read", reading)
     world.cloud.leftovers = [disk("a-aaaa", 2), disk("a-aaaa", 3), disk("b-bbbb")]
-    sweep(world.store, world.fleet, PLACE)
+    sweep(world.store, world.fleet, PLACE, store_time)
     assert (read, listed) == (["a-aaaa", "b-bbbb"], [1, 1])
 
 
 def test_a_list_that_failed_is_a_problem_of_the_provider(world: ScriptedWorld) -> None:
     world.cloud.leftovers = [disk("a-aaaa")]
     world.cloud.errors["list_leftovers"] = AuthDenied("not allowed to list")
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert swept.problems == {"sim": "not allowed to list"} and swept.found == []
 
 
@@ -108,14 +103,14 @@ def test_a_provider_whose_machines_leave_nothing_is_not_asked(world: ScriptedWor
         capabilities = world.cloud.capabilities
 
     world.fleet._providers["sim"] = Bare()  # type: ignore[assignment]
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert (swept.found, swept.orphans, swept.problems) == ([], [], {})
 
 
 def test_what_vanished_meanwhile_is_no_problem(world: ScriptedWorld) -> None:
     world.cloud.leftovers = [disk("a-aaaa"), disk("b-bbbb")]
     world.cloud.errors["remove"] = NotFound("no such disk")
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert swept.problems == {} and swept.orphans == []
     assert len(world.cloud.called("remove")) == 2, "the next one is tried all the same"
 
@@ -124,7 +119,7 @@ def test_what_vanished_meanwhile_is_no_problem(world: ScriptedWorld) -> None:
 def test_what_cannot_be_removed_is_told_by_job(world: ScriptedWorld, error: Exception) -> None:
     world.cloud.leftovers = [disk("a-aaaa"), disk("b-bbbb")]
     world.cloud.errors["remove"] = error
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert swept.problems.keys() == {"a-aaaa", "b-bbbb"} and swept.orphans == []
     assert all("no right to delete disks" in text for text in swept.problems.values())
 
@@ -135,7 +130,7 @@ def test_a_log_that_cannot_be_read_removes_nothing(world: ScriptedWorld, monkeyp
 
     monkeypatch.setattr(job_log, "read", away)
     world.cloud.leftovers = [disk("a-aaaa")]
-    swept = sweep(world.store, world.fleet, PLACE)
+    swept = sweep(world.store, world.fleet, PLACE, store_time)
     assert world.cloud.called("remove") == [] and "did not answer" in swept.problems["a-aaaa"]
 
 
@@ -146,7 +141,7 @@ def in_use(world: ScriptedWorld) -> bool:
     """Whether a disk that the cloud holds to be in use is told as a problem."""
     world.cloud.leftovers = [disk("a-aaaa")]
     world.cloud.errors["remove"] = Transient("in use")
-    problems = sweep(world.store, world.fleet, PLACE).problems
+    problems = sweep(world.store, world.fleet, PLACE, store_time).problems
     assert problems in ({}, {"a-aaaa": "in use"})
     return bool(problems)
 

@@ -18,7 +18,7 @@ from notification_world import ONE, World, news, one_pass
 from told_jobs import append, finished, started, submit
 
 from stoker.governor.loop import Governor
-from stoker.governor.store_clock import record_pass
+from stoker.governor.pass_record import record_pass
 from stoker.model import codec, keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.log_entries import Claimed, Closed

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.governor.store_clock import read_clock
 from stoker.model.errors import StoreDenied
 from stoker.policy import versions
 from stoker.policy.reader import PolicyReader
 from stoker.store.base import Meta
+from stoker.store.store_clock import read_clock
 from stoker.testing.memory_store import MemoryStore
 
 

@@ -13,8 +13,8 @@ import pytest
 from stoker import Job, client
 from stoker.core.snapshot import Plan, Snapshot, Terminate
 from stoker.governor import loop
+from stoker.governor.freshness import FRESH_S, Freshness, with_sleep
 from stoker.governor.loop import Governor
-from stoker.governor.store_clock import FRESH_S, Freshness, with_sleep
 from stoker.providers.local.provider import LocalProvider
 from stoker.store import job_log
 from stoker.store.base import Store, open_store

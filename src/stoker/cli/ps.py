@@ -102,7 +102,7 @@ class JobListView:
 
 def _read_view(store: Store, recent: int | None, wanted: Filter) -> JobListView:
     from stoker.cli.external_jobs import recent as recent_of_others
-    from stoker.governor.store_clock import last_pass
+    from stoker.governor.pass_record import last_pass
     from stoker.read.job_list import ALL, list_jobs
 
     found = list_jobs(store, recent, wanted)

@@ -33,6 +33,7 @@ def command(dry_run: bool, as_json: bool) -> None:
     from stoker.external_jobs.govern import sweep as sweep_alarms
     from stoker.governor.connected_providers import Fleet
     from stoker.governor.leftovers import sweep
+    from stoker.store.store_clock import read_clock
 
     store = opened_store()
     fleet = Fleet(store.url)
@@ -43,7 +44,8 @@ def command(dry_run: bool, as_json: bool) -> None:
         click.secho(f"{name}: {text}", fg="yellow", err=True)
     left = [] if dry_run else _end(orphans, fleet)
     # After the machines: their disks and groups are free then.
-    beside = [sweep(store, fleet, place, dry=dry_run) for place in sorted(_places(store), key=str)]
+    now = read_clock(store).now
+    beside = [sweep(store, fleet, place, now, dry=dry_run) for place in sorted(_places(store), key=str)]
     things = [found for swept in beside for found in swept.found]
     alarms = sweep_alarms(store, dry=dry_run)
     if as_json:
@@ -78,8 +80,9 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Inst
     """
     from stoker.core import unowned_machines
     from stoker.governor.observe import Memory, list_clouds, observe
-    from stoker.governor.store_clock import governor_name, read_clock
+    from stoker.governor.pass_record import governor_name
     from stoker.model.observed import Unknown
+    from stoker.store.store_clock import read_clock
 
     listing = list_clouds(store, fleet, Memory(), (), _places(store))
     problems = {

@@ -15,10 +15,11 @@ from typing import Literal, Protocol, cast
 
 from stoker.governor import deployment_record
 from stoker.governor.deployment_record import GOVERNOR_NAMES, DeploymentRecord
-from stoker.governor.store_clock import governor_name, read_clock
+from stoker.governor.pass_record import governor_name
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError, UserError
 from stoker.store.base import Store
+from stoker.store.store_clock import read_clock
 
 # The slow tick comes every 15 minutes, and a call may take 5.
 ALIVE_S = 20 * 60

@@ -30,8 +30,8 @@ from stoker.external_jobs.snapshot import (
     policy_for_external_jobs,
 )
 from stoker.governor import external_costs
+from stoker.governor.pass_record import governor_name
 from stoker.governor.serverless.external_jobs import ExternalJobsResult
-from stoker.governor.store_clock import governor_name, read_clock
 from stoker.model import keys
 from stoker.model.errors import AuthDenied, NotInstalled, StokerError, StoreUnavailable, describe_error
 from stoker.model.observed import Unknown
@@ -43,6 +43,7 @@ from stoker.store import external_job_index
 from stoker.store.base import Store
 from stoker.store.external_job_index import ExternalJobRow
 from stoker.store.job_log import new_token
+from stoker.store.store_clock import read_clock
 
 # Rounds over one training job before the rest is left to the next wake-up. All possible consecutive actions fit in.
 MAX_ROUNDS = 8

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 from stoker.core import policy_rules
@@ -40,6 +41,7 @@ from stoker.providers.base import LaunchOrder, SupportsSpecCheck
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.removed_jobs import delete_derived_keys
+from stoker.store.store_clock import read_time
 
 
 @dataclass
@@ -189,7 +191,7 @@ class Applier:
         state = self.memory.states.get(job)
         places = {(claim.offering.provider, claim.offering.region) for claim in state.claims} if state else set()
         for place in sorted(places, key=str):
-            left = leftovers.sweep(self.store, self.fleet, place, job)
+            left = leftovers.sweep(self.store, self.fleet, place, partial(read_time, self.store), job)
             if left.problems:
                 raise Transient(next(iter(left.problems.values())))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 
 from stoker.core.hold import hold_of
 from stoker.core.unowned_machines import is_orphan, why_unowned
@@ -30,11 +31,18 @@ class SweepResult:
 
 
 def sweep(
-    store: Store, fleet: Fleet, place: tuple[str, str | None], job: str | None = None, *, dry: bool = False
+    store: Store,
+    fleet: Fleet,
+    place: tuple[str, str | None],
+    store_time: Callable[[], datetime],
+    job: str | None = None,
+    *,
+    dry: bool = False,
 ) -> SweepResult:
     """Remove leftovers in one place: of one job where `job` is given, none at all when `dry`.
 
-    The cloud is listed before any log is read, so a listed thing either has its claim in the log, or has none.
+    `store_time` is asked once, if anything is listed. Ages are computed from it, because this computer's clock may be
+    wrong. The cloud is listed before any log is read, so a listed thing either has its claim in the log, or has none.
     """
     name, region = place
     result = SweepResult()
@@ -43,12 +51,13 @@ def sweep(
         if not isinstance(provider, SupportsLeftovers):
             return result
         listed = [each for each in provider.list_leftovers(region) if job in (None, each.job)]
+        if not listed:
+            return result
+        now = store_time()
     except Exception as error:  # noqa: BLE001 - a provider may be anybody's plug-in: no error of it may end the pass
         result.problems[name] = describe_error(error)  # A list that failed proves nothing: remove nothing, report it.
         return result
     states: dict[str, JobState | None] = {}
-    # Times of the clouds are compared with this computer's clock; young things are spared for minutes.
-    now = datetime.now(timezone.utc)
     for each in listed:
         try:
             if each.job not in states:

@@ -16,6 +16,7 @@ from stoker.governor.apply import Applier, ApplyResult
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.cost_ledger import record_job_costs
+from stoker.governor.freshness import Freshness, with_sleep
 from stoker.governor.index_writer import IndexWriter
 from stoker.governor.leftovers import sweep
 from stoker.governor.market_records import MarketCache
@@ -28,7 +29,7 @@ from stoker.governor.observe import (
     observe,
 )
 from stoker.governor.pass_notifier import PassNotifier
-from stoker.governor.store_clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
+from stoker.governor.pass_record import governor_name, record_pass
 from stoker.model.errors import StokerError, StoreError, describe_error
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
@@ -39,6 +40,7 @@ from stoker.providers.base import SupportsWakeup
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
 from stoker.store.removed_jobs import clear_markers
+from stoker.store.store_clock import StoreClock, read_clock
 
 # Rounds over one job in one pass before the rest is left to the next: a claim, its launch, its close and the next claim
 # fit in easily, and a bug that never settles cannot spin.
@@ -279,7 +281,7 @@ class Governor:
         """Remove leftovers of machines in the places that were listed. Adds the orphans among them to `removed`."""
         problems: dict[str, str] = {}
         for place in observation.listing.instances:
-            swept = sweep(self.store, self.fleet, place)
+            swept = sweep(self.store, self.fleet, place, clock.now)
             problems |= swept.problems
             removed += [
                 orphan_notification(each.job, leftover_name(each), why, clock.now()) for each, why in swept.orphans

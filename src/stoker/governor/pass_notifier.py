@@ -8,13 +8,13 @@ from datetime import datetime
 from stoker.core.snapshot import JobSnapshot, Plan, Unmark
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.observe import Memory
-from stoker.governor.store_clock import StoreClock
 from stoker.model.errors import StoreUnavailable, describe_error
 from stoker.model.policy import Policy
 from stoker.notifications.dispatcher import SINGLE_PASS_WAIT_S, NotificationDispatcher
 from stoker.notifications.events import Notification, budget_notification
 from stoker.notifications.job_events import JobWithSpec
 from stoker.notifications.outbox import MAX_WAITING
+from stoker.store.store_clock import StoreClock
 
 # A job's end is recorded for notification before the job is unmarked. A store in which nothing can be recorded for this
 # long delays no job any longer.

@@ -5,7 +5,7 @@ The costs are written first. Where the log is corrupt, no provider may list a ma
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.cost_ledger import record_job_costs
@@ -16,6 +16,7 @@ from stoker.model.job_state import JobState
 from stoker.model.submission import Submission
 from stoker.store import job_index
 from stoker.store.base import Store
+from stoker.store.store_clock import read_time
 
 
 def check_machines_gone(store: Store, job: str, why: StoreError) -> None:
@@ -39,7 +40,7 @@ def check_machines_gone(store: Store, job: str, why: StoreError) -> None:
         if left:
             raise UserError(f"{job} cannot be read ({why}), and has machines on {where}: {', '.join(left)}; end them")
     written = max((meta.modified for meta in store.list(keys.log_prefix(job))), default=None)
-    if written is not None and datetime.now(timezone.utc) - written < young:
+    if written is not None and read_time(store) - written < young:
         minutes = young.total_seconds() / 60
         raise UserError(f"{job} cannot be read ({why}), and a machine of it may still show up; wait {minutes:.0f} min")
 
@@ -51,12 +52,13 @@ def record_costs_before_removal(store: Store, job: str, state: JobState | None) 
     Without a readable log (`state` is None) the costs come from the job's last index record. Costs that are in neither
     are not counted. Raises StoreUnavailable or StoreDenied.
     """
-    until = datetime.now(timezone.utc)
     if state is None:
         record = job_index.read_index(store, job)
         if record is None:
             return
         state, until = record.state, record.summary.heard_at or record.state.updated_at
+    else:
+        until = read_time(store)
     found = store.get(keys.spec(job))
     try:
         spec = codec.loads(Submission, found.data if found else b"", where=keys.spec(job)).spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from functools import partial
 
 from stoker.model import keys
@@ -13,6 +13,7 @@ from stoker.model.log_entries import Event, RemovalAsked
 from stoker.store import job_index, job_log
 from stoker.store.base import Meta, Store
 from stoker.store.removed_jobs import delete_below, delete_derived_keys
+from stoker.store.store_clock import read_time
 from stoker.submit.shared_objects import COLLECT_AFTER, collect_unused
 
 # An environment that no machine has used for this long is deleted.
@@ -81,11 +82,12 @@ def collect_environments(store: Store) -> int:
 
     Returns the number of deleted environments. A machine that is restoring one of them builds it anew instead.
     """
-    now = datetime.now(timezone.utc)
     below: dict[str, list[Meta]] = {}
     for meta in store.list(keys.ENVIRONMENTS):
         below.setdefault(meta.key.removeprefix(keys.ENVIRONMENTS).partition("/")[0], []).append(meta)
-    gone = 0
+    if not below:
+        return 0
+    now, gone = read_time(store), 0
     for key, found in below.items():
         manifest = keys.environment_manifest(keys.ENVIRONMENTS, key)
         if now - max(meta.modified for meta in found) > UNUSED_FOR:
@@ -116,8 +118,11 @@ def _parts_of(store: Store, manifest: str) -> set[str] | None:
 
 
 def ended_before(store: Store, age: timedelta) -> list[str]:
-    """The jobs that ended longer ago than `age`, oldest first. Jobs that have not ended are never among them."""
-    now = datetime.now(timezone.utc)
+    """The jobs that ended longer ago than `age`, oldest first. Jobs that have not ended are never among them.
+
+    The end of a job is a time of the store, and so is the present here: this computer's clock may be a month fast.
+    """
+    now = read_time(store)
     found = []
     for meta in job_index.list_index(store):
         # A record is written when the job ends.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import TypeVar
 
 from stoker.core.summary import summarize
@@ -21,6 +21,7 @@ from stoker.store.base import Store
 from stoker.store.find_job import all_jobs
 from stoker.store.job_index import IndexRecord
 from stoker.store.parallel import READERS, each_in_order
+from stoker.store.store_clock import StoreClock, read_clock
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def reindex(store: Store, progress: Callable[[int, int], None] | None = None) ->
 
     Logs and facts are read in parallel from a remote store: nearly all of the time is spent waiting for them.
     """
-    fleet = Fleet(store.url)
+    fleet, clock = Fleet(store.url), read_clock(store)
     done = ReindexResult()
     done.forgotten += len(finish_removals(store))
     # Listed before the logs are read: a job that is marked meanwhile is marked again here, with the same key.
@@ -64,7 +65,7 @@ def reindex(store: Store, progress: Callable[[int, int], None] | None = None) ->
 
     def reindex_one(job: str) -> _JobResult:
         try:
-            return _reindex_job(store, fleet, job, marked=job in marked)
+            return _reindex_job(store, fleet, job, clock, marked=job in marked)
         except Exception as error:  # noqa: BLE001 - one unreadable job must not stop the others
             return _JobResult(exists=True, problem=describe_error(error))
 
@@ -77,7 +78,7 @@ def reindex(store: Store, progress: Callable[[int, int], None] | None = None) ->
             done.problems[job] = found.problem
         if progress is not None:
             progress(number, len(jobs))
-    _forget_absent(store, done, exists)
+    _forget_absent(store, done, exists, clock)
     return done
 
 
@@ -85,18 +86,18 @@ def _each(reindex_one: Callable[[str], T], jobs: Sequence[str], store: Store) ->
     return map(reindex_one, jobs) if store.is_local else each_in_order(reindex_one, jobs, READERS)
 
 
-def _reindex_job(store: Store, fleet: Fleet, job: str, *, marked: bool) -> _JobResult:
+def _reindex_job(store: Store, fleet: Fleet, job: str, clock: StoreClock, *, marked: bool) -> _JobResult:
     state = job_log.read(store, job)
     if state is None:
         return _JobResult()
     submission = job_index.read_submission(store, state)
     facts = {claim.number: node_facts.read_claim(store, job, claim) for claim in state.attempts}
-    summary = summarize(state, submission, facts, datetime.now(timezone.utc))
+    summary = summarize(state, submission, facts, clock.now())
     job_index.write_index(store, IndexRecord(state=state, summary=summary))
     if marked:
         return _JobResult(exists=True)
     if _is_over(fleet, state):
-        record_job_costs(store, state, submission.spec, datetime.now(timezone.utc))
+        record_job_costs(store, state, submission.spec, clock.now())
         return _JobResult(exists=True)
     # If a governor unmarks the job at this moment, the next pass finds the new marker and removes it.
     store.put(keys.active(job, state.opened_seq), b"")
@@ -121,7 +122,7 @@ def _is_over(fleet: Fleet, state: JobState) -> bool:
     return True
 
 
-def _forget_absent(store: Store, done: ReindexResult, exists: set[str]) -> None:
+def _forget_absent(store: Store, done: ReindexResult, exists: set[str], clock: StoreClock) -> None:
     """Delete records and markers without a log: of jobs that were removed, or never submitted. The logs of the jobs in
     `exists` were just read."""
 
@@ -130,7 +131,7 @@ def _forget_absent(store: Store, done: ReindexResult, exists: set[str]) -> None:
 
     without_log = [job for job in map(job_index.job_of, job_index.list_index(store)) if job not in exists]
     done.forgotten += sum(_each(forget_record, without_log, store))
-    now = datetime.now(timezone.utc)
+    now = clock.now()
     for job in active_jobs(store):
         if job in exists or store.head(keys.log_entry(job, 1)) is not None:
             continue

@@ -33,8 +33,9 @@ _DERIVED = (
 # `stoker rm`.
 PERSON = StoreAccess(
     reads=("",),
-    writes=(*_SUBMITTED, keys.SPENT, keys.REMOVED, keys.COLLECTED),
-    removes=(*_SUBMITTED, keys.WORK),
+    # The store's time, which `stoker rm` needs, is read from a probe.
+    writes=(*_SUBMITTED, keys.SPENT, keys.REMOVED, keys.COLLECTED, keys.PROBES),
+    removes=(*_SUBMITTED, keys.WORK, keys.PROBES),
 )
 # A governor also writes entries of any job's log, which each cloud has to allow in its own way.
 GOVERNOR = StoreAccess(reads=("",), writes=(*_DERIVED, keys.SPENT, keys.CLONE_CHAINS), removes=_DERIVED)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import NamedTuple
 
 from stoker.model import keys
@@ -20,6 +20,7 @@ from stoker.model.errors import StoreError
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import all_jobs
 from stoker.store.parallel import any_exists
+from stoker.store.store_clock import read_time
 
 
 class SharedObject(NamedTuple):
@@ -104,11 +105,13 @@ def collect_unused(store: Store, kind: str, found: Mapping[str, Callable[[], lis
     `found` gives the objects of each name. A name is retired before the jobs are read again, and permanently: the head
     of this module says why a running submission loses nothing. The age limit only saves it a second try.
     """
-    now = datetime.now(timezone.utc)
+    if not found:
+        return 0
+    now = read_time(store)
     retired = {meta.key.removeprefix(keys.collected(kind, "")) for meta in store.list(keys.collected(kind, ""))}
     needed = _References(store)
     unneeded: dict[str, list[Meta]] = {}
-    for name in found.keys() - needed.read(kind) if found else ():
+    for name in found.keys() - needed.read(kind):
         metas = found[name]()
         if metas and (name in retired or now - max(meta.modified for meta in metas) > COLLECT_AFTER):
             unneeded[name] = metas

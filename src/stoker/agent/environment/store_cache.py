@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 
@@ -49,8 +48,6 @@ _BEGIN_AFTER_S = 30.0
 _MANIFEST_LIMIT = 16 * 1024**2
 _LOG_WAIT_AFTER_S = 1.0
 _POLL_S = 0.2
-# Resolution of the time of the last use: a write for each use would be too many.
-_USED_EVERY = timedelta(days=1)
 
 
 class DamagedCopy(StokerError):
@@ -251,12 +248,12 @@ class StoreCache:
         self.store.delete(keys.environment_part(prefix, mine.key, digest) for digest in unneeded)
 
     def _mark_used(self, prefix: str, key: str) -> None:
-        """Record the time of use. Best effort: if it fails, the copy is pruned too early and built again."""
-        name = keys.environment_used(prefix, key)
+        """Record the time of use. Best effort: if it fails, the copy is pruned too early and built again.
+
+        Every use is one write: a node cannot know how old the last record is, because its clock is not the store's.
+        """
         try:
-            existing = self.store.head(name)
-            if existing is None or datetime.now(timezone.utc) - existing.modified > _USED_EVERY:
-                self.store.put(name, b"")
+            self.store.put(keys.environment_used(prefix, key), b"")
         except StokerError as error:
             _log.info("%s", error)
 
