@@ -111,9 +111,10 @@ def test_a_last_save_that_is_no_checkpoint_is_kept_as_an_output(world: World, tm
     summary = world.run(checkpoints={"dir": folder})
     assert summary.outcome == "failed"
     assert client.checkpoints(summary.id, store=world.url) == []
-    assert "kept as outputs, perhaps unfinished, since no checkpoint has them: final.bin" in world.story(summary.id)
+    name = "final.bin" if folder == "." else "checkpoints/final.bin"
+    assert f"kept as outputs, perhaps unfinished, since no checkpoint has them: {name}" in world.story(summary.id)
     pulled = files(client.pull_outputs(summary.id, tmp_path / "pulled", store=world.url))
-    assert pulled == {"final.bin" if folder == "." else "checkpoints/final.bin": "the model"}
+    assert pulled == {name: "the model"}
 
 
 def test_outputs_of_all_attempts_are_pulled_as_one_disk(world: World, tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ class Clock:
     def __call__(self) -> float:
         return self.s
 
+    def advance(self, seconds: float) -> None:
+        self.s += seconds
+
 
 class World:
     """One node: its folder and its agent's sync, which is driven by `tick`."""

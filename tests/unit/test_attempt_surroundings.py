@@ -30,6 +30,7 @@ from stoker.agent.phases.context import AttemptContext
 from stoker.agent.phases.leaving import LeaveEarly
 from stoker.agent.shutdown_budget import ShutdownBudget
 from stoker.agent.supervise import EndRequest, TrainingOutcome
+from stoker.core.gate import Leave
 from stoker.model import codec, keys
 from stoker.model.log_entries import Closed, StopAsked, Submitted, Waste
 from stoker.model.node_facts import CheckpointRef, Exit, ExitOutcome, SavedOutputs
@@ -295,18 +296,24 @@ def test_a_last_save_that_no_commit_has_is_kept_as_outputs_where_the_job_may_be_
     life = a_life(world)
     life.submission = Submission(JOB, Spec(name="job", run="true"), "test")
     keeps: list[tuple[Path, list[str]]] = []
+    stored: list[str] = []
     finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     life.syncs.checkpoints = Saved("d.pt", "b.pt", "a.pt", "c.pt", "e.pt")  # type: ignore[assignment]
-    life.syncs.outputs = SimpleNamespace(keep_saves=lambda folder, files: keeps.append((folder, sorted(files))))  # type: ignore[assignment]
+    life.syncs.outputs = SimpleNamespace(  # type: ignore[assignment]
+        keep_saves=lambda folder, files: keeps.append((folder, sorted(files))), stored_saves=lambda: stored
+    )
     finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     told = "kept as outputs, perhaps unfinished, since no checkpoint has them: "
-    assert (told in said(life)) is kept
+    finish.say_kept_saves(life)
+    assert told not in said(life), "nothing of them is in the store yet"
     if kept:
-        assert f"{told}a.pt, b.pt, c.pt and 2 more\n" in said(life)
         assert keeps == [(life.paths.code / "checkpoints", ["a.pt", "b.pt", "c.pt", "d.pt", "e.pt"])]
-        life.syncs.checkpoints = Saved("a.pt", "b.pt", "c.pt")  # type: ignore[assignment]
-        finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
-        assert f"{told}a.pt, b.pt, c.pt\n" in said(life)
+        stored += ["c/a.pt", "c/b.pt", "c/c.pt"]
+        finish.say_kept_saves(life)
+        assert f"{told}c/a.pt, c/b.pt, c/c.pt\n" in said(life)
+        stored += ["c/d.pt", "c/e.pt"]
+        finish.say_kept_saves(life)
+        assert f"{told}c/a.pt, c/b.pt, c/c.pt and 2 more\n" in said(life)
     else:
         assert keeps == []
     life.syncs.checkpoints = Saved()  # type: ignore[assignment]
@@ -479,3 +486,18 @@ def test_an_exit_tells_what_was_saved_and_reported() -> None:
     )
     assert (left.checkpoint, left.commits, left.first_step, left.step) == (ref, 3, 1, 9)
     assert left.metrics == {"loss": 0.5} and left.outputs is kept and left.tail == ()
+
+
+def test_a_request_to_leave_bounds_what_comes_after_the_training(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that reached `limits.max_cost` while its results were sent, the governors end the machine soon."""
+    life = a_life(world)
+    life.submission = Submission(JOB, Spec(name="job", run="true", checkpoints=Checkpoints(grace_s=20.0)), "test")
+    assert life.deadline_s() is None
+    monkeypatch.setattr(life.log_watch, "leave", lambda: Leave("limits.max_cost is reached", "limit"))
+    first = life.deadline_s()
+    assert first is not None and 15.0 < first - time.monotonic() <= 20.0
+    assert life.deadline_s() == first, "counted from when the request was seen"
+    life.record.outcome = TrainingOutcome(0, None, 1.0, deadline_s=first - 5.0)
+    assert life.deadline_s() == first - 5.0

@@ -232,3 +232,23 @@ def test_a_flush_hears_of_a_shutdown(tmp_path: Path, monkeypatch: pytest.MonkeyP
         release.set()
         signal.signal(signal.SIGTERM, before)
     assert the_exit(store, node.key) is not None
+
+
+def test_a_limit_without_progress_begins_anew_with_each_byte() -> None:
+    now_s, moved, deadline = [0.0], [0], [None]
+    closing = ShutdownBudget(1800.0, lambda: deadline[0], lambda: now_s[0], lambda: moved[0])
+    for _ in range(10):
+        now_s[0] += 1700.0
+        moved[0] += 1
+        assert closing.flush_by_s() == closing.exit_by_s() == now_s[0] + 1800.0
+    stands_still_s = now_s[0]
+    now_s[0] += 1700.0
+    assert closing.share_s() == 100.0 and closing.flush_by_s() == stands_still_s + 1800.0
+    assert not closing.has_deadline
+    # A notice counts whatever moves.
+    moved[0] += 1
+    deadline[0] = now_s[0] + 60.0  # type: ignore[call-overload]
+    assert closing.flush_by_s() == now_s[0] + 58.0 and closing.has_deadline
+    now_s[0] += 50.0
+    moved[0] += 1
+    assert closing.exit_by_s() == now_s[0] + 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from checkpoint_world import JOB, Clock, memory_store, write
 from plain_store import wait_for
 
 from stoker.agent import output_sync
-from stoker.agent.checkpoints.folder_snapshot import scan
+from stoker.agent.checkpoints.folder_snapshot import File, scan
 from stoker.agent.output_files import OutputFiles, OutputSource
 from stoker.agent.output_sync import OutputSync
 from stoker.model import keys
@@ -443,6 +444,84 @@ def test_what_there_is_no_time_for_is_not_begun(world: World) -> None:
     assert {one.why for one in report.named} == {"there was no time left"}
 
 
+def unreadable(monkeypatch: pytest.MonkeyPatch, broken: dict[str, OSError]) -> list[str]:
+    """Reading a file of `broken` fails as a bad sector or a stale handle does. Returns the files that were tried."""
+    tried: list[str] = []
+    put_bytes = OutputSync._put_bytes
+
+    def reads(self: OutputSync, file: File, source: Path, pinned: Path) -> bool:
+        tried.append(file.path)
+        if file.path in broken:
+            raise broken[file.path]
+        return put_bytes(self, file, source, pinned)
+
+    monkeypatch.setattr(OutputSync, "_put_bytes", reads)
+    return tried
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_file_that_cannot_be_read_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken: dict[str, OSError] = {"a": OSError(number, os.strerror(number))}
+    tried = unreadable(monkeypatch, broken)
+    for name in "abc":
+        world.write(name, name)
+    world.tick(rounds=20)
+    assert world.plain() == {"b": b"b", "c": b"c"}
+    assert world.sync.status().error == f"a cannot be read ({os.strerror(number)})"
+    assert 3 <= tried.count("a") <= 6, "it is tried again after longer and longer pauses"
+    assert len(caplog.records) == 1
+    # A mount that came back.
+    broken.clear()
+    world.tick(rounds=20)
+    assert world.plain().keys() == {"a", "b", "c"} and world.sync.status().error is None
+
+
+def test_a_file_that_can_never_be_read_delays_the_end_by_a_minute_and_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = unreadable(monkeypatch, {"a": OSError(errno.EIO, "Input/output error")})
+    monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
+    thread_time = SimpleNamespace(thread_time=time.thread_time, sleep=lambda _: world.clock.advance(0.5))
+    monkeypatch.setattr(output_sync, "time", thread_time)
+    for name in "abc":
+        world.write(name, name)
+    began_s = world.clock()
+    assert world.sync.final(1800.0)
+    assert output_sync._READ_FOR_S <= world.clock() - began_s < 2 * output_sync._READ_FOR_S
+    assert tried.index("c") < 3 and tried.count("a") < 12
+    report = world.sync.report()
+    assert world.plain().keys() == {"b", "c"} and report.files == 2
+    assert [(one.path, one.why) for one in report.named] == [("a", "cannot be read (Input/output error)")]
+
+
+def test_a_file_that_cannot_be_read_before_the_end_is_named_with_its_own_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable(monkeypatch, {"a": OSError(errno.EIO, "Input/output error")})
+    for name in "ab":
+        world.write(name, name)
+    assert not world.sync.final(10_000.0, lambda: 0.0 if world.sync.status().files else float("inf"))
+    assert [(one.path, one.why) for one in world.sync.report().named] == [("a", "cannot be read (Input/output error)")]
+
+
+def test_an_end_that_moves_later_gives_more_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_sync, "_JOIN_S", 0.001)
+    world.client.outage(True)
+    world.write("a", "1")
+    ends_s = [world.clock() + 100.0]
+
+    def moving() -> float:
+        world.clock.advance(1.0)
+        if world.clock() > 500.0:
+            world.client.outage(False)
+        ends_s.append(max(ends_s[-1], min(world.clock() + 100.0, 1000.0)))
+        return ends_s[-1]
+
+    assert world.sync.final(None, moving), "it took longer than the first end"
+
+
 def test_an_end_that_moves_closer_is_heeded(world: World) -> None:
     world.client.outage(True)
     world.write("a", "1")
@@ -481,8 +560,22 @@ def test_saves_that_no_commit_has_are_sent_at_the_end(tmp_path: Path) -> None:
     memory = memory_store()
     sync = OutputSync(memory, JOB, 1, 0, OutputFiles([], work))
     sync.keep_saves(tmp_path / "work/checkpoints", scan(tmp_path / "work/checkpoints"))
+    assert sync.stored_saves() == []
     assert sync.final(LIMIT_S)
     assert plain(memory) == {"checkpoints/step-3.pt": b"weights"}
+    assert sync.stored_saves() == ["checkpoints/step-3.pt"]
+
+
+def test_saves_for_which_there_is_no_room_are_not_said_to_be_kept(tmp_path: Path) -> None:
+    saves = tmp_path / "work/checkpoints"
+    write(saves / "small.pt", "weights")
+    write(saves / "large.pt", "w" * 100)
+    work = OutputSource(tmp_path / "work", takes=lambda path: not path.startswith("checkpoints/"))
+    sync = OutputSync(memory_store(), JOB, 1, 0, OutputFiles([], work, most_bytes=50))
+    sync.keep_saves(saves, scan(saves))
+    assert sync.final(LIMIT_S)
+    assert sync.stored_saves() == ["checkpoints/small.pt"]
+    assert [one.path for one in sync.report().named] == ["checkpoints/large.pt"]
 
 
 @pytest.mark.parametrize("publish", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import checkpoint_world
 import pytest
 from checkpoint_world import (
+    Clock,
     World,
     age,
     assert_sound,
@@ -19,6 +21,8 @@ from checkpoint_world import (
 from test_sync import LIMIT_S, Meddling
 from test_sync_requested import answers
 
+from stoker.agent.checkpoints import sync as sync_module
+from stoker.agent.checkpoints.blobs import BlobSender
 from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.errors import StoreUnavailable
@@ -294,3 +298,50 @@ def test_patterns_are_what_the_docs_say() -> None:
 
 def test_the_outage_error_is_what_the_store_raises() -> None:
     assert issubclass(type(Fault().error), StoreUnavailable)
+
+
+def test_a_file_that_can_never_be_read_ends_the_last_commit_after_a_minute(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_self: BlobSender, _path: Path) -> tuple[str, str, int]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(BlobSender, "_put", broken)
+    monkeypatch.setattr(sync_module, "_DEADLINE_CHECK_S", 0.001)
+    clock = world.clock = Clock()
+    world.options = {"monotonic": clock}
+    world.begin()
+    world.write(a="1")
+    began_s = clock()
+
+    def until() -> float:
+        clock.advance(0.05)
+        return float("inf")
+
+    assert world.sync.final(None, TrainingEnd("finished"), until) is None
+    assert clock() - began_s >= sync_module._READ_FOR_S
+    assert world.sync.uncommitted().keys() == {"a.pt"}, "its files may be kept as outputs"
+
+
+def test_a_last_commit_goes_on_while_its_end_moves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_module, "_DEADLINE_CHECK_S", 0.001)
+    clock = world.clock = Clock()
+    world.options = {"monotonic": clock}
+    world.begin()
+    world.write(a="1")
+    release, put = threading.Event(), BlobSender._put
+
+    def slow(self: BlobSender, path: Path) -> tuple[str, str, int]:
+        release.wait(LIMIT_S)
+        return put(self, path)
+
+    monkeypatch.setattr(BlobSender, "_put", slow)
+
+    def until() -> float:
+        clock.advance(10.0)
+        if clock() > 5000.0:
+            release.set()
+        return clock() + 1800.0
+
+    last = world.sync.final(None, TrainingEnd("finished"), until)
+    assert last is not None and clock() > 5000.0

@@ -36,6 +36,7 @@ from stoker.processes.unmounting import unmount_below
 from stoker.store.checkpoint_manifests import TRUST_NONE, trusted_claims
 from stoker.store.job_index import read_submission
 from stoker.store.node_facts import read_fact
+from stoker.store.upload_progress import UPLOADS
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def _signals_as_notices(notices: Notices) -> Iterator[None]:
 
 
 def _flush(node: AgentNode, notices: Notices) -> None:
-    budget = ShutdownBudget(FLUSH_LIMIT_S, notices.poll)
+    budget = ShutdownBudget(FLUSH_LIMIT_S, notices.poll, progress=lambda: UPLOADS.total)
     if _exit_is_written(node, budget.exit_by_s()):
         return
     node.say("the agent was restarted: looking for what can still be saved")
@@ -250,7 +251,7 @@ def _flush_checkpoints(
     if budget.has_deadline:
         sync.hurry(budget.share_s())
     # Under a notice a part of the time is left for the log, too.
-    sync.final(budget.share_s(3 / 4 if budget.has_deadline else 1), until_s=budget.flush_by_s)
+    sync.final(budget.share_s(3 / 4) if budget.has_deadline else None, until_s=budget.flush_by_s)
     return sync.status()
 
 
@@ -266,5 +267,5 @@ def _flush_outputs(node: AgentNode, submission: Submission, budget: ShutdownBudg
     outputs = OutputSync(
         node.store, config.job, config.claim, config.rank, files, nodes=config.nodes, boot=len(node.earlier)
     )
-    outputs.final(budget.share_s(), until_s=budget.flush_by_s)
+    outputs.final(None, until_s=budget.flush_by_s)
     return outputs.report()

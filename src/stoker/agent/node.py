@@ -25,7 +25,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long an agent tries to make its log, files and exit durable before it gives the machine back without them.
+# How long an agent tries to make its log, files and exit durable while no byte of a file moves, before it gives the
+# machine back without them. While bytes move it goes on: until the job reaches a limit, or the machine its longest
+# life.
 FLUSH_LIMIT_S = 1800.0
 _LONGEST_PAUSE_S = 5.0
 

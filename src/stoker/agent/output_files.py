@@ -163,6 +163,11 @@ class OutputFiles:
         source = OutputSource(folder, prefix)
         self._saves = [_output(source, path, file) for path, file in files.items()]
 
+    @property
+    def saves(self) -> frozenset[Path]:
+        """The files of `keep_saves` on this machine."""
+        return frozenset(output.source for output in self._saves)
+
     def declared(self) -> dict[str, LocalOutput]:
         """Return the declared files, by their path in the stored tree."""
         found: dict[str, LocalOutput] = {}

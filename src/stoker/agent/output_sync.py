@@ -22,6 +22,7 @@ from stoker.agent.output_versions import OutputWriter
 from stoker.model.errors import StoreError
 from stoker.model.node_facts import OmittedOutput, SavedOutputs
 from stoker.store.base import FileChanged, Store, is_valid_key
+from stoker.store.upload_progress import UPLOADS
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ _PATH_BYTES = 900
 _MOST_ERRORS = 5
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
+# In the last sync a file that cannot be read is tried for so long: a network mount may come back, a broken disk does
+# not.
+_READ_FOR_S = 60.0
 _POLL_S = 0.2
 # How often a deadline that may have moved is read.
 _JOIN_S = 0.1
@@ -140,23 +144,26 @@ class OutputSync:
         self._closing = True
         self._wake.set()
 
-    def final(self, deadline_s: float, until_s: Callable[[], float] | None = None, *, publish: bool = False) -> bool:
+    def final(
+        self, deadline_s: float | None, until_s: Callable[[], float] | None = None, *, publish: bool = False
+    ) -> bool:
         """Send everything, after the training is dead; return whether all of it was sent in time. Call it once.
 
-        A call to the store that hangs is left behind on its thread. `until_s` returns an end (by this object's clock)
-        that may come meanwhile and be sooner. With `publish`, plain names are brought up to date if there is time:
-        readers of Stoker do not need them.
+        A call to the store that hangs is left behind on its thread. `until_s` gives an end by this object's clock,
+        which may move while this waits; the sooner of both counts. None as `deadline_s`: `until_s` alone counts. With
+        `publish`, plain names are brought up to date if there is time: readers of Stoker do not need them.
         """
+        latest_s = float("inf") if deadline_s is None else self._monotonic() + deadline_s
         self._last.publish = publish
-        end_s = self._last.until_s = self._monotonic() + deadline_s
+        self._last.until_s = latest_s if until_s is None else min(latest_s, until_s())
         self._wake.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._finish, name="output-sync", daemon=True)
             self._thread.start()
         while self._thread.is_alive():
             if until_s is not None:
-                end_s = self._last.until_s = min(end_s, until_s())
-            left_s = end_s - self._monotonic()
+                self._last.until_s = min(latest_s, until_s())
+            left_s = self._last.until_s - self._monotonic()
             if left_s <= 0:
                 break
             self._thread.join(timeout=min(left_s, _JOIN_S))
@@ -166,10 +173,16 @@ class OutputSync:
         """Store these files of the checkpoint folder, too. Call it before `final`."""
         self._outputs.keep_saves(folder, files)
 
+    def stored_saves(self) -> list[str]:
+        """Return the files of `keep_saves` that are in the store, by their stored paths. Call it after `final`."""
+        saves = self._outputs.saves
+        return sorted(path for path in self._tracker.stored if self._tracker.sources.get(path) in saves)
+
     def report(self) -> SavedOutputs:
         """Return which outputs of this node are in the store, and which are not, and why. Call it after `final`."""
         why = self._backoff.error or "there was no time left"
-        missing = [SkippedFile(file.path, file.size, why) for file in self._tracker.dirty()]
+        unreadable = {path: failure.why for path, failure in self._tracker.failures()}
+        missing = [SkippedFile(file.path, file.size, unreadable.get(file.path, why)) for file in self._tracker.dirty()]
         skipped = [*self._skipped, *missing, *self._tracker.refused()]
         skipped.sort(key=lambda one: (-one.size, one.path))
         stored = self._tracker.stored
@@ -186,19 +199,19 @@ class OutputSync:
         now = self._monotonic()
         if final or now >= self._scan_at:
             self._scan(final=final)
-        elif not self._status.unsynced_bytes and self._backoff.error is None:
+        elif not self._status.unsynced_bytes and self._status.error is None:
             return
         if now >= self._backoff.retry_at:
             try:
                 self._send_ready(final=final)
                 self._backoff.succeed()
-            except (StoreError, OSError) as error:
+            except StoreError as error:
                 self._backoff.fail(error, self._monotonic())
         self._status = OutputStatus(
             files=len(self._tracker.files),
             unsynced_bytes=sum(file.size for file in self._tracker.dirty()),
             bytes_moved=self._bytes_moved,
-            error=self._backoff.error,
+            error=self._backoff.error or self._describe_unreadable(),
         )
 
     # ── On the thread ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,6 +231,7 @@ class OutputSync:
     def _finish(self) -> None:
         assert self._last.until_s is not None
         self._backoff.retry_at, self._backoff.failures = float("-inf"), 0
+        self._tracker.forget_failures()
         errors = 0
         while self._monotonic() < self._last.until_s and not self._closing:
             try:
@@ -268,8 +282,10 @@ class OutputSync:
         self._scan_at = now + min(max(least_s, cost_s), MAX_SCAN_S)
 
     def _send_ready(self, *, final: bool) -> None:
-        files = self._tracker.dirty() if final else self._tracker.ready(self._monotonic(), WHOLE_BYTES)
-        for file in files:
+        now = self._monotonic()
+        for file in self._tracker.dirty() if final else self._tracker.ready(now, WHOLE_BYTES):
+            if not self._tracker.may_read(file.path, now):
+                continue
             if (self._paused or self._last.until_s is not None) and not final:
                 break
             self._put(file)
@@ -295,9 +311,26 @@ class OutputSync:
             return
         except PermissionError as error:
             # One file that cannot be read must not hold up the others.
-            self._tracker.refuse(file, f"cannot be read ({error.strerror})")
+            self._tracker.refuse(file, _describe(error))
+            return
+        except OSError as error:
+            # Of reading this file: errors of the store are StoreErrors.
+            self._note_unreadable(file, error)
             return
         self._tracker.mark_sent(file, unchanged=signature_of(source, file) == file.signature)
+
+    def _note_unreadable(self, file: File, error: OSError) -> None:
+        """Try this file again later. In the last sync it is given up after a while: the machine is paid for."""
+        now, why = self._monotonic(), _describe(error)
+        failure = self._tracker.fail(file.path, why, now)
+        if failure.count == 1:
+            log.warning("%s %s", file.path, why)
+        if self._last.until_s is not None and now - failure.since_s >= _READ_FOR_S:
+            self._tracker.refuse(file, why)
+
+    def _describe_unreadable(self) -> str | None:
+        """Name a file that cannot be read now; None if there is none."""
+        return next((f"{path} {failure.why}" for path, failure in self._tracker.failures()), None)
 
     def _put_bytes(self, file: File, source: Path, pinned: Path) -> bool:
         """Send the bytes of `pinned`; return False if `source` changed meanwhile, to be sent in a later round."""
@@ -309,6 +342,8 @@ class OutputSync:
             if can_wait and signature_of(source, file) != file.signature:
                 return False
             self._bytes_moved += self._writer.write(file.path, data)
+            # An empty file is progress, too.
+            UPLOADS.add(len(data) + 1)
             return True
         # Too large for memory: sent in parts.
         del data
@@ -317,3 +352,7 @@ class OutputSync:
         except FileChanged:
             return False
         return True
+
+
+def _describe(error: OSError) -> str:
+    return f"cannot be read ({error.strerror or error})"

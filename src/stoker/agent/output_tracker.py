@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
 from stoker.agent.output_files import LocalOutput, SkippedFile
+
+# The first pause before a file that could not be read is tried again; it doubles with each failure.
+_FIRST_PAUSE_S = 0.5
+_MAX_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class ReadFailure:
+    """A file that could not be read `count` times in a row: why, since when, and when to try again."""
+
+    why: str
+    since_s: float
+    count: int
+    retry_at: float
 
 
 class OutputTracker:
@@ -24,6 +39,7 @@ class OutputTracker:
         self.stored: dict[str, Signature] = {}
         # The versions of files that the store cannot take, and why; empty if nothing is missing without them.
         self._refused: dict[str, tuple[Signature, str]] = {}
+        self._failures: dict[str, ReadFailure] = {}
         self._changed_at: dict[str, float] = {}
         self._dirty_since: dict[str, float] = {}
 
@@ -40,6 +56,7 @@ class OutputTracker:
             self._changed_at.pop(path, None)
             self._dirty_since.pop(path, None)
             self.stored.pop(path, None)
+            self._failures.pop(path, None)
 
     def dirty(self) -> list[File]:
         """The files whose present version is not in the store, except for those that it cannot take."""
@@ -67,6 +84,28 @@ class OutputTracker:
         if unchanged:
             self.stored[file.path] = file.signature
         self._dirty_since.pop(file.path, None)
+        self._failures.pop(file.path, None)
+
+    def fail(self, path: str, why: str, now_s: float) -> ReadFailure:
+        """Record that a file could not be read. It is tried again after a pause, and holds up no other file."""
+        before = self._failures.get(path)
+        since_s, count = (now_s, 0) if before is None else (before.since_s, before.count)
+        pause_s = min(_FIRST_PAUSE_S * 2 ** min(count, 10), _MAX_PAUSE_S)
+        found = self._failures[path] = ReadFailure(why, since_s, count + 1, now_s + pause_s)
+        return found
+
+    def may_read(self, path: str, now_s: float) -> bool:
+        """Return whether no pause after a failure holds back this file."""
+        failure = self._failures.get(path)
+        return failure is None or now_s >= failure.retry_at
+
+    def failures(self) -> list[tuple[str, ReadFailure]]:
+        """The files that could not be read the last time, by path."""
+        return sorted(self._failures.items())
+
+    def forget_failures(self) -> None:
+        """Try every file at once again."""
+        self._failures.clear()
 
     def refuse(self, file: File, why: str) -> None:
         """Never send this version of the file. An empty `why` reports nothing to the user.
@@ -74,6 +113,7 @@ class OutputTracker:
         A later one may be sent: a script may remove a file before its turn, and write it anew.
         """
         self._refused[file.path] = (file.signature, why)
+        self._failures.pop(file.path, None)
 
     def refused(self) -> list[SkippedFile]:
         """The files that the store cannot take, with the reasons."""

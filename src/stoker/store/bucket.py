@@ -21,6 +21,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from stoker.model.errors import StoreError, StoreUnavailable, UserError
 from stoker.store.base import FileChanged, Meta, Object, ObjectChanged, StoredFile, check_key, check_prefix
 from stoker.store.obstore_errors import first_line, status
+from stoker.store.upload_progress import UPLOADS
 from stoker.store.upload_source import VerifiedParts, hash_rest, read_parts
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class BucketStore(ABC):
     ) -> StoredFile:
         """As `put_file`. `progress` gets the number of bytes of each part as it is sent, or of the whole file if
         nothing is sent."""
-        with source.open("rb") as file:
+        with source.open("rb") as file, UPLOADS.one_try(file.fileno()) as moved:
             head = file.read(_PART)
             if len(head) < _PART:
                 digest = hashlib.sha256(head).hexdigest()
@@ -297,14 +298,20 @@ class BucketStore(ABC):
                     self.put(name, head)
                 sent = replace or self.create(name, head)
                 progress(len(head))
+                moved(len(head))
                 return StoredFile(digest, len(head), moved=len(head) if sent else 0)
-            digest, size = hash_rest(file, head)
+            digest, size = hash_rest(file, head, moved)
             name = check_key(key(digest))
             if not replace and self.head(name) is not None:
                 progress(size)
                 return StoredFile(digest, size, moved=0)
             file.seek(0)
-            self._upload(name, VerifiedParts(read_parts(file), digest, source, progress), size)
+
+            def note(count: int) -> None:
+                progress(count)
+                moved(count)
+
+            self._upload(name, VerifiedParts(read_parts(file), digest, source, note), size)
             return StoredFile(digest, size, moved=size)
 
     def _upload(self, key: str, parts: VerifiedParts, size: int) -> None:

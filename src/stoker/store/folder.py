@@ -45,6 +45,7 @@ from stoker.store.hashed_copy import (
     write_from,
 )
 from stoker.store.home import home
+from stoker.store.upload_progress import UPLOADS
 
 # Folder of files that are being written. In the root, so that keys of any length can be written.
 _PARTIAL = ".stoker-partial"
@@ -179,12 +180,12 @@ class FolderStore:
 
     def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> StoredFile:
         # A source that cannot be read stays an OSError; only errors of the store are mapped.
-        with source.open("rb", buffering=0) as file:
+        with source.open("rb", buffering=0) as file, UPLOADS.one_try(file.fileno()) as moved:
             try:
                 with self._temporary() as (target, name):
                     lock(target)
                     remove_stale(self._partial, os.fstat(target).st_mtime, _STALE_AFTER_S)
-                    digest, size = copy_file(file.fileno(), target)
+                    digest, size = copy_file(file.fileno(), target, moved)
                     path = self._path(key(digest))
                     if not replace and is_taken(path):
                         return StoredFile(digest, size, moved=0)

@@ -73,11 +73,14 @@ def _copy_beside(first: memoryview, read: Read, write: Write) -> tuple[str, int]
     return digest.hexdigest(), size
 
 
-def copy_in_kernel(source: int, target: int, *, flush: bool) -> tuple[str, int] | None:
+def copy_in_kernel(
+    source: int, target: int, moved: Callable[[int], None] = lambda _: None, *, flush: bool
+) -> tuple[str, int] | None:
     """Let the kernel copy one open file to another, new one, while a second thread hashes the copied bytes.
 
-    Returns the sha256 and size of `target`'s bytes, flushed to the disk if asked. None if this is not possible or
-    fails: the caller then copies from the beginning, which shows whether source or target is at fault.
+    `moved` gets the size of each part. Returns the sha256 and size of `target`'s bytes, flushed to the disk if asked.
+    None if this is not possible or fails: the caller then copies from the beginning, which shows whether source or
+    target is at fault.
     """
     digest = hashlib.sha256()
     arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -103,6 +106,7 @@ def copy_in_kernel(source: int, target: int, *, flush: bool) -> tuple[str, int] 
     try:
         while count := os.copy_file_range(source, target, _STRIDE):
             size += count
+            moved(count)
             arrived.put(size)
         if flush:
             os.fsync(target)
@@ -164,11 +168,14 @@ class SourceFailed(Exception):
         self.error = error
 
 
-def copy_file(source: int, target: int) -> tuple[str, int]:
-    """Copy an open file and hash the copied bytes in one pass; shares blocks if the filesystem can."""
+def copy_file(source: int, target: int, moved: Callable[[int], None] = lambda _: None) -> tuple[str, int]:
+    """Copy an open file and hash the copied bytes in one pass; shares blocks if the filesystem can.
+
+    `moved` gets the size of each part.
+    """
     if clone(source, target):
-        return copy_hashed(read_into(target), discard)
-    if is_large(source) and (copied := copy_in_kernel(source, target, flush=True)):
+        return copy_hashed(_counted(read_into(target), moved), discard)
+    if is_large(source) and (copied := copy_in_kernel(source, target, moved, flush=True)):
         return copied
     rewind(source, target)
     read = read_into(source)
@@ -179,7 +186,16 @@ def copy_file(source: int, target: int) -> tuple[str, int]:
         except OSError as error:
             raise SourceFailed(error) from error
 
-    return copy_hashed(checked, write_from(target))
+    return copy_hashed(_counted(checked, moved), write_from(target))
+
+
+def _counted(read: Read, moved: Callable[[int], None]) -> Read:
+    def counted(buffer: memoryview) -> int:
+        count = read(buffer)
+        moved(count)
+        return count
+
+    return counted
 
 
 def is_large(file: int) -> bool:

@@ -49,9 +49,10 @@ def read_parts(file: Any) -> Iterator[bytes]:
         yield part
 
 
-def hash_rest(file: Any, head: bytes) -> tuple[str, int]:
+def hash_rest(file: Any, head: bytes, moved: Callable[[int], None]) -> tuple[str, int]:
     digest, size = hashlib.sha256(head), len(head)
     for part in read_parts(file):
         digest.update(part)
         size += len(part)
+        moved(len(part))
     return digest.hexdigest(), size

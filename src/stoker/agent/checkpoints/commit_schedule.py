@@ -55,6 +55,8 @@ class RetryBackoff:
         self._failures = 0
         # The last failure; None after a success.
         self.error: str | None = None
+        # Since when files cannot be read. None after a success, and after a failure of the store.
+        self.unreadable_since_s: float | None = None
 
     @property
     def is_due(self) -> bool:
@@ -62,15 +64,19 @@ class RetryBackoff:
 
     def reset(self) -> None:
         """Allow the next try at once."""
-        self._retry_at, self._failures = _NEVER, 0
+        self._retry_at, self._failures, self.unreadable_since_s = _NEVER, 0, None
 
     def note_success(self) -> None:
-        self.error, self._failures = None, 0
+        self.error, self._failures, self.unreadable_since_s = None, 0, None
 
     def note_failure(self, error: Exception) -> None:
         if self._failures == 0:
             log.warning("checkpoints cannot be brought to the store now: %s", error)
         self.error = f"{type(error).__name__}: {error}"
+        if not isinstance(error, OSError):
+            self.unreadable_since_s = None
+        elif self.unreadable_since_s is None:
+            self.unreadable_since_s = self._monotonic()
         longest_s = _MAX_BACKOFF_S if self._deadlines.seconds_left() is None else _MAX_HURRIED_BACKOFF_S
         self._retry_at = self._monotonic() + min(FIRST_BACKOFF_S * 2**self._failures, longest_s)
         self._failures = min(self._failures + 1, 10)

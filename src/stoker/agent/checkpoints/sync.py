@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 # The share of a core that polling open files may take while the training saves for the last time.
 _POLL_CPU_SHARE = 0.2
+# How long the last commit is tried while a file of it cannot be read: a network mount may come back, a broken disk does
+# not.
+_READ_FOR_S = 60.0
 # How often `final` checks a deadline that may move.
 _DEADLINE_CHECK_S = 0.1
 
@@ -106,27 +109,35 @@ class CheckpointSync:
         self._open_at_kill |= self._rounds.watch.view.open_files().files.keys()
 
     def final(
-        self, deadline_s: float, end: TrainingEnd | None = None, until_s: Callable[[], float] | None = None
+        self, deadline_s: float | None, end: TrainingEnd | None = None, until_s: Callable[[], float] | None = None
     ) -> CheckpointRef | None:
         """Commit the folder after every process of the training is dead or stopped. `end` says how it ended.
 
         Units that may be half written stay as they were in the last commit. Returns this rank's newest commit of the
         attempt, not much later than `deadline_s`; a call to the store that hangs is left behind on its thread.
-        `until_s` gives an end (by this object's clock) that may turn up meanwhile and be sooner. Call it once.
+        `until_s` gives an end by this object's clock, which may move while this waits; the sooner of both counts. None
+        as `deadline_s`: `until_s` alone counts. Call it once.
         """
+        monotonic = self._options.monotonic
+        latest_s = float("inf") if deadline_s is None else monotonic() + deadline_s
+
+        def end_s() -> float:
+            return latest_s if until_s is None else min(latest_s, until_s())
+
         if end is not None:
             self._rounds.training_end = replace(end, open=end.open | self._open_at_kill)
-        log.info("last commit: %.1f s left, the training has %s", deadline_s, self._rounds.training_end.how)
-        monotonic = self._options.monotonic
-        final_at = self._deadlines.final_at = monotonic() + deadline_s
+        final_at = self._deadlines.final_at = end_s()
+        left_s = final_at - monotonic()
+        log.info("last commit: %.1f s left, the training has %s", left_s, self._rounds.training_end.how)
         self._wake.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._finish, name="checkpoint-sync", daemon=True)
             self._thread.start()
         while self._thread.is_alive():
-            if until_s is not None and until_s() < final_at:
-                self.hurry(until_s() - monotonic())
-                final_at = self._deadlines.final_at = until_s()
+            found_s = end_s()
+            if found_s < final_at:
+                self.hurry(found_s - monotonic())
+            final_at = self._deadlines.final_at = found_s
             left_s = final_at - monotonic()
             if left_s <= 0:
                 break
@@ -206,6 +217,11 @@ class CheckpointSync:
                 rounds.backoff.note_failure(error)
             self._refresh()
             if not busy and not rounds.is_unclear() and rounds.all_done(began, alone=alone):
+                return
+            unreadable_since_s = rounds.backoff.unreadable_since_s
+            if unreadable_since_s is not None and monotonic() - unreadable_since_s >= _READ_FOR_S:
+                # No fault of the store, which would pass: the machine must not be paid for until the end.
+                log.warning("the last commit is given up: %s", rounds.backoff.error)
                 return
             if not busy:
                 self._wake.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,6 +92,8 @@ class AttemptContext:
         self.syncs = Syncs()
         self.record = TrainingRecord()
         self.submission: Submission | None = None
+        # When the log's request to leave is over, in monotonic seconds.
+        self._leave_by_s: float | None = None
 
     @property
     def config(self) -> NodeConfig:
@@ -108,6 +111,18 @@ class AttemptContext:
     def spec(self) -> Spec | None:
         """The job's spec; None until the submission has been read."""
         return self.submission.spec if self.submission is not None else None
+
+    def deadline_s(self) -> float | None:
+        """The monotonic time by which this node must be gone, after its training; None while nothing demands that.
+
+        A notice, the request that ended the training, or an entry of the log, such as for `limits.max_cost`: the
+        governors end the machine `checkpoints.grace` and half a minute after that entry.
+        """
+        if self._leave_by_s is None and self.spec is not None and self.log_watch.leave() is not None:
+            self._leave_by_s = time.monotonic() + self.spec.checkpoints.grace_s
+        outcome = self.record.outcome
+        ends = (self.notices.poll(), outcome.deadline_s if outcome else None, self._leave_by_s)
+        return min((end for end in ends if end is not None), default=None)
 
     def begin_phase(self, phase: AgentPhase, **changes: str | None) -> None:
         """Enter a phase before the training. It has no time limit, so its activity is recorded instead."""

@@ -22,6 +22,7 @@ from stoker.model.node_facts import Exit
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Spec
 from stoker.processes.unmounting import unmount_below
+from stoker.store.upload_progress import UPLOADS
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def finish(context: AttemptContext, exit_: Exit) -> None:
     """
     context.heartbeat.change(phase="flushing")
     outcome = context.record.outcome
-    budget = ShutdownBudget(FLUSH_LIMIT_S, lambda: context.notices.poll() or (outcome.deadline_s if outcome else None))
+    budget = ShutdownBudget(FLUSH_LIMIT_S, context.deadline_s, progress=lambda: UPLOADS.total)
     budget.refresh()
     if exit_.outcome != "succeeded" and (outcome is None or outcome.request is None):
         context.node.say(exit_.reason)
@@ -101,9 +102,9 @@ def say_nothing_saved(context: AttemptContext, exit_: Exit) -> Exit:
 
 
 def keep_uncommitted_saves(context: AttemptContext, exit_: Exit) -> None:
-    """Keep the last save as outputs if no commit has it and the job may be over.
+    """Let the last outputs include the last save, if no commit has it and the job may be over.
 
-    Another attempt would save again: then it is not worth the time.
+    Another attempt would save again: then it is not worth the time. `say_kept_saves` says what became of it.
     """
     sync, outputs, spec = context.syncs.checkpoints, context.syncs.outputs, context.spec
     if sync is None or outputs is None or spec is None:
@@ -112,8 +113,16 @@ def keep_uncommitted_saves(context: AttemptContext, exit_: Exit) -> None:
     files = sync.uncommitted() if may_be_over else {}
     if files:
         outputs.keep_saves(job_folders.checkpoint_folder(context.paths, spec), files)
+
+
+def say_kept_saves(context: AttemptContext) -> None:
+    """Name the files of the last save that are outputs in the store. The exit reports those for which there was no room
+    or no time."""
+    outputs = context.syncs.outputs
+    files = outputs.stored_saves() if outputs is not None else []
+    if files:
         more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
-        named = ", ".join(sorted(files)[:_MOST_NAMED]) + more
+        named = ", ".join(files[:_MOST_NAMED]) + more
         context.node.say(f"kept as outputs, perhaps unfinished, since no checkpoint has them: {named}")
 
 
@@ -135,8 +144,9 @@ def flush(context: AttemptContext, exit_: Exit, budget: ShutdownBudget) -> Exit:
     safe = syncs.checkpoints is None or syncs.checkpoints.status().unsynced_bytes == 0
     if syncs.outputs is not None:
         # A machine that is taken away has no time for plain names, which `stoker pull` does not need.
-        sent = syncs.outputs.final(budget.share_s(), until_s=budget.flush_by_s, publish=not budget.has_deadline)
+        sent = syncs.outputs.final(None, until_s=budget.flush_by_s, publish=not budget.has_deadline)
         safe = sent and safe
+        say_kept_saves(context)
     if pumps.copy is not None and not budget.has_deadline:
         pumps.copy.drain(_COPY_BEFORE_EXIT_S)
     _stop_threads(context, budget)

@@ -31,6 +31,7 @@ from stoker.model.spec import Spec
 from stoker.model.submission import Submission
 from stoker.processes import open_for_writing
 from stoker.store.checkpoint_manifests import TrustedClaims
+from stoker.store.upload_progress import UPLOADS
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class TrainingPhase:
         request = context.training.wait(lambda: self.reason_to_end(spec.checkpoints.grace_s))
         if request is None:
             outcome = context.record.outcome = context.training.finish()
-            self.commit_last(FLUSH_LIMIT_S, TrainingEnd("finished" if outcome.code == 0 else "died"))
+            self.commit_at_leisure(TrainingEnd("finished" if outcome.code == 0 else "died"))
         else:
             self.end(request)
         message = ""
@@ -171,10 +172,18 @@ class TrainingPhase:
 
     def commit_last(self, seconds: float, end: TrainingEnd) -> bool:
         """Make durable what the training saved, within `seconds`. Return whether nothing is left to make durable."""
+        return self._commit(ShutdownBudget(seconds, self._context.notices.poll), end)
+
+    def commit_at_leisure(self, end: TrainingEnd) -> bool:
+        """Make durable what a training saved that ended by itself, for as long as bytes move. Return as
+        `commit_last`."""
+        budget = ShutdownBudget(FLUSH_LIMIT_S, self._context.deadline_s, progress=lambda: UPLOADS.total)
+        return self._commit(budget, end)
+
+    def _commit(self, budget: ShutdownBudget, end: TrainingEnd) -> bool:
         context, sync = self._context, self._context.syncs.checkpoints
         assert sync is not None
-        budget = ShutdownBudget(seconds, context.notices.poll)
-        sync.final(seconds, end, until_s=budget.flush_by_s)
+        sync.final(None, end, until_s=budget.flush_by_s)
         status = sync.status()
         if status.held_back is not None:
             restored = context.record.restored
