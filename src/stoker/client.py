@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stoker.core.hold import hold_of
 from stoker.core.summary import Summary
-from stoker.governor.background import ensure_governed, wake_deployed
+from stoker.governor.background import check_governed, ensure_governed, wake_deployed
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.handover_guard import HandoverGuard, guarding
 from stoker.governor.loop import Governor
@@ -63,7 +63,8 @@ def submit(job: AnyJob, *, store: str | Store | None = None, sets: Sequence[str]
     """Submit a job (a `Job`, a `Spec` or the path of a job file) and return its id. `sets` are as for `--set`.
 
     `detach` starts a governor in the background; without it, `wait` (or any governor) has to drive the job. Raises
-    UserError for the first mistake, before anything is written.
+    UserError for the first mistake, before anything is written, and NotGoverned where the job was submitted and no
+    governor could be started.
     """
     opened = open_any(store)
     with prepare_any(job, opened, sets) as prepared:
@@ -78,7 +79,7 @@ def _send(prepared: PreparedJob, store: Store, *, detach: bool) -> str:
     with guarding(store.url) as guard:
         submitted = send(prepared, store)
         guard.job(submitted)
-        ensure_governed(store, [submitted])
+        check_governed(submitted, ensure_governed(store, [submitted]))
     return submitted
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stoker.governor import background
+from stoker.governor.background_report import OK, write_report
 from stoker.governor.loop import Pass
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
@@ -23,9 +25,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture
 def spawned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Instead of a process: a copy of the lock's descriptor, as the process would hold it."""
+    """Instead of a process: a copy of the lock's descriptor, as the process would hold it, which reports at once."""
     found: list[int] = []
-    monkeypatch.setattr(background, "_spawn", lambda _url, _lock, handle, _log: found.append(os.dup(handle)))
+
+    def spawn(_url: str, _lock: Path, handle: int, _log: Path) -> SimpleNamespace:
+        found.append(os.dup(handle))
+        write_report(found[-1], OK)
+        return SimpleNamespace(poll=lambda: None)
+
+    monkeypatch.setattr(background, "_spawn", spawn)
     return found
 
 
@@ -35,11 +43,14 @@ def open_job(store: Store, job: str) -> None:
 
 
 def test_one_governor_is_started_while_one_holds_the_lock(store: Store, spawned: list[int]) -> None:
-    assert background.ensure_governor(store.url) is True
-    assert background.ensure_governor(store.url) is False
-    assert background.ensure_governor(store.url + "-other") is True, "each store has its own"
+    for _ in range(2):
+        assert background.ensure_governor(store.url) is None
+        assert len(spawned) == 1
+    assert background.ensure_governor(store.url + "-other") is None
+    assert len(spawned) == 2, "each store has its own"
     os.close(spawned[0])
-    assert background.ensure_governor(store.url) is True
+    assert background.ensure_governor(store.url) is None
+    assert len(spawned) == 3
     for handle in spawned[1:]:
         os.close(handle)
 
@@ -80,7 +91,8 @@ def test_a_job_submitted_while_the_lock_was_still_held_is_governed(
         """Between the governor's last pass and the moment it lets go, somebody submits."""
         if what == fcntl.LOCK_UN and Governed.rounds == 1:
             open_job(store, "late-bbbb")
-            assert background.ensure_governor(store.url) is False
+            write_report(descriptor, OK)
+            assert background.ensure_governor(store.url) is None
         release(descriptor, what)
 
     monkeypatch.setattr(background.fcntl, "flock", submit_first)

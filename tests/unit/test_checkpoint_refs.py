@@ -137,7 +137,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     # Nothing of this computer's own home, and no process beside this one, has a part in what is tested.
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("stoker.governor.handover_guard._spawn", lambda *_: None)
-    monkeypatch.setattr("stoker.governor.background.ensure_governor", lambda _url: False)
+    monkeypatch.setattr("stoker.governor.background.ensure_governor", lambda _url: None)
     return open_store((tmp_path / "store").as_uri())
 
 

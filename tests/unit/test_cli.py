@@ -50,7 +50,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
+    monkeypatch.setattr(background, "ensure_governor", lambda _url: None)
     monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print('hello')\n")

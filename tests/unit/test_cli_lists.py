@@ -14,18 +14,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 
 from stoker import client
 from stoker.cli import cli, main, ps
+from stoker.cli.follow_and_govern import come_back_hint
 from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.maintenance.reindex import reindex
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Offering
+from stoker.read import govern_while_following
 from stoker.read.format import width
 from stoker.read.job_list import Filter, list_jobs
 from stoker.store import job_log
@@ -43,7 +46,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
+    monkeypatch.setattr(background, "ensure_governor", lambda _url: None)
     monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print('hello')\n")
@@ -286,8 +289,40 @@ def test_a_detached_run_prints_one_json_object(stoker: Stoker, store: Store) -> 
     code, out, _ = stoker("run", "--detach", "--json", "--name", "gpt", "--", "python", "train.py")
     told = json.loads(out)
     assert code == 0 and told["id"].startswith("gpt-")
-    assert told == {"id": told["id"], "name": "gpt", "store": store.url, "phase": "queued", "detached": True}
+    job = {"id": told["id"], "name": "gpt", "store": store.url, "phase": "queued"}
+    assert told == job | {"detached": True, "governed": True}
     assert job_log.read(store, told["id"]) is not None
+
+
+def test_a_detached_run_without_a_governor_says_so_and_still_names_the_job(
+    stoker: Stoker, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = background.GovernorChoice(problem="no governor runs: oh; keep `govern` running", is_governed=False)
+    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: none)
+    code, out, err = stoker("run", "--detach", "--name", "gpt", "--", "python", "train.py")
+    assert code == 0 and job_log.read(store, out.strip()) is not None
+    assert "warning: no governor runs: oh; keep `govern` running" in err and "its governor runs" not in err
+    _, out, _ = stoker("run", "--detach", "--json", "--name", "gpt", "--", "python", "train.py")
+    assert json.loads(out)["governed"] is False
+
+
+def test_a_job_that_nothing_governs_does_not_go_on() -> None:
+    none = background.GovernorChoice(problem="oh", is_governed=False)
+    assert come_back_hint("x-aaaa", none).startswith("x-aaaa is submitted, and no governor runs. Come back: ")
+    assert come_back_hint("x-aaaa", background.GovernorChoice()).startswith("x-aaaa goes on. ")
+
+
+@pytest.mark.parametrize("governed", [True, False])
+def test_the_guard_tries_again_where_a_job_could_not_be_handed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch, governed: bool
+) -> None:
+    """On a closed terminal nothing can be said: then the guard writes to the governor's log."""
+    did: list[str] = []
+    guard = SimpleNamespace(close=lambda: did.append("close"))
+    choice = background.GovernorChoice(is_governed=governed)
+    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: choice)
+    assert govern_while_following._hand_over(store, "x-aaaa", guard) is choice  # type: ignore[arg-type]
+    assert did == ([] if governed else ["close"])
 
 
 def test_a_line_of_wide_characters_is_cropped_to_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stores that a governor was started for on this computer."""
     found: list[str] = []
 
-    def start(url: str) -> bool:
+    def start(url: str) -> None:
         found.append(url)
-        return True
 
     monkeypatch.setattr(background, "ensure_governor", start)
     return found

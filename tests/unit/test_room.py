@@ -161,7 +161,7 @@ def test_a_detached_job_with_room_is_launched_at_once(tmp_path: Path, monkeypatc
     """Not by the next tick of a governor that sleeps."""
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
+    monkeypatch.setattr(background, "ensure_governor", lambda _url: None)
     monkeypatch.setattr(LocalProvider, "launch", lambda _self, _requests: ())
     (tmp_path / "train.py").write_text("print('hello')\n")
     monkeypatch.chdir(tmp_path)

@@ -32,9 +32,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stores for which a governor in the background was asked for."""
     found: list[str] = []
 
-    def ensure(url: str) -> bool:
+    def ensure(url: str) -> None:
         found.append(url)
-        return True
 
     monkeypatch.setattr(background, "ensure_governor", ensure)
     return found

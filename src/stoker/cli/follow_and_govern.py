@@ -48,11 +48,11 @@ def follow_job(
             return 0
         case "output-lost":
             assert result.error is not None
-            return _report_lost_output(job, result.error)
+            return _report_lost_output(job, result.error, result.governor)
         case "interrupted":
             assert result.governor is not None
             print_governor(result.governor, paid=paid)
-            say(f"\n{come_back_hint(job)}")
+            say(f"\n{come_back_hint(job, result.governor)}")
             if as_json:
                 from stoker import client
 
@@ -60,18 +60,23 @@ def follow_job(
             return 0
 
 
-def detach(store: Store, job: str, *, paid: bool) -> None:
-    """Hand the job over to another governor, and say which one where machines cost money."""
+def detach(store: Store, job: str, *, paid: bool) -> GovernorChoice:
+    """Hand the job over to another governor, and say which one where machines cost money, or that there is none."""
     from stoker.governor.background import ensure_governed
 
-    print_governor(ensure_governed(store, [job]), paid=paid)
+    governor = ensure_governed(store, [job])
+    print_governor(governor, paid=paid)
+    return governor
 
 
 def print_governor(governor: GovernorChoice, *, paid: bool) -> None:
-    """Say which governor drives the job from now on. For machines that cost nothing, that needs no line."""
-    if not paid:
+    """Say which governor drives the job from now on. For machines that cost nothing, only a missing one needs a
+    line."""
+    if not paid and governor.is_governed:
         return
     report_governor(governor)
+    if not governor.is_governed:
+        return
     if governor.by is not None:
         say(f"governed by {governor.by}")
         return
@@ -79,17 +84,21 @@ def print_governor(governor: GovernorChoice, *, paid: bool) -> None:
     say(text if governor.problem else f"{text}; `stoker deploy` puts one into the cloud")
 
 
-def come_back_hint(job: str) -> str:
+def come_back_hint(job: str, governor: GovernorChoice | None = None) -> str:
     """How to follow or stop a job that continues without this command."""
-    return f"{job} goes on. Come back: stoker logs -f {job}   Stop it: stoker stop {job}"
+    is_governed = governor is None or governor.is_governed
+    state = "goes on" if is_governed else "is submitted, and no governor runs"
+    return f"{job} {state}. Come back: stoker logs -f {job}   Stop it: stoker stop {job}"
 
 
-def _report_lost_output(job: str, error: OSError) -> int:
+def _report_lost_output(job: str, error: OSError, governor: GovernorChoice | None) -> int:
     """Say, where that can still be read, that the output has no reader any more. Returns the exit code."""
     discard_lost_output()
     with suppress(OSError):
         if not isinstance(error, BrokenPipeError) and error.errno != errno.EIO:
             say(f"nothing more can be printed ({error.strerror or error})")
-        say(come_back_hint(job))
+        if governor is not None and not governor.is_governed:
+            report_governor(governor)
+        say(come_back_hint(job, governor))
     discard_lost_output()
     return 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else EXIT_CLOUD

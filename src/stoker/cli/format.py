@@ -116,8 +116,11 @@ def discard_lost_output() -> None:
 
 
 def report_governor(governed: GovernorChoice) -> None:
-    """Print why this computer governs instead of the deployed governor, or what the deployed governor cannot do."""
-    if governed.problem is not None:
+    """Print that no governor runs, or why this computer governs instead of the deployed governor, or what the governor
+    cannot do."""
+    if not governed.is_governed:
+        warn(governed.problem or "no governor runs")
+    elif governed.problem is not None:
         say(governed.problem)
     if governed.warning is not None:
         warn(governed.warning)

@@ -41,6 +41,7 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
             spec = read_submission(store, plan.state).spec
             paid = registry.capabilities(spec.resources.provider).paid
             return follow_job(store, found, nodes=spec.nodes, paid=paid, since=plan.state.seq, guard=guard)
-        report_governor(ensure_governed(store, [found]))
-    say(f"{found} goes on; follow it with: stoker logs -f {found}")
+        governor = ensure_governed(store, [found])
+        report_governor(governor)
+    say(f"{found} {'goes on' if governor.is_governed else 'is resumed'}; follow it with: stoker logs -f {found}")
     return 0

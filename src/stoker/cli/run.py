@@ -101,9 +101,10 @@ def command(
             guard.job(job)
             paid, spec = prepared.capabilities.paid, prepared.spec
         if detach:
-            detach_job(store, job, paid=paid)
+            governed = detach_job(store, job, paid=paid).is_governed
             if as_json:
-                print_json({"id": job, "name": spec.name, "store": store.url, "phase": "queued", "detached": True})
+                found = {"id": job, "name": spec.name, "store": store.url, "phase": "queued", "detached": True}
+                print_json(found | {"governed": governed})
             else:
                 click.echo(job)
             return 0

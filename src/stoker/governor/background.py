@@ -5,6 +5,9 @@
 The process that starts it takes the lock first and passes it on, so two can never start. It checks for active jobs once
 more *after* it released the lock: a submitter that found the lock taken had marked its job before, so that check sees
 the job.
+
+The content of the lock file says whether the process that holds the lock governs: nothing while it starts, then `ok` or
+the error of its last pass. Callers wait for that, so a process that dies at its start is never taken for a governor.
 """
 
 from __future__ import annotations
@@ -21,11 +24,23 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.core.place_capacity import UNDECIDED
+from stoker.governor.background_report import (
+    INSTEAD,
+    OK,
+    POLL_S,
+    REPORTS_WITHIN_S,
+    await_report,
+    judge,
+    last_line_since,
+    read_report,
+    write_report,
+)
 from stoker.governor.loop import Governor, Pass
 from stoker.governor.observe import is_idle
-from stoker.model.errors import StokerError, StoreDenied
+from stoker.model.errors import NotGoverned, StokerError, StoreDenied
 from stoker.model.spec import Spec
 from stoker.notifications.outbox_store import has_unsent_events
+from stoker.processes.absolute_environment import absolute_environment
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
@@ -55,41 +70,56 @@ def files_for(store_url: str) -> tuple[Path, Path]:
     return folder / f"{name}.lock", folder / f"{name}.log"
 
 
-def ensure_governor(store_url: str) -> bool:
-    """Make sure that a background governor runs for this store. True: this call started it.
+def ensure_governor(store_url: str) -> str | None:
+    """Make sure that a background governor runs for this store. Returns the error of its last pass; None: it succeeded.
 
-    Call it after the job is marked active. Raises StokerError when none can be started.
+    Waits until the governor, new or old, reports that it has read the store, for half a minute at most. Call it after
+    the job is marked active. Raises StokerError where no governor is known to run, and says why and what to do.
     """
+    until_s = time.monotonic() + REPORTS_WITHIN_S
     try:
         lock, output = files_for(store_url)
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not _try_lock(handle):
-                return False
-            _spawn(store_url, lock, handle, output)
-            return True
-        finally:
-            os.close(handle)
+        while True:
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if _try_lock(handle):
+                    write_report(handle, "")
+                    began = _kept_bytes(output)
+                    child = _spawn(store_url, lock, handle, output)
+                    break
+                report = read_report(handle)
+            finally:
+                # The child has the lock: this process must not hold it when the child dies.
+                os.close(handle)
+            if report or time.monotonic() > until_s:
+                return judge(report, output)
+            time.sleep(POLL_S)
     except OSError as error:
-        raise StokerError(
-            f"no governor can be started in the background ({error}); keep `stoker govern --watch` running"
-        ) from None
+        raise StokerError(f"no governor can be started in the background ({error}); {INSTEAD}") from None
+    return judge(await_report(child, lock, until_s, last_line_since(output, began)), output)
 
 
 @dataclass(frozen=True)
 class GovernorChoice:
-    """The governor from now on: the deployed one named `by`, else one on this computer. `problem`: why the deployed one
-    cannot be used. `warning`: something that the deployed one will not be able to do."""
+    """The governor from now on.
+
+    `by` names the deployed governor, which was seen to make a pass, or was woken where another governor acts as well.
+    Without `by` it is a governor on this computer: it runs, and has read the store since it started. `is_governed` is
+    false where no governor is known to run; `problem` says why then, and what to do. Otherwise `problem` says why the
+    deployed governor cannot be used. `warning`: something that the governor cannot do, or cannot do now.
+    """
 
     by: str | None = None
     problem: str | None = None
     warning: str | None = None
+    is_governed: bool = True
 
 
 def ensure_governed(store: Store, jobs: Iterable[str], *, at_once: bool = True) -> GovernorChoice:
     """Act on a person's command at once (unless `at_once` is false), and make sure that a governor continues.
 
-    That is the deployed governor, if there is one that can reach the jobs' machines and that is seen to pass.
+    That is the deployed governor, if there is one that can reach the jobs' machines and that is seen to pass. Raises
+    nothing: where no governor can be had, the result says so.
     """
     named = list(jobs)
     specs = [_spec(store, job) for job in named]
@@ -106,8 +136,17 @@ def ensure_governed(store: Store, jobs: Iterable[str], *, at_once: bool = True) 
                 governor.run_pass()
     except Exception:  # noqa: BLE001 - the edge of a command that has done its work already
         pass  # The background governor repeats it until it succeeds.
-    ensure_governor(store.url)
-    return GovernorChoice(problem=governed.problem, warning=governed.warning)
+    try:
+        warning = ensure_governor(store.url)
+    except StokerError as error:
+        return GovernorChoice(problem="; ".join(filter(None, (governed.problem, str(error)))), is_governed=False)
+    return GovernorChoice(problem=governed.problem, warning=warning or governed.warning)
+
+
+def check_governed(job: str, governed: GovernorChoice) -> None:
+    """Raise NotGoverned unless a governor drives this job, which is in the store."""
+    if not governed.is_governed:
+        raise NotGoverned(f"{job} was submitted and must not be submitted again, but {governed.problem}")
 
 
 def take_over(store_url: str, jobs: Iterable[str]) -> None:
@@ -117,8 +156,13 @@ def take_over(store_url: str, jobs: Iterable[str]) -> None:
     Without `jobs`, that process ended during a submission: the store shows whether it got as far as a job, after a
     moment for requests that were still under way.
     """
-    store, named = open_store(store_url), list(jobs)
+    named = list(jobs)
     _say(f"takes over {', '.join(named) or 'a submission'}: the process that governed has ended, or stands still")
+    try:
+        store = open_store(store_url)
+    except StokerError as error:
+        _say(f"could not hand over: {error}")
+        return
     if not _has_work(store):
         if named:
             return
@@ -129,11 +173,15 @@ def take_over(store_url: str, jobs: Iterable[str]) -> None:
         if named:
             governed = ensure_governed(store, named, at_once=False)
         else:
-            ensure_governor(store_url)
-            governed = GovernorChoice()
-        _say(f"handed over to {governed.by or 'the governor in the background'}")
+            governed = GovernorChoice(warning=ensure_governor(store_url))
     except StokerError as error:
-        _say(f"could not hand over: {error}")
+        governed = GovernorChoice(problem=str(error), is_governed=False)
+    if not governed.is_governed:
+        _say(f"could not hand over: {governed.problem}")
+        return
+    _say(f"handed over to {governed.by or 'the governor in the background'}")
+    if governed.warning is not None:
+        _say(governed.warning)
 
 
 def _has_work(store: Store) -> bool:
@@ -190,19 +238,26 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-def _spawn(store_url: str, lock: Path, handle: int, log: Path) -> None:
-    mode = "ab" if log.exists() and log.stat().st_size < _LOG_BYTES else "wb"
-    with log.open(mode) as output:
-        subprocess.Popen(
+def _spawn(store_url: str, lock: Path, handle: int, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab" if _kept_bytes(log) else "wb") as output:
+        return subprocess.Popen(
             [sys.executable, "-m", "stoker.governor.background", store_url, str(lock), str(handle)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             # Its own session: closing the terminal does not end it.
             start_new_session=True,
+            # Not in the caller's folder, which may be deleted or unmounted while it runs.
             cwd=lock.parent,
+            env=absolute_environment(),
             pass_fds=(handle,),
         )
+
+
+def _kept_bytes(log: Path) -> int:
+    """Return how much of the log of earlier governors is continued."""
+    size = log.stat().st_size if log.exists() else 0
+    return size if size < _LOG_BYTES else 0
 
 
 def run(store: Store, lock: Path, handle: int) -> None:
@@ -213,18 +268,28 @@ def run(store: Store, lock: Path, handle: int) -> None:
         except _GiveUp as reason:
             _say(f"gives up: {reason}")
             return
+        write_report(handle, "")
         fcntl.flock(handle, fcntl.LOCK_UN)
         # A submitter that saw the lock taken had marked its job before, so this check sees it.
         if _idle(store) or not _try_lock(handle):
             return
+        write_report(handle, OK)
 
 
 def _govern(store: Store, lock: Path, handle: int) -> None:
     failing_since: float | None = None
+    reported = read_report(handle)
+
+    def report(text: str) -> None:
+        nonlocal reported
+        if text != reported:
+            write_report(handle, text)
+            reported = text
 
     def on_pass(done: Pass) -> None:
         nonlocal failing_since
         failing_since = None
+        report(OK)
         for action in done.actions:
             _say(f"{action.job}: {type(action).__name__}: {action.reason}")
         for job, problem in done.problems.items():
@@ -234,6 +299,7 @@ def _govern(store: Store, lock: Path, handle: int) -> None:
     def on_error(error: StokerError) -> None:
         nonlocal failing_since
         _say(str(error))
+        report(str(error))
         _check_home(lock, handle)
         patience_s = _FOLDER_GONE_S if store.is_local else _BUCKET_REFUSED_S if isinstance(error, StoreDenied) else None
         if patience_s is None:
@@ -273,9 +339,24 @@ def _say(text: str) -> None:
 def main() -> None:
     store_url, lock, handle = sys.argv[1:]
     os.set_inheritable(int(handle), False)  # Nodes that it launches must not hold the lock.
+    try:
+        store = open_store(store_url)
+    except StokerError as error:
+        _say(f"cannot govern {store_url}: {error}")
+        sys.exit(1)
     _say(f"governs {store_url} as process {os.getpid()}")
-    run(open_store(store_url), Path(lock), int(handle))
+    write_report(int(handle), _first_read(store))
+    run(store, Path(lock), int(handle))
     _say("no job is active")
+
+
+def _first_read(store: Store) -> str:
+    """Read the store once, as every pass does. Returns the report."""
+    try:
+        is_idle(store)
+    except StokerError as error:
+        return str(error)
+    return OK
 
 
 if __name__ == "__main__":

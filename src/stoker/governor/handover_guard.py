@@ -120,6 +120,8 @@ def guarding(store_url: str) -> Iterator[HandoverGuard]:
 
 
 def _spawn(store_url: str, reader: int, output: Path) -> None:
+    from stoker.processes.absolute_environment import absolute_environment
+
     with output.open("ab") as log:
         subprocess.Popen(
             [sys.executable, "-m", "stoker.governor.handover_guard", str(reader), store_url],
@@ -128,7 +130,9 @@ def _spawn(store_url: str, reader: int, output: Path) -> None:
             stderr=log,
             # Its own session: signals to the terminal's processes do not reach it.
             start_new_session=True,
+            # Not in the caller's folder, which may be deleted or unmounted while it runs.
             cwd=output.parent,
+            env=absolute_environment(),
             pass_fds=(reader,),
         )
 

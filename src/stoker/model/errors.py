@@ -6,6 +6,7 @@
     │   ├─ NoSuchProvider     a name that no provider has
     │   ├─ WrongKeyword       a keyword that a function or `Job` does not have; a TypeError too
     │   └─ SpecError          … in a job file: names the field and, where known, the line
+    ├─ NotGoverned            the job is in the store, and no governor could be started for it
     ├─ CodecError             bytes that do not decode to what they should be
     ├─ StoreError             the bucket
     │   ├─ StoreDenied        answered: not allowed; exit code 2
@@ -60,6 +61,10 @@ class WrongKeyword(UserError, TypeError):
 
 class SpecError(UserError):
     """A wrong job file, flag or setting; the message names the field and what to do."""
+
+
+class NotGoverned(StokerError):
+    """The job was submitted, and no governor could be started for it. Do not submit it again: start a governor."""
 
 
 class CodecError(StokerError):

@@ -76,11 +76,11 @@ def _follow(store: Store, job: str, screen: Screen, guard: HandoverGuard, since:
             Follower(store, job, screen, since=since).run(0 if since else None)
             _wait_until_retired(store, job)
     except _HungUp:
-        return FollowResult("hung-up", governor=background.ensure_governed(store, [job]))
+        return FollowResult("hung-up", governor=_hand_over(store, job, guard))
     except KeyboardInterrupt:
-        return FollowResult("interrupted", governor=background.ensure_governed(store, [job]))
+        return FollowResult("interrupted", governor=_hand_over(store, job, guard))
     except OSError as error:
-        return FollowResult("output-lost", governor=background.ensure_governed(store, [job]), error=error)
+        return FollowResult("output-lost", governor=_hand_over(store, job, guard), error=error)
     except StokerError as error:
         # The job is in the store and must not be submitted again: this is no mistake in the command any more.
         raise StokerError(f"{error}; {job} was submitted: look with `stoker show {job}`") from error
@@ -89,6 +89,15 @@ def _follow(store: Store, job: str, screen: Screen, guard: HandoverGuard, since:
     # The governor of this process is about to end, perhaps before it has written the index.
     job_index.write_index(store, record)
     return FollowResult("ended", record)
+
+
+def _hand_over(store: Store, job: str, guard: HandoverGuard) -> GovernorChoice:
+    """Hand the job over. Where that fails, the guard tries once more, and writes to the governor's log why it fails:
+    nothing can be said on a terminal that is closed."""
+    governed = background.ensure_governed(store, [job])
+    if not governed.is_governed:
+        guard.close()
+    return governed
 
 
 @contextmanager
@@ -121,6 +130,8 @@ def _hand_over_the_rest(store: Store, screen: Screen) -> None:
     """Start a governor for the other jobs and unsent notifications of the store, which this process looked after."""
     try:
         if active_jobs(store) or has_unsent_events(store):
-            background.ensure_governor(store.url)
+            warning = background.ensure_governor(store.url)
+            if warning:
+                screen.event(f"warning: {warning}")
     except StokerError as error:
         screen.event(str(error))

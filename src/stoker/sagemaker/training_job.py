@@ -51,11 +51,11 @@ class TrainingJob:
             print(f"[stoker] {self.name} was stopped: {summary.reason}", file=sys.stderr)
 
     def ensure_governed(self) -> None:
-        """Make sure that a governor drives the job in the background."""
+        """Make sure that a governor drives the job in the background. Raises NotGoverned where there is none."""
         from stoker.client import open_any
-        from stoker.governor.background import ensure_governed
+        from stoker.governor.background import check_governed, ensure_governed
 
-        ensure_governed(open_any(self.store), [self.name])
+        check_governed(self.name, ensure_governed(open_any(self.store), [self.name]))
 
     def stop(self) -> None:
         """Ask the job to save and end."""

@@ -22,6 +22,7 @@ from typing import Any
 from stoker.model.errors import Transient
 from stoker.model.offerings import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
+from stoker.processes.absolute_environment import absolute_environment
 from stoker.processes.container_sweep import sweep
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import TerminateResult
@@ -280,9 +281,12 @@ def _record_gone(node: NodeFolder, state: NodeState | None, reason: str) -> None
 
 
 def _environment() -> dict[str, str]:
-    """The launcher's environment without its training's variables, as if the user had started the training by hand."""
+    """The launcher's environment without its training's variables, as if the user had started the training by hand.
+
+    Relative paths are made absolute: the node works in another folder.
+    """
     return {
         key: value
-        for key, value in os.environ.items()
+        for key, value in absolute_environment().items()
         if key not in _TRAINING_VARIABLES and not key.startswith("STOKER_INPUT_")
     }
