@@ -226,6 +226,7 @@ def test_what_no_job_refers_to_is_collected(store: MemoryStore, clock: Clock, da
         found = store.get(meta.key)
         assert found is not None
         store.put(meta.key, found.data)
+    clock.now += timedelta(days=2)
     submit(store, made)
     assert uploads.collect_uploads(store) == 0  # needed
     store.delete([keys.spec("job-1")])
