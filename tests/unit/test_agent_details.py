@@ -149,7 +149,7 @@ def test_an_array_has_as_many_bytes_as_its_header_says(tmp_path: Path, version: 
     assert check_format(npy(path, text, b"x" * 24, version)).state == "whole"
     records = "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,)}"
     assert check_format(npy(path, records, b"", version)) == UNKNOWN, "how wide a record is, is not looked at"
-    assert format_check._parses("{") is False and format_check._parses("{}") is True
+    assert format_check._parses(b"{") is False and format_check._parses(b"{}") is True
 
 
 # ── Processes ─────────────────────────────────────────────────────────────────────────────────────────────────────────

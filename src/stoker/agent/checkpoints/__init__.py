@@ -19,7 +19,7 @@ Decide which files are whole:
 | `write_history` | observations of each file: changes, open handles, writers that died |
 | `commit_chooser`, `commit_contents` | choose what to commit: files, copies, parts of the last commit |
 | `whole_saves` | which units of the folder may be committed when the training has ended |
-| `format_check`, `torch_archive` | check a file by its own format |
+| `format_check`, `torch_archive`, `storage_references` | check a file by its own format |
 | `save_shape`, `save_cycles`, `file_numbers` | which files one save consists of, learnt from earlier saves |
 | `companion_units` | which folders one save consists of |
 | `folder_events`, `save_bursts` | writes reported by the kernel; where one save ends and the next begins |

@@ -2,16 +2,21 @@
 
 Headers and directories are checked cheaply; no file is read in full. The format is recognised by the first bytes of a
 file, and by its name only where the bytes do not suffice. Standard library only: this runs in the agent.
+
+The files come from the training, which may write anything. So each check has a bound on what it reads and on how many
+objects it makes of it; a file that would take more is unknown, never broken. No parser here evaluates, recurses or
+decompresses.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import io
 import json
 import math
 import os
 import re
+import stat
 import struct
 import zipfile
 from collections.abc import Callable, Iterable
@@ -20,11 +25,20 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
-from stoker.agent.checkpoints.torch_archive import missing_storage
+from stoker.agent.checkpoints.torch_archive import MAX_PICKLE_BYTES, missing_storage
 from stoker.store.base import FileChanged
 
-# Larger headers, directories and documents are not read: such files count as unknown.
+# Larger headers and documents are not read: such files count as unknown.
 _MAX_READ_BYTES = 16 * 1024 * 1024
+# Python makes ten bytes of each byte of a zip directory. This is room for tens of thousands of members.
+_MAX_ZIP_DIRECTORY = 4 * 1024 * 1024
+# The header of a numpy array whose elements are numbers has about a hundred bytes.
+_MAX_NPY_HEADER = 64 * 1024
+# Values of a JSON document, of which Python makes up to a hundred bytes each; brackets, quotes and escaped characters,
+# of which the scan takes a million in half a second; and how deep the parser may recurse.
+_MAX_JSON_VALUES = 1_000_000
+_MAX_JSON_TOKENS = 4_000_000
+_MAX_JSON_DEPTH = 200
 # The limit in the specification of safetensors.
 _MAX_SAFETENSORS_HEADER = 100_000_000
 _ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
@@ -32,7 +46,16 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
 _HDF5_NAMES = (".h5", ".hdf5", ".he5")
 _PICKLE_NAMES = (".pkl", ".pickle", ".joblib")
-_SIMPLE_DTYPE = re.compile(r"[<>|=]?([biufcSUV?])([0-9]*)")
+# As every writer spells it. Elements of several fields have another `descr`.
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '[<>|=]?([biufcSUV?])([0-9]{0,10})', 'fortran_order': (?:True|False),"
+    rb" 'shape': \(([0-9, ]{0,1500})\),? ?\}\s*"
+)
+_SAFETENSORS_OFFSETS = re.compile(
+    rb'"data_offsets"\s{0,8}:\s{0,8}\[\s{0,8}([0-9]{1,19})\s{0,8},\s{0,8}([0-9]{1,19})\s{0,8}\]'
+)
+# An escaped character, a quote, a bracket.
+_JSON_TOKEN = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
 
 State = Literal["whole", "broken", "plausible", "unknown"]
 
@@ -98,29 +121,64 @@ def check_format(path: Path, name: str = "") -> FormatCheck:
     Never raises: an unreadable file, or one of no known format, is unknown.
     """
     try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(64) or b""
-        return _check(start, size, path, (name or path.name).lower())
-    except (OSError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError):
+        with _LimitedFile(path) as file:
+            return _check(file, (name or path.name).lower())
+    except Exception:  # noqa: BLE001 - bytes of any kind may raise any error; a check that fails proves nothing
         return UNKNOWN
 
 
-def _check(start: bytes, size: int, path: Path, name: str) -> FormatCheck:
+class _TooLarge(Exception):
+    """A check would read more than it may."""
+
+
+class _LimitedFile(io.FileIO):
+    """A regular file of which at most `limit` bytes are read at once; more raises _TooLarge."""
+
+    def __init__(self, path: Path) -> None:
+        # Opening must not wait, should a pipe have taken the file's place.
+        super().__init__(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
+        status = os.fstat(self.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise OSError(f"{path} is no file")
+        self.size = status.st_size
+        self.limit = _MAX_READ_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            found = self.read(self.limit)
+            if super().read(1):
+                raise _TooLarge
+            return found
+        if size > self.limit:
+            raise _TooLarge
+        pieces: list[bytes] = []
+        while size and (piece := super().read(size)):
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def read_at(self, at: int, size: int) -> bytes:
+        self.seek(at)
+        return self.read(size)
+
+
+def _check(file: _LimitedFile, name: str) -> FormatCheck:
+    start, size = file.read_at(0, 64), file.size
     if start.startswith((_ZIP, _EMPTY_ZIP)):
-        return _check_zip(path, size)
+        return _check_zip(file)
     if start.startswith(_HDF5):
         return _check_hdf5(start, size)
     if start.startswith(_NPY):
-        return _check_npy(path, size)
+        return _check_npy(file, start)
     if start[8:10] in (b'{"', b"{}") and struct.unpack("<Q", start[:8])[0] <= _MAX_SAFETENSORS_HEADER:
-        return _check_safetensors(path, struct.unpack("<Q", start[:8])[0], size)
+        return _check_safetensors(file, struct.unpack("<Q", start[:8])[0])
     if name.endswith(_HDF5_NAMES) and size and not any(start[:8]):
         return FormatCheck("broken", "its HDF5 header was never written")
     if name.endswith(".json") and 0 < size <= _MAX_READ_BYTES:
-        return _check_json(path)
+        return _check_json(file.read_at(0, size))
     if name.endswith(_PICKLE_NAMES) and start[:1] == b"\x80":
-        return _check_pickle(path, size)
+        return FormatCheck("plausible") if file.read_at(size - 1, 1) == b"." else _broken("its pickle has no end")
     return UNKNOWN
 
 
@@ -128,24 +186,26 @@ def _broken(reason: str) -> FormatCheck:
     return FormatCheck("broken", reason)
 
 
-def _check_zip(path: Path, size: int) -> FormatCheck:
+def _check_zip(file: _LimitedFile) -> FormatCheck:
     """Check a zip archive: its directory is at its end, and is written last."""
+    file.limit = _MAX_ZIP_DIRECTORY
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, struct.error, ValueError, EOFError):
         return _broken("the directory at the end of its zip archive is missing")
     with archive:
+        file.limit = MAX_PICKLE_BYTES
         entries = archive.infolist()
-        if any(entry.header_offset + entry.compress_size > size for entry in entries):
+        if any(entry.header_offset + entry.compress_size > file.size for entry in entries):
             return _broken("its zip archive refers to data behind its end")
         if not entries:
             return _broken("its zip archive is empty")
-        # A writer that gives up in the middle of a member may close the member, too. So sizes count.
-        members = sorted((entry.filename, entry.file_size) for entry in entries)
         # A writer that gives up may still close the archive properly: torch's does, and so does Python's own.
         lacks = missing_storage(archive)
         if lacks is not None:
             return _broken(lacks) if lacks else WHOLE
+        # A writer that gives up in the middle of a member may close the member, too. So sizes count.
+        members = sorted((entry.filename, entry.file_size) for entry in entries)
     # The top folder is ignored: torch names it after the file.
     below = [(name.partition("/")[2] or name, length) for name, length in members]
     return FormatCheck("plausible", form=f"zip:{hashlib.sha256(repr(below).encode()).hexdigest()}")
@@ -171,88 +231,95 @@ def _check_hdf5(start: bytes, size: int) -> FormatCheck:
     return FormatCheck("plausible")
 
 
-def _check_npy(path: Path, size: int) -> FormatCheck:
-    with path.open("rb") as file:
-        start = file.read(12)
-        major = start[6]
-        length, at = (
-            (struct.unpack("<H", start[8:10])[0], 10) if major == 1 else (struct.unpack("<I", start[8:12])[0], 12)
-        )
-        if length > _MAX_READ_BYTES:
-            return UNKNOWN
-        file.seek(at)
-        header = file.read(length)
+def _check_npy(file: _LimitedFile, start: bytes) -> FormatCheck:
+    length, at = (
+        (struct.unpack("<H", start[8:10])[0], 10) if start[6] == 1 else (struct.unpack("<I", start[8:12])[0], 12)
+    )
+    if length > _MAX_NPY_HEADER:
+        return UNKNOWN
+    header = file.read_at(at, length)
     if len(header) < length:
         return _broken("its numpy header is cut off")
-    fields = ast.literal_eval(header.decode("latin1"))
-    dtype = _SIMPLE_DTYPE.fullmatch(fields["descr"]) if isinstance(fields["descr"], str) else None
-    if dtype is None:
+    found = _NPY_HEADER.fullmatch(header)
+    if found is None:
         return UNKNOWN
-    width = int(dtype[2] or 1) * (4 if dtype[1] == "U" else 1)
-    expected = at + length + width * math.prod(fields["shape"])
-    if size < expected:
-        return _broken(f"its numpy header says {expected:,} bytes, and there are {size:,}")
+    width = int(found[2] or 1) * (4 if found[1] == b"U" else 1)
+    expected = at + length + width * math.prod(int(count) for count in found[3].split(b",") if count.strip())
+    if expected >= 2**63:
+        # No array is so large.
+        return UNKNOWN
+    if file.size < expected:
+        return _broken(f"its numpy header says {expected:,} bytes, and there are {file.size:,}")
     # A larger file has several arrays, of which the last is not checked.
-    return WHOLE if size == expected else UNKNOWN
+    return WHOLE if file.size == expected else UNKNOWN
 
 
-def _check_safetensors(path: Path, length: int, size: int) -> FormatCheck:
-    if 8 + length > size:
+def _check_safetensors(file: _LimitedFile, length: int) -> FormatCheck:
+    if 8 + length > file.size:
         return _broken("its safetensors header is cut off")
     if length > _MAX_READ_BYTES:
         return UNKNOWN
-    with path.open("rb") as file:
-        file.seek(8)
-        # The header begins with a brace, so it is an object or no JSON.
-        header = json.loads(file.read(length))
-    ends = [value["data_offsets"][1] for key, value in header.items() if key != "__metadata__"]
-    expected = 8 + length + max(ends, default=0)
-    if size < expected:
-        return _broken(f"its safetensors header says {expected:,} bytes, and there are {size:,}")
-    return WHOLE if size == expected else UNKNOWN
+    header = file.read_at(8, length)
+    data_bytes = covered = 0
+    # Found by a pattern, since parsing makes many objects of few bytes. In a text of the header quotes are escaped.
+    for found in _SAFETENSORS_OFFSETS.finditer(header):
+        begin, end = int(found[1]), int(found[2])
+        data_bytes, covered = max(data_bytes, end), covered + end - begin
+    if covered != data_bytes or b"\0" in header or not header.rstrip().endswith(b"}"):
+        # By the specification there are no gaps. So a part of the header is damaged, or not understood here.
+        return UNKNOWN
+    expected = 8 + length + data_bytes
+    if file.size < expected:
+        return _broken(f"its safetensors header says {expected:,} bytes, and there are {file.size:,}")
+    return WHOLE if file.size == expected else UNKNOWN
 
 
-def _check_json(path: Path) -> FormatCheck:
+def _check_json(data: bytes) -> FormatCheck:
     """Check a JSON document. One that was cut off ends inside a string or before its last bracket.
 
-    Anything else that is no JSON is unknown.
+    Anything else that is no JSON is unknown. Raises ValueError for text that is not UTF-8.
     """
-    with path.open("rb") as file:
-        text = file.read(_MAX_READ_BYTES).decode("utf-8")
-    try:
-        json.loads(text)
-    except ValueError:
-        pass
-    else:
-        return WHOLE
-    depth, quoted, escaped = 0, False, False
-    for letter in text:
-        if escaped:
-            escaped = False
-        elif quoted:
-            escaped, quoted = letter == "\\", letter != '"'
-        elif letter == '"':
-            quoted = True
-        elif letter in "[{":
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    tokens = sum(map(data.count, (b'"', b"\\", b"[", b"{", b"]", b"}")))
+    if values > _MAX_JSON_VALUES or tokens > _MAX_JSON_TOKENS:
+        return UNKNOWN
+    depth = deepest = 0
+    quoted = False
+    for token in _JSON_TOKEN.finditer(data):
+        letter = token[0]
+        if letter == b'"':
+            quoted = not quoted
+        elif quoted or len(letter) > 1:
+            continue
+        elif letter in b"[{":
             depth += 1
-        elif letter in "]}":
+            deepest = max(deepest, depth)
+        else:
             depth -= 1
-    lines = text.splitlines()
-    if len(lines) > 1 and _parses(lines[0]):
+    if deepest > _MAX_JSON_DEPTH:
+        return UNKNOWN
+    # In UTF-16 and in other encodings, the bytes of brackets and quotes are parts of letters as well.
+    data.decode("utf-8")
+    if b"\0" in data[:2]:
+        return UNKNOWN
+    if _parses(data):
+        return WHOLE
+    first, _, rest = data.partition(b"\n")
+    if rest and _parses(first):
         # One document a line is a log, which is read as far as it goes.
         return UNKNOWN
     return _broken("its JSON is cut off") if depth > 0 or quoted else UNKNOWN
 
 
-def _parses(text: str) -> bool:
+def _drop(_parsed: object) -> None:
+    return None
+
+
+def _parses(data: bytes) -> bool:
     try:
-        json.loads(text)
+        # Numbers and objects are dropped as soon as they are read: an integer of millions of digits would take some
+        # versions of Python hours.
+        json.loads(data.decode("utf-8"), parse_int=_drop, parse_float=_drop, object_pairs_hook=_drop)
     except ValueError:
         return False
     return True
-
-
-def _check_pickle(path: Path, size: int) -> FormatCheck:
-    with path.open("rb") as file:
-        file.seek(size - 1)
-        return FormatCheck("plausible") if file.read(1) == b"." else _broken("its pickle has no end")
