@@ -18,6 +18,7 @@ from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.model.submission import Submission
+from stoker.processes import boot_id
 from stoker.store import job_log
 from stoker.store.base import Store
 from stoker.store.log_chunks import parse_segments
@@ -108,7 +109,7 @@ def test_a_checkpoint_is_saved_only_where_the_job_still_waits_for_it(closed: boo
     (checkpoint / "weights").write_bytes(b"w")
     # Written long before the agent was last seen alive.
     node.paths.scratch.mkdir(parents=True)
-    (node.paths.scratch / "alive").touch()
+    (node.paths.scratch / "alive").write_text(boot_id())
     for path in (checkpoint / "weights", checkpoint, checkpoint.parent):
         os.utime(path, (1e9, 1e9))
     flush(node)

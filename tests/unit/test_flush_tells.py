@@ -24,6 +24,7 @@ from stoker.model.log_entries import Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat
 from stoker.model.observed import Known
 from stoker.model.spec import Checkpoints
+from stoker.processes import boot_id
 from stoker.store.checkpoint_manifests import trusted_claims
 from stoker.store.node_facts import read_fact
 from stoker.testing.memory_store import Fault
@@ -129,7 +130,7 @@ def saved_by(node: AgentNode, name: str, folder: str = "checkpoints") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"weights")
     node.paths.scratch.mkdir(parents=True, exist_ok=True)
-    (node.paths.scratch / "alive").touch()
+    (node.paths.scratch / "alive").write_text(boot_id())
     for each in (path, path.parent):
         os.utime(each, (1e9, 1e9))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import struct
 import threading
 import time
 from pathlib import Path
@@ -17,13 +19,17 @@ from checkpoint_world import (
     checkpoints,
     manifest_keys,
     restored_content,
+    write,
 )
 from test_sync import LIMIT_S, Meddling
 from test_sync_requested import answers
 
+from stoker.agent.checkpoints import commit_schedule
 from stoker.agent.checkpoints import sync as sync_module
 from stoker.agent.checkpoints.blobs import BlobSender
+from stoker.agent.checkpoints.commit_rounds import WRITEBACK_S
 from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES
+from stoker.agent.checkpoints.format_check import check_format
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.errors import StoreUnavailable
 from stoker.store.base import Store
@@ -281,6 +287,106 @@ def test_a_restarted_agent_waits_for_a_store_that_does_not_say_what_it_has(tmp_p
     assert "StoreUnavailable" in (world.sync.status().error or "")
     threading.Timer(0.3, client.outage, [False]).start()
     assert recovering(world).sync.final(LIMIT_S) is not None
+
+
+# ── A machine that was started anew ───────────────────────────────────────────────────────────────────────────────────
+
+
+def rebooted(world: World, monkeypatch: pytest.MonkeyPatch, *, after_s: float = 0.0) -> World:
+    """As if the machine had crashed, so long after the last write, and the agent were started again on its disk."""
+    stamp = world.scratch / "alive"
+    last_ns = time.time_ns() + int(after_s * 1e9)
+    os.utime(stamp, ns=(last_ns, last_ns))
+    monkeypatch.setattr(commit_schedule, "boot_id", lambda: "another boot")
+    return recovering(world)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 20.0, 50.0])
+@pytest.mark.parametrize(
+    "left", [b"", b"9" * 300, b"9" * 300 + bytes(700), bytes(1000)], ids=["empty", "short", "end lost", "zeros"]
+)
+def test_bytes_that_a_crash_of_the_machine_lost_are_no_checkpoint(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, after_s: float, left: bytes
+) -> None:
+    """Name and time of the file reached the disk, its bytes in part, or as zeros."""
+    world = World(tmp_path, store).begin()
+    world.write(model=b"1" * 1000)
+    world.settle()
+    age(world.folder, 300.0)
+    world.write(model=left)
+    assert rebooted(world, monkeypatch, after_s=after_s).sync.final(LIMIT_S) is None
+    assert restored_content(store, tmp_path / "back") == {"model.pt": b"1" * 1000}
+    held_back = world.sync.status().held_back
+    assert held_back is not None and held_back.endswith("just before its machine crashed, and bytes may be lost")
+
+
+def test_what_was_written_a_minute_before_the_machine_crashed_is_committed(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, store).begin()
+    world.write(step_1__model="1")
+    assert rebooted(world, monkeypatch, after_s=WRITEBACK_S + 1.0).sync.final(LIMIT_S) is not None
+    assert restored_content(store, tmp_path / "back") == {"step_1/model.pt": b"1"}
+
+
+def test_the_time_that_a_program_gives_a_file_does_not_make_it_older_than_the_crash(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `cp -p` and `tar` do."""
+    world = World(tmp_path, store).begin()
+    world.write(model="1")
+    age(world.folder, 3600.0)
+    assert rebooted(world, monkeypatch).sync.final(LIMIT_S) is None
+    assert checkpoints(store) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "rescued"),
+    [
+        (b'{"step": 3}', True),
+        (struct.pack("<Q", 31) + b'{"a": {"data_offsets": [0, 8]}}' + bytes(8), False),
+    ],
+    ids=["json", "safetensors"],
+)
+def test_only_a_format_of_which_every_byte_is_read_shows_that_a_crash_of_the_machine_lost_none(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, data: bytes, rescued: bool
+) -> None:
+    """A header that is there and a size that is right say nothing about what lies between."""
+    world = World(tmp_path, store).begin()
+    for number in (1, 2, 3):
+        path = world.folder / f"step-{number}" / "state.json"
+        write(path, data)
+        if number < 3:
+            world.settle()
+            age(world.folder, 300.0 - number)
+    assert check_format(path).state == "whole"
+    last = rebooted(world, monkeypatch).sync.final(LIMIT_S)
+    assert (last is not None) is rescued
+    assert ("step-3/state.json" in restored_content(store, tmp_path / "back")) is rescued
+
+
+def test_a_file_that_has_the_bytes_of_the_last_commit_lost_none_in_the_crash(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was committed in the minute before. What lies beside it, and is older, is part of no commit yet."""
+    world = World(tmp_path, store).begin()
+    world.write(run__model="1")
+    world.settle()
+    watch = rebooted(world, monkeypatch).sync._rounds.watch
+    assert world.sync.final(LIMIT_S) is None
+    assert watch.history.maybe_lost == set()
+    assert world.sync.status().held_back is None
+
+
+@pytest.mark.parametrize("stamp", ["", "\0" * 36], ids=["empty", "zeros"])
+def test_a_stamp_that_the_crash_emptied_is_one_of_another_boot(tmp_path: Path, store: Store, stamp: str) -> None:
+    world = World(tmp_path, store).begin()
+    world.write(model="1")
+    (world.scratch / "alive").write_text(stamp)
+    later_ns = time.time_ns() + 20 * 10**9
+    os.utime(world.scratch / "alive", ns=(later_ns, later_ns))
+    assert recovering(world).sync.final(LIMIT_S) is None
+    assert checkpoints(store) == []
 
 
 def test_what_is_left_out_at_the_end_is_told(tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture) -> None:

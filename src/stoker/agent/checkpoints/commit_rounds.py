@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, SendAbandoned
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
 from stoker.agent.checkpoints.commit_queue import CommitQueue
-from stoker.agent.checkpoints.commit_schedule import Deadlines, PruneSchedule, RetryBackoff
+from stoker.agent.checkpoints.commit_schedule import Deadlines, LastAlive, PruneSchedule, RetryBackoff
 from stoker.agent.checkpoints.folder_commits import FolderCommits, FollowingCommits
 from stoker.agent.checkpoints.folder_snapshot import Signature
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 
 # How long a rank with nothing new waits, at the end, for a last commit of rank 0 to join.
 FOLLOW_PATIENCE_S = 15.0
+# How long written bytes may exist in memory alone. The kernel writes them after 30 s and looks every 5 s
+# (`vm.dirty_expire_centisecs`, `vm.dirty_writeback_centisecs`); btrfs commits every 30 s, XFS and ext4 sooner; the rest
+# is for the writing. Names, sizes and times may reach the disk long before the bytes.
+WRITEBACK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,10 @@ class CommitRounds:
         self.watch.shapes.resumed_pause_s = 0.0 if restored is None else restored.pause_s
         self.watch.learn_restored({} if before is None else {blob.path: blob for blob in before.files})
 
-    def recall(self, last_alive_ns: int) -> None:
+    def recall(self, last_alive: LastAlive) -> None:
         """After a restart of the agent: read what the store has of this folder, so that nothing is committed twice.
 
-        `last_alive_ns` is when the agent before was last alive. Raises StoreError.
+        Raises StoreError.
         """
         options = self._options
         own = [item for item in self.manifests.read() if item.place.rank == options.rank and item.manifest]
@@ -141,8 +145,12 @@ class CommitRounds:
         self.watch.shapes.resumed_pause_s = 0.0 if manifest is None else manifest.pause_s
         self.watch.learn_restored({}, read=False)
         self.watch.scan()
-        # Files that were written shortly before the agent died may be half written.
-        self.watch.mark_quiet(last_alive_ns - int(options.effective_settle_s * 1e9))
+        if last_alive.same_boot:
+            # Files that were written shortly before the agent died may be half written.
+            self.watch.mark_quiet(last_alive.at_ns - int(options.effective_settle_s * 1e9))
+        else:
+            writeback_s = max(WRITEBACK_S, options.effective_settle_s)
+            self.watch.mark_quiet_and_written(last_alive.at_ns - int(writeback_s * 1e9))
 
     # ── Rounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

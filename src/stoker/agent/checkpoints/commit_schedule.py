@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.prune import Pruner
 from stoker.model.errors import StoreError
+from stoker.processes import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +111,19 @@ class PruneSchedule:
             self.error = f"{type(error).__name__}: {error}"
 
 
+@dataclass(frozen=True)
+class LastAlive:
+    """When the agent before was last alive, by the clock that stamps files.
+
+    `same_boot`: the machine has not been started anew since, so that everything that was written is there.
+    """
+
+    at_ns: int
+    same_boot: bool
+
+
 class AliveStamp:
-    """A file that the agent touches while the training runs.
+    """A file with the id of the machine's boot, which the agent touches while the training runs.
 
     An agent that is restarted reads from it that a training ran in this folder, and until when files were watched.
     """
@@ -118,6 +132,16 @@ class AliveStamp:
         self.path = path
         self._monotonic = monotonic
         self._touch_at = _NEVER
+        self._has_boot = False
+
+    def read(self) -> LastAlive | None:
+        """Return what the agent before left; None if there is nothing: no training began here."""
+        try:
+            with self.path.open(encoding="ascii", errors="replace") as file:
+                return LastAlive(os.fstat(file.fileno()).st_mtime_ns, file.read(100) == boot_id())
+        except OSError as error:
+            log.debug("no stamp: %s", error)
+            return None
 
     def touch_if_due(self) -> None:
         if self._monotonic() >= self._touch_at:
@@ -126,7 +150,11 @@ class AliveStamp:
     def touch(self) -> None:
         self._touch_at = self._monotonic() + _STAMP_EVERY_S
         try:
+            if self._has_boot:
+                self.path.touch()
+                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
+            self.path.write_text(boot_id(), encoding="ascii")
+            self._has_boot = True
         except OSError as error:
             log.debug("no stamp: %s", error)

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.file_numbers import generation_of, newest_of_each_kind
-from stoker.agent.checkpoints.folder_snapshot import Files, FolderView, Signature, top_folder_of
+from stoker.agent.checkpoints.folder_snapshot import Files, FolderView, Signature, pinned_path, top_folder_of
 from stoker.agent.checkpoints.format_check import CachedFormatChecks, FormatCheck, check_format
 from stoker.agent.checkpoints.save_cycles import SaveCycles
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.write_history import WriteHistory
 from stoker.model.node_facts import BlobRef
+from stoker.store.base import FileChanged
+from stoker.store.hashed_copy import copy_hashed
 
 # A scan before the training is signalled must not delay the signal longer than this.
 _MAX_SCAN_BEFORE_SIGNAL_S = 1.0
@@ -170,7 +172,31 @@ class FolderWatch:
         """After a restart of the agent: files last written before this time were quiet when the training died."""
         for path, file in self.files.items():
             if file.signature.modified_ns < before_ns:
-                self.history.changed_at[path] = float("-inf")
+                self.history.mark_quiet(path)
+
+    def mark_quiet_and_written(self, before_ns: int) -> None:
+        """After a crash of the machine: files last written before this time were quiet, and are on the disk.
+
+        Of newer files, bytes may be lost although names, sizes and times are there. So these are read in full and
+        compared with the last commit.
+        """
+        for path, file in self.files.items():
+            # A program may set the time of a write back, but not that of a change.
+            if file.signature.newest_ns < before_ns or self._is_committed(path):
+                self.history.mark_quiet(path)
+            else:
+                self.history.maybe_lost.add(path)
+
+    def _is_committed(self, path: str) -> bool:
+        """Return True if the file has the very bytes that it has in the last commit."""
+        file, blob = self.files[path], self.last_commit.blobs.get(path)
+        if blob is None or file.size != blob.size or file.link is not None:
+            return False
+        try:
+            with pinned_path(self.view.folder / path, file) as pinned, pinned.open("rb") as reader:
+                return copy_hashed(reader.readinto, lambda _read: None)[0] == blob.digest
+        except (OSError, FileChanged):
+            return False
 
     def learn_restored(self, before: Mapping[str, BlobRef], *, read: bool = True) -> None:
         """Learn from the last commit what a save consists of; later saves are compared with it.

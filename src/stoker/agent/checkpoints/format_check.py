@@ -67,11 +67,13 @@ class FormatCheck:
     `whole`: a file that was cut off at any point would not look like this. `plausible`: nothing is missing that the
     format demands, but a writer that gave up early may have closed the file in this state; `form` is then equal for
     files with the same content structure, where the format has one. `broken`: the file cannot be loaded, for `reason`.
+    `reads_all`: every byte of the file was read.
     """
 
     state: State
     reason: str = ""
     form: str = ""
+    reads_all: bool = False
 
 
 UNKNOWN = FormatCheck("unknown")
@@ -303,7 +305,7 @@ def _check_json(data: bytes) -> FormatCheck:
     if b"\0" in data[:2]:
         return UNKNOWN
     if _parses(data):
-        return WHOLE
+        return FormatCheck("whole", reads_all=True)
     first, _, rest = data.partition(b"\n")
     if rest and _parses(first):
         # One document a line is a log, which is read as far as it goes.

@@ -196,16 +196,17 @@ class CheckpointSync:
         """Run final rounds until nothing is left to do, or no time."""
         rounds, monotonic = self._rounds, self._options.monotonic
         rounds.backoff.reset()
-        began, recalled, alone = monotonic(), not self._options.recovering, False
-        if self._options.recovering and not self._alive.path.exists():
+        began, alone = monotonic(), False
+        last_alive = self._alive.read() if self._options.recovering else None
+        if self._options.recovering and last_alive is None:
             # No training ever began in this folder.
             return
         while self._final_s_left() > 0 and not self._closing:
             busy = False
             try:
-                if not recalled:
-                    rounds.recall(self._alive.path.stat().st_mtime_ns)
-                    recalled = True
+                if last_alive is not None:
+                    rounds.recall(last_alive)
+                    last_alive = None
                 # Asked before the round, so that the round sees the last commit of rank 0.
                 alone = rounds.is_alone()
                 busy = rounds.attempt(final=True)

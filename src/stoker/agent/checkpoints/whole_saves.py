@@ -244,9 +244,12 @@ class SaveJudge:
             # The unit is quiet, but a program that fails between two files of a save may take a while to end.
             return self._unfinished(unit)
         for path in sorted(doubtful, key=lambda path: not self._history.last_seen_open(path)):
-            if not self._is_proven(path) and not self._history.closed_before_signal(path):
-                reason = "being written when" if self._history.last_seen_open(path) else "written just before"
-                return UnitLeftOut(unit, path, f"it was {reason} the training ended")
+            if self._is_proven(path) or self._history.closed_before_signal(path):
+                continue
+            if path in self._history.maybe_lost:
+                return UnitLeftOut(unit, path, "it was written just before its machine crashed, and bytes may be lost")
+            reason = "being written when" if self._history.last_seen_open(path) else "written just before"
+            return UnitLeftOut(unit, path, f"it was {reason} the training ended")
         return self._find_missing(unit, changed)
 
     def _judge_left(self, unit: str, state: PreSignalState, end: TrainingEnd) -> UnitLeftOut | None:
@@ -279,6 +282,9 @@ class SaveJudge:
         if self._files[path].link is not None:
             return True
         check = self._check(path)
+        if path in self._history.maybe_lost:
+            # Lost bytes read as zeros, anywhere in the file: its end and its size prove nothing.
+            return check.state == "whole" and check.reads_all
         if check.state == "whole":
             return True
         if check.form:

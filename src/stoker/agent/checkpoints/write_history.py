@@ -137,6 +137,8 @@ class WriteHistory:
         self.pre_signal: PreSignalState | None = None
         # How often each file was begun anew since it was last committed, removed files included.
         self.rounds: dict[str, int] = {}
+        # Files that were written so shortly before a crash of the machine that bytes of them may be lost.
+        self.maybe_lost: set[str] = set()
         self._files: Files = {}
         self._log_files = _LogFiles()
         self._died_open: dict[str, tuple[float, Signature]] = {}
@@ -221,6 +223,10 @@ class WriteHistory:
             expecting=expect,
             survives=bool(writers & expect) if writers else has_survivor(self.members, expect),
         )
+
+    def mark_quiet(self, path: str) -> None:
+        """Record that the file had not changed for long when it was first seen."""
+        self.changed_at[path] = float("-inf")
 
     def end(self) -> None:
         """Record that the training has ended; everything was observed just now. Only the first call counts."""
