@@ -28,6 +28,7 @@ from stoker.agent.checkpoints import commit_schedule
 from stoker.agent.checkpoints import sync as sync_module
 from stoker.agent.checkpoints.blobs import BlobSender
 from stoker.agent.checkpoints.commit_rounds import WRITEBACK_S
+from stoker.agent.checkpoints.commit_schedule import LastAlive
 from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES
 from stoker.agent.checkpoints.format_check import check_format
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
@@ -387,6 +388,55 @@ def test_a_stamp_that_the_crash_emptied_is_one_of_another_boot(tmp_path: Path, s
     os.utime(world.scratch / "alive", ns=(later_ns, later_ns))
     assert recovering(world).sync.final(LIMIT_S) is None
     assert checkpoints(store) == []
+
+
+# ── A store that is away when the training ends ───────────────────────────────────────────────────────────────────────
+
+
+def test_half_written_files_do_not_come_to_rest_while_the_store_is_away(tmp_path: Path, memory: MemoryStore) -> None:
+    """A manifest in doubt goes before everything else, and is asked about until the store answers."""
+    clock, out = [1000.0], [False]
+
+    def faults(method: str, key: str) -> Fault | None:
+        away = out[0] and "/checkpoints/" in key and method != "list"
+        clock[0] += 3.0 * away
+        return Fault(after=True) if away else None
+
+    world = World(tmp_path, memory.client(faults), monotonic=lambda: clock[0]).begin()
+    rounds = world.sync._rounds
+    world.write(step_1__model="1")
+    out[0] = True
+    for _ in range(4):
+        clock[0] += 1.0
+        world.sync.tick()
+    assert rounds.manifests.in_doubt
+    world.write(step_2__model="torn?")
+    clock[0] += 0.1
+    rounds.watch.scan()
+    rounds.training_end = TrainingEnd("died")
+    for _ in range(3):
+        rounds.backoff.reset()
+        rounds.attempt(final=True)
+    out[0] = False
+    for _ in range(3):
+        rounds.backoff.reset()
+        rounds.attempt(final=True)
+    assert restored_content(memory, tmp_path / "back") == {"step_1/model.pt": b"1"}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_after_a_restart_files_do_not_come_to_rest_while_the_store_is_away(
+    tmp_path: Path, memory: MemoryStore, nodes: int
+) -> None:
+    clock = [1000.0]
+    world = World(tmp_path, memory, rank=nodes - 1, nodes=nodes).begin()
+    world.write(model="torn?")
+    world.sync = world.make(recovering=True, monotonic=lambda: clock[0])
+    rounds = world.sync._rounds
+    rounds.recall(LastAlive(time.time_ns(), same_boot=True))
+    clock[0] += 100.0
+    rounds.watch.scan()
+    assert "model.pt" in rounds.watch.history.changed_lately()
 
 
 def test_what_is_left_out_at_the_end_is_told(tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture) -> None:

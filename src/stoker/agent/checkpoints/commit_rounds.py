@@ -144,7 +144,7 @@ class CommitRounds:
         self.watch.last_commit.blobs = {} if manifest is None else {blob.path: blob for blob in manifest.files}
         self.watch.shapes.resumed_pause_s = 0.0 if manifest is None else manifest.pause_s
         self.watch.learn_restored({}, read=False)
-        self.watch.scan()
+        self.watch.note_end()
         if last_alive.same_boot:
             # Files that were written shortly before the agent died may be half written.
             self.watch.mark_quiet(last_alive.at_ns - int(options.effective_settle_s * 1e9))
@@ -172,6 +172,9 @@ class CommitRounds:
         return done
 
     def _advance(self, *, final: bool) -> bool:
+        if final and not self.queue.used:
+            # Before anything that may fail: while that is tried again, half-written files would come to rest.
+            self.watch.note_end()
         # A manifest in doubt goes before everything else.
         self.manifests.resume()
         commits = self.requested if self.queue.used or self.queue.waiting() else self.folder_commits

@@ -110,6 +110,13 @@ class FolderWatch:
         finally:
             self.lock.release()
 
+    def note_end(self) -> None:
+        """Scan the folder, and record that the training has ended. Only the first call counts."""
+        with self.lock:
+            if self.history.ended_at is None:
+                self.scan()
+                self.history.end()
+
     def poll_open_files(self, cpu_share: float) -> None:
         """Record which files are open now, without a scan; at most so often that it takes this share of a core."""
         if time.monotonic() < self._poll_at or not self.lock.acquire(blocking=False):
