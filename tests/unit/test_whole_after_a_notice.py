@@ -55,8 +55,8 @@ class Scene:
         self.mark = PreSignalState(
             at=at,
             files={path: file.signature for path, file in before.items()},
-            hot=set(),
-            hot_units=set(),
+            unsettled=set(),
+            unsettled_units=set(),
             open=set(),
             members=self.members,
             expecting=frozenset(expecting),
@@ -183,28 +183,28 @@ def test_a_writer_that_fails_may_have_given_up_in_the_middle() -> None:
 
 def test_a_save_that_was_under_way_must_have_all_its_files() -> None:
     scene = Scene(files(a=2, b=1)).knows("a.pt", "b.pt")
-    scene.mark.hot.add("a.pt")
-    scene.mark.hot_units.add("")
+    scene.mark.unsettled.add("a.pt")
+    scene.mark.unsettled_units.add("")
     assert scene.held(files(a=2, b=1), changed=("a.pt",)) == {"": "its save stopped before b.pt was written"}
     scene = Scene(files(a=2, b=1)).knows("a.pt", "b.pt")
-    scene.mark.hot.add("a.pt")
-    scene.mark.hot_units.add("")
+    scene.mark.unsettled.add("a.pt")
+    scene.mark.unsettled_units.add("")
     assert scene.held(files(a=2, b=2), changed=("a.pt",)) == {}
 
 
 def test_a_first_save_that_was_under_way_shows_nothing_of_what_belongs_to_it() -> None:
     scene = Scene(files(a=2))
-    scene.mark.hot.add("a.pt")
-    scene.mark.hot_units.add("")
+    scene.mark.unsettled.add("a.pt")
+    scene.mark.unsettled_units.add("")
     reason = "it was saved just before the end, and no earlier save shows what belongs to it"
     assert scene.held(files(a=2), changed=("a.pt",)) == {"": reason}
     # It went on after the notice: where its files are shown to be whole, all of it came.
     scene = Scene(files(a=2))
-    scene.mark.hot.add("a.pt")
+    scene.mark.unsettled.add("a.pt")
     scene.checks["a.pt"] = FormatCheck("whole")
     assert scene.held(files(a=2, b=1), changed=("a.pt",)) == {}
     scene = Scene(files(a=2))
-    scene.mark.hot.add("a.pt")
+    scene.mark.unsettled.add("a.pt")
     assert scene.held(files(a=2, b=1), changed=("a.pt",)) == {"": reason}
 
 
@@ -264,11 +264,11 @@ def test_a_file_whose_writer_died_with_it_open_is_doubtful_for_a_while() -> None
     opened(history, 0.0, files(a=1), "a.pt", writer=WORKER)
     assert history.last_seen_open("a.pt") and history.died_open() == set()
     opened(history, 5.0, files(a=1))
-    assert history.died_open() == {"a.pt"} and history.last_seen_open("a.pt") and "a.pt" in history.hot(())
+    assert history.died_open() == {"a.pt"} and history.last_seen_open("a.pt") and "a.pt" in history.unsettled(())
     opened(history, 5.0 + DIED_OPEN_S - 1.0, files(a=1))
     assert history.died_open() == {"a.pt"}
     opened(history, 5.0 + DIED_OPEN_S, files(a=1))
-    assert history.died_open() == set() and "a.pt" not in history.hot(())
+    assert history.died_open() == set() and "a.pt" not in history.unsettled(())
 
 
 def test_a_file_that_is_written_again_is_no_longer_one_that_died_open() -> None:
@@ -323,12 +323,12 @@ def test_a_file_that_is_written_over_in_place_is_no_log_however_long_it_is_open(
     for second in range(int(STREAM_S) + 10):
         opened(history, second, files(a=second, b=1), "a.pt", "b.pt")
     assert history.open_logs() == {"b.pt"}, "nothing was written to this one"
-    assert history.hot({"b.pt"}) == {"a.pt"}, "it was written a moment ago"
+    assert history.unsettled({"b.pt"}) == {"a.pt"}, "it was written a moment ago"
     opened(history, STREAM_S + 20.0, files(a=second, b=1), "a.pt", "b.pt")
-    assert history.hot({"b.pt"}) == set()
+    assert history.unsettled({"b.pt"}) == set()
     opened(history, STREAM_S + 21.0, files(b=1))
     opened(history, STREAM_S + 22.0, files(a=1, b=1), "a.pt")
-    assert history.hot(()) == {"a.pt"}, "it is another file"
+    assert history.unsettled(()) == {"a.pt"}, "it is another file"
 
 
 @pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (120, True)])
@@ -388,7 +388,7 @@ def test_the_mark_says_what_moved_and_who_lives_on(process: Callable[[bool], int
     history.record_pre_signal()
     mark = history.pre_signal
     assert mark is not None and mark.at == 10.0 and mark.members == members
-    assert mark.hot == {"new.pt", "t/open.pt"} and mark.hot_units == {"", "t", "s"}
+    assert mark.unsettled == {"new.pt", "t/open.pt"} and mark.unsettled_units == {"", "t", "s"}
     assert mark.open == {"t/open.pt"}, "a log is whole wherever it ends"
     assert mark.expecting == {survivor} and mark.files == {path: file.signature for path, file in now.items()}
     assert mark.survives, "one of those that write lives on"
@@ -432,7 +432,7 @@ def test_a_process_that_died_since_the_notice_shakes_what_was_being_written() ->
     history = scene.history
     assert history.maybe_cut_off() == set()
     history.pre_signal = scene.mark
-    scene.mark.hot |= {"a.pt", "gone.pt"}
+    scene.mark.unsettled |= {"a.pt", "gone.pt"}
     history.note_files(files(a=1, b=1, c=1), 101.0)
     assert history.maybe_cut_off() == set(), "all of them live"
     history.members = frozenset({ROOT})

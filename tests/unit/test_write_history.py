@@ -168,10 +168,10 @@ def test_a_file_is_hot_while_it_is_open_or_changed_a_moment_ago() -> None:
     seen.look()
     seen.look(1.9)
     assert seen.history.changed_lately() == {"open", "log", "quiet"}
-    assert seen.history.hot({"log"}) == {"open", "quiet"}
+    assert seen.history.unsettled({"log"}) == {"open", "quiet"}
     seen.look(0.1)
     assert seen.history.changed_lately() == set()
-    assert seen.history.hot({"log"}) == {"open"}
+    assert seen.history.unsettled({"log"}) == {"open"}
     assert seen.history.may_go_on(["quiet"])
     seen.look(3.0)
     assert not seen.history.may_go_on(["quiet"])
@@ -187,7 +187,7 @@ def test_a_file_whose_writer_died_counts_as_whole_after_a_minute() -> None:
     assert seen.history.died_open() == {"model"}, "a log is whole wherever it ends"
     assert seen.history.last_seen_open("model")
     seen.look(59.9)
-    assert seen.history.hot(()) == {"model"}
+    assert seen.history.unsettled(()) == {"model"}
     seen.look(0.1)
     assert seen.history.died_open() == set()
 
@@ -280,8 +280,8 @@ def test_the_mark_tells_what_was_written_or_removed_shortly_before() -> None:
     mark = seen.history.pre_signal
     assert mark is not None
     assert (mark.at, mark.members) == (seen.now, frozenset({1}))
-    assert mark.hot == {"step-3/a", "step-4/a"}
-    assert mark.hot_units == {"step-2", "step-3", "step-4"}
+    assert mark.unsettled == {"step-3/a", "step-4/a"}
+    assert mark.unsettled_units == {"step-2", "step-3", "step-4"}
     assert mark.open == {"step-3/a"}
     assert mark.files == seen.files
 

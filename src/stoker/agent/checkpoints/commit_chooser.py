@@ -225,7 +225,7 @@ class CommitChooser:
         A whole file whose writer ended and that has rested since is excluded: processes that save and end are normal.
         """
         history = self._watch.history
-        moving = history.hot(open_logs) | (history.maybe_cut_off() - set(open_logs))
+        moving = history.unsettled(open_logs) | (history.maybe_cut_off() - set(open_logs))
         rested = (moving & history.died_open()) - history.changed_lately()
         return moving - {path for path in rested if self._watch.check(path).state == "whole"}
 

@@ -100,19 +100,21 @@ class SaveJudge:
         found = {unit: left_out for unit in self._by_unit if (left_out := self._unfinished(unit)) is not None}
         return set(self._with_companions(found))
 
-    def unproven(self, hot: Collection[str], shrank: Callable[[File], bool]) -> set[str]:
-        """Return the units of the `hot` files, which changed just now, that may be in the middle of a save.
+    def unproven(self, unsettled: Collection[str], shrank: Callable[[File], bool]) -> set[str]:
+        """Return the units of the `unsettled` files that may be in the middle of a save.
 
-        A unit is in doubt if files of its save are missing, or if one of its hot files shrank and its format does not
-        prove it whole. Other hot files count as whole, because living processes have closed them.
+        A unit is in doubt if files of its save are missing, or if one of its unsettled files shrank and its format does
+        not prove it whole. Other unsettled files count as whole, because living processes have closed them.
         """
-        units = {top_folder_of(path) for path in hot}
+        units = {top_folder_of(path) for path in unsettled}
         return {
             unit
             for unit in units
             if self._find_missing(unit, self._by_unit.get(unit, [])) is not None
             or any(
-                shrank(self._files[path]) and not self._is_proven(path) for path in hot if top_folder_of(path) == unit
+                shrank(self._files[path]) and not self._is_proven(path)
+                for path in unsettled
+                if top_folder_of(path) == unit
             )
         }
 
@@ -224,11 +226,11 @@ class SaveJudge:
 
     def _with_later(self, left_out: dict[str, UnitLeftOut]) -> dict[str, UnitLeftOut]:
         """Leave out everything that was written after a save that is left out had begun: it may refer to that save."""
-        hot = self._history.hot(self._logs) | self._history.maybe_cut_off()
+        unsettled = self._history.unsettled(self._logs) | self._history.maybe_cut_off()
         begun = [
             self._files[path].signature.modified_ns
             for path in self._changed
-            if top_folder_of(path) in left_out and path in hot
+            if top_folder_of(path) in left_out and path in unsettled
         ]
         for path in self._changed if begun else ():
             if self._files[path].signature.modified_ns > min(begun):
@@ -237,9 +239,9 @@ class SaveJudge:
         return left_out
 
     def _judge_died(self, unit: str) -> UnitLeftOut | None:
-        hot = self._history.hot(self._logs) | self._history.maybe_cut_off()
+        unsettled = self._history.unsettled(self._logs) | self._history.maybe_cut_off()
         changed = self._by_unit.get(unit, [])
-        doubtful = [path for path in changed if path in hot]
+        doubtful = [path for path in changed if path in unsettled]
         if not doubtful and not self._history.removed_lately(unit):
             # The unit is quiet, but a program that fails between two files of a save may take a while to end.
             return self._unfinished(unit)
@@ -267,8 +269,8 @@ class SaveJudge:
             cut_off |= self._is_emptied(path)
             if (cut_off or (path in begun and end.gave_up(state, path))) and not self._is_proven(path):
                 return UnitLeftOut(unit, path, "it was being written when the training ended")
-        under_way = {path for path in changed if path in state.hot} - begun
-        if not begun and unit not in state.hot_units:
+        under_way = {path for path in changed if path in state.unsettled} - begun
+        if not begun and unit not in state.unsettled_units:
             return self._unfinished(unit)
         if not under_way and begun:
             # No file remains of a save that the signal may have cut short.

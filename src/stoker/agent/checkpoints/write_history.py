@@ -2,6 +2,9 @@
 
 Two moments matter most: just before the training is signalled to end, and its end. A file that was quiet at the first
 moment and looks the same at the second was not touched by the ending.
+
+A file is *unsettled* as long as it may be half written: it is open for writing, it changed a moment ago, or its writer
+died while holding it open. A unit is unsettled if it has an unsettled file, or lost a file a moment ago.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ class PreSignalState:
 
     at: float
     files: Mapping[str, Signature]
-    # Files that had changed shortly before or were open, and the units that contain these or removed files.
-    hot: set[str]
-    hot_units: set[str]
+    # The unsettled files and units, without logs.
+    unsettled: set[str]
+    unsettled_units: set[str]
     open: set[str]
     members: frozenset[int]
     # The processes that live on after SIGTERM, and whether any writing process is among them.
@@ -209,15 +212,17 @@ class WriteHistory:
         """Record the state just before the training is signalled to end. Files and handles were observed just now."""
         since = self.scanned_at - self._settle_s
         logs = self._log_files.all(self._files, self.scanned_at)
-        hot = self.hot(logs)
-        units = {top_folder_of(path) for path in hot} | {unit for unit, at in self.removed_at.items() if at > since}
+        unsettled = self.unsettled(logs)
+        units = {top_folder_of(path) for path in unsettled} | {
+            unit for unit, at in self.removed_at.items() if at > since
+        }
         expect = expecting(self.members, signal.SIGTERM)
         writers = self._writers & self.members
         self.pre_signal = PreSignalState(
             at=self.scanned_at,
             files={path: file.signature for path, file in self._files.items()},
-            hot=hot,
-            hot_units=units,
+            unsettled=unsettled,
+            unsettled_units=units,
             open={path for path in self.open if path not in logs},
             members=self.members,
             expecting=expect,
@@ -248,8 +253,8 @@ class WriteHistory:
         """Return the files that are or were logs: they are whole wherever they end."""
         return self._log_files.all(self._files, self.scanned_at) & self._files.keys()
 
-    def hot(self, open_logs: Collection[str]) -> set[str]:
-        """Return files that are open, changed recently, or whose writer died with them open."""
+    def unsettled(self, open_logs: Collection[str]) -> set[str]:
+        """Return the unsettled files, without `open_logs`."""
         open_now = (self.open.keys() & self._files.keys()) - self._log_files.held_in_place(self._now)
         return (open_now | self.changed_lately() | self.died_open()) - set(open_logs)
 
@@ -293,7 +298,7 @@ class WriteHistory:
         if state is None or state.members <= self.members:
             return set()
         begun = {path for path, file in self._files.items() if state.files.get(path) != file.signature}
-        return (state.hot & self._files.keys()) | begun
+        return (state.unsettled & self._files.keys()) | begun
 
     @property
     def since_removed_s(self) -> float:
