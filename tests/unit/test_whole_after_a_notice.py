@@ -18,7 +18,7 @@ from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.whole_saves import SaveJudge, TrainingEnd
-from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, PreSignalState, WriteHistory
+from stoker.agent.checkpoints.write_history import STREAM_BYTES, STREAM_S, WRITER_DIED_S, PreSignalState, WriteHistory
 from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, WritableFiles
 from stoker.testing.memory_store import MemoryStore
@@ -135,7 +135,7 @@ def test_a_file_whose_format_shows_its_end_is_whole_however_it_was_written() -> 
     assert scene.held(files(a=2)) == {"": "its end is missing"}
 
 
-def died_open(scene: Scene, path: str, writer: int) -> None:
+def writer_died_holding(scene: Scene, path: str, writer: int) -> None:
     """A file was open since the notice, and is not any more, and neither is its writer."""
     scene.history.pre_signal = scene.mark
     scene.history.scanned_at = scene.at
@@ -145,18 +145,18 @@ def died_open(scene: Scene, path: str, writer: int) -> None:
 
 def test_a_writer_that_exits_with_success_has_closed_its_file() -> None:
     scene = Scene(files(a=1))
-    died_open(scene, "a.pt", ROOT)
+    writer_died_holding(scene, "a.pt", ROOT)
     assert scene.held(files(a=2)) == {}
     # Of several processes the command alone is known to have succeeded.
     several = replace(LEFT, alone=False)
     scene = Scene(files(a=1))
-    died_open(scene, "a.pt", ROOT)
+    writer_died_holding(scene, "a.pt", ROOT)
     assert scene.held(files(a=2), several) == {}
     scene = Scene(files(a=1), expecting=(ROOT, WORKER))
-    died_open(scene, "a.pt", WORKER)
+    writer_died_holding(scene, "a.pt", WORKER)
     assert scene.held(files(a=2), several) == {"": "it was being written when the training ended"}
     scene = Scene(files(a=1))
-    died_open(scene, "a.pt", ROOT)
+    writer_died_holding(scene, "a.pt", ROOT)
     quiet = TrainingEnd("left", root=ROOT, alone=True)
     assert scene.held(files(a=2), quiet) == {"": "it was being written when the training ended"}
 
@@ -167,7 +167,7 @@ def test_a_writer_that_exits_with_success_may_have_left_a_thread_in_the_middle_o
 ) -> None:
     scene = Scene(files(a=1))
     scene.shapes.learn({"a.pt": BlobRef("a.pt", "d", usual)}, {})
-    died_open(scene, "a.pt", ROOT)
+    writer_died_holding(scene, "a.pt", ROOT)
     assert scene.held(files(a=2)) == ({} if kept else {"": "it was being written when the training ended"})
 
 
@@ -262,13 +262,15 @@ def opened(
 def test_a_file_whose_writer_died_with_it_open_is_doubtful_for_a_while() -> None:
     history = WriteHistory(SETTLE_S, PATIENCE_S)
     opened(history, 0.0, files(a=1), "a.pt", writer=WORKER)
-    assert history.last_seen_open("a.pt") and history.died_open() == set()
+    assert history.last_seen_open("a.pt") and history.writer_died_holding() == set()
     opened(history, 5.0, files(a=1))
-    assert history.died_open() == {"a.pt"} and history.last_seen_open("a.pt") and "a.pt" in history.unsettled(())
-    opened(history, 5.0 + DIED_OPEN_S - 1.0, files(a=1))
-    assert history.died_open() == {"a.pt"}
-    opened(history, 5.0 + DIED_OPEN_S, files(a=1))
-    assert history.died_open() == set() and "a.pt" not in history.unsettled(())
+    assert (
+        history.writer_died_holding() == {"a.pt"} and history.last_seen_open("a.pt") and "a.pt" in history.unsettled(())
+    )
+    opened(history, 5.0 + WRITER_DIED_S - 1.0, files(a=1))
+    assert history.writer_died_holding() == {"a.pt"}
+    opened(history, 5.0 + WRITER_DIED_S, files(a=1))
+    assert history.writer_died_holding() == set() and "a.pt" not in history.unsettled(())
 
 
 def test_a_file_that_is_written_again_is_no_longer_one_that_died_open() -> None:
@@ -276,14 +278,14 @@ def test_a_file_that_is_written_again_is_no_longer_one_that_died_open() -> None:
     opened(history, 0.0, files(a=1), "a.pt", writer=WORKER)
     opened(history, 5.0, files(a=1))
     opened(history, 6.0, files(a=2))
-    assert history.died_open() == set()
+    assert history.writer_died_holding() == set()
     opened(history, 7.0, files(a=2), "a.pt", writer=WORKER)
     opened(history, 8.0, files(a=2))
-    assert history.died_open() == {"a.pt"}
+    assert history.writer_died_holding() == {"a.pt"}
     opened(history, 9.0, files(a=2), "a.pt")
-    assert history.died_open() == set()
+    assert history.writer_died_holding() == set()
     opened(history, 10.0, files(a=2))
-    assert history.died_open() == set(), "its writer lives"
+    assert history.writer_died_holding() == set(), "its writer lives"
 
 
 def test_a_log_that_is_held_open_is_known_by_its_handles_its_name_or_its_time() -> None:
@@ -423,7 +425,7 @@ def test_what_was_closed_before_the_notice_and_is_as_it_was_is_whole() -> None:
     history.note_files(files(a=1, b=1, c=2), 101.0)
     assert history.closed_before_signal("a.pt") is True
     assert [history.closed_before_signal(path) for path in ("b.pt", "c.pt", "none.pt")] == [False] * 3
-    history._died_open["a.pt"] = (100.0, signature())
+    history._writer_died_holding["a.pt"] = (100.0, signature())
     assert history.closed_before_signal("a.pt") is False
 
 

@@ -33,11 +33,11 @@ def test_a_file_whose_writer_died_is_suspect_until_it_is_written_again() -> None
     folder = Folder()
     folder.look(signature(10), writer=WRITER)
     folder.look(signature(20), writer=None)
-    assert folder.history.died_open() == {PATH}
+    assert folder.history.writer_died_holding() == {PATH}
     folder.look(signature(20))
-    assert folder.history.died_open() == {PATH}
+    assert folder.history.writer_died_holding() == {PATH}
     folder.look(signature(50, at=9))
-    assert folder.history.died_open() == set()
+    assert folder.history.writer_died_holding() == set()
 
 
 def test_a_write_that_goes_on_is_no_new_save() -> None:
@@ -80,7 +80,7 @@ def test_a_file_that_is_gone_is_forgotten() -> None:
     folder.look(signature(10))
     folder.look(None)
     folder.look(signature(10))
-    assert folder.history.died_open() == set()
+    assert folder.history.writer_died_holding() == set()
     assert folder.history.removed_at
 
 
@@ -184,12 +184,12 @@ def test_a_file_whose_writer_died_counts_as_whole_after_a_minute() -> None:
     seen.look()
     seen.open, seen.members = set(), frozenset()
     seen.look()
-    assert seen.history.died_open() == {"model"}, "a log is whole wherever it ends"
+    assert seen.history.writer_died_holding() == {"model"}, "a log is whole wherever it ends"
     assert seen.history.last_seen_open("model")
     seen.look(59.9)
     assert seen.history.unsettled(()) == {"model"}
     seen.look(0.1)
-    assert seen.history.died_open() == set()
+    assert seen.history.writer_died_holding() == set()
 
 
 def test_a_file_that_its_writer_closed_is_no_suspect() -> None:
@@ -200,7 +200,7 @@ def test_a_file_that_its_writer_closed_is_no_suspect() -> None:
     assert seen.history.last_seen_open("model")
     seen.open = set()
     seen.look()
-    assert seen.history.died_open() == set()
+    assert seen.history.writer_died_holding() == set()
     assert not seen.history.last_seen_open("model")
 
 
@@ -215,7 +215,7 @@ def test_a_suspect_that_is_opened_again_is_none() -> None:
     seen.look()
     seen.open = set()
     seen.look()
-    assert seen.history.died_open() == set()
+    assert seen.history.writer_died_holding() == set()
 
 
 def test_a_file_grew_if_it_was_seen_smaller_since_the_last_commit() -> None:
@@ -360,4 +360,4 @@ def test_of_several_files_each_is_judged_by_its_own_writer() -> None:
     opened = {path: OpenFile(frozenset({pid}), appending=False) for path, pid in writers.items()}
     history.note_open(opened, frozenset({1, 2}), seen.get)
     history.note_open({"a": opened["a"]}, frozenset({1}), seen.get)
-    assert history.died_open() == {"d"}
+    assert history.writer_died_holding() == {"d"}

@@ -160,7 +160,7 @@ class CommitChooser:
                 # The folder is quiet, but a save lacks files: these are waited for, then the folder is committed as
                 # it is.
                 return None
-            closed = moving - history.open.keys() - history.died_open() - history.maybe_cut_off()
+            closed = moving - history.open.keys() - history.writer_died_holding() - history.maybe_cut_off()
             calm_s = min((history.scanned_at - history.changed_at[path] for path in closed), default=CALM_S)
             if min(calm_s, history.since_removed_s) < CALM_S and waited_s < 2 * self._busy_s:
                 return None
@@ -226,7 +226,7 @@ class CommitChooser:
         """
         history = self._watch.history
         moving = history.unsettled(open_logs) | (history.maybe_cut_off() - set(open_logs))
-        rested = (moving & history.died_open()) - history.changed_lately()
+        rested = (moving & history.writer_died_holding()) - history.changed_lately()
         return moving - {path for path in rested if self._watch.check(path).state == "whole"}
 
     def _without_broken(self, contents: CommitContents, judge: SaveJudge) -> CommitContents:

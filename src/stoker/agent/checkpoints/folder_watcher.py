@@ -95,7 +95,7 @@ class FolderWatch:
             self.dirty = replace(self.dirty, since=since if self.dirty.files else None)
             history = self.history
             self.logs = history.logs()
-            skip = history.open.keys() | self.logs | history.died_open()
+            skip = history.open.keys() | self.logs | history.writer_died_holding()
             self.cycles.note(self.files, skip, lambda path: self.check(path).state == "whole")
 
     def record_pre_signal(self) -> None:

@@ -206,7 +206,7 @@ class SaveJudge:
                 )
         if end.how == "finished":
             # Files that the training closed on its way out are whole, unless another thread was writing them.
-            for path in self._history.died_open().intersection(self._changed):
+            for path in self._history.writer_died_holding().intersection(self._changed):
                 if self._is_short(path) and not self._is_proven(path):
                     unit = top_folder_of(path)
                     left_out.setdefault(unit, UnitLeftOut(unit, path, "it was being written when the training ended"))
@@ -261,9 +261,9 @@ class SaveJudge:
         begun = {path for path in changed if state.begun_since(path, self._files[path].signature)}
         if any(not state.by_survivor(path) for path in begun) or (not begun and not state.survives):
             return self._judge_died(unit)
-        died_open = self._history.died_open()
+        writer_died_holding = self._history.writer_died_holding()
         for path in changed:
-            cut_off = path in state.open if path not in begun else path in died_open
+            cut_off = path in state.open if path not in begun else path in writer_died_holding
             cut_off &= path not in begun or not end.exited(state, path) or self._is_short(path)
             # Opened between the last scan and the signal: the program exited before it wrote anything.
             cut_off |= self._is_emptied(path)

@@ -26,7 +26,7 @@ _LOG_PARTS = ("tfevents",)
 # A file that was open when its writer died has to rest for this long before it counts as whole: processes that save and
 # end, such as `cp`, look the same. A training that lost one of its processes has ended by then: torchrun gives the
 # others 30 s.
-DIED_OPEN_S = 60.0
+WRITER_DIED_S = 60.0
 
 
 @dataclass
@@ -144,7 +144,8 @@ class WriteHistory:
         self.maybe_lost: set[str] = set()
         self._files: Files = {}
         self._log_files = _LogFiles()
-        self._died_open: dict[str, tuple[float, Signature]] = {}
+        # When a writer was seen to have died while holding a file open, and the signature that the file had then.
+        self._writer_died_holding: dict[str, tuple[float, Signature]] = {}
         # The smallest size that each file was seen with since it was last committed.
         self._smallest: dict[str, int] = {}
         # Processes that were seen to write in the folder.
@@ -165,7 +166,7 @@ class WriteHistory:
                 self.changed_at[path] = now
                 self._note_change(path, file.signature)
         for path in before.keys() - files.keys():
-            for known_paths in (self.changed_at, self._smallest, self._died_open):
+            for known_paths in (self.changed_at, self._smallest, self._writer_died_holding):
                 known_paths.pop(path, None)
             self._log_files.note_removed(path)
             self.removed_at[top_folder_of(path)] = now
@@ -177,9 +178,9 @@ class WriteHistory:
 
     def _note_change(self, path: str, signature: Signature) -> None:
         self._smallest[path] = min(self._smallest.get(path, signature.size), signature.size)
-        died = self._died_open.get(path)
+        died = self._writer_died_holding.get(path)
         if died is not None and died[1] != signature:
-            del self._died_open[path]
+            del self._writer_died_holding[path]
 
     def note_open(
         self, found: Mapping[str, OpenFile], members: frozenset[int], signature: Callable[[str], Signature | None]
@@ -194,9 +195,9 @@ class WriteHistory:
             if self.pre_signal is not None and path in self.pre_signal.open:
                 self.pre_signal.closed_as.setdefault(path, seen)
             if not was.writers & members and path not in self._log_files.all(self._files, self.scanned_at):
-                self._died_open[path] = (self.scanned_at, seen)
+                self._writer_died_holding[path] = (self.scanned_at, seen)
         for path, file in found.items():
-            self._died_open.pop(path, None)
+            self._writer_died_holding.pop(path, None)
             self._writers |= file.writers
             seen = signature(path)
             if seen is not None:
@@ -256,7 +257,7 @@ class WriteHistory:
     def unsettled(self, open_logs: Collection[str]) -> set[str]:
         """Return the unsettled files, without `open_logs`."""
         open_now = (self.open.keys() & self._files.keys()) - self._log_files.held_in_place(self._now)
-        return (open_now | self.changed_lately() | self.died_open()) - set(open_logs)
+        return (open_now | self.changed_lately() | self.writer_died_holding()) - set(open_logs)
 
     def changed_lately(self) -> set[str]:
         since = self._now - self._settle_s
@@ -270,9 +271,9 @@ class WriteHistory:
         since = self._now - max(self._patience_s, patience_s)
         return any(self.changed_at[path] > since for path in paths)
 
-    def died_open(self) -> set[str]:
+    def writer_died_holding(self) -> set[str]:
         """Return files whose writers died recently with the files open."""
-        recent = {path for path, (at, _) in self._died_open.items() if self._now - at < DIED_OPEN_S}
+        recent = {path for path, (at, _) in self._writer_died_holding.items() if self._now - at < WRITER_DIED_S}
         return recent & self._files.keys()
 
     @property
@@ -282,12 +283,12 @@ class WriteHistory:
     def closed_before_signal(self, path: str) -> bool:
         """Return True if a living process had closed the file before the signal, and it is unchanged since."""
         state = self.pre_signal
-        if state is None or path in state.open or path in self._died_open:
+        if state is None or path in state.open or path in self._writer_died_holding:
             return False
         return path in self._files and state.files.get(path) == self._files[path].signature
 
     def last_seen_open(self, path: str) -> bool:
-        return path in self.open or path in self._died_open
+        return path in self.open or path in self._writer_died_holding
 
     def maybe_cut_off(self) -> set[str]:
         """Return files that the ending may have cut off: one process of the training has died since the signal.
