@@ -263,16 +263,16 @@ def test_at_the_end_all_is_taken_that_is_new_unless_it_may_be_torn(folder: Folde
     assert (
         folder.chooser.held_back == "s/a is not part of the checkpoint: it was written just before the training ended"
     )
-    contents = folder.chooser.choose_final(DIED, anyway=True)
+    contents = folder.chooser.choose_final(DIED, even_if_unchanged=True)
     assert contents is not None and [each.unit for each in contents.left_out] == ["s"]
     assert chosen(contents) == (set(), set(), set())
 
 
-def test_at_the_end_nothing_is_taken_where_nothing_is_new_unless_it_is_wanted_anyway(folder: Folder) -> None:
+def test_at_the_end_nothing_is_taken_where_nothing_is_new_unless_it_is_wanted(folder: Folder) -> None:
     folder.write("a")
     folder.commit()
     assert folder.chooser.choose_final(FINISHED) is None
-    assert chosen(folder.chooser.choose_final(FINISHED, anyway=True)) == ({"a"}, set(), set())
+    assert chosen(folder.chooser.choose_final(FINISHED, even_if_unchanged=True)) == ({"a"}, set(), set())
 
 
 def test_what_was_written_before_an_agent_was_started_again_is_quiet(folder: Folder) -> None:

@@ -188,8 +188,11 @@ class CommitChooser:
 
     # ── After the training has ended ──────────────────────────────────────────────────────────────────────────────────
 
-    def choose_final(self, end: TrainingEnd, *, anyway: bool = False) -> CommitContents | None:
-        """Choose what to commit after the training has ended. None when nothing is new, unless `anyway` is set."""
+    def choose_final(self, end: TrainingEnd, *, even_if_unchanged: bool = False) -> CommitContents | None:
+        """Choose what to commit after the training has ended.
+
+        None when nothing is new, unless `even_if_unchanged` is set.
+        """
         watch = self._watch
         watch.history.end()
         if self.copies is not None:
@@ -204,7 +207,7 @@ class CommitChooser:
         if copied is not None and all(copied.files.get(path) == contents.files[path] for path in news):
             # The units that are left out were whole one save ago, and that save has all other new files.
             return replace(copied, to_copy=frozenset(), left_out=contents.left_out)
-        return contents if anyway or dirty.keys() & contents.files.keys() else None
+        return contents if even_if_unchanged or dirty.keys() & contents.files.keys() else None
 
     def before_newest(self, contents: CommitContents) -> CommitContents | None:
         """Remove the newest save from a final commit, if the folder is known to have been in that state."""

@@ -189,7 +189,7 @@ class FollowingCommits(FolderCommits):
         leader = self._leader()
         joins = leader is not None
         chooser = self._chooser
-        contents = chooser.choose_final(self._end(), anyway=joins) if final else chooser.choose_settled()
+        contents = chooser.choose_final(self._end(), even_if_unchanged=joins) if final else chooser.choose_settled()
         if contents is None or contents.left_out:
             # A part of an older save under the name of rank 0's save would make one checkpoint of two saves.
             return False
