@@ -156,7 +156,7 @@ def test_no_output_is_a_file_of_the_machine(node: Path, secret: Path) -> None:
 def test_an_output_folder_that_is_a_link_is_not_followed(node: Path, secret: Path) -> None:
     link(node / "code/outputs", secret.parent)
     confinement = Confinement([node], lambda _line: None)
-    assert kept(OutputFiles([OutputSource(node / "code/outputs", whole=True)], confinement=confinement)) == {}
+    assert kept(OutputFiles([OutputSource(node / "code/outputs", takes_all=True)], confinement=confinement)) == {}
 
 
 # ── What the agent writes and reads beside the training ───────────────────────────────────────────────────────────────

@@ -36,7 +36,7 @@ def deep(tmp_path: Path) -> Path:
 
 def test_the_rest_is_kept_and_what_is_too_deep_is_told(deep: Path) -> None:
     assert sorted(scan(deep)) == ["also/result", "result"]
-    for files in (OutputFiles([OutputSource(deep, whole=True)]), OutputFiles([], OutputSource(deep))):
+    for files in (OutputFiles([OutputSource(deep, takes_all=True)]), OutputFiles([], OutputSource(deep))):
         sync = OutputSync(memory_store(), JOB, 1, 0, files)
         assert sync.final(60.0)
         report = sync.report()

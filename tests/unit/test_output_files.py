@@ -242,7 +242,7 @@ def test_what_could_not_be_kept_before_the_training_either_is_not_told(tmp_path:
     write(tmp_path / "none-of-them/weights", "1")
     os.mkfifo(tmp_path / "pipe")
     takes = OutputSource(tmp_path, takes=lambda path: not path.startswith("none"))
-    whole = OutputSource(tmp_path, whole=True)
+    whole = OutputSource(tmp_path, takes_all=True)
     pipe = SkippedFile("pipe", 0, "not a regular file")
     link = SkippedFile("a-packed", len("/dev/null"), "a link out of the folder")
     assert OutputFiles([takes], baseline=baseline).unstorable({}) == [pipe]
@@ -368,7 +368,7 @@ def test_a_file_whose_name_is_a_folder_of_declared_ones_moves_aside(tmp_path: Pa
         write(tmp_path / name, "declared")
     for name in ("work/a/x", "work/sub", "work/c/sub"):
         write(tmp_path / name, "beside")
-    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)], OutputSource(tmp_path / "work"))
+    files = OutputFiles([OutputSource(tmp_path / "out", takes_all=True)], OutputSource(tmp_path / "work"))
     found, left_out = files.beside(files.declared())
     assert {path: output.source.relative_to(tmp_path).as_posix() for path, output in found.items()} == {
         "work/a/x": "work/a/x",
@@ -388,7 +388,9 @@ def test_what_programs_make_again_is_no_output(tmp_path: Path) -> None:
     assert set(OutputFiles([OutputSource(tmp_path)]).declared()) == {"a", "environment/g"}
     found, _ = OutputFiles([], OutputSource(tmp_path)).beside({})
     assert set(found) == {"a", "environment/g"}
-    assert len(OutputFiles([OutputSource(tmp_path, whole=True)]).declared()) == 10, "an output folder is kept as it is"
+    assert len(OutputFiles([OutputSource(tmp_path, takes_all=True)]).declared()) == 10, (
+        "an output folder is kept as it is"
+    )
 
 
 @pytest.mark.parametrize(
@@ -442,7 +444,9 @@ def test_links_of_a_container_are_read_as_the_file_inside_that_they_lead_to(tmp_
         "gone": "nowhere",
     }.items():
         (folder / name).symlink_to(target)
-    files = OutputFiles([OutputSource(folder, "x/", whole=True)], confinement=Confinement((tmp_path,), lambda _: None))
+    files = OutputFiles(
+        [OutputSource(folder, "x/", takes_all=True)], confinement=Confinement((tmp_path,), lambda _: None)
+    )
     found = files.declared()
     assert {path: output.source for path, output in found.items()} == {
         f"x/{name}": folder / "sub/real" for name in ("sub/real", "one", "sub/two")

@@ -329,7 +329,7 @@ def test_the_first_round_of_all_may_fail_and_is_logged_once(world: World, caplog
 def test_an_end_whose_first_look_hangs_is_no_success_and_keeps_no_process_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
-    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", takes_all=True)])
     release, looking = threading.Event(), threading.Event()
     own = files.declared
 
@@ -370,7 +370,7 @@ def test_one_bad_round_does_not_end_the_syncing(
     monkeypatch.setattr(output_sync, "_BACKOFF_S", 0.001)
     write(tmp_path / "out/a", "1")
     memory = memory_store()
-    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", takes_all=True)])
     own, bad = files.declared, [RuntimeError("odd")]
     noted: list[str | None] = []
 
@@ -396,7 +396,7 @@ def test_a_fault_that_does_not_pass_ends_the_last_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
-    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", takes_all=True)])
     tries = []
 
     def declared() -> object:
@@ -417,7 +417,7 @@ def test_a_fault_that_passes_leaves_nothing_out(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(output_sync, "_POLL_S", 0.001)
     monkeypatch.setattr(output_sync, "_BACKOFF_S", 0.001)
     write(tmp_path / "out/a", "1")
-    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)])
+    files = OutputFiles([OutputSource(tmp_path / "out", takes_all=True)])
     own, bad = files.declared, [RuntimeError("odd")] * 4
     monkeypatch.setattr(files, "declared", lambda: own() if not bad else (_ for _ in ()).throw(bad.pop()))
     memory = memory_store()
@@ -679,6 +679,6 @@ def test_declared_files_are_sent_before_those_beside_the_code(tmp_path: Path) ->
     write(tmp_path / "work/a", "1")
     write(tmp_path / "out/z", "1")
     os.utime(tmp_path / "out/z", (0, 0))
-    files = OutputFiles([OutputSource(tmp_path / "out", whole=True)], OutputSource(tmp_path / "work"))
+    files = OutputFiles([OutputSource(tmp_path / "out", takes_all=True)], OutputSource(tmp_path / "work"))
     assert OutputSync(client, JOB, 1, 0, files).final(LIMIT_S)
     assert [key.rpartition("/")[2] for key in written] == ["z", "a"]

@@ -140,12 +140,12 @@ def output_files(
     top = output_folder(paths, spec)
     if spec.environment.contract is not None:
         beside = _beside(paths, spec, prefix="code/")
-        return OutputFiles([OutputSource(top, whole=True)], beside, baseline, confinement=confinement)
+        return OutputFiles([OutputSource(top, takes_all=True)], beside, baseline, confinement=confinement)
     entries = entries_of(spec.outputs)
     relative = tuple(entry for entry in entries if not entry.removeprefix("!").startswith("/"))
     sources: list[OutputSource] = []
     if not any(is_pattern(entry) for entry in entries) and len(entries) <= 1 and top != paths.code:
-        sources.append(OutputSource(top, whole=top.is_relative_to(paths.root)))
+        sources.append(OutputSource(top, takes_all=top.is_relative_to(paths.root)))
     else:
         chosen = PathFilter(relative if _plain_outputs(spec) else (OUTPUTS, *relative))
         saved, both = _saved_filter(paths, spec), _named_among_checkpoints(spec)
@@ -156,7 +156,7 @@ def output_files(
         )
         # The node's own folder, if the code has a file with this name. Absolute folders of the job are added below.
         if top.is_relative_to(paths.root) and not top.is_relative_to(paths.code):
-            sources.append(OutputSource(top, f"{OUTPUTS}/", whole=True))
+            sources.append(OutputSource(top, f"{OUTPUTS}/", takes_all=True))
     if len(entries) > 1 or any(is_pattern(entry) for entry in entries):
         for entry in entries:
             if entry.startswith("/"):

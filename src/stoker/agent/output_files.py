@@ -86,7 +86,7 @@ class OutputSource:
     prefix: str = ""
     takes: Callable[[str], bool] = lambda _path: True
     # Every file counts: the folder is the job's own, and was empty when it was made.
-    whole: bool = False
+    takes_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class OutputFiles:
         found: dict[str, LocalOutput] = {}
         for source in self._sources:
             files = scan(source.folder, confinement=self._confinement)
-            for path, file in (files if source.whole else without_caches(files)).items():
-                if not source.whole and not self._is_new(source, path, file):
+            for path, file in (files if source.takes_all else without_caches(files)).items():
+                if not source.takes_all and not self._is_new(source, path, file):
                     continue
                 target = _target_of(files, path) if self._confinement is not None else path
                 real = _followed(source.folder, files[target]) if target is not None else None
@@ -187,7 +187,7 @@ class OutputFiles:
         """Return the files in declared folders that cannot be stored, and why."""
         found: dict[str, SkippedFile] = {}
         for source in self._sources:
-            scope = _EVERYTHING if source.whole else _OUTPUTS
+            scope = _EVERYTHING if source.takes_all else _OUTPUTS
             for path, status, problem, parent in _walk(source.folder, self._confinement, scope):
                 target, size = source.prefix + path, status.st_size if status is not None else 0
                 if target in declared or not source.takes(path):
@@ -201,7 +201,7 @@ class OutputFiles:
 
     def _is_known(self, source: OutputSource, path: str, status: os.stat_result) -> bool:
         """Return whether a file was there before, or is a link whose target is stored under its own name."""
-        if not source.whole and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns):
+        if not source.takes_all and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns):
             return True
         return stat.S_ISLNK(status.st_mode) and _leads_inside(source.folder, path)
 

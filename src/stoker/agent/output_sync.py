@@ -111,7 +111,7 @@ class OutputSync:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = OutputWriter(store, job, claim, rank, boot, nodes=nodes)
-        self._outputs = OutputFiles([OutputSource(outputs, whole=True)]) if isinstance(outputs, Path) else outputs
+        self._outputs = OutputFiles([OutputSource(outputs, takes_all=True)]) if isinstance(outputs, Path) else outputs
         self._tracker = OutputTracker(settle_s, busy_s)
         self._monotonic = monotonic
         self._least_scan_s = LOCAL_SCAN_S if store.is_local else REMOTE_SCAN_S
