@@ -189,7 +189,7 @@ class CommitRounds:
         """Return True if the last round left something to try again."""
         return self._put_off or self.backoff.error is not None or self.manifests.in_doubt
 
-    def is_alone(self) -> bool:
+    def needs_no_leader(self) -> bool:
         """Return True if this rank need not wait for a commit of rank 0: it follows none, or rank 0 has finished.
 
         In the second case the next round reads rank 0's commits once more, so that it sees the last one.
@@ -201,11 +201,11 @@ class CommitRounds:
             return True
         return False
 
-    def all_done(self, began: float, *, alone: bool) -> bool:
+    def all_done(self, began: float, *, needs_no_leader: bool) -> bool:
         """Return True if a final round, of a series that began at that time, left nothing to commit."""
         if self.queue.used:
             return not self.requested.waiting
-        if alone or not self.folder_commits.files:
+        if needs_no_leader or not self.folder_commits.files:
             return True
         # Rank 0 may be about to commit a save that this rank has to join.
         return not self.watch.dirty.files and self._options.monotonic() - began >= FOLLOW_PATIENCE_S

@@ -196,7 +196,7 @@ class CheckpointSync:
         """Run final rounds until nothing is left to do, or no time."""
         rounds, monotonic = self._rounds, self._options.monotonic
         rounds.backoff.reset()
-        began, alone = monotonic(), False
+        began, needs_no_leader = monotonic(), False
         last_alive = self._alive.read() if self._options.recovering else None
         if self._options.recovering and last_alive is None:
             # No training ever began in this folder.
@@ -208,7 +208,7 @@ class CheckpointSync:
                     rounds.recall(last_alive)
                     last_alive = None
                 # Asked before the round, so that the round sees the last commit of rank 0.
-                alone = rounds.is_alone()
+                needs_no_leader = rounds.needs_no_leader()
                 busy = rounds.attempt(final=True)
             except StoreError as error:
                 rounds.backoff.note_failure(error)
@@ -217,7 +217,7 @@ class CheckpointSync:
                 log.exception("last commit")
                 rounds.backoff.note_failure(error)
             self._refresh()
-            if not busy and not rounds.is_unclear() and rounds.all_done(began, alone=alone):
+            if not busy and not rounds.is_unclear() and rounds.all_done(began, needs_no_leader=needs_no_leader):
                 return
             unreadable_since_s = rounds.backoff.unreadable_since_s
             if unreadable_since_s is not None and monotonic() - unreadable_since_s >= _READ_FOR_S:
