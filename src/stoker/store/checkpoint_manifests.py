@@ -95,15 +95,15 @@ class TrustedClaims:
     claims: Mapping[int, int] | None = None
     imported: bool = True
 
-    def nodes(self, claim: int) -> int | None:
-        """Number of trusted ranks of a claim; None: any number."""
+    def rank_limit(self, claim: int) -> int | None:
+        """The ranks of this claim below the limit are trusted; None: there is no limit, and all of them are."""
         if claim == IMPORTED:
             return None if self.imported else 0
         return None if self.claims is None else self.claims.get(claim, 0)
 
     def trusts(self, place: ManifestKey) -> bool:
-        nodes = self.nodes(place.claim)
-        return place.ordinal <= MAX_ORDINAL and (nodes is None or place.rank < nodes)
+        limit = self.rank_limit(place.claim)
+        return place.ordinal <= MAX_ORDINAL and (limit is None or place.rank < limit)
 
 
 # The claim of a checkpoint that `resume_from` imported.
@@ -244,7 +244,7 @@ def read_manifests(
     known = cache if cache is not None else {}
     read = _affordable(listed)
     missing = [(place, meta) for place, meta in read if (meta.key, meta.etag) not in known]
-    reads = [partial(_read, store, job, place, meta, trust.nodes(place.claim)) for place, meta in missing]
+    reads = [partial(_read, store, job, place, meta, trust.rank_limit(place.claim)) for place, meta in missing]
     answers = run_all(reads, LOCAL_WORKERS if store.is_local else REMOTE_WORKERS)
     gone = set()
     for (_, meta), answer in zip(missing, answers, strict=True):
@@ -271,7 +271,7 @@ def _affordable(listed: list[tuple[ManifestKey, Meta]]) -> list[tuple[ManifestKe
     return chosen
 
 
-def _read(store: Store, job: str, place: ManifestKey, meta: Meta, nodes: int | None) -> StoredManifest | None:
+def _read(store: Store, job: str, place: ManifestKey, meta: Meta, rank_limit: int | None) -> StoredManifest | None:
     """Read one manifest; None if it was deleted meanwhile."""
     problem: str | None
     try:
@@ -282,7 +282,7 @@ def _read(store: Store, job: str, place: ManifestKey, meta: Meta, nodes: int | N
         if found is None:
             return None
         manifest = decode(found.data)
-        problem = find_problem(manifest, job, place, nodes)
+        problem = find_problem(manifest, job, place, rank_limit)
     except (StoreUnavailable, StoreDenied):
         raise
     except (CodecError, StoreError, ValueError) as error:
@@ -293,7 +293,7 @@ def _read(store: Store, job: str, place: ManifestKey, meta: Meta, nodes: int | N
     return StoredManifest(place, meta, None)
 
 
-def find_problem(manifest: Manifest, job: str, place: ManifestKey, nodes: int | None = None) -> str | None:
+def find_problem(manifest: Manifest, job: str, place: ManifestKey, rank_limit: int | None = None) -> str | None:
     """Describe what is wrong with a manifest under this key; None if it is valid and its paths stay inside the
     folder."""
     if manifest.version > MANIFEST_VERSION:
@@ -308,8 +308,8 @@ def find_problem(manifest: Manifest, job: str, place: ManifestKey, nodes: int | 
         return "it does not say what its key says"
     if 0 not in manifest.ranks or len(set(manifest.ranks)) != len(manifest.ranks):
         return f"ranks {manifest.ranks[:10]}"
-    if nodes is not None and not all(0 <= rank < nodes for rank in manifest.ranks):
-        return f"ranks {manifest.ranks[:10]} of {nodes} nodes"
+    if rank_limit is not None and not all(0 <= rank < rank_limit for rank in manifest.ranks):
+        return f"ranks {manifest.ranks[:10]} of {rank_limit} nodes"
     paths: set[str] = set()
     for blob in manifest.files:
         if not safe_path(blob.path) or blob.path in paths:
