@@ -80,9 +80,7 @@ def judge(world: World, job: str, killed: list[str]) -> None:
 
     durable = [record for record in world.journal("durable") if record.rank == 0]
     # Kills from outside give up on none.
-    given_up = {
-        int(key.rpartition("-")[2]) for key in poisoned_checkpoints(world.state(job), DEFAULT) if key[-1] != "/"
-    }
+    given_up = {int(key.rpartition("-")[2]) for key in poisoned_checkpoints(world.state(job), DEFAULT).checkpoints}
     for start in world.journal("start"):
         steps = (record.step for record in durable if record.attempt < start.attempt and record.step not in given_up)
         before = max(steps, default=0)

@@ -51,7 +51,7 @@ class TrainingWorld:
         self.folder, self.log = place / "checkpoints", place / "log"
         for folder in (self.folder, place / "channel"):
             folder.mkdir(parents=True)
-        restored = restore_newest(self.store, JOB, self.folder, frozenset(), rank=0)
+        restored = restore_newest(self.store, JOB, self.folder, rank=0)
         (place / "train.py").write_text(script)
         self.group = make_group(TRAINING, f"w-{os.getpid()}-{self.claim}", sessions=place / "sessions")
         self.training = Training(HostRuntime(self.group), threading.Event())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.agent.checkpoints.restore import RestoredCheckpoint, proposals, restore
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
 from stoker.store.base import Store
 from stoker.store.checkpoints import RestoreError
 
@@ -14,7 +15,7 @@ def restore_newest(
     store: Store,
     job: str,
     folder: Path,
-    poisoned: frozenset[str] = frozenset(),
+    poisoned: PoisonedCheckpoints = NONE_POISONED,
     *,
     rank: int = 0,
     on_failure: Callable[[str, RestoreError], None] = lambda _key, _error: None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.agent.hold import hold_limit, may_hold
 from stoker.core import gate
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints, poisoned_checkpoints
 from stoker.model import codec, keys
 from stoker.model.errors import StoreError
 from stoker.model.job_state import Claim, JobState
@@ -459,6 +459,6 @@ class Agent:
         return at(self.world.now_s) + self.skew
 
 
-def poisoned_keys(state: JobState | None) -> frozenset[str]:
+def poisoned_in(state: JobState | None) -> PoisonedCheckpoints:
     """The checkpoints that the log gives up on."""
-    return poisoned_checkpoints(state, DEFAULT) if state else frozenset()
+    return poisoned_checkpoints(state, DEFAULT) if state else NONE_POISONED

@@ -70,12 +70,12 @@ class Checks:
 
     def restored(self, agent: Agent, key: str | None) -> None:
         """No committed checkpoint is lost: the newest that nobody gave up on is what is restored."""
-        from tests.support.sim_agent import poisoned_keys
+        from tests.support.sim_agent import poisoned_in
 
         job = agent.job
         job.restored_by = max(job.restored_by, agent.machine.claim)
-        given_up = poisoned_keys(job.state) | poisoned_keys(agent.state)
-        left = [step for name, step in job.durable if name not in given_up]
+        given_up = poisoned_in(job.state), poisoned_in(agent.state)
+        left = [step for name, step in job.durable if not any(poisoned.covers(name) for poisoned in given_up)]
         if left and job.step_of(key) < left[-1]:
             self.fail(f"{agent.machine.id} restores {key}, but step {left[-1]} is durable")
 

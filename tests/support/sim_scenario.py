@@ -77,12 +77,12 @@ class SimJob:
 
     def _usable(self, store: Store, state: JobState | None) -> list[str]:
         from stoker.model import keys
-        from tests.support.sim_agent import poisoned_keys
+        from tests.support.sim_agent import poisoned_in
 
         prefix = keys.checkpoints(self.name)
         key_list = [meta.key.removeprefix(prefix).removesuffix(".json") for meta in store.list(prefix)]
-        given_up = poisoned_keys(state)
-        return [key for key in key_list if key not in given_up]
+        given_up = poisoned_in(state)
+        return [key for key in key_list if not given_up.covers(key)]
 
 
 @dataclass(frozen=True)

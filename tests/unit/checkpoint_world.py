@@ -14,6 +14,7 @@ import pytest
 from stoker.agent.checkpoints.restore import RestoredCheckpoint, restore
 from stoker.agent.checkpoints.save_protocol import MARKER, Save
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
 from stoker.model import keys
 from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import Store, open_store
@@ -87,7 +88,7 @@ class World:
         self.sync.begin()
         return self
 
-    def restore_newest(self, poisoned: frozenset[str] = frozenset()) -> World:
+    def restore_newest(self, poisoned: PoisonedCheckpoints = NONE_POISONED) -> World:
         self.restored = restore_newest(self.store, JOB, self.folder, poisoned, rank=self.rank)
         return self
 

@@ -10,7 +10,7 @@ import pytest
 from stoker.core.attempt_evidence import AttemptEvidence, evidence_of, facts_complete
 from stoker.core.attempt_verdict import closed_entry, judge
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints, poisoned_checkpoints
 from stoker.core.saved_work import nothing_saved
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Waste
@@ -215,8 +215,10 @@ def test_a_checkpoint_that_attempts_fail_on_is_tried_twice_then_the_one_before()
     assert judge(make_case(on_checkpoint(), history=once)).reason.endswith(
         " before any progress, 2 times: it is passed over from now on"
     )
-    assert poisoned_checkpoints(make_state(*once), DEFAULT) == frozenset()
-    assert poisoned_checkpoints(make_state(*past(2, suspects_checkpoint=True, restored_from=KEY)), DEFAULT) == {KEY}
+    assert poisoned_checkpoints(make_state(*once), DEFAULT) == NONE_POISONED
+    assert poisoned_checkpoints(
+        make_state(*past(2, suspects_checkpoint=True, restored_from=KEY)), DEFAULT
+    ) == PoisonedCheckpoints(frozenset({KEY}))
 
 
 def test_the_only_checkpoint_is_not_given_up_on() -> None:
@@ -275,8 +277,12 @@ def test_small_additions_to_what_was_restored_are_no_save() -> None:
     for number in (2, 5):
         again = replace(closed, claim=number, checkpoint=f"{number:08d}/000001-args")
         events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), again]
-    assert poisoned_checkpoints(make_state(*events[:3]), DEFAULT) == {"00000002/"}, "its copy is never restored"
-    assert poisoned_checkpoints(make_state(*events), DEFAULT) == {"00000002/", "00000005/", KEY}
+    assert poisoned_checkpoints(make_state(*events[:3]), DEFAULT) == PoisonedCheckpoints(claims=frozenset({2})), (
+        "its copy is never restored"
+    )
+    assert poisoned_checkpoints(make_state(*events), DEFAULT) == PoisonedCheckpoints(
+        frozenset({KEY}), frozenset({2, 5})
+    )
 
 
 def test_failing_on_checkpoints_ends_whatever_they_are() -> None:
@@ -301,8 +307,8 @@ def test_a_checkpoint_that_was_loaded_once_is_never_condemned() -> None:
     events: list[Event] = []
     for closed in (good, *bad):
         events += [Claimed(SPOT_A, 1), Launched(closed.claim, nodes(closed.claim)), closed]
-    assert poisoned_checkpoints(make_state(*events), DEFAULT) == frozenset()
-    assert poisoned_checkpoints(make_state(*events, ended(), ResumeAsked("jane")), DEFAULT) == frozenset()
+    assert poisoned_checkpoints(make_state(*events), DEFAULT) == NONE_POISONED
+    assert poisoned_checkpoints(make_state(*events, ended(), ResumeAsked("jane")), DEFAULT) == NONE_POISONED
     case = make_case(on_checkpoint(), history=tuple(events[:3]))
     assert judge(case).rule == "user-error", "the script is to blame"
 
@@ -313,7 +319,9 @@ def ended() -> Ended:
 
 def test_resume_remembers_what_is_poisoned() -> None:
     twice = past(2, suspects_checkpoint=True, restored_from=KEY)
-    assert poisoned_checkpoints(make_state(*twice, ended(), ResumeAsked("jane")), DEFAULT) == {KEY}
+    assert poisoned_checkpoints(make_state(*twice, ended(), ResumeAsked("jane")), DEFAULT) == PoisonedCheckpoints(
+        frozenset({KEY})
+    )
     # But counts anew how many were given up on.
     keys = ("00000009/000001-a", "00000009/000002-b")
     four: list[Event] = []
@@ -423,7 +431,7 @@ def test_what_a_person_named_is_never_poisoned() -> None:
     given = "00000000/000001-given"
     assert (
         poisoned_checkpoints(make_state(*past(3, suspects_checkpoint=True, restored_from=given)), DEFAULT)
-        == frozenset()
+        == NONE_POISONED
     )
     early = make_exit("failed", code=1, trained_s=1.0, restored_from=given, older_checkpoints=1)
     assert judge(make_case(early)).rule == "user-error"

@@ -17,7 +17,7 @@ from stoker.cli import cli
 from stoker.cli.completers import complete_checkpoint
 from stoker.cli.resume import command as resume_command
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints, poisoned_checkpoints
 from stoker.governor.background import GovernorChoice
 from stoker.jobfile import Job
 from stoker.model import keys
@@ -111,18 +111,18 @@ def test_an_agent_understands_what_was_pinned_without_a_log() -> None:
 
 def test_after_a_choice_nothing_newer_is_picked_up_again() -> None:
     choice = ChosenCheckpoint(ONE.key, seq=9)
-    assert candidates(ALL, frozenset(), None) == ALL[::-1]
-    assert candidates(ALL, frozenset({BEST.key}), None)[0] == THREE
-    assert candidates(ALL, frozenset({ONE.key}), choice) == [ONE], "though poisoned"
+    assert candidates(ALL, NONE_POISONED, None) == ALL[::-1]
+    assert candidates(ALL, PoisonedCheckpoints(frozenset({BEST.key})), None)[0] == THREE
+    assert candidates(ALL, PoisonedCheckpoints(frozenset({ONE.key})), choice) == [ONE], "though poisoned"
     since = checkpoint(10, 1, step=15)
-    assert candidates([*ALL, since], frozenset(), choice) == [since, ONE]
-    assert candidates([*ALL, since], frozenset({since.key}), choice) == [ONE]
-    assert candidates(ALL[1:], frozenset(), choice) == [], "it is gone"
+    assert candidates([*ALL, since], NONE_POISONED, choice) == [since, ONE]
+    assert candidates([*ALL, since], PoisonedCheckpoints(frozenset({since.key})), choice) == [ONE]
+    assert candidates(ALL[1:], NONE_POISONED, choice) == [], "it is gone"
 
 
 def test_what_a_failing_attempt_copied_is_passed_over_with_its_claim() -> None:
-    assert candidates(ALL, frozenset({"00000006/"}), None) == [TWO, ONE]
-    assert candidates(ALL, frozenset({"00000006/"}), ChosenCheckpoint(THREE.key, seq=9)) == [THREE]
+    assert candidates(ALL, PoisonedCheckpoints(claims=frozenset({6})), None) == [TWO, ONE]
+    assert candidates(ALL, PoisonedCheckpoints(claims=frozenset({6})), ChosenCheckpoint(THREE.key, seq=9)) == [THREE]
 
 
 def test_completion_knows_references_and_names() -> None:
@@ -318,7 +318,7 @@ def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store
     state = append(store, job)
     store.delete([keys.manifest(job, ONE.key)])
     with pytest.raises(RestoreError, match=r"the chosen checkpoint .* is not in the store any more"):
-        find_candidates(store, job, frozenset(), state.chosen_checkpoint)
+        find_candidates(store, job, NONE_POISONED, state.chosen_checkpoint)
 
 
 def test_where_all_are_poisoned_a_person_has_to_choose(store: Store, job: str) -> None:
@@ -365,3 +365,13 @@ def test_the_shell_completes_them(store: Store, job: str, monkeypatch: pytest.Mo
         assert [item.value for item in shell.get_completions(typed, "")] == expected
     context.params["job"] = "nowhere"
     assert complete_checkpoint(context, resume_command.params[1], "") == []
+
+
+def test_a_poisoned_claim_covers_what_it_committed_and_nothing_else() -> None:
+    poisoned = PoisonedCheckpoints(frozenset({"00000003/000001-a"}), frozenset({2}))
+    covered = [f"0000000{claim}/00000{ordinal}-a" for claim in (1, 2, 3) for ordinal in (1, 2)]
+    covered = [key for key in covered if poisoned.covers(key)]
+    assert covered == ["00000002/000001-a", "00000002/000002-a", "00000003/000001-a"]
+    assert not poisoned.covers("00000021/000001-a") and not poisoned.covers("2/000001-a") and not poisoned.covers("")
+    assert not poisoned.without("00000002/000001-a").covers("00000002/000001-a")
+    assert poisoned.without("00000003/000001-a") == PoisonedCheckpoints(claims=frozenset({2}))

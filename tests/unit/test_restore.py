@@ -26,6 +26,7 @@ from checkpoint_world import (
 from stoker.agent.checkpoints.restore import proposals, restore
 from stoker.agent.checkpoints.resume_from import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.agent.checkpoints.save_protocol import numbered_saves
+from stoker.core.poisoned_checkpoints import PoisonedCheckpoints
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import BlobRef, Manifest
@@ -93,7 +94,7 @@ def test_the_newest_is_chosen_that_is_not_poisoned_and_old_enough(tmp_path: Path
     zero, one, two = manifest_keys(store)
 
     def chosen(poisoned: set[str], before: str | None = None) -> str | None:
-        answer = choose(found, frozenset(poisoned), before)
+        answer = choose(found, PoisonedCheckpoints(frozenset(poisoned)), before)
         return answer.key if answer else None
 
     assert chosen(set()) == two
@@ -331,7 +332,7 @@ def test_proposals_go_from_new_to_old(tmp_path: Path, store: Store) -> None:
     saved(tmp_path, store)
     zero, one, two = manifest_keys(store)
     assert list(proposals(store, JOB)) == [two, one, zero]
-    assert list(proposals(store, JOB, frozenset({two}))) == [one, zero]
+    assert list(proposals(store, JOB, PoisonedCheckpoints(frozenset({two})))) == [one, zero]
     offered = proposals(store, JOB)
     assert next(offered) == two
     store.delete([keys.manifest(JOB, one)])

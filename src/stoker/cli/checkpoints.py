@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.options import job_argument, json_option, named_job, opened_store, store_option
-from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints, poisoned_checkpoints
 
 if TYPE_CHECKING:
     from stoker.model.job_state import JobState
@@ -32,7 +32,7 @@ def command(job: str, as_json: bool) -> None:
     store = opened_store()
     found = named_job(store, job)
     state = job_log.read(store, found)
-    poisoned = poisoned_checkpoints(state, DEFAULT) if state is not None else frozenset()
+    poisoned = poisoned_checkpoints(state, DEFAULT) if state is not None else NONE_POISONED
     listed = list_checkpoints(store, found)[::-1]
     if as_json:
         print_json([_fields(one, state, poisoned) for one in listed])
@@ -43,10 +43,9 @@ def command(job: str, as_json: bool) -> None:
         click.echo(table(("REF", "CHECKPOINT", "STEP", "ATTEMPT", "COMMITTED", "FILES", "SIZE", ""), rows))
 
 
-def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> dict[str, object]:
+def _fields(one: Checkpoint, state: JobState | None, poisoned: PoisonedCheckpoints) -> dict[str, object]:
     from stoker.model import codec
     from stoker.store.checkpoint_refs import attempt_of, reference
-    from stoker.store.checkpoints import is_poisoned
 
     return {
         "ref": reference(one.place, state),
@@ -56,7 +55,7 @@ def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -
         "attempt": attempt_of(one.place, state),
         "committed_at": codec.dump(one.committed_at),
         "complete": one.complete,
-        "poisoned": is_poisoned(one, poisoned),
+        "poisoned": poisoned.covers(one.key),
         "chosen": _is_chosen(one, state),
         "files": one.files,
         "size": one.size,
@@ -64,14 +63,13 @@ def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -
     }
 
 
-def _row(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> list[str]:
+def _row(one: Checkpoint, state: JobState | None, poisoned: PoisonedCheckpoints) -> list[str]:
     from stoker.cli.format import size
     from stoker.read.format import ago
     from stoker.store.checkpoint_refs import attempt_of, reference
-    from stoker.store.checkpoints import is_poisoned
 
     remarks = [] if one.complete else ["not all ranks have it"]
-    remarks += ["poisoned: attempts failed on it before any progress"] if is_poisoned(one, poisoned) else []
+    remarks += ["poisoned: attempts failed on it before any progress"] if poisoned.covers(one.key) else []
     note = click.style("; ".join(remarks), fg="yellow") if remarks else ""
     note += f"{'; ' if remarks else ''}chosen by `resume`" if _is_chosen(one, state) else ""
     attempt = attempt_of(one.place, state)

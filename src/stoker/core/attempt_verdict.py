@@ -262,7 +262,7 @@ def _bad_checkpoint(evidence: AttemptEvidence) -> Verdict | None:
     if any(closed.loaded and closed.restored_from == key for closed in before):
         return None
     lately = {claim.closed.restored_from for claim in evidence.state.since_opened() if claim.closed}
-    given_up = poisoned_among(before, evidence.settings) & lately
+    given_up = poisoned_among(before, evidence.settings).checkpoints & lately
     failures = 1 + sum(1 for closed in before if closed.suspects_checkpoint and closed.restored_from == key)
     if len(given_up - {key}) >= evidence.settings.most_poisoned:
         return None

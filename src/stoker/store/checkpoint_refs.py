@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
 from stoker.model.errors import UserError
 from stoker.model.job_state import ChosenCheckpoint, JobState
 from stoker.store.checkpoint_manifests import IMPORTED, ManifestKey, parse_key
@@ -68,9 +69,9 @@ def resolve(
     state: JobState | None,
     job: str,
     *,
-    poisoned: frozenset[str] = frozenset(),
+    poisoned: PoisonedCheckpoints = NONE_POISONED,
 ) -> ResolvedCheckpoint:
-    """Find the checkpoint that a person means; without `text`, the newest that is complete and not in `poisoned`.
+    """Find the checkpoint that a person means; without `text`, the newest that is complete and not `poisoned`.
 
     Raises UserError, which names the nearest ones in one line.
     """
@@ -98,7 +99,7 @@ def resolve(
 
 def candidates(
     checkpoints: Sequence[Checkpoint],
-    poisoned: frozenset[str],
+    poisoned: PoisonedCheckpoints,
     choice: ChosenCheckpoint | None,
     before: str | None = None,
 ) -> list[Checkpoint]:
@@ -108,7 +109,7 @@ def candidates(
     """
     if choice is not None:
         checkpoints = [one for one in checkpoints if one.place.claim > choice.seq or one.key == choice.key]
-        poisoned -= {choice.key, choice.key.partition("/")[0] + "/"}
+        poisoned = poisoned.without(choice.key)
     found: list[Checkpoint] = []
     while (one := choose(checkpoints, poisoned, found[-1].key if found else before)) is not None:
         found.append(one)

@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from stoker.core.poisoned_checkpoints import PoisonedCheckpoints
 from stoker.model import keys
 from stoker.model.errors import StokerError
 from stoker.model.node_facts import BlobRef, Manifest
@@ -109,22 +110,19 @@ def find_checkpoint(store: Store, job: str, key: str, *, trust: TrustedClaims | 
     return next((checkpoint for checkpoint in found if checkpoint.key == key), None)
 
 
-def choose(checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: str | None = None) -> Checkpoint | None:
+def choose(
+    checkpoints: Iterable[Checkpoint], poisoned: PoisonedCheckpoints, before: str | None = None
+) -> Checkpoint | None:
     """Choose the newest complete checkpoint that is not poisoned and, with `before`, is older than that key."""
     limit = parse_key(before) if before is not None else None
     fitting = [
         checkpoint
         for checkpoint in checkpoints
         if checkpoint.complete
-        and not is_poisoned(checkpoint, poisoned)
+        and not poisoned.covers(checkpoint.key)
         and (limit is None or (checkpoint.place.claim, checkpoint.place.ordinal) < (limit.claim, limit.ordinal))
     ]
     return max(fitting, key=lambda checkpoint: checkpoint.place, default=None)
-
-
-def is_poisoned(checkpoint: Checkpoint, poisoned: frozenset[str]) -> bool:
-    """Return whether its key, or its claim as a whole, is among the poisoned ones."""
-    return checkpoint.key in poisoned or f"{keys.number(checkpoint.place.claim)}/" in poisoned
 
 
 def safe_link(path: str, target: str) -> bool:

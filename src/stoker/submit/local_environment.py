@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.core.poisoned_checkpoints import NONE_POISONED, poisoned_checkpoints
 from stoker.jobfile.provider_fields import set_fields
 from stoker.model import docker_flags, secret_refs
 from stoker.model.errors import UserError
@@ -320,11 +320,11 @@ def _pinned(store: Store, job: str, text: str) -> str:
 
     state = job_log.read(store, job)
     listed = list_checkpoints(store, job)
-    poisoned = poisoned_checkpoints(state, DEFAULT) if state is not None else frozenset()
+    poisoned = poisoned_checkpoints(state, DEFAULT) if state is not None else NONE_POISONED
     try:
         chosen = resolve(listed, text or None, state, job, poisoned=poisoned).checkpoint
     except UserError as error:
         raise UserError(f"resume_from: {error}") from None
     if text:
         return f":{text}" if text == chosen.name else f":{claim_reference(chosen.place)}"
-    return "" if choose(listed, frozenset()) == chosen else f":{claim_reference(chosen.place)}"
+    return "" if choose(listed, NONE_POISONED) == chosen else f":{claim_reference(chosen.place)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.poisoned_checkpoints import poisoned_checkpoints
+from stoker.core.poisoned_checkpoints import PoisonedCheckpoints, poisoned_checkpoints
 from stoker.model import keys
 from stoker.model.errors import ProviderError, UserError
 from stoker.model.job_state import JobState
@@ -14,7 +14,7 @@ from stoker.model.offerings import Offering
 from stoker.store import job_index, job_log
 from stoker.store.base import Store
 from stoker.store.checkpoint_refs import candidates, describe, resolve
-from stoker.store.checkpoints import Checkpoint, is_poisoned, list_checkpoints
+from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.submit.choose_offerings import connect, fitting_offerings
 from stoker.submit.identity import user_at_host
 from stoker.submit.policy_check import check_policy, check_used_limits, policy_limits, read_policy
@@ -126,7 +126,7 @@ def plan_resume(store: Store, state: JobState, text: str | None) -> ResumePlan:
     complete = [one for one in listed if one.complete]
     found = candidates(listed, poisoned, state.chosen_checkpoint)
     if found:
-        newer = [one for one in complete if one.place > found[0].place and is_poisoned(one, poisoned)]
+        newer = [one for one in complete if one.place > found[0].place and poisoned.covers(one.key)]
         messages = [f"it goes on from {describe(found[0], state)}"]
         if newer:
             messages.append(
@@ -145,11 +145,11 @@ def plan_resume(store: Store, state: JobState, text: str | None) -> ResumePlan:
     return ResumePlan(state, None, "", (f"it starts from the beginning: {why}",))
 
 
-def _plan_chosen(listed: list[Checkpoint], poisoned: frozenset[str], state: JobState, text: str) -> ResumePlan:
+def _plan_chosen(listed: list[Checkpoint], poisoned: PoisonedCheckpoints, state: JobState, text: str) -> ResumePlan:
     chosen = resolve(listed, text, state, state.job)
     one, title = chosen.checkpoint, describe(chosen.checkpoint, state)
     messages = [chosen.note] if chosen.note else []
-    messages.append(f"it goes on from {title}" + (", on which attempts failed" if is_poisoned(one, poisoned) else ""))
+    messages.append(f"it goes on from {title}" + (", on which attempts failed" if poisoned.covers(one.key) else ""))
     newer = [other for other in listed if other.complete and other.place > one.place]
     if newer:
         messages.append(f"left aside: {_newest_names(newer, state)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from stoker.agent.checkpoints.folder_record import FolderRecord
 from stoker.agent.checkpoints.folder_replacement import StoredFiles, replace_contents, staging_folder
 from stoker.agent.confinement import handle_path, opened_folder
+from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
 from stoker.model.job_state import ChosenCheckpoint
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import TrustedClaims
@@ -100,7 +101,7 @@ def stored_files(store: Store, job: str) -> StoredFiles:
 def find_candidates(
     store: Store,
     job: str,
-    poisoned: frozenset[str],
+    poisoned: PoisonedCheckpoints,
     choice: ChosenCheckpoint | None,
     *,
     trust: TrustedClaims | None = None,
@@ -123,7 +124,7 @@ def find_candidates(
 def proposals(
     store: Store,
     job: str,
-    poisoned: frozenset[str] = frozenset(),
+    poisoned: PoisonedCheckpoints = NONE_POISONED,
     choice: ChosenCheckpoint | None = None,
     *,
     trust: TrustedClaims | None = None,

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.checkpoints.save_protocol import MARKER, read_json
+from stoker.core.poisoned_checkpoints import NONE_POISONED
 from stoker.model import keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.key_segments import is_safe_name
@@ -108,7 +109,7 @@ def import_checkpoint(
     damaged, StoreError when the store fails: then it can be repeated, and files that `senders` know are not copied
     again.
     """
-    present = choose(list_checkpoints(store, job, trust=trust), frozenset())
+    present = choose(list_checkpoints(store, job, trust=trust), NONE_POISONED)
     if present is not None:
         return present.key
     folder = Path(tempfile.mkdtemp(prefix="stoker-import-", dir=scratch))
@@ -161,7 +162,7 @@ class _Import:
             listed = list_checkpoints(self.store, source.job, trust=trust)
             # References were pinned when the job was submitted.
             found = listed if source.name is None else matching(listed, source.name, None)
-            chosen = choose(found, frozenset(), before)
+            chosen = choose(found, NONE_POISONED, before)
             if chosen is None:
                 what = f"no checkpoint {source.name}" if source.name else "no checkpoint"
                 raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
