@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from stoker.model.log_entries import Waste
-from stoker.model.node_facts import CheckpointRef, Exit, FailureCause, Heartbeat, OmittedOutput, SavedOutputs, SaveTimes
+from stoker.model.node_facts import (
+    CheckpointRef,
+    Exit,
+    FailureCause,
+    Heartbeat,
+    OmittedOutput,
+    SavedOutputs,
+    SaveProposal,
+    SaveTimes,
+)
 from stoker.store import node_facts
 from stoker.store.node_facts import clamp_fact
 from tests.support.sim_data import at, hard_notice, make_exit
@@ -111,3 +120,15 @@ def test_counts_of_outputs_are_neither_negative_nor_beyond_any_store() -> None:
         10**18,
     )
     assert len(found.named) == 20 and (len(found.named[0].path), found.named[0].size) == (300, 0)
+
+
+def test_an_absurd_proposal_of_a_save_is_none() -> None:
+    plain = SaveProposal(7, -2.5, ("epoch_2",))
+    assert clamp_fact(replace(BEAT, save_proposal=plain)).save_proposal == plain
+    for absurd in (
+        replace(plain, quiet_s=float("nan")),
+        replace(plain, quiet_s=2 * CENTURY_S),
+        replace(plain, newest=("n" * 999,)),
+        replace(plain, newest=("n",) * 99),
+    ):
+        assert clamp_fact(replace(BEAT, save_proposal=absurd)).save_proposal is None

@@ -15,7 +15,7 @@ from stoker.agent import heartbeat as beat_module
 from stoker.agent.heartbeat import REMOTE_INTERVAL_S, STEADY_INTERVAL_S, HeartbeatThread, is_steady
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected
-from stoker.model.node_facts import Ack, Activity, CheckpointRef, Heartbeat, Rendezvous
+from stoker.model.node_facts import Ack, Activity, CheckpointRef, Heartbeat, Rendezvous, SaveAnswer, SaveProposal
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.sim_data import SPOT_A, at, make_state, nodes
 
@@ -104,6 +104,9 @@ class Far:
         {"evidence": ("stall:2",)},
         {"rendezvous": Rendezvous(round=1, addresses=("a",), port=1, checkpoint=None)},
         {"ack": Ack(round=1, ok=True)},
+        {"checkpoint_files": 1},
+        {"save_proposal": SaveProposal(7, 2.0)},
+        {"save_answer": SaveAnswer(7, True)},
         {"warnings": ("the disk is full",)},
         {"saves_elsewhere": ("m.pt",)},
     ],
@@ -128,6 +131,15 @@ def test_another_step_is_no_news_until_the_heartbeat_is_due() -> None:
     far.now_s += REMOTE_INTERVAL_S / 2
     far.beat.tick()
     assert far.written().step == 2 and far.written().interval_s == STEADY_INTERVAL_S, "half a look early is not late"
+
+
+def test_more_files_of_a_rank_that_saves_are_no_news() -> None:
+    far = Far()
+    far.told = {"checkpoint_files": 1}
+    far.beat.tick()
+    far.told = {"checkpoint_files": 2}
+    far.beat.tick()
+    assert far.written().checkpoint_files == 1
 
 
 def test_a_beat_counts_itself_and_tells_its_time() -> None:

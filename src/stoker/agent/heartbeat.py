@@ -167,10 +167,13 @@ def _news(heartbeat: Heartbeat) -> tuple[object, ...]:
         heartbeat.interval_s,
         heartbeat.first_step is None,
         heartbeat.checkpoint,
+        heartbeat.checkpoint_files > 0,
         heartbeat.restored_from,
         heartbeat.evidence,
         heartbeat.rendezvous,
         heartbeat.ack,
+        heartbeat.save_proposal,
+        heartbeat.save_answer,
         heartbeat.warnings,
         heartbeat.saves_elsewhere,
     )

@@ -121,6 +121,35 @@ class Ack:
 
 
 @dataclass(frozen=True)
+class SaveProposal:
+    """Rank 0 asks the others to join a save of the watched folder. `token` identifies it; no other save has it.
+
+    `quiet_s` is how long nothing had been written when it was made. With `ended` it is how long before the notice, or
+    before the end of its training, rank 0 wrote last; negative if it wrote after the notice.
+    """
+
+    token: int
+    quiet_s: float
+    # The newest numbered name of each kind at the top of rank 0's folder, such as `epoch_2`.
+    newest: tuple[str, ...] = ()
+    # The token of rank 0's last save that others joined and that is committed.
+    committed: int = 0
+    # The training of rank 0 has ended: no answer is waited for.
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class SaveAnswer:
+    """A rank's answer to a proposal: it holds its part of the save, or it has no files of its own.
+
+    The token 0 answers no proposal: the rank has got files, or its training has ended without any.
+    """
+
+    token: int
+    saves: bool
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """The current state of a node in one object that is overwritten. Its ETag changes as long as the agent lives."""
 
@@ -153,6 +182,9 @@ class Heartbeat:
     evidence: tuple[str, ...] = ()
     rendezvous: Rendezvous | None = None
     ack: Ack | None = None
+    # Checkpoints of several ranks whose script does not use `stoker.train`.
+    save_proposal: SaveProposal | None = None
+    save_answer: SaveAnswer | None = None
     # The exact image of its container: `repository@sha256:…`, or its id in this machine's engine.
     image: str | None = None
     # Messages for people, such as an unreachable store or a disk that fills up.

@@ -22,6 +22,7 @@ from stoker.model.node_facts import (
     NoticeFact,
     OmittedOutput,
     SavedOutputs,
+    SaveProposal,
     SaveTimes,
 )
 from stoker.model.observed import Known, Observed, Stamped, Unknown
@@ -47,6 +48,8 @@ _WARNINGS = 20
 _LEFT_OUT = 20
 _MOST_BYTES = 10**18
 _PATHS = 5
+# Names in a proposal of a save; agents give fewer.
+_PROPOSED_NAMES = 50
 # A century: no training, save or notice takes longer.
 _LONGEST_SPAN_S = 100 * 365 * 86400.0
 
@@ -153,6 +156,7 @@ def clamp_fact(fact: T) -> T:
             image=_key(fact.image),
             warnings=tuple(text[:_REASON_CHARS] for text in fact.warnings[:_WARNINGS]),
             saves_elsewhere=_paths(fact.saves_elsewhere),
+            save_proposal=_proposal(fact.save_proposal),
         )
     if isinstance(fact, Exit):
         return replace(
@@ -205,6 +209,13 @@ def _save(save: SaveTimes | None) -> SaveTimes | None:
     times = (save.saved_s, save.durable_s, save.ended_s, save.grace_s)
     saved_s, durable_s, ended_s, grace_s = (None if time is None else _span_s(time) for time in times)
     return SaveTimes(saved_s, durable_s, ended_s, grace_s, save.commits)
+
+
+def _proposal(proposal: SaveProposal | None) -> SaveProposal | None:
+    if proposal is None or not abs(proposal.quiet_s) <= _LONGEST_SPAN_S:  # NaN compares as false.
+        return None
+    absurd = len(proposal.newest) > _PROPOSED_NAMES or any(len(name) > _KEY_CHARS for name in proposal.newest)
+    return None if absurd else proposal
 
 
 def _cause(cause: FailureCause | None) -> FailureCause | None:
