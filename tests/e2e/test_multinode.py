@@ -116,6 +116,40 @@ def damage(world: World, job: str, rank: int, blob: BlobRef) -> None:
     path.write_bytes(data)
 
 
+PLAIN = """
+import json, os, pathlib, time
+rank, folder = int(os.environ["NODE_RANK"]), pathlib.Path("checkpoints")
+folder.mkdir(exist_ok=True)
+found = [json.loads((folder / f"shard{each}.json").read_text())["step"] for each in (0, 1)
+         if (folder / f"shard{each}.json").exists()]
+print("rank", rank, "found", found, flush=True)
+if found:
+    raise SystemExit(0)
+for step in (1, 2):
+    time.sleep(2 * rank)
+    (folder / f"shard{rank}.json").write_text(json.dumps({"step": step}))
+    time.sleep(25 - 2 * rank if step == 1 else 600)
+"""
+
+
+def test_parts_of_a_plain_script_are_of_one_save(world: World, tmp_path: Path) -> None:
+    code = tmp_path / "plain"
+    code.mkdir()
+    (code / "train.py").write_text(PLAIN)
+    job = world.submit(run="python train.py", code=str(code), nodes=2)
+
+    def complete() -> int:
+        return sum(one.complete for one in world.checkpoints(job))
+
+    until(lambda: complete() == 1, "the first save is a checkpoint of both ranks")
+    assert [sorted(one.manifests) for one in world.checkpoints(job)] == [[0, 1]], world.story(job)
+    until(lambda: complete() == 2, "and so is the second")
+    world.terminate(world.instance(job, rank=1))
+    summary = world.ended(job)
+    assert summary.phase == "succeeded", world.story(job)
+    assert [line for line in world.lines(job) if "found [2, 2]" in line], world.story(job)
+
+
 def test_a_notice_before_it_trains_ends_all_ranks(world: World) -> None:
     """The others must not wait at the rendezvous for a rank that will never come."""
     world.script("counter.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stoker.agent.checkpoints.save_protocol import MARKER, Save
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
 from stoker.model import keys
+from stoker.model.node_facts import SaveAnswer, SaveProposal
 from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
@@ -40,6 +42,50 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         self.s += seconds
+
+
+class Gang:
+    """What the ranks of a gang have told one another. `delayed` are ranks whose heartbeats do not arrive."""
+
+    def __init__(self) -> None:
+        self.proposals: list[SaveProposal] = []
+        self.answered: dict[int, SaveAnswer] = {}
+        self.delayed: set[int] = set()
+
+    def link(self, rank: int) -> GangMember:
+        return GangMember(self, rank)
+
+
+@dataclass
+class GangMember:
+    """The link of one rank. What it hears is as new as what was told."""
+
+    gang: Gang
+    rank: int
+
+    def propose(self, proposal: SaveProposal) -> None:
+        self.gang.proposals.append(proposal)
+
+    def answers(self) -> Mapping[int, SaveAnswer]:
+        return {rank: one for rank, one in self.gang.answered.items() if rank not in self.gang.delayed}
+
+    def proposal(self) -> SaveProposal | None:
+        return self.gang.proposals[-1] if self.gang.proposals else None
+
+    def answer(self, answer: SaveAnswer) -> None:
+        self.gang.answered[self.rank] = answer
+
+
+class Answered(GangMember):
+    """The link of rank 0 where the other ranks answer every proposal at once: `saves` says which have a part."""
+
+    def __init__(self, saves: dict[int, bool]) -> None:
+        super().__init__(Gang(), 0)
+        self.saves = saves
+
+    def answers(self) -> Mapping[int, SaveAnswer]:
+        token = self.gang.proposals[-1].token if self.gang.proposals else 0
+        return {rank: SaveAnswer(token, saves) for rank, saves in self.saves.items()}
 
 
 class World:

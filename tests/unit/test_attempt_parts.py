@@ -33,7 +33,7 @@ from stoker.agent.shutdown_budget import ShutdownBudget
 from stoker.agent.supervise import EndRequest, TrainingOutcome
 from stoker.model.errors import SetupFailed, StoreUnavailable
 from stoker.model.log_entries import Closed
-from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat, NoticeFact, SaveTimes, Trend, Usage
+from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat, NoticeFact, SaveAnswer, SaveTimes, Trend, Usage
 from stoker.model.spec import Checkpoints, Environment, Spec
 from stoker.model.spec import Container as ContainerSpec
 from stoker.model.submission import Submission
@@ -171,7 +171,7 @@ def test_checkpoints_and_outputs_are_watched_as_the_job_says(
         training_phase, "CheckpointSync", lambda options: Sync("sync", (options.store,), **vars(options))
     )
     monkeypatch.setattr(training_phase, "OutputSync", lambda *words, **options: Sync("outputs", words, **options))
-    life.leaving.peers = SimpleNamespace(ranks_with_files=lambda: (1,), lead_finished=False)  # type: ignore[assignment]
+    life.leaving.peers = SimpleNamespace(answers=lambda: {1: SaveAnswer(7, True)}, lead_finished=False)  # type: ignore[assignment]
     life.record.restored = RestoredCheckpoint("key", ())
     submission = Submission(JOB, Spec(name="job", run="true", checkpoints=Checkpoints(keep=7)), "test")
     place = ready_module.make_location(
@@ -185,7 +185,7 @@ def test_checkpoints_and_outputs_are_watched_as_the_job_says(
     told = {name: sync.options[name] for name in ("job", "claim", "rank", "nodes", "keep", "restored", "trust")}
     attempt = {"job": JOB, "claim": life.config.claim, "rank": rank, "nodes": 2, "keep": 7}
     assert told == attempt | {"restored": life.record.restored, "trust": trust}
-    assert sync.options["folder"] == place.checkpoints and sync.options["peers"]() == (1,)
+    assert sync.options["folder"] == place.checkpoints and sync.options["gang"].answers() == {1: SaveAnswer(7, True)}
     assert (sync.options["channel"], sync.options["scratch"]) == (life.paths.channel, life.paths.scratch)
     assert sync.options["lead_finished"]() is False and not sync.options["writing"]().files
     life.leaving.peers.lead_finished = True  # type: ignore[union-attr]

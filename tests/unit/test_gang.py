@@ -15,11 +15,11 @@ from plain_store import wait_for
 from stoker.agent import peers as peers_module
 from stoker.agent import rendezvous as gang_module
 from stoker.agent.heartbeat import HeartbeatThread
-from stoker.agent.peers import PeerLeft, PeerWatch
+from stoker.agent.peers import HeartbeatLink, PeerLeft, PeerWatch
 from stoker.agent.rendezvous import GangRendezvous, RendezvousResult, sleep_interruptibly
 from stoker.model import codec, keys
 from stoker.model.job_state import Claim
-from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
+from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous, SaveAnswer, SaveProposal
 from stoker.store.base import Store
 from stoker.store.checkpoints import RestoreError
 from stoker.testing.memory_store import Fault, MemoryStore
@@ -347,20 +347,65 @@ def test_a_peer_that_cannot_be_read_has_not_left(
     assert watch.left is not None and watch.left.rank == 2
 
 
-def test_peers_with_files_are_known(world: AgentWorld, watches: Watches) -> None:
-    claim = world.claim(nodes=4)
-    beats(world, claim, 3, checkpoint_files=2)
-    beats(world, claim, 1, checkpoint_files=1)
+def test_answers_and_proposals_of_saves_are_heard(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=3)
+    beats(world, claim, 0, save_proposal=SaveProposal(7, 2.5, ("epoch_2",)))
+    beats(world, claim, 1, save_answer=SaveAnswer(7, True))
     beats(world, claim, 2)
-    watch, _ = watches(world.store, claim, 0)
-    assert watch.ranks_with_files() == ()
-    wait_for(lambda: watch.ranks_with_files() == (1, 3))
+    lead, _ = watches(world.store, claim, 0)
+    follower, _ = watches(world.store.client(), claim, 1)
+    assert lead.answers() == {} and follower.proposal is None
+    wait_for(lambda: lead.answers() == {1: SaveAnswer(7, True)})
+    wait_for(lambda: follower.proposal == SaveProposal(7, 2.5, ("epoch_2",)))
+
+
+def test_a_heartbeat_that_lands_late_brings_back_no_proposal(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=2)
+    beats(world, claim, 0, beat=8, save_proposal=SaveProposal(7, 2.5))
+    watch, _ = watches(world.store, claim, 1)
+    wait_for(lambda: watch.proposal == SaveProposal(7, 2.5))
+    beats(world, claim, 0, beat=3, save_proposal=SaveProposal(5, 2.5))
+    looked_again(world, world.store.counts)
+    assert watch.proposal == SaveProposal(7, 2.5)
+
+
+def test_ranks_tell_one_another_through_their_heartbeats(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=2)
+    beat_of = [HeartbeatThread(world.store, world.node(claim, rank).key, lambda found: found) for rank in range(2)]
+    links = [HeartbeatLink(beat_of[rank], watches(world.store.client(), claim, rank)[0]) for rank in range(2)]
+    for beat in beat_of:
+        beat.start()
+    try:
+        links[0].propose(SaveProposal(7, 2.5))
+        wait_for(lambda: links[1].proposal() == SaveProposal(7, 2.5))
+        links[1].answer(SaveAnswer(7, False))
+        wait_for(lambda: links[0].answers() == {1: SaveAnswer(7, False)})
+    finally:
+        for beat in beat_of:
+            beat.stop()
+
+
+def test_rank_0_has_finished_only_when_its_last_heartbeat_was_read(world: AgentWorld, watches: Watches) -> None:
+    """Its exit may be read in the same round as an older heartbeat, which lacks its last proposal."""
+    claim = world.claim(nodes=2)
+    key = beats(world, claim, 0)
+    proposal = SaveProposal(7, 0.0, ended=True)
+
+    def faults(method: str, read: str) -> Fault | None:
+        if method == "get" and read == keys.exit_(key) and not world.store.holds(keys.exit_(key)):
+            beats(world, claim, 0, save_proposal=proposal)
+            leaves(world, key, "succeeded")
+        return None
+
+    watch, _ = watches(world.store.client(faults), claim, 1)
+    wait_for(lambda: watch.lead_finished)
+    assert watch.proposal == proposal
 
 
 def test_a_node_alone_watches_nobody(world: AgentWorld, watches: Watches) -> None:
     before = threading.active_count()
     watch, _ = watches(world.store, world.claim(), 0)
-    assert threading.active_count() == before and watch.ranks_with_files() == ()
+    assert threading.active_count() == before and watch.answers() == {}
 
 
 def test_a_watch_that_is_stopped_reads_no_more(world: AgentWorld, watches: Watches) -> None:

@@ -13,6 +13,7 @@ import checkpoint_world
 import pytest
 from checkpoint_world import (
     Clock,
+    Gang,
     World,
     age,
     assert_sound,
@@ -141,9 +142,9 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path: Path, memory: Mem
 
 def test_at_the_end_all_ranks_commit_the_same_save(tmp_path: Path, store: Store) -> None:
     ranks: list[World] = []
-    finished = threading.Event()
+    finished, told = threading.Event(), Gang()
     for rank in range(2):
-        options = {"peers": lambda: (0, 1), "lead_finished": finished.is_set}
+        options = {"gang": told.link(rank), "lead_finished": finished.is_set}
         world = final_world(tmp_path, store, rank=rank, nodes=2, **options)
         ranks.append(world.begin())
         world.write(**{f"shard_{rank}": "1"})

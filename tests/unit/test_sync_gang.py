@@ -7,6 +7,9 @@ from pathlib import Path
 import checkpoint_world
 from checkpoint_world import (
     JOB,
+    Answered,
+    Gang,
+    GangMember,
     World,
     checkpoints,
     content,
@@ -15,23 +18,29 @@ from checkpoint_world import (
 )
 from test_sync import Meddling
 
+from stoker.model.node_facts import SaveAnswer
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
 
 # Fixtures that all tests of checkpoints share.
 store = checkpoint_world.store
 
+NOTHING = SaveAnswer(0, False)
+
 
 def gang(tmp_path: Path, store: Store, nodes: int = 2, claim: int = 1, begin: bool = True) -> list[World]:
-    ranks: list[World] = []
-    for rank in range(nodes):
-        world = World(tmp_path, store, rank=rank, nodes=nodes, claim=claim)
-        world.options["peers"] = lambda: tuple(one.rank for one in ranks if one.sync.status().files)
-        ranks.append(world)
+    told = Gang()
+    ranks = [World(tmp_path, store, rank=rank, nodes=nodes, claim=claim, gang=told.link(rank)) for rank in range(nodes)]
     if begin:
         for world in ranks:
             world.begin()
     return ranks
+
+
+def told_of(world: World) -> Gang:
+    link = world.options["gang"]
+    assert isinstance(link, GangMember)
+    return link.gang
 
 
 def settle_all(ranks: list[World]) -> None:
@@ -50,10 +59,8 @@ def test_a_rank_without_files_takes_no_part(tmp_path: Path, store: Store) -> Non
 
 def test_part_of_an_older_save_is_committed_alone_or_not_at_all(tmp_path: Path, store: Store) -> None:
     """Another rank may have its first files while rank 0 sends, and could not know which part it has to join."""
-    saving: set[int] = set()
-    world = World(tmp_path, Meddling(store, lambda _source: saving.update({1} if joins else ())), nodes=2)  # type: ignore[arg-type]
-    world.options["peers"] = lambda: tuple(saving)
-    joins = False
+    link, joins = Answered({1: False}), False
+    world = World(tmp_path, Meddling(store, lambda _source: link.saves.update({1: joins})), nodes=2, gang=link)  # type: ignore[arg-type]
     world.begin()
     world.write(first__model="1")
     world.settle()
@@ -88,9 +95,12 @@ def test_until_every_rank_has_committed_the_save_does_not_count(tmp_path: Path, 
     ranks = gang(tmp_path, store)
     for world in ranks:
         world.write(shard="1")
-        world.tick()
-    for _ in range(60):
+    while not list_checkpoints(store, JOB):
+        # Rank 1 holds its part, and then hears nothing for a while.
+        if ranks[1].sync.status().files == 0 or not told_of(ranks[1]).answered.get(1, NOTHING).token:
+            ranks[1].tick()
         ranks[0].tick()
+    ranks[0].settle()
     assert len(list_checkpoints(store, JOB)) == 1
     assert checkpoints(store) == []
     settle_all(ranks)

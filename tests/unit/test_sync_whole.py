@@ -10,7 +10,7 @@ from pathlib import Path
 
 import checkpoint_world
 import pytest
-from checkpoint_world import JOB, World, age, checkpoints, restored_content, write
+from checkpoint_world import JOB, Gang, World, age, checkpoints, restored_content, write
 
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.store.base import Store
@@ -182,8 +182,9 @@ def test_a_removed_save_stays_while_another_is_held_back(world: World, tmp_path:
 
 def ranks_that_saved(tmp_path: Path, store: Store) -> list[World]:
     ranks: list[World] = []
+    told = Gang()
     for rank in range(2):
-        world = World(tmp_path, store, rank=rank, nodes=2, peers=lambda: (0, 1), lead_finished=lambda: True)
+        world = World(tmp_path, store, rank=rank, nodes=2, gang=told.link(rank), lead_finished=lambda: True)
         ranks.append(world.begin())
         write_json(world, f"shard-{rank}.json", 1)
     for _ in range(80):

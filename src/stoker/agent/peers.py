@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from stoker.agent.heartbeat import HeartbeatThread
 from stoker.model.job_state import Claim
-from stoker.model.node_facts import Heartbeat, NodeFacts
+from stoker.model.node_facts import Heartbeat, NodeFacts, SaveAnswer, SaveProposal
 from stoker.store import node_facts
 from stoker.store.base import Store
 
@@ -39,7 +40,10 @@ class PeerWatch:
         self._claim = claim
         self._watched = tuple(node for node in claim.launched or () if _watches(rank, node.rank))
         self._stop = threading.Event()
-        self._files: dict[int, int] = {}
+        self._beats: dict[int, int] = {}
+        # The last answer of each rank, and the last proposal of rank 0.
+        self._answers: dict[int, SaveAnswer] = {}
+        self.proposal: SaveProposal | None = None
         self.left: PeerLeft | None = None
         # Rank 0 has written its exit, and commits nothing more.
         self.lead_finished = False
@@ -51,12 +55,13 @@ class PeerWatch:
     def stop(self) -> None:
         self._stop.set()
 
-    def ranks_with_files(self) -> tuple[int, ...]:
-        """The watched ranks with files in their checkpoint folder."""
-        return tuple(sorted(rank for rank, files in self._files.items() if files))
+    def answers(self) -> Mapping[int, SaveAnswer]:
+        """The last answers of the watched ranks to proposals of saves, by rank."""
+        return dict(self._answers)
 
     def _run(self, on_change: Callable[[], None]) -> None:
         pause_s = LOCAL_POLL_S if self._store.is_local else REMOTE_POLL_S
+        lead_left = False
         while not self._stop.wait(pause_s):
             for node in self._watched:
                 try:
@@ -66,13 +71,43 @@ class PeerWatch:
                     continue
                 heartbeat = found.known_heartbeat
                 if heartbeat is not None:
-                    self._files[node.rank] = heartbeat.value.checkpoint_files
+                    self._note(node.rank, heartbeat.value)
                 if node.rank == 0 and found.known_exit is not None:
-                    self.lead_finished = True
+                    # Its last heartbeat came before the exit, but perhaps after it was read in this round.
+                    self.lead_finished, lead_left = lead_left, True
                 left = _leaving(node.rank, found, heartbeat.value if heartbeat else None)
                 if left is not None and self.left is None:
                     self.left = left
                     on_change()
+
+    def _note(self, rank: int, heartbeat: Heartbeat) -> None:
+        if heartbeat.beat < self._beats.get(rank, 0):
+            return  # A late write has brought back an older one.
+        self._beats[rank] = heartbeat.beat
+        if heartbeat.save_answer is not None:
+            self._answers[rank] = heartbeat.save_answer
+        if rank == 0 and heartbeat.save_proposal is not None:
+            self.proposal = heartbeat.save_proposal
+
+
+class HeartbeatLink:
+    """How this rank agrees with the others on saves: through the heartbeats of all."""
+
+    def __init__(self, heartbeat: HeartbeatThread, peers: PeerWatch) -> None:
+        self._heartbeat = heartbeat
+        self._peers = peers
+
+    def propose(self, proposal: SaveProposal) -> None:
+        self._heartbeat.change(save_proposal=proposal)
+
+    def answers(self) -> Mapping[int, SaveAnswer]:
+        return self._peers.answers()
+
+    def proposal(self) -> SaveProposal | None:
+        return self._peers.proposal
+
+    def answer(self, answer: SaveAnswer) -> None:
+        self._heartbeat.change(save_answer=answer)
 
 
 def _watches(rank: int, other: int) -> bool:

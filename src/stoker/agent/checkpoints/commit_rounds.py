@@ -13,9 +13,10 @@ from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, SendAbandon
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
 from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.commit_schedule import Deadlines, LastAlive, PruneSchedule, RetryBackoff
-from stoker.agent.checkpoints.folder_commits import FolderCommits, FollowingCommits
+from stoker.agent.checkpoints.folder_commits import FolderCommits
 from stoker.agent.checkpoints.folder_snapshot import Signature
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
+from stoker.agent.checkpoints.gang_commits import FollowingCommits, LeadingCommits
 from stoker.agent.checkpoints.manifest_writer import ManifestWriter
 from stoker.agent.checkpoints.prune import Pruner
 from stoker.agent.checkpoints.requested_commits import RequestedCommits
@@ -79,7 +80,8 @@ class CommitRounds:
         self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock)
         self.requested = RequestedCommits(options, self.queue, self.sender, self.manifests, deadlines.seconds_left)
         self.training_end = TrainingEnd("died") if options.recovering else TrainingEnd()
-        self.folder_commits = (FollowingCommits if options.rank else FolderCommits)(
+        several = FollowingCommits if options.rank else LeadingCommits
+        self.folder_commits: FolderCommits = (several if options.nodes > 1 else FolderCommits)(
             options, self.watch, self.chooser, self.sender, self.manifests, lambda: self.training_end
         )
         self.pruning = PruneSchedule(Pruner(options, self.sender))
@@ -180,6 +182,7 @@ class CommitRounds:
         commits = self.requested if self.queue.used or self.queue.waiting() else self.folder_commits
         if self.queue.used:
             self.chooser.drop_copies()
+            self.folder_commits.decline()
         done = commits.advance(final=final)
         may_prune = not self._options.recovering and self._deadlines.allow_pruning()
         self.pruning.prune_if_due(self.manifests.commits, allowed=may_prune)
@@ -187,7 +190,8 @@ class CommitRounds:
 
     def is_unclear(self) -> bool:
         """Return True if the last round left something to try again."""
-        return self._put_off or self.backoff.error is not None or self.manifests.in_doubt
+        waiting = not self.queue.used and self.folder_commits.is_waiting
+        return waiting or self._put_off or self.backoff.error is not None or self.manifests.in_doubt
 
     def needs_no_leader(self) -> bool:
         """Return True if this rank need not wait for a commit of rank 0: it follows none, or rank 0 has finished.
@@ -205,7 +209,7 @@ class CommitRounds:
         """Return True if a final round, of a series that began at that time, left nothing to commit."""
         if self.queue.used:
             return not self.requested.waiting
-        if needs_no_leader or not self.folder_commits.files:
+        if needs_no_leader or not self.folder_commits.may_join:
             return True
         # Rank 0 may be about to commit a save that this rank has to join.
         return not self.watch.dirty.files and self._options.monotonic() - began >= FOLLOW_PATIENCE_S
@@ -228,5 +232,5 @@ class CommitRounds:
             commits=self.manifests.commits,
             bytes_moved=self.sender.bytes_moved,
             error=self.backoff.error or self.pruning.error,
-            held_back=None if self.queue.used else self.chooser.held_back,
+            held_back=None if self.queue.used else self.folder_commits.held_back,
         )

@@ -65,6 +65,16 @@ def newest_counts(paths: Iterable[str]) -> Counter[str]:
     return counts
 
 
+def newest_names(paths: Iterable[str]) -> dict[str, str]:
+    """Return, by role, the newest of the names at the top in which a number counts epochs, steps or the like."""
+    newest: dict[str, str] = {}
+    for top in {path.partition("/")[0] for path in paths}:
+        if counts_time(top):
+            role = role_of(top)
+            newest[role] = max(newest.get(role, top), top, key=lambda name: (generation_of(name), name))
+    return newest
+
+
 def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
     """Return the files of the highest-numbered unit of each kind, and all files of units without a number."""
     newest: dict[str, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""Commit the folder of a script that does not use `stoker.train`: when it settles, or following rank 0's commits."""
+"""Commit the folder of a script that does not use `stoker.train`, when it settles."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef
-from stoker.store.checkpoint_manifests import StoredManifest
-from stoker.store.checkpoints import save_of
 
 # The shortest time between two scans of the folder; it is longer where scanning would take more than this share of a
 # core.
@@ -57,6 +55,28 @@ class FolderCommits:
     def files(self) -> int:
         return len(self._watch.files)
 
+    @property
+    def may_join(self) -> bool:
+        """True if rank 0 may commit a save that this rank has a part in."""
+        return False
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the last commit waits for a word of other ranks."""
+        return False
+
+    @property
+    def held_back(self) -> str | None:
+        """Why a save is not committed; None if it is not held back."""
+        return self._chooser.held_back
+
+    @property
+    def ended_at(self) -> float:
+        """When the training was signalled to end, or ended, by this node's clock; infinity before."""
+        history = self._watch.history
+        ended_at = history.ended_at if history.ended_at is not None else float("inf")
+        return ended_at if history.pre_signal is None else min(ended_at, history.pre_signal.at)
+
     def hurry(self) -> None:
         """Scan often from now on, and leave no time between commits."""
         self._hurried, self._cpu_share, self._spacing_s = True, _HURRIED_CPU_SHARE, 0.0
@@ -67,18 +87,25 @@ class FolderCommits:
 
     def advance(self, *, final: bool) -> bool:
         """Commit the folder if there is something new that is whole. Return False if there is not."""
-        # Nothing is chosen without a scan in the same round: a save may have begun since an older scan.
-        if not self.scan_if_due(now=final) or (not final and self._monotonic() < self._not_before):
+        if not (self.scan_if_due(now=True) if final else self._may_choose()):
             return False
         contents = self._choose_final() if final else self._chooser.choose()
-        if contents is None or (contents.carried and self._options.saving_ranks() != (0,)):
-            # With several ranks it is all or nothing: the others cannot know which part of it is an older save.
-            return False
-        blobs = self._send(contents)
-        ranks = self._options.saving_ranks()
-        if contents.carried and ranks != (0,):
-            # Another rank got its first files while this one sent.
-            return False
+        return contents is not None and self._commit(contents, self._send(contents))
+
+    def decline(self) -> None:
+        """Tell the other ranks that this one has no part in saves of the folder."""
+
+    def _may_choose(self, *, now: bool = False) -> bool:
+        """Scan the folder if it is time to, or `now`. Return True if a commit may be chosen.
+
+        Nothing is chosen without a scan in the same round: a save may have begun since an older scan.
+        """
+        return self.scan_if_due(now=now) and self._monotonic() >= self._not_before
+
+    def _commit(
+        self, contents: CommitContents, blobs: dict[str, BlobRef], ranks: tuple[int, ...] = (0,), token: int = 0
+    ) -> bool:
+        """Write the manifest. `token` identifies a save of several ranks. Return False if nothing is new."""
         last = self._watch.last_commit.blobs
         if {path: blob.digest for path, blob in blobs.items()} == {path: blob.digest for path, blob in last.items()}:
             # The files were touched, or written again with the same bytes.
@@ -90,10 +117,15 @@ class FolderCommits:
             ordinal,
             tuple(blobs.values()),
             ranks=ranks,
-            generation=-ordinal,
+            generation=-(token or ordinal),
             pause_s=self._watch.longest_pause_s(blobs),
         )
-        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
+
+        def on_written(_key: str) -> None:
+            self._note_commit(contents, blobs)
+            self._commit_written(token)
+
+        self._manifests.publish(ManifestDraft(manifest, on_written))
         return True
 
     def _choose_final(self) -> CommitContents | None:
@@ -103,11 +135,15 @@ class FolderCommits:
         ranks take part: the others could not know which of the two they join.
         """
         contents = self._chooser.choose_final(self._end())
-        if contents is None or contents.copies or not self._hurried or self._options.saving_ranks() != (0,):
+        if contents is None or contents.copies or not self._hurried or not self._is_alone_at_end():
             return contents
         while (earlier := self._chooser.before_newest(contents)) is not None:
             contents = earlier
         return contents
+
+    def _is_alone_at_end(self) -> bool:
+        """Return whether no other rank has a part in the last commit."""
+        return True
 
     def scan_if_due(self, *, now: bool = False) -> bool:
         """Scan the folder if it is time to, or `now`. Return True if it was scanned."""
@@ -121,20 +157,23 @@ class FolderCommits:
         self._scan_at = self._monotonic() + min(max(self._scan_every_s, cost_s), MAX_SCAN_S)
         return True
 
+    def _commit_written(self, token: int) -> None:
+        """Called when the manifest of a save with this token is in the store; 0 for a save of this rank alone."""
+
     def _note_commit(self, contents: CommitContents, blobs: Mapping[str, BlobRef]) -> None:
         self._watch.note_commit(contents, blobs)
         self._sender.forget_sent()
         self._sender.forget_files([file.signature for file in self._watch.files.values()])
         self._not_before, self._scan_every_s = self._monotonic() + self._spacing_s, SCAN_S
 
-    def _send(self, contents: CommitContents) -> dict[str, BlobRef]:
-        """Make the contents durable, and return its blobs, oldest first."""
+    def _send(self, contents: CommitContents, proceed: Callable[[], bool] = lambda: True) -> dict[str, BlobRef]:
+        """Make the contents durable, and return its blobs, oldest first. `proceed` is asked before each file."""
         copies, members = self._options.scratch / "copies", self._watch.history.members
         try:
             outgoing = [self._outgoing(file, contents, copies) for file in contents.files.values()]
             self._check_closed(contents, members)
             # Carried parts come first: they are older than new files.
-            blobs = contents.carried | self._sender.send(outgoing)
+            blobs = contents.carried | self._sender.send(outgoing, proceed)
             if not all(copy.is_intact() for copy in contents.copies.values()):
                 raise FileUnstable("written while it was sent")
             return blobs
@@ -171,58 +210,6 @@ class FolderCommits:
             raise FileUnstable("opened while it was copied")
         if not members <= open_files.members:
             raise FileUnstable("a process ended while it was copied")
-
-
-class FollowingCommits(FolderCommits):
-    """Commits the folder of a rank other than 0, when it settles after rank 0 committed a save it takes part in."""
-
-    _follow_at = float("-inf")
-    _is_final = _sent_ahead = False
-
-    def advance(self, *, final: bool) -> bool:
-        scanned = self.scan_if_due(now=final)
-        if final and not self._is_final:
-            self._is_final, self._follow_at = True, float("-inf")
-        if not scanned or not self._watch.files or self._monotonic() < self._follow_at:
-            return False
-        self._follow_at = self._monotonic() + (SCAN_S if final else self._options.follow_s)
-        leader = self._leader()
-        joins = leader is not None
-        chooser = self._chooser
-        contents = chooser.choose_final(self._end(), even_if_unchanged=joins) if final else chooser.choose_settled()
-        if contents is None or contents.left_out:
-            # A part of an older save under the name of rank 0's save would make one checkpoint of two saves.
-            return False
-        if leader is None or leader.manifest is None:
-            if final and not self._sent_ahead:
-                # Rank 0 has not committed yet. Sending takes long, and can be done meanwhile.
-                self._send(contents)
-                self._sent_ahead = True
-            return False
-        blobs = self._send(contents)
-        manifest = self._manifests.manifest(
-            leader.place.name,
-            self._manifests.next_ordinal(),
-            tuple(blobs.values()),
-            ranks=leader.manifest.ranks,
-            generation=leader.manifest.generation,
-        )
-        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
-        return True
-
-    def ask_at_once(self) -> None:
-        """Read rank 0's commits in the next round, however recently they were read."""
-        self._follow_at = float("-inf")
-
-    def _leader(self) -> StoredManifest | None:
-        """Return rank 0's newest commit of this attempt, if this rank takes part and has not committed its part."""
-        stored = self._manifests.read()
-        led = [item for item in stored if item.place.rank == 0 and item.manifest is not None]
-        newest = max(led, key=lambda item: item.place, default=None)
-        if newest is None or newest.manifest is None or self._options.rank not in newest.manifest.ranks:
-            return None
-        own = {save_of(item) for item in stored if item.place.rank == self._options.rank}
-        return None if save_of(newest) in own else newest
 
 
 def name_of(files: Files, ordinal: int) -> str:

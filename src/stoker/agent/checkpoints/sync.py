@@ -4,8 +4,8 @@ Blobs are sent first, then a create-only manifest: a checkpoint exists when its 
 through `stoker.train`; for a script that does not, the folder itself is watched. While the store is down, commits are
 tried again for ever, and the training never waits for them.
 
-Of several nodes whose scripts do not use `stoker.train`, rank 0 leads: it commits when its folder settles, and names
-the ranks that have files. Each of these then commits its own folder under the same name.
+Of several nodes whose scripts do not use `stoker.train`, rank 0 leads: it proposes a save when its folder settles, and
+commits when the other ranks have chosen their parts of it. Each of these then commits its part under the same name.
 """
 
 from __future__ import annotations

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from stoker.agent.checkpoints.commit_chooser import BUSY_S
 from stoker.agent.checkpoints.folder_snapshot import FolderView, Selection
 from stoker.agent.checkpoints.restore import RestoredCheckpoint
 from stoker.agent.confinement import Confinement
 from stoker.agent.node import utcnow
+from stoker.model.node_facts import SaveAnswer, SaveProposal
 from stoker.processes import WritableFiles
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import LOCAL_WORKERS, REMOTE_WORKERS, TrustedClaims
 
 LOCAL_SETTLE_S = 2.0
 REMOTE_SETTLE_S = 5.0
-# Of several nodes, rank 0 waits a little longer, so that it knows which others are saving, too.
+# Of several nodes, rank 0 waits a little longer: the others may begin the same save a few seconds later.
 GANG_SETTLE_S = 10.0
 # A folder that changes all the time is not committed more often than this.
 LOCAL_SPACING_S = 5.0
@@ -27,6 +29,22 @@ REMOTE_SPACING_S = 20.0
 # How often the other ranks look for commits of rank 0.
 LOCAL_FOLLOW_S = 1.0
 REMOTE_FOLLOW_S = 10.0
+
+
+class GangLink(Protocol):
+    """How the ranks agree on a save. Every call is quick, and returns what was heard last."""
+
+    def propose(self, proposal: SaveProposal) -> None:
+        """As rank 0: replace the last proposal by this one."""
+
+    def answers(self) -> Mapping[int, SaveAnswer]:
+        """As rank 0: the last answers of the other ranks, by rank."""
+
+    def proposal(self) -> SaveProposal | None:
+        """As another rank: the last proposal of rank 0."""
+
+    def answer(self, answer: SaveAnswer) -> None:
+        """As another rank: replace the last answer by this one."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +66,8 @@ class SyncOptions:
     keep: int = 3
     # Gives the files under `folder` that the training has open for writing.
     writing: Callable[[], WritableFiles] = lambda: WritableFiles({}, frozenset())
-    # Gives the ranks whose `status().files` is not 0.
-    peers: Callable[[], Iterable[int]] = tuple
+    # The other ranks. None: there are none, or this agent was restarted.
+    gang: GangLink | None = None
     # Returns True when rank 0 will commit nothing more.
     lead_finished: Callable[[], bool] = lambda: False
     restored: RestoredCheckpoint | None = None
@@ -100,9 +118,3 @@ class SyncOptions:
     @property
     def view(self) -> FolderView:
         return FolderView(self.folder, self.writing, self.selection or Selection())
-
-    def saving_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that take part in a commit of the folder: rank 0, and all that have files."""
-        if self.nodes == 1:
-            return (0,)
-        return tuple(sorted({0, *(rank for rank in self.peers() if 0 <= rank < self.nodes)}))

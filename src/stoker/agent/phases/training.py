@@ -15,6 +15,7 @@ from stoker.agent.health.missing_saves import MissingSaves
 from stoker.agent.node import FLUSH_LIMIT_S, utcnow
 from stoker.agent.output_files import Baseline
 from stoker.agent.output_sync import OutputSync
+from stoker.agent.peers import HeartbeatLink
 from stoker.agent.phases.agree_and_restore import RestoreResult
 from stoker.agent.phases.context import AttemptContext
 from stoker.agent.setup import make_command, make_location
@@ -65,7 +66,7 @@ def start_syncs(
         restored=context.record.restored,
         trust=trust,
         writing=lambda: open_for_writing(context.runtime.group.members(), location.checkpoints, seen_at),
-        peers=peers.ranks_with_files,
+        gang=HeartbeatLink(context.heartbeat, peers) if config.nodes > 1 else None,
         lead_finished=lambda: peers.lead_finished,
         selection=selection,
     )
