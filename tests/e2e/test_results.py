@@ -111,10 +111,13 @@ def test_a_last_save_that_is_no_checkpoint_is_kept_as_an_output(world: World, tm
     summary = world.run(checkpoints={"dir": folder})
     assert summary.outcome == "failed"
     assert client.checkpoints(summary.id, store=world.url) == []
-    name = "final.bin" if folder == "." else "checkpoints/final.bin"
+    name = f"perhaps-unfinished/{'' if folder == '.' else 'checkpoints/'}final.bin"
     assert f"kept as outputs, perhaps unfinished, since no checkpoint has them: {name}" in world.story(summary.id)
     pulled = files(client.pull_outputs(summary.id, tmp_path / "pulled", store=world.url))
     assert pulled == {name: "the model"}
+    told = "1 file of attempt 1 is perhaps unfinished"
+    assert told in world.cli("show", summary.id).stdout
+    assert told in world.cli("pull", summary.id, str(tmp_path / "again")).stderr
 
 
 def test_outputs_of_all_attempts_are_pulled_as_one_disk(world: World, tmp_path: Path) -> None:

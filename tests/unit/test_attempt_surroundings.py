@@ -278,6 +278,9 @@ class Saved:
     def uncommitted(self) -> dict[str, Any]:
         return dict.fromkeys(self.names)
 
+    def torn(self) -> frozenset[str]:
+        return frozenset()
+
 
 @pytest.mark.parametrize(
     ("outcome", "why", "kept"),
@@ -300,7 +303,7 @@ def test_a_last_save_that_no_commit_has_is_kept_as_outputs_where_the_job_may_be_
     finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     life.syncs.checkpoints = Saved("d.pt", "b.pt", "a.pt", "c.pt", "e.pt")  # type: ignore[assignment]
     life.syncs.outputs = SimpleNamespace(  # type: ignore[assignment]
-        keep_saves=lambda folder, files: keeps.append((folder, sorted(files))), stored_saves=lambda: stored
+        keep_saves=lambda folder, files, torn: keeps.append((folder, sorted(files))), stored_saves=lambda: stored
     )
     finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     told = "kept as outputs, perhaps unfinished, since no checkpoint has them: "

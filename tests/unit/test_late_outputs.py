@@ -56,7 +56,7 @@ def started_job() -> MemoryStore:
 
 
 def pulled(store: MemoryStore, target: Path) -> dict[str, str]:
-    files = list_outputs(store, JOB)
+    files = list_outputs(store, JOB).files
     assert pull_outputs(store, files, target)[0] == len(files)
     assert [file.size for file in files] == [(target / file.path).stat().st_size for file in files]
     return {p.relative_to(target).as_posix(): p.read_text() for p in target.rglob("*") if p.is_file()}
@@ -162,7 +162,7 @@ def test_a_file_that_is_rewritten_while_it_is_pulled_is_pulled(tmp_path: Path) -
     node = Node(store, tmp_path / "out")
     node.save("first")
     node.save("second")
-    files = list_outputs(store, JOB)
+    files = list_outputs(store, JOB).files
     node.save("third")
     assert pull_outputs(store, files, tmp_path / "pulled")[0] == 1
     assert (tmp_path / "pulled" / "a").read_text() == "third"

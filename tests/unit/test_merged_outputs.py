@@ -68,7 +68,7 @@ def put(store: Store, job: str, claim: int, **files: str) -> None:
 
 
 def pulled(store: Store, job: str, folder: Path, attempt: int | None = None) -> dict[str, str]:
-    pull_outputs(store, list_outputs(store, job, attempt), folder)
+    pull_outputs(store, list_outputs(store, job, attempt).files, folder)
     return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -138,7 +138,7 @@ def test_a_job_that_has_not_started_has_none(store: Store) -> None:
 
 def test_how_much_has_come_is_told(store: Store, job: str, tmp_path: Path) -> None:
     put(store, job, 2, one="1", two="22", gone="333")
-    files = list_outputs(store, job)
+    files = list_outputs(store, job).files
     store.delete([file.key for file in files if file.path == "gone"])
     told: list[tuple[int, int]] = []
     assert pull_outputs(store, files, tmp_path / "x", lambda done, of: told.append((done, of))) == (2, 6)
@@ -150,7 +150,7 @@ def test_attempts_whose_file_is_not_taken_are_told(store: Store, job: str) -> No
     append(store, job, Claimed(offering=SPOT_A, nodes=1), Launched(claim=6, nodes=(NodeRef(0, "i-6"),)))
     for claim in (2, 4, 6):
         put(store, job, claim, every=str(claim), **({"first": "1"} if claim == 2 else {}))
-    every, first = list_outputs(store, job)
+    every, first = list_outputs(store, job).files
     assert (every.path, every.attempt, every.replaces) == ("every", 3, (1, 2))
     assert (first.path, first.attempt, first.replaces) == ("first", 1, ())
 

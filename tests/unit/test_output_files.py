@@ -299,7 +299,7 @@ def test_saves_that_no_commit_has_can_be_kept(paths: NodePaths, tmp_path: Path, 
     assert files.beside({}) == ({}, [])
     files.keep_saves(folder, {"last.bin": scan(folder)["last.bin"]})
     found, left_out = files.beside({})
-    assert {path: output.source for path, output in found.items()} == {expected: folder / "last.bin"}
+    assert {path: output.source for path, output in found.items()} == {keys.UNFINISHED + expected: folder / "last.bin"}
     assert left_out == []
 
 
@@ -430,7 +430,11 @@ def test_a_saved_file_that_is_declared_is_not_kept_twice(tmp_path: Path) -> None
     )
     files.keep_saves(tmp_path / "work/saves", scan(tmp_path / "work/saves"))
     found, _ = files.beside(files.declared())
-    assert set(found) == {"saves/last"}
+    assert set(found) == {"perhaps-unfinished/saves/last"}
+    files.keep_saves(tmp_path / "work/saves", scan(tmp_path / "work/saves"), {"best"})
+    assert files.declared() == {}, "a torn file never looks like a result"
+    found, _ = files.beside({})
+    assert set(found) == {"perhaps-unfinished/saves/last", "perhaps-unfinished/saves/best"}
 
 
 def test_links_of_a_container_are_read_as_the_file_inside_that_they_lead_to(tmp_path: Path) -> None:

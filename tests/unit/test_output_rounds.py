@@ -562,8 +562,9 @@ def test_saves_that_no_commit_has_are_sent_at_the_end(tmp_path: Path) -> None:
     sync.keep_saves(tmp_path / "work/checkpoints", scan(tmp_path / "work/checkpoints"))
     assert sync.stored_saves() == []
     assert sync.final(LIMIT_S)
-    assert plain(memory) == {"checkpoints/step-3.pt": b"weights"}
-    assert sync.stored_saves() == ["checkpoints/step-3.pt"]
+    assert plain(memory) == {"perhaps-unfinished/checkpoints/step-3.pt": b"weights"}
+    assert (sync.report().files, sync.report().unfinished) == (1, 1)
+    assert sync.stored_saves() == ["perhaps-unfinished/checkpoints/step-3.pt"]
 
 
 def test_saves_for_which_there_is_no_room_are_not_said_to_be_kept(tmp_path: Path) -> None:
@@ -574,8 +575,8 @@ def test_saves_for_which_there_is_no_room_are_not_said_to_be_kept(tmp_path: Path
     sync = OutputSync(memory_store(), JOB, 1, 0, OutputFiles([], work, most_bytes=50))
     sync.keep_saves(saves, scan(saves))
     assert sync.final(LIMIT_S)
-    assert sync.stored_saves() == ["checkpoints/small.pt"]
-    assert [one.path for one in sync.report().named] == ["checkpoints/large.pt"]
+    assert sync.stored_saves() == ["perhaps-unfinished/checkpoints/small.pt"]
+    assert [one.path for one in sync.report().named] == ["perhaps-unfinished/checkpoints/large.pt"]
 
 
 @pytest.mark.parametrize("publish", [True, False])

@@ -31,16 +31,15 @@ from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store, open_store
-from stoker.store.checkpoint_manifests import TRUST_ALL, encode
+from stoker.store.checkpoint_manifests import TRUST_ALL, encode, safe_path
 from stoker.store.checkpoints import (
     RestoreError,
     choose,
     fetch_checkpoint,
     list_checkpoints,
     parse_key,
-    safe_link,
-    safe_path,
 )
+from stoker.store.link_targets import safe_link
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.newest_checkpoint import restore_newest
 

@@ -6,9 +6,11 @@ Two kinds of files are outputs:
   training runs, without a limit.
 - files *beside the code*: all other files that the training made or changed in its working folder. They are stored at
   the end, up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already. But a file of the
-  checkpoint folder that no commit has is stored if the job may be over: as it is, for people, not to be resumed from.
+  checkpoint folder that no commit has is stored if the job may be over: as it is, for people, not to be resumed from,
+  and below `perhaps-unfinished/`, so that a torn file never looks like a result.
 
-Files that were there before the training began, and that it did not change, are no results.
+Files that were there before the training began, and that it did not change, are no results. `output_links` says which
+links are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import posixpath
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import translate
@@ -29,6 +31,9 @@ from typing import NamedTuple
 
 from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES, MAX_DEPTH, OPEN_FOLDER, File, Files, Signature, scan
 from stoker.agent.confinement import Confinement, open_plain
+from stoker.agent.output_links import FoundLink, choose_links
+from stoker.model.keys import UNFINISHED
+from stoker.model.node_facts import OutputLink
 from stoker.store.checkpoint_manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
@@ -151,22 +156,24 @@ class OutputFiles:
         self._baseline = baseline or Baseline()
         self._confinement = confinement
         self._saves: list[LocalOutput] = []
+        # Files of these saves that are known to be torn, by their absolute paths.
+        self._torn: frozenset[str] = frozenset()
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._most_files = MOST_FILES if most_files is None else most_files
 
-    def keep_saves(self, folder: Path, files: Files) -> None:
-        """Store files of the checkpoint folder at the end, too, because no commit has them."""
+    def keep_saves(self, folder: Path, files: Files, torn: Collection[str] = ()) -> None:
+        """Store files of the checkpoint folder at the end, too, because no commit has them.
+
+        They are perhaps unfinished, and stored as such. Those of them that are declared outputs are stored as usual,
+        except for the `torn` ones.
+        """
         prefix = f"{folder.name}/"
         if self._work is not None and folder.is_relative_to(self._work.folder):
             inside = folder.relative_to(self._work.folder).as_posix()
             prefix = self._work.prefix + (f"{inside}/" if inside != "." else "")
         source = OutputSource(folder, prefix)
         self._saves = [_output(source, path, file) for path, file in files.items()]
-
-    @property
-    def saves(self) -> frozenset[Path]:
-        """The files of `keep_saves` on this machine."""
-        return frozenset(output.source for output in self._saves)
+        self._torn = frozenset(os.fspath(folder / path) for path in torn)
 
     def declared(self) -> dict[str, LocalOutput]:
         """Return the declared files, by their path in the stored tree."""
@@ -178,7 +185,7 @@ class OutputFiles:
                     continue
                 target = _target_of(files, path) if self._confinement is not None else path
                 real = _followed(source.folder, files[target]) if target is not None else None
-                if target is not None and real is not None:
+                if target is not None and real is not None and os.fspath(source.folder / target) not in self._torn:
                     named = source.prefix + path
                     found.setdefault(named, LocalOutput(real._replace(path=named), source.folder / target))
         return found
@@ -200,7 +207,7 @@ class OutputFiles:
         return list(found.values())
 
     def _is_known(self, source: OutputSource, path: str, status: os.stat_result) -> bool:
-        """Return whether a file was there before, or is a link whose target is stored under its own name."""
+        """Return whether a file was there before, or is a link that `links` decides about."""
         if not source.takes_all and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns):
             return True
         return stat.S_ISLNK(status.st_mode) and _leads_inside(source.folder, path)
@@ -210,7 +217,11 @@ class OutputFiles:
         if self._work is None:
             return {}, []
         fitting, skipped = self._scan_beside(self._work)
-        fitting += [output for output in self._saves if output.file.path not in declared]
+        fitting += [
+            LocalOutput(output.file._replace(path=UNFINISHED + output.file.path), output.source)
+            for output in self._saves
+            if output.file.path not in declared
+        ]
         fitting = sort_by_worth(fitting)
         chosen: dict[str, LocalOutput] = {}
         room = self._most_bytes
@@ -230,6 +241,28 @@ class OutputFiles:
                 chosen[path] = LocalOutput(output.file._replace(path=path), output.source)
         return chosen, skipped
 
+    def links(self, found: Mapping[str, LocalOutput]) -> tuple[list[OutputLink], list[SkippedFile]]:
+        """Return the links that are kept, and those that are skipped. `found` are all files that are stored.
+
+        A link inside the folders of the outputs is kept as a link if the file or folder that it leads to is stored.
+        """
+        roots = (*self._sources, *([self._work] if self._work is not None else []))
+        places: dict[str, FoundLink] = {}
+        for source in roots:
+            scope = _EVERYTHING if source.whole else _OUTPUTS
+            for path, status, problem, parent in _walk(source.folder, self._confinement, scope):
+                if problem is not None or status is None or not stat.S_ISLNK(status.st_mode):
+                    continue
+                known = not source.whole and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns)
+                named = source.prefix + path
+                if not known and named not in found and source.takes(path) and _leads_inside(source.folder, path):
+                    with suppress(OSError):
+                        written = os.readlink(posixpath.basename(path), dir_fd=parent)
+                        places.setdefault(named, FoundLink(source.folder / path, written))
+        kept, refused = choose_links(places, [(source.folder, source.prefix) for source in roots], found)
+        skipped = [SkippedFile(path, 0, why) for path, why in refused.items()]
+        return [OutputLink(path, target) for path, target in kept.items()], skipped
+
     def _is_new(self, source: OutputSource, path: str, file: File) -> bool:
         if not source.takes(path) or self._baseline.has_file(source.folder, file):
             return False
@@ -246,7 +279,7 @@ class OutputFiles:
             if status is not None and self._baseline.has(work.folder, path, size, status.st_mtime_ns):
                 continue
             if status is not None and stat.S_ISLNK(status.st_mode) and _leads_inside(work.folder, path):
-                continue  # Its target is stored under its own name.
+                continue  # `links` decides about it.
             why = problem or (_problem_of(parent, path, status) if status is not None else None)
             if why is not None:
                 skipped.append(SkippedFile(work.prefix + path, size, why))

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import File, Files, pinned_path, signature_of
@@ -20,7 +20,8 @@ from stoker.agent.output_files import MOST_NAMED, LocalOutput, OutputFiles, Outp
 from stoker.agent.output_tracker import OutputTracker
 from stoker.agent.output_versions import OutputWriter
 from stoker.model.errors import StoreError
-from stoker.model.node_facts import OmittedOutput, SavedOutputs
+from stoker.model.keys import is_unfinished_output
+from stoker.model.node_facts import OmittedOutput, OutputLink, SavedOutputs
 from stoker.store.base import FileChanged, Store, is_valid_key
 from stoker.store.upload_progress import UPLOADS
 
@@ -116,8 +117,9 @@ class OutputSync:
         self._monotonic = monotonic
         self._least_scan_s = LOCAL_SCAN_S if store.is_local else REMOTE_SCAN_S
         self._scan_at = float("-inf")
-        # Files that are not stored; those beside the code are known at the end.
+        # Files that are not stored; those beside the code are known at the end, as are the links that are kept.
         self._skipped: list[SkippedFile] = []
+        self._links: list[OutputLink] = []
         self._bytes_moved = 0
         self._backoff = _Backoff()
         self._wake = threading.Event()
@@ -169,14 +171,13 @@ class OutputSync:
             self._thread.join(timeout=min(left_s, _JOIN_S))
         return (self._last.complete or not self._thread.is_alive()) and not self._tracker.dirty()
 
-    def keep_saves(self, folder: Path, files: Files) -> None:
-        """Store these files of the checkpoint folder, too. Call it before `final`."""
-        self._outputs.keep_saves(folder, files)
+    def keep_saves(self, folder: Path, files: Files, torn: Collection[str] = ()) -> None:
+        """Store these files of the checkpoint folder, too, as perhaps unfinished. Call it before `final`."""
+        self._outputs.keep_saves(folder, files, torn)
 
     def stored_saves(self) -> list[str]:
         """Return the files of `keep_saves` that are in the store, by their stored paths. Call it after `final`."""
-        saves = self._outputs.saves
-        return sorted(path for path in self._tracker.stored if self._tracker.sources.get(path) in saves)
+        return sorted(filter(is_unfinished_output, self._tracker.stored))
 
     def report(self) -> SavedOutputs:
         """Return which outputs of this node are in the store, and which are not, and why. Call it after `final`."""
@@ -192,6 +193,8 @@ class OutputSync:
             left_out=len(skipped),
             left_out_size=sum(one.size for one in skipped),
             named=tuple(OmittedOutput(one.path, one.size, one.why) for one in skipped[:MOST_NAMED]),
+            links=tuple(replace(link, path=self._writer.stored_path(link.path)) for link in self._links),
+            unfinished=sum(1 for path in stored if is_unfinished_output(path)),
         )
 
     def tick(self, *, final: bool = False) -> None:
@@ -276,6 +279,8 @@ class OutputSync:
             self._skipped = [*self._outputs.unstorable(found), *left_out]
             # Declared files first: there may not be time for everything.
             found = {**found, **beside}
+            self._links, not_kept = self._outputs.links(found)
+            self._skipped += not_kept
         self._tracker.update(found, now)
         cost_s = (time.thread_time() - began) / SCAN_SHARE
         least_s = min(self._least_scan_s, self._tracker.settle_s)

@@ -43,9 +43,9 @@ class OutputWriter:
 
     def plain_key(self, path: str) -> str:
         """Return the key of a file's first version."""
-        return self._plain + self._stored(path)
+        return self._plain + self.stored_path(path)
 
-    def _stored(self, path: str) -> str:
+    def stored_path(self, path: str) -> str:
         """Return the path of a file in the claim's outputs."""
         below = "rank-0/" if self._clashes and _RANK_FOLDER.match(path) else ""
         return f"{self._folder}{below}{path}"
@@ -53,7 +53,7 @@ class OutputWriter:
     def write(self, path: str, data: bytes) -> int:
         """Store a file that fits into memory; return its size, however often it was sent. Raises StoreError."""
         sent = self._place(path, lambda key: len(data) if self._store.create(key, data) else None)
-        if self._stored(path) in self._known():
+        if self.stored_path(path) in self._known():
             self._store.put(self.plain_key(path), data)
             self.behind.discard(path)
         return sent
@@ -66,7 +66,7 @@ class OutputWriter:
             return sent.moved if sent.moved or not sent.size else None
 
         sent = self._place(path, send)
-        if self._stored(path) in self._known():
+        if self.stored_path(path) in self._known():
             self.behind.add(path)
         return sent
 
@@ -77,7 +77,7 @@ class OutputWriter:
 
     def _place(self, path: str, send: Callable[[str], int | None]) -> int:
         """Write to a key that was never written before. `send` returns None if an object is there already."""
-        known, stored = self._known(), self._stored(path)
+        known, stored = self._known(), self.stored_path(path)
         if self._boot == 0 and path not in self._begun:
             self._begun.add(path)
             sent = send(self.plain_key(path))

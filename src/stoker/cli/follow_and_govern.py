@@ -43,7 +43,7 @@ def follow_job(
     match result.reason:
         case "ended":
             assert result.record is not None
-            return print_end(result.record, as_json=as_json)
+            return print_end(result.record, store, as_json=as_json)
         case "hung-up":
             return 0
         case "output-lost":

@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli.format import clock, counted, phase, price_source, print_json, say, size, table, to_json
 from stoker.cli.timeline import MOST_REASON, timeline
 from stoker.core.saved_work import checkpoint_title, is_about_training, with_step
-from stoker.core.summary import HeldMachines, NodeSummary, Summary
+from stoker.core.summary import AttemptSummary, HeldMachines, NodeSummary, Summary
+from stoker.model.errors import StokerError, UserError
 from stoker.model.job_state import JobState
 from stoker.read.decision_text import rule_text
 from stoker.read.format import ago, as_of, dollars, duration, number, one_line
 from stoker.read.safe_text import legible
+from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord
+
+if TYPE_CHECKING:
+    from stoker.read.outputs import FoundOutputs
 
 _TAIL_LINES = 12
 _MOST_LINKS = 8
@@ -29,17 +35,20 @@ def last_words(state: JobState) -> tuple[str, ...]:
     return closed[-1].tail[-_TAIL_LINES:] if closed else ()
 
 
-def job_text(summary: Summary, tail: tuple[str, ...] = (), *, has_stack_dumps: bool = False) -> str:
+def job_text(
+    summary: Summary, tail: tuple[str, ...] = (), *, has_stack_dumps: bool = False, merged: FoundOutputs | None = None
+) -> str:
     """The whole job: its state, its attempts as a timeline, its last checkpoint, its cost, and why it failed.
 
-    `has_stack_dumps`: stack dumps were stored when the job stalled or wasted its machines.
+    `has_stack_dumps`: stack dumps were stored when the job stalled or wasted its machines. `merged`: what `pull` would
+    fetch as outputs.
     """
     summary, tail = legible(summary), legible(tail)
     head = f"{click.style(summary.id, bold=True)}  {phase(summary.phase)}"
     # A failed job's whole reason is shown further below.
     reason = one_line(summary.reason, MOST_REASON if summary.phase == "failed" else len(summary.reason))
     lines = [f"{head}  {reason}" if reason else head]
-    lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]
+    lines += [f"  {line}" for line in table((), _facts(summary, merged)).splitlines()]
     story = timeline(summary)
     if story:
         lines += ["", *(f"  {line}" for line in story)]
@@ -56,7 +65,7 @@ def job_text(summary: Summary, tail: tuple[str, ...] = (), *, has_stack_dumps: b
     return "\n".join(lines)
 
 
-def _facts(summary: Summary) -> list[list[str]]:
+def _facts(summary: Summary, merged: FoundOutputs | None) -> list[list[str]]:
     rows = [["submitted", f"{ago(summary.submitted_at)} by {summary.submitter}, at {clock(summary.submitted_at)}"]]
     if summary.origin:
         rows.append(["clone of", summary.origin])
@@ -73,7 +82,7 @@ def _facts(summary: Summary) -> list[list[str]]:
     rows.append(["checkpoint", _safety(summary)])
     # Files beside the code are stored when an attempt ends: until then, "none" would mean nothing.
     if summary.outputs is not None and (summary.outputs.files or summary.ended_at is not None):
-        rows.append(["outputs", outputs_text(summary)])
+        rows.append(["outputs", outputs_text(summary, merged)])
     if summary.cost is not None or summary.attempts:
         rows.append(["cost", cost_text(summary)])
     if summary.held is not None:
@@ -130,19 +139,51 @@ def _safety(summary: Summary) -> str:
     return f"{text}; {what} would lose {duration(summary.at_risk_s)} of training{money}"
 
 
-def outputs_text(summary: Summary) -> str:
-    """`3 files, 1.2 MB kept; stoker pull gpt-7f3k --outputs`."""
-    found = summary.outputs
+def merged_outputs(store: Store, summary: Summary) -> FoundOutputs | None:
+    """What `pull` would fetch as outputs; None where the summary alone says it, or the store does not answer."""
+    from stoker.read.outputs import FoundOutputs, list_outputs
+
+    with_files = _attempts_with_outputs(summary)
+    if len(with_files) < 2 and not any(attempt.outputs.unfinished for attempt in with_files if attempt.outputs):
+        return None
+    try:
+        return list_outputs(store, summary.id)
+    except UserError:
+        return FoundOutputs()
+    except StokerError:
+        return None
+
+
+def _attempts_with_outputs(summary: Summary) -> list[AttemptSummary]:
+    return [attempt for attempt in summary.attempts if attempt.outputs is not None and attempt.outputs.files]
+
+
+def outputs_text(summary: Summary, merged: FoundOutputs | None = None) -> str:
+    """`3 files, 1.2 MB kept; stoker pull gpt-7f3k --outputs`. `merged`: what this command would fetch."""
+    found, with_files = summary.outputs, _attempts_with_outputs(summary)
     assert found is not None
-    with_files = [attempt for attempt in summary.attempts if attempt.outputs is not None and attempt.outputs.files]
     if not found.files:
         return "none kept"
+    unfinished = [attempt for attempt in with_files if attempt.outputs is not None and attempt.outputs.unfinished]
     pull = f"`stoker pull {summary.id} --outputs`"
-    if len(with_files) > 1:
+    files, total = found.files, found.size
+    if merged is not None:
+        files, total = len(merged.files), sum(file.size for file in merged.files)
+    each = f" in {len(with_files)} attempts" if len(with_files) > 1 else ""
+    kept = f"{counted(files, 'file')}, {size(total)} kept{each}"
+    if not files:
+        parts = ["none kept"]
+    elif merged is None and each:
         # A file that several attempts wrote counts for each of them, but is pulled once.
-        each = f"{counted(found.files, 'file')}, {size(found.size)} kept in {len(with_files)} attempts"
-        return f"{each}; {pull} merges them"
-    return f"{counted(found.files, 'file')}, {size(found.size)} kept; {pull}"
+        parts = [kept, f"{pull} merges them"]
+    else:
+        parts = [kept, pull]
+    for attempt in unfinished:
+        assert attempt.outputs is not None
+        count = attempt.outputs.unfinished
+        what = f"{counted(count, 'file')} of attempt {attempt.n} {'is' if count == 1 else 'are'} perhaps unfinished"
+        parts.append(f"{what}: `stoker pull {summary.id} --attempt {attempt.n}`" if each or not files else what)
+    return "; ".join(parts)
 
 
 def left_out_lines(summary: Summary) -> list[str]:
@@ -232,13 +273,13 @@ def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def print_end(record: IndexRecord, *, as_json: bool = False) -> int:
+def print_end(record: IndexRecord, store: Store, *, as_json: bool = False) -> int:
     """Print how an ended job went. Returns the exit code: 0 when it succeeded."""
     if as_json:
         print_json(to_json(record.summary))
     else:
         say()
-        say(job_text(record.summary, last_words(record.state)))
+        say(job_text(record.summary, last_words(record.state), merged=merged_outputs(store, record.summary)))
     return 0 if record.summary.outcome == "succeeded" else 1
 
 

@@ -9,8 +9,12 @@ import click
 
 from stoker.cli.completers import complete_attempt
 from stoker.cli.options import NamedPath, checkpoint_option, job_argument, named_job, opened_store, store_option
+from stoker.model.keys import UNFINISHED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stoker.read.outputs import OutputFile
     from stoker.store.base import Store
     from stoker.store.checkpoints import Checkpoint
 
@@ -78,19 +82,43 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
     _say_replaced(replaced)
 
 
+def _unfinished_lines(pulled: Sequence[OutputFile], passed: Sequence[OutputFile], target: Path) -> list[str]:
+    """What to know about saves that are perhaps unfinished: those that were pulled, and those that were left out."""
+    from stoker.cli.format import counted
+
+    lines = []
+    for number in sorted({file.attempt for file in pulled if file.unfinished}):
+        files = [file for file in pulled if file.unfinished and file.attempt == number]
+        verb = "is" if len(files) == 1 else "are"
+        lines.append(
+            f"{counted(len(files), 'file')} of attempt {number} {verb} perhaps unfinished, since no checkpoint has "
+            f"{'it' if len(files) == 1 else 'them'}: {target}/{UNFINISHED}"
+        )
+    for number in sorted({file.attempt for file in passed}):
+        files = [file for file in passed if file.attempt == number]
+        lines.append(
+            f"{counted(len(files), 'file')} of attempt {number}, perhaps unfinished, left out because a later attempt "
+            f"went further; --attempt {number} gives {'it' if len(files) == 1 else 'them'}"
+        )
+    return lines
+
+
 def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> None:
     from stoker.cli.format import counted, say, size
     from stoker.cli.progress import progress_bar
     from stoker.read.outputs import list_outputs, pull_outputs
     from stoker.read.safe_text import legible
 
-    files, replaced = list_outputs(store, job, attempt), list[str]()
+    outputs, replaced = list_outputs(store, job, attempt), list[str]()
+    files = outputs.files
     with progress_bar("pulling outputs") as progress:
         number, total = pull_outputs(store, files, target, progress, replaced)
     attempts = {file.attempt for file in files}
     of = f" of {len(attempts)} attempts" if len(attempts) > 1 else ""
     say(f"outputs{of}: {counted(number, 'file')}, {size(total)} in {target}")
     _say_replaced(replaced)
+    for text in _unfinished_lines(outputs.files, outputs.passed, target):
+        say(text)
     several = [file for file in files if file.replaces]
     if several:
         others = ", ".join(f"--attempt {n}" for n in sorted({n for file in several for n in file.replaces})[:3])

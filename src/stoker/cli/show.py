@@ -19,7 +19,7 @@ def command(job: str, as_json: bool) -> None:
     from stoker import client
     from stoker.cli.external_jobs import print_clone_chain
     from stoker.cli.format import print_json, to_json
-    from stoker.cli.job_report import job_text, last_words
+    from stoker.cli.job_report import job_text, last_words, merged_outputs
     from stoker.model.errors import UserError
 
     store = opened_store()
@@ -32,4 +32,6 @@ def command(job: str, as_json: bool) -> None:
     if as_json:
         print_json(to_json(record.summary))
         return
-    click.echo(job_text(record.summary, last_words(record.state), has_stack_dumps=bool(record.state.evidence_codes)))
+    merged = merged_outputs(store, record.summary)
+    dumps = bool(record.state.evidence_codes)
+    click.echo(job_text(record.summary, last_words(record.state), has_stack_dumps=dumps, merged=merged))

@@ -306,6 +306,8 @@ def _add_outputs(reported: Sequence[SavedOutputs | None]) -> SavedOutputs | None
         left_out=sum(one.left_out for one in known),
         left_out_size=sum(one.left_out_size for one in known),
         named=tuple(named for one in known for named in one.named)[:_LEFT_OUT],
+        links=tuple(link for one in known for link in one.links)[:_LEFT_OUT],
+        unfinished=sum(one.unfinished for one in known),
     )
 
 

@@ -90,6 +90,9 @@ CLONE_CHAINS = f"{EXTERNAL_JOBS}sagemaker/"
 EXTERNAL_JOB_INDEX = f"{EXTERNAL_JOBS}index/sagemaker/"
 
 _OUTPUT_VERSION = re.compile(r"([0-9]{8})\.([0-9]{8})/(.+)", re.DOTALL)
+# The folder among the outputs of a node for parts of a save that are perhaps unfinished.
+UNFINISHED = "perhaps-unfinished/"
+_UNFINISHED_PATH = re.compile(rf"(rank-[0-9]+/)?(work/)?{UNFINISHED}")
 
 
 def number(seq: int) -> str:
@@ -371,6 +374,11 @@ def shared_files(job: str, name: str) -> str:
 
 def outputs(job: str, claim: int) -> str:
     return f"work/{job}/outputs/{number(claim)}/"
+
+
+def is_unfinished_output(path: str) -> bool:
+    """Return whether a path among the outputs is that of a save which is perhaps unfinished."""
+    return _UNFINISHED_PATH.match(path) is not None
 
 
 def output_versions(job: str, claim: int) -> str:

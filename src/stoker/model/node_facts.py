@@ -265,6 +265,14 @@ class OmittedOutput:
 
 
 @dataclass(frozen=True)
+class OutputLink:
+    """A link among the outputs, with its path in the stored tree and its target relative to the link's folder."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True)
 class SavedOutputs:
     """Outputs of a node or attempt in the store, and files that were left out. Sizes are in bytes."""
 
@@ -274,6 +282,10 @@ class SavedOutputs:
     left_out_size: int = 0
     # The largest of the omitted files.
     named: tuple[OmittedOutput, ...] = ()
+    # Links to stored files and folders. They have no object of their own.
+    links: tuple[OutputLink, ...] = ()
+    # How many of the files are perhaps unfinished: parts of the last save, which no checkpoint has.
+    unfinished: int = 0
 
 
 @dataclass(frozen=True)

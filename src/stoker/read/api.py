@@ -142,7 +142,7 @@ def pull_outputs(
 
     opened = open_any(store)
     found = find_job(opened, job)
-    files = outputs.list_outputs(opened, found, attempt)
+    files = outputs.list_outputs(opened, found, attempt).files
     with pull_folder(found, folder) as target:
         outputs.pull_outputs(opened, files, target)
     return target

@@ -1,12 +1,13 @@
 """Read a job's outputs: those of all attempts merged into one tree, or those of one attempt.
 
 The merged tree is what the script would have found on one disk: of a path that several attempts wrote, the last version
-counts; files that only an earlier attempt wrote are included.
+counts; files that only an earlier attempt wrote are included. Parts of a save that are perhaps unfinished are left out
+once a later attempt has saved or succeeded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,8 @@ from stoker.model.job_state import JobState
 from stoker.store import job_log
 from stoker.store.base import Meta, Store
 from stoker.store.checkpoint_manifests import LOCAL_WORKERS, REMOTE_WORKERS
+from stoker.store.link_targets import leads_to_stored, safe_link
+from stoker.store.node_facts import read_output_links
 from stoker.store.parallel import run_all
 from stoker.store.safe_extraction import Extraction, Staging
 
@@ -28,7 +31,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file of the outputs, with its path in the tree, its key in the store, and the attempt that wrote it."""
+    """A file or link of the outputs, with its path in the tree, its key in the store, and the attempt that wrote it.
+
+    A link has a target and no key.
+    """
 
     path: str
     key: str
@@ -38,10 +44,26 @@ class OutputFile:
     versions: str = ""
     # Earlier attempts whose files of this path it replaces.
     replaces: tuple[int, ...] = ()
+    # The target of a link, relative to its folder.
+    link: str | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """True if it is part of a save that is perhaps unfinished."""
+        return keys.is_unfinished_output(self.path)
 
 
-def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[OutputFile, ...]:
-    """The outputs of all attempts merged, or those of one, sorted by path.
+@dataclass(frozen=True)
+class FoundOutputs:
+    """The outputs of a job or of one attempt, sorted by path. `passed` are perhaps unfinished files that are left out
+    of the merged tree, because a later attempt went further."""
+
+    files: tuple[OutputFile, ...] = ()
+    passed: tuple[OutputFile, ...] = ()
+
+
+def list_outputs(store: Store, job: str, attempt: int | None = None) -> FoundOutputs:
+    """The outputs of all attempts merged, or those of one.
 
     Only attempts in the job's log count. Raises UserError where there is no such attempt, or there are no outputs.
     """
@@ -50,14 +72,26 @@ def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[Ou
         raise UserError(f"{job} has no outputs yet; it has not started")
     claims = _claims(state, attempt, job)
     merged: dict[str, OutputFile] = {}
-    for number, claim in claims:
+    passed: list[OutputFile] = []
+    for place, (number, claim) in enumerate(claims):
         found = _newest_versions(store, job, claim, number)
+        if any(file.unfinished for file in found.values()) and _went_further(store, state, claims[place + 1 :]):
+            passed += [file for file in found.values() if file.unfinished]
+            found = {path: file for path, file in found.items() if not file.unfinished}
+        found |= _links(store, state, claim, number, found)
         found = {path: replace(file, replaces=_replaced(merged.get(path))) for path, file in found.items()}
         merged = _without_clashes(merged, found) | found
+    merged = _without_dangling(merged)
+    if not merged and passed:
+        numbers = ", ".join(f"--attempt {number}" for number in sorted({file.attempt for file in passed}))
+        raise UserError(
+            f"{job} has no outputs but saves that are perhaps unfinished, from which later attempts went on; "
+            f"{numbers} fetches them"
+        )
     if not merged:
         whose = f"attempt {attempt} of {job}" if attempt is not None else job
         raise UserError(f"{whose} has no outputs yet; files in STOKER_OUTPUT_DIR or named by `outputs` are kept")
-    return tuple(merged[path] for path in sorted(merged))
+    return FoundOutputs(tuple(merged[path] for path in sorted(merged)), tuple(passed))
 
 
 def pull_outputs(
@@ -69,7 +103,8 @@ def pull_outputs(
 ) -> tuple[int, int]:
     """Fetch these files into `target`, and return their number and bytes. Other files there are left alone.
 
-    `replaced` gets the paths of files that were there with other contents.
+    `replaced` gets the paths of files that were there with other contents. Links are made last, and counted like files.
+    They stay below `target`, and are left out where they would not.
 
     The names come from machines that run untrusted code: no link is followed, and nothing is written outside `target`.
     Raises UserError where something in the folder is in the way.
@@ -87,10 +122,14 @@ def pull_outputs(
             progress(min(done, total), total)
         return 1 if found is not None else 0
 
+    links = {file.path: file.link for file in files if file.link is not None and safe_link(file.path, file.link)}
     with Extraction(target, replaced=replaced) as extraction:
         workers = LOCAL_WORKERS if store.is_local else REMOTE_WORKERS
-        fetched = run_all([partial(fetch, file) for file in files], workers)
-    return sum(fetched), total
+        fetched = run_all([partial(fetch, file) for file in files if file.link is None], workers)
+        with extraction.staging() as staging:
+            for path, link in links.items():
+                staging.place_link(path, link)
+    return sum(fetched) + len(links), total
 
 
 def _fetch(store: Store, file: OutputFile, staging: Staging) -> str | None:
@@ -128,6 +167,44 @@ def highest_versions(store: Store, prefix: str) -> dict[str, Meta]:
             boot, n, path = version
             versions[path] = max(versions.get(path, ((-1, -1), meta)), ((boot, n), meta), key=lambda one: one[0])
     return {path: meta for path, (_, meta) in versions.items()}
+
+
+def _links(
+    store: Store, state: JobState, claim: int, attempt: int, files: Mapping[str, OutputFile]
+) -> dict[str, OutputFile]:
+    """The links of one attempt by path, without those in the place of a file or folder of the same attempt."""
+    opened = state.claim(claim)
+    assert opened is not None
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    links: dict[str, OutputFile] = {}
+    for link in sorted(read_output_links(store, state.job, opened), key=lambda link: link.path):
+        above = set(map(str, PurePosixPath(link.path).parents))
+        if link.path not in files and link.path not in folders and not above & (files.keys() | links.keys()):
+            links[link.path] = OutputFile(link.path, "", 0, attempt, link=link.target)
+    return links
+
+
+def _without_dangling(merged: dict[str, OutputFile]) -> dict[str, OutputFile]:
+    """The merged tree, without links that lead to nothing in it."""
+    links = {path: file.link for path, file in merged.items() if file.link is not None}
+    files = merged.keys() - links.keys()
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    return {
+        path: file for path, file in merged.items() if path in files or leads_to_stored(path, links, files, folders)
+    }
+
+
+def _went_further(store: Store, state: JobState, later: Sequence[tuple[int, int]]) -> bool:
+    """Return whether one of these attempts has saved or succeeded."""
+    for _, number in later:
+        claim = state.claim(number)
+        closed = claim.closed if claim is not None else None
+        if closed is not None and (closed.outcome == "succeeded" or closed.checkpoint is not None):
+            return True
+        # The log knows the checkpoints of closed claims alone.
+        if closed is None and any(True for _ in store.list(f"{keys.checkpoints(state.job)}{keys.number(number)}/")):
+            return True
+    return False
 
 
 def _replaced(older: OutputFile | None) -> tuple[int, ...]:

@@ -31,8 +31,8 @@ from stoker.store.checkpoint_manifests import (
     parents_of,
     parse_key,
     read_manifests,
-    safe_path,
 )
+from stoker.store.link_targets import safe_link
 from stoker.store.parallel import run_all
 from stoker.store.safe_extraction import Extraction, Staging
 
@@ -125,16 +125,6 @@ def choose(
     return max(fitting, key=lambda checkpoint: checkpoint.place, default=None)
 
 
-def safe_link(path: str, target: str) -> bool:
-    """Return whether a link at `path` stays inside the folder: relative, with `..` only at its beginning, and not above
-    the folder.
-
-    `..` after a name is refused: the name may itself be a link, and then `..` starts from elsewhere.
-    """
-    segments = target.split("/")
-    ups = next((number for number, segment in enumerate(segments) if segment != ".."), len(segments))
-    rest = "/".join(segments[ups:])
-    return ups <= path.count("/") and (safe_path(rest) or (rest == "" and ups > 0))
 
 
 def group_by_save(stored: Iterable[StoredManifest]) -> list[Checkpoint]:

@@ -21,12 +21,15 @@ from stoker.model.node_facts import (
     NodeFacts,
     NoticeFact,
     OmittedOutput,
+    OutputLink,
     SavedOutputs,
     SaveProposal,
     SaveTimes,
 )
 from stoker.model.observed import Known, Observed, Stamped, Unknown
 from stoker.store.base import Object, Store
+from stoker.store.checkpoint_manifests import safe_path
+from stoker.store.link_targets import safe_link
 
 T = TypeVar("T")
 
@@ -46,6 +49,8 @@ _EVIDENCE, _EVIDENCE_CHARS = 10, 100
 _WARNINGS = 20
 # Number of named omitted outputs; and more bytes than any store holds.
 _LEFT_OUT = 20
+# Number of links among the outputs of one node: a few tens of KB of the fact at most.
+MOST_LINKS = 200
 _MOST_BYTES = 10**18
 _PATHS = 5
 # Names in a proposal of a save; agents give fewer.
@@ -183,6 +188,15 @@ def _span_s(reported_s: float) -> float:
     return min(reported_s, _LONGEST_SPAN_S) if reported_s > 0 else 0.0  # NaN compares as false.
 
 
+def read_output_links(store: Store, job: str, claim: Claim) -> tuple[OutputLink, ...]:
+    """Read the links among the outputs of a claim, from the exits of its machines."""
+    links: list[OutputLink] = []
+    for node in claim.launched or ():
+        left = read_node(store, job, claim.number, node.rank, node.instance).known_exit
+        links += left.outputs.links if left is not None and left.outputs is not None else ()
+    return tuple(links)
+
+
 def _tail(lines: tuple[str, ...]) -> tuple[str, ...]:
     """The last lines, as many as fit."""
     tail: list[str] = []
@@ -246,7 +260,15 @@ def _outputs(reported: SavedOutputs | None) -> SavedOutputs | None:
         left_out=_count(reported.left_out),
         left_out_size=_count(reported.left_out_size),
         named=tuple(named),
+        links=tuple(one for one in reported.links[:MOST_LINKS] if _is_safe(one)),
+        unfinished=_count(reported.unfinished),
     )
+
+
+def _is_safe(link: OutputLink) -> bool:
+    """Return whether a reported link can be written, and stays among the outputs."""
+    short = len(link.path) + len(link.target) <= 2 * _KEY_CHARS
+    return short and safe_path(link.path) and safe_link(link.path, link.target)
 
 
 def _count(reported: int) -> int:

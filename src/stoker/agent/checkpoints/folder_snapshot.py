@@ -21,8 +21,8 @@ from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import FileChanged
 from stoker.store.checkpoint_manifests import safe_path
-from stoker.store.checkpoints import safe_link
 from stoker.store.hashed_copy import FICLONE
+from stoker.store.link_targets import safe_link
 
 log = logging.getLogger(__name__)
 

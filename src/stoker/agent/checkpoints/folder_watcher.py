@@ -133,6 +133,18 @@ class FolderWatch:
         """Check a file of the last scan by its format."""
         return self._checks.check(self.files.get(path))
 
+    def torn(self, open_at_end: Collection[str]) -> frozenset[str]:
+        """Return the uncommitted files that are broken by their format, or were open when their writer ended and are
+        not shown to be whole by it."""
+
+        def is_torn(path: str) -> bool:
+            state = self.check(path).state
+            was_open = path in open_at_end or self.history.last_seen_open(path)
+            return state == "broken" or (was_open and state != "whole")
+
+        with self.lock:
+            return frozenset(filter(is_torn, self.dirty.files.keys() - self.history.logs()))
+
     @property
     def dirty_s(self) -> float:
         """How long there have been uncommitted files, as of the last scan."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from stoker.agent.checkpoints.commit_rounds import CommitRounds, SyncStatus
@@ -152,6 +152,10 @@ class CheckpointSync:
         if self._rounds.queue.used:
             return {}
         return {path: file for path, file in self._rounds.watch.dirty.files.items() if not file.link}
+
+    def torn(self) -> Collection[str]:
+        """Return which of the uncommitted files were being written at the end, or are broken by their format."""
+        return self._rounds.watch.torn(self._rounds.training_end.open).intersection(self.uncommitted())
 
     def close(self) -> None:
         """Stop without a final commit, between two calls to the store."""

@@ -112,7 +112,7 @@ def keep_uncommitted_saves(context: AttemptContext, exit_: Exit) -> None:
     may_be_over = exit_.outcome in ("succeeded", "failed") or exit_.why in ("stop", "limit")
     files = sync.uncommitted() if may_be_over else {}
     if files:
-        outputs.keep_saves(job_folders.checkpoint_folder(context.paths, spec), files)
+        outputs.keep_saves(job_folders.checkpoint_folder(context.paths, spec), files, sync.torn())
 
 
 def say_kept_saves(context: AttemptContext) -> None:
