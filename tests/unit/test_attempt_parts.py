@@ -357,14 +357,24 @@ def test_a_look_at_the_training_passes_on_its_steps_values_and_saves(world: Agen
 
 
 @pytest.mark.parametrize(
-    ("last_age_s", "over_s", "lost_s"),
-    [(None, 0.0, 100.0), (30.0, 0.0, 30.0), (30.0, 20.0, 10.0), (5.0, 20.0, 0.0), (500.0, 0.0, 100.0)],
+    ("last_age_s", "over_s", "asked_s", "lost_s"),
+    [
+        (None, 0.0, None, 100.0),
+        (30.0, 0.0, None, 30.0),
+        (30.0, 20.0, None, 10.0),
+        (5.0, 20.0, None, 0.0),
+        (500.0, 0.0, None, 100.0),
+        (None, 0.0, 10.0, 100.0),
+        (11.0, 1.0, 10.0, 10.0),
+        (9.0, 1.0, 10.0, 0.0),
+    ],
 )
 def test_what_was_trained_since_the_last_checkpoint_is_lost(
-    world: AgentWorld, last_age_s: float | None, over_s: float, lost_s: float
+    world: AgentWorld, last_age_s: float | None, over_s: float, asked_s: float | None, lost_s: float
 ) -> None:
+    """But not the time of a save that was begun because the training was asked to end."""
     life = a_life(world)
-    life.training = SimpleNamespace(trained_s=100.0, over_s=over_s)  # type: ignore[assignment]
+    life.training = SimpleNamespace(trained_s=100.0, over_s=over_s, asked_s=asked_s)  # type: ignore[assignment]
     life.syncs.checkpoints = FakeSync(last_age_s=last_age_s)  # type: ignore[assignment]
     life.record.waited_s = 1.23456
     found = life.waste()
@@ -525,7 +535,7 @@ def test_what_is_not_in_the_store_is_told_to_those_whom_it_concerns(world: Agent
     concluded: list[float] = []
 
     def missing(*elsewhere: str) -> Any:
-        return SimpleNamespace(conclude=concluded.append, elsewhere=elsewhere)
+        return SimpleNamespace(conclude=concluded.append, settle=lambda: None, elsewhere=elsewhere)
 
     assert finish.say_nothing_saved(life, failed) is failed, "it never trained"
     life.syncs.checkpoints = FakeSync()  # type: ignore[assignment]
@@ -542,7 +552,17 @@ def test_what_is_not_in_the_store_is_told_to_those_whom_it_concerns(world: Agent
     finish.say_nothing_saved(life, failed)
     assert "was not whole in time" in said(life)
     count = said(life).count(lost)
-    finish.say_nothing_saved(life, make_exit("succeeded", "finished", "done", life.record))
+    done = make_exit("succeeded", "finished", "done", life.record)
+    assert finish.say_nothing_saved(life, done).saves_elsewhere == (), "the folder has files"
+    life.syncs.checkpoints = FakeSync()  # type: ignore[assignment]
+    assert finish.say_nothing_saved(life, done).saves_elsewhere == ("m.pt",)
+    advice = "m.pt looks like a save: write `checkpoints: {dir: "
+    assert f"no checkpoint was made: no file was written to checkpoints/; {advice}" in said(life)
+    life.syncs.missing = missing()
+    spoken = said(life)
+    assert finish.say_nothing_saved(life, done) is done and said(life) == spoken, (
+        "it saved nothing, and needs no advice"
+    )
     life.record.restored = RestoredCheckpoint("key", ())
     finish.say_nothing_saved(life, failed)
     life.record.restored = None

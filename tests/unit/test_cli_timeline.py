@@ -9,7 +9,7 @@ from stoker.cli.format import clock
 from stoker.cli.job_report import cost_text, job_text
 from stoker.cli.timeline import attempt_line, handover_line, timeline
 from stoker.core.summary import AttemptSummary, NodeSummary, Summary, summarize
-from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Submitted
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Submitted, Waste
 from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
 from stoker.model.offerings import Offering
 from stoker.model.submission import Code, Submission
@@ -90,7 +90,10 @@ def test_what_is_not_known_yet_is_left_out() -> None:
     assert handover_line(RECLAIMED, waiting) == "notice → saved 412 → durable 0.2 s → attempt 2"
     assert handover_line(replace(RECLAIMED, save=None, outcome=None), None) == "notice → saving"
     unsaved = replace(RECLAIMED, save=SaveTimes(grace_s=3.0, commits=0))
-    assert handover_line(unsaved, None) == "notice (3.0 s) → its last save was not durable in time: 412 was durable"
+    assert handover_line(unsaved, None) == "notice (3.0 s) → its last save was not durable in time: the store has 412"
+    torn = replace(unsaved, save=SaveTimes(grace_s=3.0, commits=0, torn=True), waste=Waste(lost_s=9.0))
+    told = "its last save was not whole: the store has 412, saved 9 s before its end"
+    assert handover_line(torn, None) == f"notice (3.0 s) → {told}"
     assert handover_line(SECOND, None) == ""
 
 
@@ -98,8 +101,10 @@ def test_a_loss_without_a_notice_is_told_too() -> None:
     lost = replace(RECLAIMED, outcome="lost", noticed_at=None, save=None)
     kept = "the store has step-412 (1.3)"
     assert handover_line(lost, SECOND, attempts={2: 1}) == f"lost → {kept} → attempt 2 at 413, gap 0.6 s"
-    stored = replace(RECLAIMED.checkpoint, committed_at=START + timedelta(seconds=10))  # type: ignore[type-var]
-    assert "412 (1.3), stored 3.0 s before → " in handover_line(replace(lost, checkpoint=stored), SECOND, "c", {2: 1})
+    aged = replace(lost, waste=Waste(lost_s=3.0))
+    assert "412 (1.3), saved 3 s before its end → " in handover_line(aged, SECOND, "c", {2: 1})
+    silent = handover_line(replace(aged, left_at=None), SECOND, "c", {2: 1})
+    assert "412 (1.3), saved 3 s before its last heartbeat → " in silent
     again = replace(lost, checkpoint=None, restored_from="00000001/000002-ckpt", restored_step=7)
     told = handover_line(replace(again, outcome="infrastructure"), SECOND, "c", {1: 1})
     assert told.startswith("cut off → nothing new was saved: the store has ckpt (1.2), step 7 → attempt 2")
@@ -107,6 +112,17 @@ def test_a_loss_without_a_notice_is_told_too() -> None:
     assert "nothing was saved: no file was written to ck/; out/x.pt looks" in handover_line(nothing, SECOND, "ck")
     never = replace(nothing, trained_s=0.0)
     assert handover_line(never, SECOND) == "lost → attempt 2 at 413, gap 0.6 s"
+
+
+def test_an_attempt_that_a_rule_asked_to_leave_was_not_cut_off() -> None:
+    stalled = replace(RECLAIMED, outcome="infrastructure", rule="stall", noticed_at=None)
+    assert handover_line(stalled, SECOND).startswith("stalled → saved 412 → durable 0.2 s → attempt 2")
+    empty = handover_line(replace(stalled, checkpoint=None), SECOND)
+    assert empty.startswith("stalled → nothing was saved: no file was written to checkpoints/")
+    assert handover_line(replace(stalled, save=None), SECOND).startswith("stalled → the store has step-412 →")
+    other = replace(stalled, rule="policy:idle")
+    assert handover_line(other, SECOND).startswith("asked to leave → saved 412")
+    assert handover_line(replace(other, save=None), SECOND).startswith("cut off → ")
 
 
 def test_a_stop_tells_what_became_of_its_work() -> None:

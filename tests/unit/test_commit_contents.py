@@ -95,7 +95,7 @@ class Copied:
     def choose(
         self, committed: dict[str, Signature] | None = None, last: dict[str, BlobRef] | None = None, *logs: str
     ) -> CommitContents | None:
-        save = SaveCopy(self.files, self.kept, 77.0)
+        save = SaveCopy(self.files, self.kept, 77.0, 70.0)
         grown = {path: one for path, one in scan(self.folder).items() if path in logs}
         return from_copies(save, self.folder, committed or {}, last or {}, grown)
 

@@ -300,12 +300,15 @@ def test_of_several_nodes_the_newest_checkpoint_is_named() -> None:
     older, newer = (
         CheckpointRef(f"00000002/00000{number}-step", "step", 10 * number, committed_at=at(100)) for number in (1, 2)
     )
-    first = make_exit("interrupted", "notice", at_s=130, started=True, checkpoint=newer)
+    lost = Waste(lost_s=30.0)
+    first = make_exit("interrupted", "notice", at_s=130, started=True, checkpoint=newer, waste=lost)
     second = make_exit("interrupted", "notice", at_s=160, started=True, checkpoint=older)
     for exits in ((first, second), (second, first)):
-        assert describe_saved_work(make_case(*exits)) == "in the store: step 20, saved 30 s before"
+        assert describe_saved_work(make_case(*exits)) == "in the store: step 20, saved 30 s before its end"
     unnumbered = replace(newer, step=None, committed_at=None)
-    assert describe_saved_work(make_case(replace(first, checkpoint=unnumbered))) == "in the store: step (1.2)"
+    assert (
+        describe_saved_work(make_case(replace(first, checkpoint=unnumbered, waste=None))) == "in the store: step (1.2)"
+    )
     assert describe_saved_work(make_case(make_exit("interrupted", "notice"))) == "", "it never trained"
 
 

@@ -31,10 +31,11 @@ from stoker.core.saved_work import (
     save_entry,
     saved_part,
     with_step,
+    without_saved_part,
 )
 from stoker.core.snapshot import Append
 from stoker.core.summary import Summary, summarize
-from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Warned
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Warned, Waste
 from stoker.model.node_facts import CheckpointRef, NodeFacts, OmittedOutput, SavedOutputs, SaveTimes
 from stoker.model.path_patterns import PathFilter, entries_of
 from stoker.model.submission import Submission
@@ -71,11 +72,15 @@ def case(beat: dict[str, Any] | None = None, *, noticed: bool = True, **left: An
 
 def test_a_reclaim_says_what_is_in_the_store_of_which_step_and_when() -> None:
     ref = CheckpointRef("00000002/000003-step-38", "step-38", 38, at(88.0))
-    assert judge(case(checkpoint=ref)).reason == (
-        "reclaimed after a notice at step 40; in the store: step 38, saved 12 s before"
+    assert judge(case(checkpoint=ref, waste=Waste(lost_s=12.0))).reason == (
+        "reclaimed after a notice at step 40; in the store: step 38, saved 12 s before its end"
     )
-    late = CheckpointRef("00000002/000003-step-38", "step-38", 38, at(103.0))
-    assert judge(case(checkpoint=late)).reason.endswith("step 38, saved 0 s before"), "a clock that went back"
+    asked = judge(case(checkpoint=ref, waste=Waste(lost_s=0.0))).reason
+    assert asked.endswith("step 38, saved at its end"), "the save that the notice asked for"
+    absurd = judge(case(checkpoint=ref, waste=Waste(lost_s=float("nan")))).reason
+    assert absurd.endswith("step 38, saved at its end")
+    silent = replace(case(beat={"trained_s": 50.0, "checkpoint": ref, "waste": Waste(lost_s=9.0)}), exits=(None,))
+    assert judge(silent).reason.endswith("in the store: step 38, saved 9 s before its last heartbeat")
     unnumbered = CheckpointRef("00000002/000003-ckpt", "ckpt")
     assert judge(case(checkpoint=unnumbered)).reason.endswith("; in the store: ckpt (1.3)")
 
@@ -194,10 +199,13 @@ def test_the_timeline_claims_no_save_without_one() -> None:
 
 def test_the_timeline_says_of_which_step_and_when() -> None:
     assert line(replace(GRACE, commits=1, durable_s=0.2), checkpoint=KEPT) == "notice → saved 400 → durable 0.2 s"
-    early = line(replace(GRACE, commits=0), checkpoint=KEPT)
-    assert early == "notice → nothing new to save: 400 was durable 6.0 s before"
-    late = line(replace(GRACE, commits=0, durable_s=None), checkpoint=KEPT)
-    assert late == "notice → its last save was not durable in time: 400 was durable 6.0 s before"
+    lost = Waste(lost_s=6.0)
+    early = line(replace(GRACE, commits=0), checkpoint=KEPT, waste=lost)
+    assert early == "notice → nothing new to save: the store has 400, saved 6 s before its end"
+    late = line(replace(GRACE, commits=0, durable_s=None), checkpoint=KEPT, waste=lost)
+    torn = line(replace(GRACE, commits=1, durable_s=None, torn=True), checkpoint=KEPT)
+    assert torn == "notice → saved 400 → its last save was not whole"
+    assert late == "notice → its last save was not durable in time: the store has 400, saved 6 s before its end"
     partly = line(replace(GRACE, commits=1, durable_s=None), checkpoint=KEPT)
     assert partly == "notice → saved 400 → not all of it durable in time"
 
@@ -258,7 +266,8 @@ def test_after_a_reclaim_that_saved_nothing_people_are_told_once_the_next_machin
     assert action.reason.startswith("attempt 1: ") and action.reason.endswith(
         "the next attempt starts from the beginning"
     )
-    assert news(Entry(7, at(100), action.reason, action.event), None) == action.reason, "followers see it"
+    told = "attempt 1 left no checkpoint: the next attempt starts from the beginning"
+    assert news(Entry(7, at(100), action.reason, action.event), None) == told, "followers see it in short"
     for outcome in ("lost", "infrastructure", "abandoned"):
         events = (*RUNNING, replace(closed, outcome=outcome), Claimed(SPOT_A, 1), Launched(5, nodes(5)))
         (action,) = decide_job(make_snapshot(make_state(*events)), DEFAULT, at(100)).actions
@@ -305,6 +314,99 @@ def test_ps_and_show_tell_that_the_attempt_before_left_nothing_until_there_is_a_
     assert look(checkpoint=CheckpointRef("00000005/000001-x", "x")).warnings == ()
     own = ("nothing has been saved in 5 min of training: …",)
     assert look(warnings=own).warnings == own, "said once"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why", "warning"),
+    [
+        ("succeeded", "finished", "no checkpoint was made: no file was written to checkpoints/"),
+        ("failed", "user-error", NOTHING),
+    ],
+)
+def test_an_ended_job_that_saved_elsewhere_is_warned_of(outcome: Any, why: str, warning: str) -> None:
+    def look(*events: Event, **told: Any) -> Summary:
+        left = make_exit(outcome, started=True, trained_s=25.0, **told)
+        state = make_state(*RUNNING, Closed(2, outcome, why, restart=len(events) > 1, trained_s=25.0), *events)
+        return summarize(state, Submission(JOB, make_spec(), "jane"), {2: (make_facts(2, left=left),)}, at(60))
+
+    over = Ended(outcome, why, 2)
+    ended = look(over, saves_elsewhere=("out/ckpt.pt",))
+    advice = "out/ckpt.pt looks like a save: write `checkpoints: {dir: out}` in the job file"
+    assert ended.warnings == (f"attempt 1: {warning}; {advice}",)
+    assert f"warning: attempt 1: {warning}; {advice}" in job_text(ended)
+    assert (f"warning: attempt 1: {warning}"[:50] in note(ended, set(), at(60))) is (outcome == "succeeded")
+    assert look(over).warnings == (), "a short job that saves nothing is not nagged"
+    kept = CheckpointRef("00000002/000001-x", "x")
+    assert look(over, saves_elsewhere=("out/ckpt.pt",), checkpoint=kept).warnings == ()
+    if outcome == "failed":
+        again = look(Claimed(SPOT_A, 1), Launched(5, nodes(5)), saves_elsewhere=("out/ckpt.pt",))
+        assert again.warnings == (f"attempt 1: {warning}; {advice}",)
+        assert f"failed → {warning}; {advice} → attempt 2" in job_text(again)
+
+
+def test_the_same_sentence_is_said_once_in_a_report() -> None:
+    advice = "`checkpoints.dir` in the job file names the folder that the script saves to"
+    closed = Closed(2, "infrastructure", "stall", restart=True, trained_s=50.0)
+    reason = f"no step for 20 s; {NOTHING}; {advice}"
+    ended = f"{reason}; 2 attempts in a row made no progress"
+    state = make_state(
+        *RUNNING, closed, Claimed(SPOT_A, 1), Launched(5, nodes(5)), replace(closed, claim=5, restart=False)
+    )
+    state = replace(state, claims=tuple(replace(claim, closed_reason=reason) for claim in state.claims))
+    save = SaveTimes(saved_s=0.1, durable_s=0.2, ended_s=0.3, commits=0)
+    left = make_exit("interrupted", "drain", started=True, trained_s=50.0, save=save)
+    facts: dict[int, tuple[NodeFacts, ...]] = {n: (make_facts(n, left=left),) for n in (2, 5)}
+    found = summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(100))
+    text = job_text(replace(found, phase="failed", rule="stall", reason=ended))
+    assert text.count(NOTHING) == 1 and "stalled → nothing was saved" in text and "as before" not in text
+    assert "no step for 20 s; 2 attempts in a row made no progress" in text
+    three = (*found.attempts, replace(found.attempts[1], n=3, claim=9))
+    assert "stalled → nothing was saved, as before → attempt 3" in job_text(replace(found, attempts=three))
+    assert without_saved_part(ended) == "no step for 20 s; 2 attempts in a row made no progress"
+    assert without_saved_part("it broke") == "it broke"
+
+
+def test_followers_read_once_that_nothing_was_saved() -> None:
+    reason = f"no step for 20 s; {NOTHING}; write it"
+    said = (f"[stoker] {NOTHING}; write it",)
+    closed = Closed(2, "infrastructure", "stall", restart=True, tail=said)
+    state = make_state(*RUNNING, closed)
+    assert news(Entry(7, at(100), reason, closed), state) == "attempt 1 infrastructure: no step for 20 s"
+    silent = replace(closed, tail=("step 7",))
+    assert news(Entry(7, at(100), reason, silent), state) == f"attempt 1 infrastructure: {reason}", (
+        "its log did not say it"
+    )
+    assert news(Entry(8, at(101), reason, Ended("failed", "stall", 2)), state) == "failed: no step for 20 s"
+
+
+def test_the_step_is_that_of_the_metrics() -> None:
+    """An attempt that resumed from step 6 and reached step 18 follows one that reached step 30."""
+    closed = Closed(2, "lost", "gone", restart=True, trained_s=50.0, step=30)
+    state = make_state(*RUNNING, closed, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
+    facts: dict[int, tuple[NodeFacts, ...]] = {
+        2: (make_facts(2, beat=make_beat(40, step=30, metrics={"loss": 3.0})),),
+        5: (make_facts(5, beat=make_beat(50, training_since=at(45), step=18, metrics={"loss": 1.8})),),
+    }
+    found = summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(60))
+    assert (found.step, found.metrics) == (18, {"loss": 1.8})
+    facts[5] = (make_facts(5, beat=make_beat(50, training_since=at(45))),)
+    found = summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(60))
+    assert (found.step, found.metrics) == (30, {"loss": 3.0}), "nothing newer is known"
+
+
+@pytest.mark.parametrize(
+    ("waste", "at_risk_s"), [(Waste(lost_s=11.0), 15.0), (Waste(lost_s=900.0), 34.0), (None, 34.0), (Waste(), 34.0)]
+)
+def test_what_a_reclaim_would_lose_is_what_the_node_reported_and_the_time_since(
+    waste: Waste | None, at_risk_s: float
+) -> None:
+    """The node's clock is an hour off, and its time of the commit is in the future."""
+    ref = CheckpointRef("00000002/000001-x", "x", committed_at=at(3700))
+    beat = make_beat(56.0, training_since=at(3630), trained_s=30.0, checkpoint=ref, waste=waste)
+    beat = replace(beat, value=replace(beat.value, at=at(3656)))
+    state = make_state(*RUNNING)
+    found = summarize(state, Submission(JOB, make_spec(), "jane"), {2: (make_facts(2, beat=beat),)}, at(60))
+    assert found.at_risk_s == at_risk_s
 
 
 @pytest.fixture

@@ -74,12 +74,17 @@ def make_training_exit(
         return make_exit("succeeded", "finished", "the command finished", record)
     if fault is not None:
         return make_exit("infrastructure", "finished", fault, record)
-    how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.code}"
+    how = how_it_ended(ended)
     reason = f"the command ended with {how}: {message}" if message else f"the command ended with {how}"
     exit_ = make_exit("failed", "finished", reason, record)
     began_s = time.monotonic() - ended.trained_s
     group = Path(cgroup) if cgroup else None
     return replace(exit_, evidence=exit_evidence.collect(ended.code, ended.signal, began_s, node_dir, group))
+
+
+def how_it_ended(outcome: TrainingOutcome) -> str:
+    """Return the signal or the exit code that the command ended with, as text."""
+    return f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.code}"
 
 
 def complete_exit(
@@ -95,5 +100,8 @@ def complete_exit(
         exit_ = replace(exit_, checkpoint=saved.last, commits=saved.commits)
     if progress is not None:
         exit_ = replace(exit_, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
+    if exit_.outcome == "succeeded":
+        # The results of the last training are in its outputs.
+        waste = replace(waste, lost_s=0.0)
     cause = diagnose(last_lines) if exit_.outcome == "failed" else None
     return replace(exit_, tail=last_lines[-TAIL_LINES:], cause=cause, waste=waste, outputs=outputs)

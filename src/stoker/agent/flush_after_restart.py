@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from stoker.agent import job_folders
 from stoker.agent.checkpoints.folder_snapshot import Selection
@@ -28,6 +29,7 @@ from stoker.agent.shutdown_budget import ShutdownBudget
 from stoker.core.saved_work import nothing_saved
 from stoker.model import keys
 from stoker.model.job_state import JobState
+from stoker.model.log_entries import Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, SavedOutputs
 from stoker.model.observed import Known
 from stoker.model.path_patterns import as_written
@@ -132,7 +134,7 @@ def _flush(node: AgentNode, notices: Notices) -> None:
         commits=status.commits if status else 0,
         tail=logs.tail(),
         saves_elsewhere=elsewhere,
-        waste=before.waste if before else None,
+        waste=_waste(status, before),
         outputs=kept,
     )
     node.write_exit(exit_, budget.exit_by_s())
@@ -177,6 +179,14 @@ def _report_saved(
     written = status is not None and status.files > 0
     node.say(nothing_saved(as_written(spec.checkpoints.dir), elsewhere, written=written))
     return elsewhere
+
+
+def _waste(status: SyncStatus | None, before: Heartbeat | None) -> Waste | None:
+    """Return the waste that the dead agent reported; with a newer checkpoint, what was lost is not known."""
+    waste = before.waste if before is not None else None
+    if waste is not None and status is not None and status.commits:
+        return replace(waste, lost_s=None)
+    return waste
 
 
 def _title(ref: CheckpointRef) -> str:

@@ -249,11 +249,13 @@ class OutputFiles:
         roots = (*self._sources, *([self._work] if self._work is not None else []))
         places: dict[str, FoundLink] = {}
         for source in roots:
-            scope = _EVERYTHING if source.whole else _OUTPUTS
+            scope = _EVERYTHING if source.takes_all else _OUTPUTS
             for path, status, problem, parent in _walk(source.folder, self._confinement, scope):
                 if problem is not None or status is None or not stat.S_ISLNK(status.st_mode):
                     continue
-                known = not source.whole and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns)
+                known = not source.takes_all and self._baseline.has(
+                    source.folder, path, status.st_size, status.st_mtime_ns
+                )
                 named = source.prefix + path
                 if not known and named not in found and source.takes(path) and _leads_inside(source.folder, path):
                     with suppress(OSError):

@@ -83,7 +83,7 @@ class Training:
         # Known after `start`.
         self._started_s: float
         # Known after `notify`.
-        self._notified_s: float
+        self._notified_s: float | None = None
         self._deadline_s: float
         self._notified_alone: bool
 
@@ -103,6 +103,11 @@ class Training:
     def over_s(self) -> float:
         """Seconds since the end; 0 before it."""
         return 0.0 if self._ended_s is None else time.monotonic() - self._ended_s
+
+    @property
+    def asked_s(self) -> float | None:
+        """Seconds since the training was asked to end; None if it was not."""
+        return None if self._notified_s is None else time.monotonic() - self._notified_s
 
     @property
     def running(self) -> bool:
@@ -165,7 +170,7 @@ class Training:
         `deadline` returns a deadline in monotonic seconds, or None. It may come meanwhile, and be sooner than that of
         the request.
         """
-        assert self._root is not None
+        assert self._root is not None and self._notified_s is not None
         left, reserve_s = self._wait_until_gone(request, notice, deadline)
         saved_s = time.monotonic() - self._notified_s
         if not left:

@@ -11,7 +11,7 @@ import click
 
 from stoker.cli.format import clock, counted, phase, price_source, print_json, say, size, table, to_json
 from stoker.cli.timeline import MOST_REASON, timeline
-from stoker.core.saved_work import checkpoint_title, is_about_training, with_step
+from stoker.core.saved_work import NOTHING_SAVED, checkpoint_title, is_about_training, with_step, without_saved_part
 from stoker.core.summary import AttemptSummary, HeldMachines, NodeSummary, Summary
 from stoker.model.errors import StokerError, UserError
 from stoker.model.job_state import JobState
@@ -44,12 +44,14 @@ def job_text(
     fetch as outputs.
     """
     summary, tail = legible(summary), legible(tail)
+    story = timeline(summary)
+    if any(NOTHING_SAVED in line for line in story):
+        summary = replace(summary, reason=without_saved_part(summary.reason))
     head = f"{click.style(summary.id, bold=True)}  {phase(summary.phase)}"
     # A failed job's whole reason is shown further below.
     reason = one_line(summary.reason, MOST_REASON if summary.phase == "failed" else len(summary.reason))
     lines = [f"{head}  {reason}" if reason else head]
     lines += [f"  {line}" for line in table((), _facts(summary, merged)).splitlines()]
-    story = timeline(summary)
     if story:
         lines += ["", *(f"  {line}" for line in story)]
     for text in left_out_lines(summary):

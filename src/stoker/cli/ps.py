@@ -224,6 +224,7 @@ _ACTIVITIES = {
 def note(summary: Summary, active: set[str], now: datetime) -> str:
     """The note about a job: first of all that its machine is still paid for, else why it is in its phase."""
     from stoker.cli.format import clock
+    from stoker.core.saved_work import is_about_missing_checkpoint
     from stoker.read.format import as_of, dollars
 
     held = summary.held
@@ -231,8 +232,12 @@ def note(summary: Summary, active: set[str], now: datetime) -> str:
     if held is not None and summary.id in active and now < held.until:
         price = "a price that is not known" if held.price is None else f"{dollars(held.price)}/h"
         return _cut(f"its machine is held until {clock(held.until)} at {price}; {summary.reason}", 80)
-    warning = f"warning: {summary.warnings[0]}" if summary.warnings and summary.ended_at is None else ""
-    text = _cut(summary.reason or warning or _activity(summary), 60)
+    ended = summary.ended_at is not None
+    warnings = [each for each in summary.warnings if not ended or is_about_missing_checkpoint(each)]
+    warning = f"warning: {warnings[0]}" if warnings else ""
+    # Why a job failed or was stopped says more than a warning; that it finished says less.
+    reason = summary.reason if summary.outcome != "succeeded" or not warning else ""
+    text = _cut(reason or warning or _activity(summary), 60)
     return "; ".join(part for part in (text, as_of(summary.heard_at, now)) if part)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from stoker.core.saved_work import cause_of_end, checkpoint_title, nothing_saved, with_step
+from stoker.core.health_rules import OWN_STALL_RULE
+from stoker.core.saved_work import cause_of_end, checkpoint_title, nothing_saved, saved_when, with_step
 from stoker.core.summary import AttemptSummary, Summary
 from stoker.model.offerings import zone_text
 from stoker.read.decision_text import outcome_text, price_terms
@@ -19,16 +20,26 @@ _NO_ATTEMPTS: Mapping[int, int] = MappingProxyType({})
 _ASKED = frozenset({"stopped", "limit"})
 # The first words of the line of an end that is no reclaim.
 _HEADS = {"infrastructure": "cut off", "limit": "at its limit"}
+# The same, by the rule that asked the attempt to leave.
+_RULE_HEADS = {OWN_STALL_RULE: "stalled"}
 
 
 def timeline(summary: Summary) -> list[str]:
     """One line for each attempt, and below it one line for the handover to the next."""
     lines = []
+    said: set[str] = set()
     attempts = {attempt.claim: attempt.n for attempt in summary.attempts}
     for number, attempt in enumerate(summary.attempts):
         following = summary.attempts[number + 1] if number + 1 < len(summary.attempts) else None
         lines.append(attempt_line(attempt, attempts))
         handover = handover_line(attempt, following, summary.checkpoint_dir, attempts)
+        nothing = _nothing_saved(attempt, summary.checkpoint_dir)
+        if nothing in handover:
+            # The same long sentence once is enough.
+            handover = handover.replace(
+                nothing, f"{nothing.partition(':')[0]}, as before" if nothing in said else nothing
+            )
+            said.add(nothing)
         if handover:
             lines.append(f"  {handover}")
     return lines
@@ -69,16 +80,30 @@ def handover_line(
         parts.append("notice" if grace is None else f"notice ({duration(grace)})")
         parts += _save_parts(attempt, folder, attempts)
     elif attempt.outcome in _ASKED and attempt.save is not None:
-        parts += [_HEADS.get(attempt.outcome, attempt.outcome), *_save_parts(attempt, folder, attempts)]
+        parts += [_head(attempt), *_save_parts(attempt, folder, attempts)]
     elif following is None or attempt.outcome in (None, "stopped", "limit", "succeeded"):
         return ""
+    elif attempt.outcome == "infrastructure" and attempt.save is not None:
+        # A rule asked it to leave; it was not cut off.
+        parts += [_head(attempt), *_save_parts(attempt, folder, attempts)]
     else:
-        parts.append(_HEADS.get(attempt.outcome, attempt.outcome))
-        if attempt.outcome != "failed" and attempt.trained_s > 0.0:
+        parts.append(_head(attempt))
+        # A script that failed by itself and saved nowhere needs no advice.
+        unsaved = attempt.checkpoint is None and not attempt.restored_from and attempt.saves_elsewhere
+        if attempt.trained_s > 0.0 and (attempt.outcome != "failed" or unsaved):
             parts.append(_stored_work(attempt, folder, attempts))
     if following is not None:
         parts.append(_next_part(attempt, following, attempts))
     return ARROW.join(parts)
+
+
+def _head(attempt: AttemptSummary) -> str:
+    assert attempt.outcome is not None
+    if attempt.rule in _RULE_HEADS:
+        return _RULE_HEADS[attempt.rule]
+    if attempt.outcome == "infrastructure" and attempt.save is not None:
+        return "asked to leave"
+    return _HEADS.get(attempt.outcome, attempt.outcome)
 
 
 def _save_parts(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int]) -> list[str]:
@@ -93,12 +118,11 @@ def _save_parts(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int
     if kept is None:
         return [_stored_work(attempt, folder, attempts)]
     if save.commits == 0:
-        before = ""
-        if attempt.noticed_at is not None and kept.committed_at is not None:
-            before = f" {duration(max(0.0, (attempt.noticed_at - kept.committed_at).total_seconds()))} before"
-        what = "nothing new to save" if save.durable_s is not None else "its last save was not durable in time"
-        return [f"{what}: {_saved(attempt, attempts)} was durable{before}"]
-    durable = "not all of it durable in time" if save.durable_s is None else f"durable {duration(save.durable_s)}"
+        late = "its last save was not whole" if save.torn else "its last save was not durable in time"
+        what = "nothing new to save" if save.durable_s is not None else late
+        return [f"{what}: the store has {_saved(attempt, attempts)}{_saved_when(attempt)}"]
+    late = "its last save was not whole" if save.torn else "not all of it durable in time"
+    durable = late if save.durable_s is None else f"durable {duration(save.durable_s)}"
     return [f"saved {_saved(attempt, attempts)}", durable]
 
 
@@ -110,13 +134,19 @@ def _stored_work(attempt: AttemptSummary, folder: str, attempts: Mapping[int, in
     """The work of the attempt that the store has, by the facts of its nodes."""
     kept = attempt.checkpoint
     if kept is not None and kept.key != attempt.restored_from:
-        before = ""
-        if kept.committed_at is not None and attempt.left_at is not None:
-            before = f", stored {duration(max(0.0, (attempt.left_at - kept.committed_at).total_seconds()))} before"
-        return f"the store has {with_step(checkpoint_title(kept.key, attempts), kept.step)}{before}"
+        return f"the store has {with_step(checkpoint_title(kept.key, attempts), kept.step)}{_saved_when(attempt)}"
     if attempt.restored_from:
         return f"nothing new was saved: the store has {_restored(attempt, attempts)}"
+    return _nothing_saved(attempt, folder)
+
+
+def _nothing_saved(attempt: AttemptSummary, folder: str) -> str:
     return nothing_saved(folder, attempt.saves_elsewhere, written=attempt.wrote_checkpoint_files)
+
+
+def _saved_when(attempt: AttemptSummary) -> str:
+    lost_s = attempt.waste.lost_s if attempt.waste is not None else None
+    return saved_when(lost_s, left=attempt.left_at is not None)
 
 
 def _restored(attempt: AttemptSummary, attempts: Mapping[int, int]) -> str:

@@ -23,6 +23,8 @@ from stoker.model.path_patterns import as_written
 _WARNING_COUNTS = timedelta(minutes=10)
 _LONGEST_S = 1e8
 # Outcomes that are followed by another attempt and are no fault of the script.
+# The end of the warning that an attempt left no checkpoint.
+FROM_THE_BEGINNING = "the next attempt starts from the beginning"
 _UNSAVED: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned"})
 
 
@@ -233,5 +235,5 @@ def warn_unsaved(decision: JobDecision) -> bool:
     code = f"no-checkpoint:{closed.claim}"
     if closed.checkpoint is not None or closed.restored_from is not None or code in decision.state.warned:
         return False
-    reason = f"attempt {claim.attempt}: {claim.closed_reason}; the next attempt starts from the beginning"
+    reason = f"attempt {claim.attempt}: {claim.closed_reason}; {FROM_THE_BEGINNING}"
     return decision.append(Warned(code=code), reason)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stoker.core.attempt_evidence import AttemptEvidence
+from stoker.core.costs import valid_span_s
 from stoker.model.durations import span_text
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat
@@ -15,13 +16,18 @@ from stoker.model.path_patterns import as_written, is_pattern
 # How many files a sentence names.
 _NAMED = 3
 # Beginnings of sentences that follow the reason for an end; the last one is for a running job.
-_IN_STORE, _NOTHING, _NOTHING_NEW, _NOTHING_YET = (
+_IN_STORE, NOTHING_SAVED, _NOTHING_NEW, _NOTHING_YET = (
     "in the store: ",
     "nothing was saved: ",
     "nothing new was saved: ",
     "nothing has been saved",
 )
+_NO_CHECKPOINT = "no checkpoint was made: "
 _NUMBER = re.compile(r"\d+")
+# What a verdict adds after the text of `describe_saved_work`.
+_CONCLUDED = re.compile(r"; \d+ attempts in a row made no progress$")
+# Less than this is not worth a number.
+_AT_ONCE_S = 0.05
 # Folders that scripts create for each run.
 _OF_ONE_RUN = re.compile(r"(?:version|run|exp)[_-]?\d+|\d[\d_.:-]*", re.ASCII)
 
@@ -38,11 +44,8 @@ def describe_saved_work(evidence: AttemptEvidence) -> str:
         assert ref is not None
         title = checkpoint_title(ref.key, attempts_of(evidence.state))
         what = f"step {ref.step}" if ref.step is not None else title
-        if ref.committed_at is None:
-            return f"{_IN_STORE}{what}"
-        # Both times are by the same agent's clock.
-        age_s = max(0.0, (newest.at - ref.committed_at).total_seconds())
-        return f"{_IN_STORE}{what}, saved {span_text(age_s)} before"
+        lost_s = newest.waste.lost_s if newest.waste is not None else None
+        return f"{_IN_STORE}{what}{saved_when(lost_s, left=isinstance(newest, Exit))}"
     if evidence.restored_from is not None:
         title = checkpoint_title(evidence.restored_from, attempts_of(evidence.state))
         return f"{_NOTHING_NEW}the store has {title}, from which it began"
@@ -51,9 +54,27 @@ def describe_saved_work(evidence: AttemptEvidence) -> str:
     return nothing_saved(as_written(evidence.spec.checkpoints.dir), elsewhere, written=written)
 
 
+def saved_when(lost_s: float | None, *, left: bool) -> str:
+    """`, saved 11 s before its end`: how long an attempt trained after its last checkpoint was begun, by its node.
+
+    `left`: its node reported the end of the training; otherwise its last heartbeat is the last that is known.
+    """
+    if lost_s is None:
+        return ""
+    end, lost_s = "its end" if left else "its last heartbeat", valid_span_s(lost_s)
+    return f", saved {span_text(lost_s)} before {end}" if lost_s >= _AT_ONCE_S else f", saved at {end}"
+
+
 def cause_of_end(reason: str) -> str:
     """The reason for an end, without the text of `describe_saved_work`."""
     return _split(reason)[0]
+
+
+def without_saved_part(reason: str) -> str:
+    """The reason for an end without the text of `describe_saved_work`, and with what was concluded from the end."""
+    cause, saved = _split(reason)
+    concluded = _CONCLUDED.search(saved)
+    return cause + concluded[0] if concluded else cause
 
 
 def saved_part(reason: str) -> str:
@@ -62,14 +83,24 @@ def saved_part(reason: str) -> str:
 
 
 def _split(reason: str) -> tuple[str, str]:
-    places = [reason.find(f"; {begin}") for begin in (_IN_STORE, _NOTHING, _NOTHING_NEW)]
+    places = [reason.find(f"; {begin}") for begin in (_IN_STORE, NOTHING_SAVED, _NOTHING_NEW)]
     place = min((each for each in places if each != -1), default=len(reason))
     return reason[:place], reason[place + 2 :]
 
 
+def says_nothing_saved(line: str) -> bool:
+    """Return whether a line of the log is the agent's, and says that the store has no checkpoint."""
+    return f"[stoker] {NOTHING_SAVED}" in line
+
+
 def lost_everything(reason: str) -> bool:
     """Return whether a reason for an end says that the store has no checkpoint."""
-    return saved_part(reason).startswith(_NOTHING)
+    return saved_part(reason).startswith(NOTHING_SAVED)
+
+
+def is_about_missing_checkpoint(warning: str) -> bool:
+    """Return whether a warning says that a training that succeeded made no checkpoint."""
+    return _NO_CHECKPOINT in warning
 
 
 def is_about_training(warning: str) -> bool:
@@ -107,8 +138,14 @@ def nothing_saved(folder: str, elsewhere: Sequence[str] = (), *, written: bool =
     """Say why there is no checkpoint, and what to do. `written`: the folder has files, but none was committed."""
     shown = folder if is_pattern(folder) else folder.rstrip("/") + "/"
     if written:
-        return f"{_NOTHING}what was written to {shown} was not whole in time"
-    return f"{_NOTHING}no file was written to {shown}{_advice(elsewhere)}"
+        return f"{NOTHING_SAVED}what was written to {shown} was not whole in time"
+    return f"{NOTHING_SAVED}no file was written to {shown}{_advice(elsewhere)}"
+
+
+def no_checkpoint(folder: str, elsewhere: Sequence[str]) -> str:
+    """Say that a training that succeeded made no checkpoint although it saved, and what to do."""
+    shown = folder if is_pattern(folder) else folder.rstrip("/") + "/"
+    return f"{_NO_CHECKPOINT}no file was written to {shown}{_advice(elsewhere)}"
 
 
 def nothing_saved_yet(folder: str, trained_s: float, elsewhere: Sequence[str] = ()) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.core.costs import claim_cost, job_cost
+from stoker.core.costs import claim_cost, job_cost, valid_span_s
 from stoker.core.hold import hold_of
-from stoker.core.saved_work import is_about_training, lost_everything, saved_part
+from stoker.core.saved_work import is_about_training, lost_everything, no_checkpoint, nothing_saved, saved_part
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import NodeRef, Outcome, Phase, Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, SavedOutputs, SaveTimes
+from stoker.model.observed import Stamped
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Scalar, Spec
 from stoker.model.submission import Code, Submission
@@ -163,7 +164,8 @@ def summarize(
     exits = [left for claim in state.attempts for left in _exits(facts.get(claim.number, ()))]
     reports: list[Heartbeat | Exit] = [*beats, *exits]
     checkpoint = max((one.checkpoint for one in reports if one.checkpoint), key=lambda ref: ref.key, default=None)
-    current = _heartbeats(facts.get(state.claims[-1].number, ())) if state.claims else []
+    stamped = _stamped(facts.get(state.claims[-1].number, ())) if state.claims else []
+    current = [beat.value for beat in stamped]
     phase = phase_of(state, facts)
     return Summary(
         id=state.job,
@@ -182,7 +184,8 @@ def summarize(
         last_checkpoint=checkpoint,
         exit_code=state.ended.exit_code if state.ended else None,
         metrics=_last_metrics(state, facts),
-        step=max((one.step for one in reports if one.step is not None), default=None),
+        # The step that the metrics belong to: an attempt that resumed may be behind the one before.
+        step=next((attempt.step for attempt in reversed(attempts) if attempt.step is not None), None),
         cost=cost.spent,
         on_demand_cost=cost.on_demand,
         saved_share=cost.saved_share,
@@ -191,8 +194,8 @@ def summarize(
         tags=spec.tags,
         params=spec.params,
         code=submission.code,
-        at_risk_s=_at_risk_s(phase, current, now),
-        warnings=_warnings(state, current, checkpoint),
+        at_risk_s=_at_risk_s(phase, stamped, now),
+        warnings=_warnings(state, current, checkpoint, attempts, as_written(spec.checkpoints.dir)),
         origin=submission.origin,
         checkpoint_dir=as_written(spec.checkpoints.dir),
         held=_held(state, spec, facts, now),
@@ -202,16 +205,30 @@ def summarize(
     )
 
 
-def _warnings(state: JobState, current: list[Heartbeat], checkpoint: CheckpointRef | None) -> tuple[str, ...]:
-    """Warnings of the last attempt's nodes, and a warning if the attempt before it left no checkpoint."""
+def _warnings(
+    state: JobState,
+    current: list[Heartbeat],
+    checkpoint: CheckpointRef | None,
+    attempts: Sequence[AttemptSummary],
+    folder: str,
+) -> tuple[str, ...]:
+    """Warnings of the last attempt's nodes, and a warning if the last attempt that ended left no checkpoint."""
     warnings = list(dict.fromkeys(text for beat in current for text in beat.warnings))
     if state.ended is not None:
-        return tuple(text for text in warnings if not is_about_training(text))
+        warnings = [text for text in warnings if not is_about_training(text)]
     before = next((claim for claim in reversed(state.attempts) if claim.closed), None)
-    reports = checkpoint is not None or any(is_about_training(text) for text in warnings)
-    if before is not None and lost_everything(before.closed_reason) and not reports:
-        warnings.append(f"attempt {before.attempt}: {saved_part(before.closed_reason)}")
-    return tuple(warnings)
+    if before is None or checkpoint is not None or any(is_about_training(text) for text in warnings):
+        return tuple(warnings)
+    saved_elsewhere = next((one.saves_elsewhere for one in attempts if one.claim == before.number), ())
+    if lost_everything(before.closed_reason):
+        # A job that has ended says it in its reason.
+        told = saved_part(before.closed_reason) if state.ended is None else ""
+    elif saved_elsewhere and before.closed is not None and before.closed.restored_from is None:
+        succeeded = before.closed.outcome == "succeeded"
+        told = no_checkpoint(folder, saved_elsewhere) if succeeded else nothing_saved(folder, saved_elsewhere)
+    else:
+        told = ""
+    return (*warnings, f"attempt {before.attempt}: {told}") if told else tuple(warnings)
 
 
 def _last_metrics(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> dict[str, float]:
@@ -283,7 +300,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         checkpoint=max((one.checkpoint for one in reports if one.checkpoint), key=lambda ref: ref.key, default=None),
         image=next((beat.image for beat in beats if beat.image), None),
         left_at=max((left.at for left in exits), default=None),
-        waste=closed.waste if closed else next((one.waste for one in reports if one.waste), None),
+        waste=(closed.waste if closed else None) or next((one.waste for one in reports if one.waste), None),
         held_until=held_until(claim, facts, now),
         outputs=_add_outputs([left.outputs for left in exits]),
         nodes=tuple(summarize_node(node, facts, now) for node in claim.launched or ()),
@@ -373,20 +390,24 @@ def _heard_lately(fact: NodeFacts, now: datetime) -> bool:
 
 
 def _heartbeats(facts: tuple[NodeFacts, ...]) -> list[Heartbeat]:
-    return [beat.value for fact in facts if (beat := fact.known_heartbeat) is not None]
+    return [beat.value for beat in _stamped(facts)]
+
+
+def _stamped(facts: tuple[NodeFacts, ...]) -> list[Stamped[Heartbeat]]:
+    return [beat for fact in facts if (beat := fact.known_heartbeat) is not None]
 
 
 def _exits(facts: tuple[NodeFacts, ...]) -> list[Exit]:
     return [left for fact in facts if (left := fact.known_exit) is not None]
 
 
-def _at_risk_s(phase: Phase, beats: list[Heartbeat], now: datetime) -> float | None:
-    """Seconds of training that a reclaim now would lose. The commit's time and `now` are both by the store's clock."""
-    training = [beat for beat in beats if beat.training_since is not None]
+def _at_risk_s(phase: Phase, beats: list[Stamped[Heartbeat]], now: datetime) -> float | None:
+    """Seconds of training that a reclaim now would lose: what the node reported, and the time since its heartbeat. The
+    heartbeat's time and `now` are both by the store's clock."""
+    training = [beat for beat in beats if beat.value.training_since is not None]
     if phase != "running" or not training:
         return None
-    beat = training[0]
-    trained = beat.trained_s + max(0.0, (now - beat.at).total_seconds())
-    if beat.checkpoint is None or beat.checkpoint.committed_at is None:
-        return trained
-    return min(trained, max(0.0, (now - beat.checkpoint.committed_at).total_seconds()))
+    beat = training[0].value
+    reported_s = beat.waste.lost_s if beat.waste is not None else None
+    lost_s = beat.trained_s if reported_s is None else min(reported_s, beat.trained_s)
+    return valid_span_s(lost_s) + max(0.0, (now - training[0].modified).total_seconds())

@@ -240,6 +240,8 @@ class SaveTimes:
     grace_s: float | None = None
     # Checkpoints that this node committed after the notice; None if unknown.
     commits: int | None = None
+    # The last save was not whole, and is in no checkpoint.
+    torn: bool = False
 
 
 # `machine`: no script can prevent it. `peer`: it only reports the end or silence of another process.

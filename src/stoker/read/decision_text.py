@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.core.maintain_claim import FROM_THE_BEGINNING
+from stoker.core.saved_work import says_nothing_saved, without_saved_part
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import (
     Claimed,
@@ -127,10 +129,16 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return f"{_attempt(state, claim)} came to nothing: {entry.reason}"
         case Closed(claim=claim, outcome="refused"):
             return f"{_attempt(state, claim)} was refused: {entry.reason}"
-        case Closed(claim=claim, outcome=outcome):
-            return f"{_attempt(state, claim)} {outcome_text(outcome, entry.reason)}"
+        case Closed(claim=claim, outcome=outcome, tail=tail):
+            # The log of the attempt, which is followed too, may have said what was saved.
+            said = any(map(says_nothing_saved, tail))
+            reason = without_saved_part(entry.reason) if said else entry.reason
+            return f"{_attempt(state, claim)} {outcome_text(outcome, reason)}"
         case Ended(outcome=outcome):
-            return outcome_text(outcome, entry.reason)
+            return outcome_text(outcome, without_saved_part(entry.reason))
+        case Warned() if entry.reason.endswith(FROM_THE_BEGINNING):
+            # The line about its end has the whole reason.
+            return f"{entry.reason.partition(':')[0]} left no checkpoint: {FROM_THE_BEGINNING}"
         case Draining() | StopAsked() | ResumeAsked() | RemovalAsked() | Warned():
             return entry.reason
 

@@ -130,7 +130,7 @@ def _with_heartbeat(store: Store, summary: Summary) -> Summary:
     return replace(
         summary,
         heard_at=heard_at,
-        step=max([*steps, *([summary.step] if summary.step is not None else [])], default=None),
+        step=max(steps, default=summary.step),
         trained_s=summary.trained_s + max(0.0, trained_s - attempt.trained_s),
         metrics={**summary.metrics, **heartbeats[0].value.metrics},
     )

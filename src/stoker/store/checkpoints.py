@@ -125,8 +125,6 @@ def choose(
     return max(fitting, key=lambda checkpoint: checkpoint.place, default=None)
 
 
-
-
 def group_by_save(stored: Iterable[StoredManifest]) -> list[Checkpoint]:
     """Group the manifests by save, oldest first."""
     stored = sorted((item for item in stored if item.manifest is not None), key=lambda item: item.place)

@@ -222,7 +222,7 @@ def _save(save: SaveTimes | None) -> SaveTimes | None:
         return None
     times = (save.saved_s, save.durable_s, save.ended_s, save.grace_s)
     saved_s, durable_s, ended_s, grace_s = (None if time is None else _span_s(time) for time in times)
-    return SaveTimes(saved_s, durable_s, ended_s, grace_s, save.commits)
+    return SaveTimes(saved_s, durable_s, ended_s, grace_s, save.commits, save.torn)
 
 
 def _proposal(proposal: SaveProposal | None) -> SaveProposal | None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.commit_contents import CommitContents, before_newest, from_copies
+from stoker.agent.checkpoints.file_numbers import newest_generation
 from stoker.agent.checkpoints.folder_snapshot import Signature, top_folder_of, without_units
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.save_copies import SaveCopies
@@ -208,6 +209,19 @@ class CommitChooser:
             # The units that are left out were whole one save ago, and that save has all other new files.
             return replace(copied, to_copy=frozenset(), left_out=contents.left_out)
         return contents if even_if_unchanged or dirty.keys() & contents.files.keys() else None
+
+    def saved_at(self, contents: CommitContents) -> float:
+        """Return when the newest save in the contents was begun, by the monotonic clock: what the training did since
+        then is in no checkpoint. Later than the truth only by what was written out of sight."""
+        if contents.begun_at is not None:
+            return contents.begun_at
+        watch = self._watch
+        with watch.lock:
+            news = watch.dirty.files.keys() & contents.files.keys() - contents.logs
+            span = watch.history.save_span(newest_generation(news))
+        if span is None:
+            return watch.history.scanned_at
+        return self.copies.burst_begin(*span) if self.copies is not None else span[0]
 
     def before_newest(self, contents: CommitContents) -> CommitContents | None:
         """Remove the newest save from a final commit, if the folder is known to have been in that state."""

@@ -20,7 +20,8 @@ class CommitContents:
 
     `to_copy` are the files to copy before they are sent. `logs` are the logs among the files: they say nothing about
     what was saved. `left_out` are the units that are not committed as they are in the folder. `copies` are copies that
-    were made earlier, by path. `as_of` is when the folder was in this state.
+    were made earlier, by path. `as_of` is when the folder was in this state, and `begun_at` when its newest save was
+    begun, where that is known.
     """
 
     files: Files
@@ -30,6 +31,7 @@ class CommitContents:
     left_out: tuple[UnitLeftOut, ...] = ()
     copies: Mapping[str, FileCopy] = field(default_factory=dict)
     as_of: float = float("inf")
+    begun_at: float | None = None
 
 
 def before_newest(contents: CommitContents, dirty: Files, last: Mapping[str, BlobRef]) -> CommitContents | None:
@@ -73,4 +75,12 @@ def from_copies(
     uncopied = [file for path, file in files.items() if path not in copies]
     if any(signature_of(folder / file.path, file) != file.signature for file in uncopied):
         return None
-    return CommitContents(files | logs, frozenset(logs), carried, frozenset(logs), copies=copies, as_of=save.taken_at)
+    return CommitContents(
+        files | logs,
+        frozenset(logs),
+        carried,
+        frozenset(logs),
+        copies=copies,
+        as_of=save.taken_at,
+        begun_at=save.begun_at,
+    )

@@ -38,7 +38,8 @@ WRITEBACK_S = 60.0
 
 @dataclass(frozen=True)
 class SyncStatus:
-    """Which checkpoints are in the store, and what is not yet. `last` is this rank's newest commit in this attempt.
+    """Which checkpoints are in the store, and what is not yet. `last` is this rank's newest commit in this attempt, and
+    `last_age_s` is how long ago its save was begun: what the training did since then is in no checkpoint.
 
     `files` counts this rank's own: files that were restored from other ranks and not touched since are excluded.
     """

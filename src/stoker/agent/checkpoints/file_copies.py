@@ -45,7 +45,7 @@ class FileCopy:
 
 @dataclass(frozen=True, eq=False)
 class SaveCopy:
-    """The folder at one moment, without its logs.
+    """The folder at one moment, without its logs. `begun_at` is when the save that led to it was begun.
 
     Files that are not in `copies` were not written since watching began, and are taken from the folder.
     """
@@ -53,6 +53,7 @@ class SaveCopy:
     files: Files
     copies: Mapping[str, FileCopy]
     taken_at: float
+    begun_at: float
 
 
 class FileCopier:

@@ -75,6 +75,15 @@ def newest_names(paths: Iterable[str]) -> dict[str, str]:
     return newest
 
 
+def newest_generation(paths: Iterable[str]) -> set[str]:
+    """Return the paths without those that a path with the same role and a higher generation follows."""
+    found = set(paths)
+    newest: dict[str, Generation] = {}
+    for path in found:
+        newest[role_of(path)] = max(newest.get(role_of(path), ()), generation_of(path))
+    return {path for path in found if generation_of(path) == newest[role_of(path)]}
+
+
 def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
     """Return the files of the highest-numbered unit of each kind, and all files of units without a number."""
     newest: dict[str, tuple[int, str]] = {}

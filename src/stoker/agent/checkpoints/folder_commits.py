@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
@@ -90,7 +91,14 @@ class FolderCommits:
         if not (self.scan_if_due(now=True) if final else self._may_choose()):
             return False
         contents = self._choose_final() if final else self._chooser.choose()
-        return contents is not None and self._commit(contents, self._send(contents))
+        if contents is None:
+            return False
+        contents = self._dated(contents)
+        return self._commit(contents, self._send(contents))
+
+    def _dated(self, contents: CommitContents) -> CommitContents:
+        """Record when the save was begun, as it is known now: while it is sent, the next one may begin."""
+        return replace(contents, begun_at=self._chooser.saved_at(contents))
 
     def decline(self) -> None:
         """Tell the other ranks that this one has no part in saves of the folder."""
@@ -125,7 +133,7 @@ class FolderCommits:
             self._note_commit(contents, blobs)
             self._commit_written(token)
 
-        self._manifests.publish(ManifestDraft(manifest, on_written))
+        self._manifests.publish(ManifestDraft(manifest, on_written, self._chooser.saved_at(contents)))
         return True
 
     def _choose_final(self) -> CommitContents | None:

@@ -110,11 +110,11 @@ class LeadingCommits(FolderCommits):
         if missing:
             return False
         if not self._savers():
-            return self._commit_alone(contents)
+            return self._commit_alone(self._dated(contents))
         if not is_settled:
             # The other ranks could not know which part of it is an older save.
             return False
-        self._part = SavePart(proposed.token, contents, (0, *self._savers()))
+        self._part = SavePart(proposed.token, self._dated(contents), (0, *self._savers()))
         return self._commit_part(self._part)
 
     def _propose(self, contents: CommitContents, *, ended: bool = False) -> None:
@@ -187,6 +187,7 @@ class LeadingCommits(FolderCommits):
         contents = self._choose_final()
         if contents is None:
             return False
+        contents = self._dated(contents)
         if self._unknown_at_end() and self._monotonic() - self._final_at < END_PATIENCE_S:
             # All trainings end at about the same time. Sending takes long, and can be done meanwhile.
             self._is_waiting = True
@@ -327,7 +328,7 @@ class FollowingCommits(FolderCommits):
         assert contents is not None
         self._done.add(proposal.token)
         self._answer(SaveAnswer(proposal.token, bool(self._watch.files)))
-        return SavePart(proposal.token, contents)
+        return SavePart(proposal.token, self._dated(contents))
 
     def _belongs(self, contents: CommitContents, proposal: SaveProposal) -> bool:
         """Return whether the folder, as it is, is taken for this rank's part of the proposed save."""
@@ -380,9 +381,9 @@ class FollowingCommits(FolderCommits):
             generation=leader.manifest.generation,
             pause_s=self._watch.longest_pause_s(part.blobs),
         )
-        contents, blobs = part.contents, part.blobs
+        contents, blobs, saved_at = part.contents, part.blobs, self._chooser.saved_at(part.contents)
         self._part = None
-        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs)))
+        self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs), saved_at))
         return True
 
     def _drop(self, reason: str) -> None:

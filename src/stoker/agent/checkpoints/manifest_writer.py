@@ -23,10 +23,14 @@ _MAX_ABSENT = 5
 
 @dataclass(frozen=True)
 class ManifestDraft:
-    """A manifest whose blobs are all durable. `on_written` is called with its key when it is in the store."""
+    """A manifest whose blobs are all durable. `on_written` is called with its key when it is in the store.
+
+    `saved_at` is when its save was begun, by the monotonic clock.
+    """
 
     manifest: Manifest
     on_written: Callable[[str], None]
+    saved_at: float
 
     def with_next_ordinal(self) -> ManifestDraft:
         ordinal, generation = self.manifest.ordinal + 1, self.manifest.generation
@@ -64,7 +68,7 @@ class ManifestWriter:
         self._cache: Cache = {}
         self._draft: ManifestDraft | None = None
         self.commits = 0
-        # The newest commit of this attempt, and when it was made by the monotonic clock.
+        # The newest commit of this attempt, and when its save was begun by the monotonic clock.
         self.last: tuple[CheckpointRef, float] | None = None
         self._last_place: ManifestKey | None = None
 
@@ -143,7 +147,7 @@ class ManifestWriter:
                     raise StoreUnavailable(f"{key} is neither stored nor can be created")
             elif own:
                 self._draft = None
-                self._note(place, manifest)
+                self._note(place, manifest, draft.saved_at)
                 draft.on_written(place.key)
             else:
                 # Another agent's manifest, such as that of a restarted one: take the next ordinal, and shift all that
@@ -163,7 +167,7 @@ class ManifestWriter:
             return False
         return None if found is None else found.data == data
 
-    def _note(self, place: ManifestKey, manifest: Manifest) -> None:
+    def _note(self, place: ManifestKey, manifest: Manifest, saved_at: float) -> None:
         self._ordinals.newest = max(self._ordinals.newest or 0, place.ordinal)
         self.commits += 1
         # Part of an older save may be committed after a newer save: that does not make it the newest.
@@ -171,7 +175,7 @@ class ManifestWriter:
             self._last_place = place
             is_save = self._is_save(manifest)
             ref = CheckpointRef(place.key, manifest.name, manifest.step, manifest.committed_at, is_save)
-            self.last = (ref, self._options.monotonic())
+            self.last = (ref, saved_at if self.last is None else max(saved_at, self.last[1]))
 
     def _is_save(self, manifest: Manifest) -> bool:
         """Return False for a commit of a watched folder that adds next to nothing to the restored files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -116,7 +117,8 @@ class RequestedCommits:
             step=request.step,
             generation=request.generation,
         )
-        self._manifests.publish(ManifestDraft(manifest, partial(self._note_commit, request, final)))
+        draft = ManifestDraft(manifest, partial(self._note_commit, request, final), self._saved_at(files))
+        self._manifests.publish(draft)
 
     def _pick(self, *, final: bool) -> CommitRequest:
         if self._seconds_left() is None or any(request.sharded for request in self.waiting):
@@ -145,6 +147,15 @@ class RequestedCommits:
         """Return True if a request is passed over for the commit of request `newest`."""
         # At the end the other ranks may have no newer save than this one.
         return request.sequence < newest and not (final and request.sharded)
+
+    def _saved_at(self, files: Collection[File]) -> float:
+        """Return when the first file of a save was finished, by the monotonic clock.
+
+        Both the files' times and the present time are this machine's. A file that was copied may have an old time: the
+        time of an older checkpoint is a bound (`ManifestWriter`).
+        """
+        first_ns = min((file.signature.modified_ns for file in files), default=time.time_ns())
+        return self._options.monotonic() - max(0.0, (time.time_ns() - first_ns) / 1e9)
 
     def _note_commit(self, request: CommitRequest, final: bool, key: str) -> None:
         self._unanswered[request.sequence] = key

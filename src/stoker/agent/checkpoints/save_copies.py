@@ -12,6 +12,7 @@ import logging
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ _RETRY_S, _MAX_RETRY_S = 0.05, 0.5
 _WATCH_AGAIN_S = 5.0
 # The longest time to wait for the last events.
 _FINISH_S = 2.0
+# How many bursts are remembered.
+_MOST_SPANS = 100
 
 
 @dataclass
@@ -90,6 +93,8 @@ class SaveCopies:
         self._events: FolderEvents | None = None
         self._wrote_at: float | None = None
         self._whole: SaveCopy | None = None
+        # When the last bursts of writes began and ended.
+        self._spans: deque[tuple[float, float]] = deque(maxlen=_MOST_SPANS)
         # How many bursts of writes have ended.
         self.bursts = 0
         self._observed = self._new_observation()
@@ -112,6 +117,15 @@ class SaveCopies:
             if self._events is None or self._wrote_at is None:
                 return None
             return 0.0 if self._events.pending() else at - self._wrote_at
+
+    def burst_begin(self, begun: float, ended: float) -> float:
+        """Return when the first of the bursts in this time began; `begun` where none is known.
+
+        Bursts include the writing of files under temporary names, which no scan sees.
+        """
+        current = self._observed.begun_at
+        spans = [*self._spans, *([(current, float("inf"))] if current is not None else [])]
+        return min((first for first, last in spans if first <= ended and last >= begun), default=begun)
 
     def finish(self) -> None:
         """Process the last events of a training that has ended, and stop."""
@@ -255,10 +269,13 @@ class SaveCopies:
         if not state.bursts.close(files, changed, is_whole, suspect=suspect):
             return
         self.bursts += 1
+        now = self._monotonic()
+        begun_at = state.begun_at if state.begun_at is not None else now
+        self._spans.append((begun_at, now))
         if state.candidate is not None and state.bursts.was_whole():
             self._whole = state.candidate
         state.files, state.copies = files, copies or {}
-        state.candidate = SaveCopy(files, state.copies, self._monotonic()) if copies is not None else None
+        state.candidate = SaveCopy(files, state.copies, now, begun_at) if copies is not None else None
         state.renamed = set()
 
 

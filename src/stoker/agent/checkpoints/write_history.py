@@ -10,7 +10,7 @@ died while holding it open. A unit is unsettled if it has an unsettled file, or 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from stoker.agent.checkpoints.folder_snapshot import Files, Signature, top_folder_of
@@ -138,6 +138,8 @@ class WriteHistory:
         self.open: dict[str, OpenFile] = {}
         self.members: frozenset[int] = frozenset()
         self.pre_signal: PreSignalState | None = None
+        # When the writing of each file since its last commit was begun, at the earliest.
+        self._begun_at: dict[str, float] = {}
         # How often each file was begun anew since it was last committed, removed files included.
         self.rounds: dict[str, int] = {}
         # Files that were written so shortly before a crash of the machine that bytes of them may be lost.
@@ -156,6 +158,8 @@ class WriteHistory:
     def note_files(self, files: Files, now: float) -> None:
         """Record a scan of the folder."""
         first = self.scanned_at == float("-inf")
+        # A change that is seen now was made after the scan before.
+        earliest = now if first else self.scanned_at
         before, self._files, self.scanned_at = self._files, files, now
         for path, file in files.items():
             known = before.get(path)
@@ -163,10 +167,14 @@ class WriteHistory:
                 # Files of the first scan were begun before anybody looked.
                 if not first and (known is None or self._is_begun_anew(path, known.signature, file.signature, now)):
                     self.rounds[path] = self.rounds.get(path, 0) + 1
+                    self._begun_at[path] = earliest
+                if now - self.changed_at.get(path, now) >= self._settle_s:
+                    self._begun_at[path] = earliest
+                self._begun_at.setdefault(path, earliest)
                 self.changed_at[path] = now
                 self._note_change(path, file.signature)
         for path in before.keys() - files.keys():
-            for known_paths in (self.changed_at, self._smallest, self._writer_died_holding):
+            for known_paths in (self.changed_at, self._begun_at, self._smallest, self._writer_died_holding):
                 known_paths.pop(path, None)
             self._log_files.note_removed(path)
             self.removed_at[top_folder_of(path)] = now
@@ -242,6 +250,7 @@ class WriteHistory:
     def note_commit(self, paths: Collection[str]) -> None:
         for path in paths:
             self._smallest.pop(path, None)
+            self._begun_at.pop(path, None)
         self.rounds = {path: count for path, count in self.rounds.items() if path in self._files and path not in paths}
 
     # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,6 +267,21 @@ class WriteHistory:
         """Return the unsettled files, without `open_logs`."""
         open_now = (self.open.keys() & self._files.keys()) - self._log_files.held_in_place(self._now)
         return (open_now | self.changed_lately() | self.writer_died_holding()) - set(open_logs)
+
+    def save_span(self, paths: Set[str]) -> tuple[float, float] | None:
+        """Return when the newest save among these uncommitted files was begun, at the earliest, and when it was last
+        written. None if none of the files was seen to change.
+
+        Files that were written at about the same time belong to one save.
+        """
+        newest_first = sorted(paths & self._begun_at.keys(), key=lambda path: -self.changed_at[path])
+        if not newest_first:
+            return None
+        begun, ended = self._begun_at[newest_first[0]], self.changed_at[newest_first[0]]
+        for path in newest_first:
+            if self.changed_at[path] >= begun - self._settle_s:
+                begun = min(begun, self._begun_at[path])
+        return begun, ended
 
     def changed_lately(self) -> set[str]:
         since = self._now - self._settle_s

@@ -16,7 +16,7 @@ from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete_exit
 from stoker.agent.node import FLUSH_LIMIT_S
 from stoker.agent.phases.context import AttemptContext
 from stoker.agent.shutdown_budget import ShutdownBudget
-from stoker.core.saved_work import nothing_saved
+from stoker.core.saved_work import no_checkpoint, nothing_saved
 from stoker.model.durations import span_text
 from stoker.model.node_facts import Exit
 from stoker.model.path_patterns import as_written
@@ -84,16 +84,23 @@ def finish(context: AttemptContext, exit_: Exit) -> None:
 def say_nothing_saved(context: AttemptContext, exit_: Exit) -> Exit:
     """Warn in the job's log that the store has nothing of this training; return the exit with saves found elsewhere.
 
-    The warning is for a training that was asked to end, was killed, or saved elsewhere. A script that failed by itself
-    and saved nowhere needs none.
+    The warning is for a training that was asked to end, was killed, or saved elsewhere. A script that ended by itself
+    and saved nowhere needs none. Neither does one that succeeded and saved elsewhere only at its end: that is its
+    result.
     """
     missing, sync, spec = context.syncs.missing, context.syncs.checkpoints, context.spec
     if missing is None or sync is None or spec is None:
         return exit_
     status, outcome = sync.status(), context.record.outcome
     has_checkpoint = status.last is not None or context.record.restored is not None
-    if has_checkpoint or outcome is None or exit_.outcome == "succeeded":
+    if has_checkpoint or outcome is None:
         return exit_
+    if exit_.outcome == "succeeded":
+        missing.settle()
+        if not missing.elsewhere or status.files:
+            return exit_
+        context.node.say(no_checkpoint(as_written(spec.checkpoints.dir), missing.elsewhere))
+        return replace(exit_, saves_elsewhere=missing.elsewhere)
     missing.conclude(outcome.trained_s)
     elsewhere = missing.elsewhere
     if elsewhere or outcome.request is not None or outcome.signal is not None or exit_.outcome == "infrastructure":

@@ -10,7 +10,7 @@ from stoker.agent import job_folders, sagemaker_scripts
 from stoker.agent.checkpoints.restore_folder import take_baseline
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
-from stoker.agent.exit_report import make_training_exit
+from stoker.agent.exit_report import how_it_ended, make_training_exit
 from stoker.agent.health.missing_saves import MissingSaves
 from stoker.agent.node import FLUSH_LIMIT_S, utcnow
 from stoker.agent.output_files import Baseline
@@ -144,8 +144,14 @@ class TrainingPhase:
         context.heartbeat.change(phase="saving")
         context.node.say(f"{request.reason}: {request.grace_s:.1f} s to save")
         outcome = context.training.end(request, context.paths.notice, self.commit_last, context.notices.poll)
-        save = replace(outcome.save, commits=sync.status().commits - before.commits) if outcome.save else None
+        after, save = sync.status(), outcome.save
+        if save is not None:
+            save = replace(save, commits=after.commits - before.commits, torn=after.held_back is not None)
         context.record.outcome = replace(outcome, save=save)
+        if save is None or save.saved_s is None:
+            context.node.say("the command did not end in time, and was killed")
+        else:
+            context.node.say(f"the command ended with {how_it_ended(outcome)}")
 
     def reason_to_end(self, grace_s: float) -> EndRequest | None:
         """Return why the training must end now; None if it may go on. `grace_s` is its grace without a notice."""
