@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,88 @@ def test_two_jobs_do_not_share_a_folder(world: World, tmp_path: Path) -> None:
     assert f"checkpoints.dir: {tmp_path / 'shared'} is used by {first}" in second.reason
     (world.truth / "end1").touch()
     assert world.ended(first).outcome == "succeeded"
+
+
+# Attempt 1 fails in the middle of a save, and leaves half a zip archive. Attempt 2 saves it whole.
+TORN = """
+import io, os, pathlib, sys, time, zipfile
+saves = pathlib.Path("ck"); saves.mkdir(exist_ok=True)
+data = io.BytesIO()
+with zipfile.ZipFile(data, "w") as archive: archive.writestr("weights", b"w" * 4000)
+whole = data.getvalue()
+if os.environ["STOKER_ATTEMPT"] == "1":
+    (saves / "ckpt.pt").write_bytes(whole[:3000])
+    sys.exit(3)
+(saves / "ckpt.pt").write_bytes(whole)
+pathlib.Path(os.environ["STOKER_OUTPUT_DIR"], "result").write_text("done")
+"""
+
+
+def test_a_torn_save_of_an_earlier_attempt_is_no_result(world: World, tmp_path: Path) -> None:
+    world.write(TORN)
+    summary = world.run(checkpoints={"dir": "ck"}, retry={"user_errors": 1}, outputs="artifacts")
+    assert (summary.outcome, len(summary.attempts)) == ("succeeded", 2), world.story(summary.id)
+    merged = world.cli("pull", summary.id, str(tmp_path / "merged"), "--outputs")
+    assert files(tmp_path / "merged") == {"result": "done"}, merged.stderr
+    left_out = (
+        "1 file of attempt 1, perhaps unfinished, left out because a later attempt went further; --attempt 1 gives it"
+    )
+    assert left_out in merged.stderr
+    shown = world.cli("show", summary.id).stdout
+    assert "outputs     1 file, 4 B kept in 2 attempts" in shown
+    assert f"1 file of attempt 1 is perhaps unfinished: `stoker pull {summary.id} --attempt 1`" in shown
+    assert world.cli("pull", summary.id, str(tmp_path / "first"), "--attempt", "1").returncode == 0
+    assert [path.relative_to(tmp_path / "first").as_posix() for path in (tmp_path / "first").rglob("*.pt")] == [
+        "perhaps-unfinished/ck/ckpt.pt"
+    ]
+
+
+LINKS = """
+import os, pathlib
+def make(folder):
+    (folder / "epoch-7").mkdir(parents=True); (folder / "epoch-7/model").write_text("weights")
+    (folder / "best").symlink_to("epoch-7"); (folder / "latest").symlink_to("best/model")
+make(pathlib.Path("runs")); make(pathlib.Path(os.environ["STOKER_OUTPUT_DIR"]))
+pathlib.Path("beside.csv").write_text("1"); pathlib.Path("lnk.csv").symlink_to("beside.csv")
+pathlib.Path("away").symlink_to("/etc"); pathlib.Path("dangling").symlink_to("nothing")
+"""
+
+
+def test_links_are_pulled_or_reported(world: World, tmp_path: Path) -> None:
+    world.write(LINKS)
+    summary = world.run()
+    assert summary.outcome == "succeeded", world.story(summary.id)
+    target = tmp_path / "pulled"
+    assert world.cli("pull", summary.id, str(target), "--outputs").returncode == 0
+    for folder in (target / "runs", target):
+        assert str((folder / "best").readlink()) == "epoch-7"
+        assert (folder / "best/model").read_text() == (folder / "latest").read_text() == "weights"
+    assert (target / "lnk.csv").read_text() == "1"
+    assert not os.path.lexists(target / "away") and not os.path.lexists(target / "dangling")
+    shown = world.cli("show", summary.id).stdout
+    assert "2 files not kept" in shown
+    assert "away (4 B): a link out of the folder" in shown and "dangling: a link to nothing" in shown
+
+
+# Saves elsewhere for as long as the agent needs to notice it.
+ELSEWHERE = """
+import os, pathlib, sys, time
+out = pathlib.Path("out"); out.mkdir(exist_ok=True)
+until = time.monotonic() + 18
+while time.monotonic() < until:
+    (out / "ckpt.pt").write_bytes(os.urandom(100)); time.sleep(0.5)
+sys.exit(int(os.environ["CODE"]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_saves_in_another_folder_are_warned_of_however_the_job_ended(world: World, code: int) -> None:
+    world.write(ELSEWHERE)
+    summary = world.run(env={"CODE": str(code)})
+    assert summary.outcome == ("failed" if code else "succeeded"), world.story(summary.id)
+    what = "nothing was saved" if code else "no checkpoint was made"
+    advice = "out/ckpt.pt looks like a save: write `checkpoints: {dir: out}` in the job file"
+    warning = f"{what}: no file was written to checkpoints/; {advice}"
+    assert warning in world.story(summary.id)
+    assert f"warning: attempt 1: {warning}" in world.cli("show", summary.id).stdout
+    assert (what in world.cli("ps", "--all").stdout) is (code == 0)

@@ -261,7 +261,8 @@ def test_a_training_that_saves_elsewhere_is_told_where(world: AgentWorld) -> Non
     assert left.checkpoint is None and left.saves_elsewhere == ("model.pt",)
     assert "[stoker] nothing was saved: no file was written to checkpoints/" in said(life) and "model.pt" in said(life)
     assert "moving on: 0.5 s to save" in said(life)
-    assert left.save is not None and left.save.commits == 0
+    assert left.save is not None and left.save.commits == 0 and not left.save.torn
+    assert "[stoker] the command ended with " in said(life) or "[stoker] the command did not end in time" in said(life)
     assert left.waste is not None and left.waste.lost_s == pytest.approx(left.trained_s, abs=0.01)
 
 

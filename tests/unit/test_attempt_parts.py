@@ -151,6 +151,32 @@ def test_a_training_hears_before_anything_else_that_it_must_go(world: AgentWorld
     told = ["tell stop notice.json", "look 5.0 True", "hurry 100", "hold", "end stop notice.json saving"]
     assert did == told and "stop asked by me: 100.0 s to save\n" in said(life)
     assert life.record.outcome is not None and life.record.outcome.save == SaveTimes(1.0, 2.0, 3.0, 100.0, commits=2)
+    assert "the command" not in said(life), "it saved and left"
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "saved_s", "told"),
+    [
+        (None, 15, 1.0, "the command ended with signal 15\n"),
+        (143, None, 1.0, "the command ended with exit code 143\n"),
+        (None, 9, None, "the command did not end in time, and was killed\n"),
+    ],
+)
+def test_the_log_says_how_a_training_that_was_asked_to_end_did(
+    world: AgentWorld, code: int | None, number: int | None, saved_s: float | None, told: str
+) -> None:
+    life = a_life(world)
+    sync = FakeSync(held_back="ckpt.pt is not part of the checkpoint")
+    life.syncs.checkpoints = sync  # type: ignore[assignment]
+    ending = EndRequest("stop", "stop asked by me", 100.0)
+    outcome = TrainingOutcome(code, number, 7.0, ending, SaveTimes(saved_s, None, 3.0, 100.0))
+    life.training = SimpleNamespace(  # type: ignore[assignment]
+        notify=lambda *_: time.monotonic() + 100.0, end=lambda *_: outcome, trained_s=5.0
+    )
+    phase_of(life).end(ending)
+    assert told in said(life)
+    assert life.record.outcome is not None and life.record.outcome.save is not None
+    assert life.record.outcome.save.torn, "its last save was not whole"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

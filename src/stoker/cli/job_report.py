@@ -142,7 +142,7 @@ def _safety(summary: Summary) -> str:
 
 
 def merged_outputs(store: Store, summary: Summary) -> FoundOutputs | None:
-    """What `pull` would fetch as outputs; None where the summary alone says it, or the store does not answer."""
+    """Return the outputs as `pull` would fetch them; None where the summary says it, or the store does not answer."""
     from stoker.read.outputs import FoundOutputs, list_outputs
 
     with_files = _attempts_with_outputs(summary)

@@ -83,7 +83,7 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
 
 
 def _unfinished_lines(pulled: Sequence[OutputFile], passed: Sequence[OutputFile], target: Path) -> list[str]:
-    """What to know about saves that are perhaps unfinished: those that were pulled, and those that were left out."""
+    """Return a line for each attempt with perhaps unfinished saves: those that were pulled, and those left out."""
     from stoker.cli.format import counted
 
     lines = []

@@ -24,7 +24,7 @@ _IN_STORE, NOTHING_SAVED, _NOTHING_NEW, _NOTHING_YET = (
 )
 _NO_CHECKPOINT = "no checkpoint was made: "
 _NUMBER = re.compile(r"\d+")
-# What a verdict adds after the text of `describe_saved_work`.
+# The text that a verdict adds after that of `describe_saved_work`.
 _CONCLUDED = re.compile(r"; \d+ attempts in a row made no progress$")
 # Less than this is not worth a number.
 _AT_ONCE_S = 0.05

@@ -222,13 +222,13 @@ def _warnings(
     saved_elsewhere = next((one.saves_elsewhere for one in attempts if one.claim == before.number), ())
     if lost_everything(before.closed_reason):
         # A job that has ended says it in its reason.
-        told = saved_part(before.closed_reason) if state.ended is None else ""
+        unsaved = saved_part(before.closed_reason) if state.ended is None else ""
     elif saved_elsewhere and before.closed is not None and before.closed.restored_from is None:
         succeeded = before.closed.outcome == "succeeded"
-        told = no_checkpoint(folder, saved_elsewhere) if succeeded else nothing_saved(folder, saved_elsewhere)
+        unsaved = no_checkpoint(folder, saved_elsewhere) if succeeded else nothing_saved(folder, saved_elsewhere)
     else:
-        told = ""
-    return (*warnings, f"attempt {before.attempt}: {told}") if told else tuple(warnings)
+        unsaved = ""
+    return (*warnings, f"attempt {before.attempt}: {unsaved}") if unsaved else tuple(warnings)
 
 
 def _last_metrics(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> dict[str, float]:

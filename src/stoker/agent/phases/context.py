@@ -193,7 +193,7 @@ class AttemptContext:
         """The node's time so far that brought the job no further: waiting, idle accelerators, unsaved training."""
         claim, trained_s = self.log_watch.claim(), self.training.trained_s
         last_s = self.syncs.checkpoints.status().last_age_s if self.syncs.checkpoints is not None else None
-        # What was trained after the save had begun is not in it.
+        # Training after the begin of the save is not in it.
         since_s = None if last_s is None else max(0.0, last_s - self.training.over_s)
         asked_s = self.training.asked_s
         if last_s is not None and asked_s is not None and last_s <= asked_s:

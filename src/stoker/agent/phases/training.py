@@ -148,9 +148,9 @@ class TrainingPhase:
         if save is not None:
             save = replace(save, commits=after.commits - before.commits, torn=after.held_back is not None)
         context.record.outcome = replace(outcome, save=save)
-        if save is None or save.saved_s is None:
+        if save is not None and save.saved_s is None:
             context.node.say("the command did not end in time, and was killed")
-        else:
+        elif outcome.code != 0:
             context.node.say(f"the command ended with {how_it_ended(outcome)}")
 
     def reason_to_end(self, grace_s: float) -> EndRequest | None:
