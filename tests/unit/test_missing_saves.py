@@ -358,6 +358,7 @@ def test_the_same_sentence_is_said_once_in_a_report() -> None:
     facts: dict[int, tuple[NodeFacts, ...]] = {n: (make_facts(n, left=left),) for n in (2, 5)}
     found = summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(100))
     text = job_text(replace(found, phase="failed", rule="stall", reason=ended))
+    assert "trained 50 s · stalled: no step for 20 s\n" in text
     assert text.count(NOTHING) == 1 and "stalled → nothing was saved" in text and "as before" not in text
     assert "no step for 20 s; 2 attempts in a row made no progress" in text
     three = (*found.attempts, replace(found.attempts[1], n=3, claim=9))
@@ -371,11 +372,9 @@ def test_followers_read_once_that_nothing_was_saved() -> None:
     said = (f"[stoker] {NOTHING}; write it",)
     closed = Closed(2, "infrastructure", "stall", restart=True, tail=said)
     state = make_state(*RUNNING, closed)
-    assert news(Entry(7, at(100), reason, closed), state) == "attempt 1 infrastructure: no step for 20 s"
+    assert news(Entry(7, at(100), reason, closed), state) == "attempt 1 stalled: no step for 20 s"
     silent = replace(closed, tail=("step 7",))
-    assert news(Entry(7, at(100), reason, silent), state) == f"attempt 1 infrastructure: {reason}", (
-        "its log did not say it"
-    )
+    assert news(Entry(7, at(100), reason, silent), state) == f"attempt 1 stalled: {reason}", "its log did not say it"
     assert news(Entry(8, at(101), reason, Ended("failed", "stall", 2)), state) == "failed: no step for 20 s"
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from stoker.core.health_rules import OWN_STALL_RULE
 from stoker.core.saved_work import cause_of_end, checkpoint_title, nothing_saved, saved_when, with_step
 from stoker.core.summary import AttemptSummary, Summary
 from stoker.model.offerings import zone_text
-from stoker.read.decision_text import outcome_text, price_terms
+from stoker.read.decision_text import outcome_name, outcome_text, price_terms
 from stoker.read.format import duration, one_line
 
 ARROW = " → "
@@ -20,8 +19,6 @@ _NO_ATTEMPTS: Mapping[int, int] = MappingProxyType({})
 _ASKED = frozenset({"stopped", "limit"})
 # The first words of the line of an end that is no reclaim.
 _HEADS = {"infrastructure": "cut off", "limit": "at its limit"}
-# The same, by the rule that asked the attempt to leave.
-_RULE_HEADS = {OWN_STALL_RULE: "stalled"}
 
 
 def timeline(summary: Summary) -> list[str]:
@@ -60,7 +57,7 @@ def attempt_line(attempt: AttemptSummary, attempts: Mapping[int, int] = _NO_ATTE
     else:
         # The line below says what the store has of the attempt.
         cause = cause_of_end(attempt.reason or "")
-        parts.append(one_line(outcome_text(attempt.outcome, cause), MOST_REASON))
+        parts.append(one_line(outcome_text(outcome_name(attempt.outcome, attempt.rule), cause), MOST_REASON))
     return " · ".join(parts)
 
 
@@ -99,11 +96,10 @@ def handover_line(
 
 def _head(attempt: AttemptSummary) -> str:
     assert attempt.outcome is not None
-    if attempt.rule in _RULE_HEADS:
-        return _RULE_HEADS[attempt.rule]
-    if attempt.outcome == "infrastructure" and attempt.save is not None:
+    name = outcome_name(attempt.outcome, attempt.rule)
+    if name == "infrastructure" and attempt.save is not None:
         return "asked to leave"
-    return _HEADS.get(attempt.outcome, attempt.outcome)
+    return _HEADS.get(name, name)
 
 
 def _save_parts(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int]) -> list[str]:

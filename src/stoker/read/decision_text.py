@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.core.health_rules import OWN_STALL_RULE
 from stoker.core.maintain_claim import FROM_THE_BEGINNING
 from stoker.core.saved_work import says_nothing_saved, without_saved_part
 from stoker.model.job_state import JobState
@@ -34,6 +35,11 @@ def outcome_text(outcome: str, reason: str | None) -> str:
     if not reason or reason.startswith(f"{outcome} "):
         return reason or outcome
     return f"{outcome}: {reason}"
+
+
+def outcome_name(outcome: str, rule: str | None) -> str:
+    """The outcome of an attempt for people. In the log, a stalled attempt is one that its machine failed."""
+    return "stalled" if rule == OWN_STALL_RULE and outcome == "infrastructure" else outcome
 
 
 def rate(price: float | None, nodes: int = 1) -> str:
@@ -129,11 +135,11 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return f"{_attempt(state, claim)} came to nothing: {entry.reason}"
         case Closed(claim=claim, outcome="refused"):
             return f"{_attempt(state, claim)} was refused: {entry.reason}"
-        case Closed(claim=claim, outcome=outcome, tail=tail):
+        case Closed(claim=claim, outcome=outcome, rule=rule, tail=tail):
             # The log of the attempt, which is followed too, may have said what was saved.
             said = any(map(says_nothing_saved, tail))
             reason = without_saved_part(entry.reason) if said else entry.reason
-            return f"{_attempt(state, claim)} {outcome_text(outcome, reason)}"
+            return f"{_attempt(state, claim)} {outcome_text(outcome_name(outcome, rule), reason)}"
         case Ended(outcome=outcome):
             return outcome_text(outcome, without_saved_part(entry.reason))
         case Warned() if entry.reason.endswith(FROM_THE_BEGINNING):
