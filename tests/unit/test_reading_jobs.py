@@ -92,13 +92,14 @@ def test_an_older_heartbeat_or_none_changes_nothing(world: ScriptedWorld) -> Non
     assert list_jobs(world.store).summaries == (before,), "it is what the record knows"
 
 
-def test_steps_never_go_back_and_training_never_shrinks(world: ScriptedWorld) -> None:
+def test_the_step_is_the_newest_and_training_never_shrinks(world: ScriptedWorld) -> None:
+    """A script that resumed is behind the attempt before, and its metrics are those of its own step."""
     indexed(world, A, *RUNNING, heard_at=at(100), trained_s=50.0, step=7)
     beat(world, A, 3000, trained_s=0.0, step=3)
     (found,) = list_jobs(world.store).summaries
-    assert (found.step, found.trained_s) == (7, 50.0)
+    assert (found.step, found.trained_s) == (3, 50.0)
     beat(world, A, 3001)
-    assert list_jobs(world.store).summaries[0].step == 7
+    assert list_jobs(world.store).summaries[0].step == 7, "nothing newer is known"
 
 
 @pytest.mark.parametrize(
