@@ -167,6 +167,7 @@ def test_the_log_says_how_a_training_that_was_asked_to_end_did(
 ) -> None:
     life = a_life(world)
     sync = FakeSync(held_back="ckpt.pt is not part of the checkpoint")
+    sync.hurry = lambda _seconds: None  # type: ignore[attr-defined]
     life.syncs.checkpoints = sync  # type: ignore[assignment]
     ending = EndRequest("stop", "stop asked by me", 100.0)
     outcome = TrainingOutcome(code, number, 7.0, ending, SaveTimes(saved_s, None, 3.0, 100.0))

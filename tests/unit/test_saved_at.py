@@ -116,16 +116,28 @@ def test_a_save_began_after_the_scan_before_its_first_write() -> None:
     look(history, 112.0, old=1, a=2, b=1)
     assert history.save_span({"a", "b"}) == (100.0, 112.0)
     assert history.save_span({"b"}) == (111.0, 112.0)
+    look(history, 120.0, old=1, a=2, b=1, c=1)
+    assert history.save_span({"a", "b", "c"}) == (100.0, 120.0), "the scan before c was the one that found b"
+    look(history, 125.0, old=1, a=2, b=1, c=1)
+    look(history, 130.0, old=1, a=2, b=1, c=1, d=1)
+    assert history.save_span({"a", "b", "c", "d"}) == (125.0, 130.0), "a save of its own"
+    assert history.save_span({"a", "b", "c", "d"}, pause_s=6.0) == (100.0, 130.0), "one save with a pause"
     assert history.save_span({"old"}) == (100.0, 100.0)
     assert history.save_span({"unknown"}) is None and history.save_span(set()) is None
+
+
+def test_after_a_commit_only_later_writes_count() -> None:
+    history = WriteHistory(settle_s=2.0, patience_s=5.0)
+    look(history, 100.0, a=1, b=1)
+    look(history, 101.0, a=2, b=1)
     history.note_commit({"a", "b"})
-    look(history, 120.0, old=1, a=2, b=2)
-    assert history.save_span({"a", "b"}) == (112.0, 120.0), "a is as it was committed"
-    look(history, 121.0, old=1, a=3, b=3)
-    look(history, 125.0, old=1, a=4, b=3)
+    look(history, 120.0, a=2, b=2)
+    assert history.save_span({"a", "b"}) == (101.0, 120.0), "a is as it was committed"
+    look(history, 121.0, a=3, b=3)
+    look(history, 125.0, a=4, b=3)
     assert history.save_span({"a"}) == (121.0, 125.0), "begun anew after a calm moment"
-    assert history.save_span({"a", "b"}) == (112.0, 125.0), "b was written just before a was begun"
-    look(history, 130.0, old=1, a=4, b=5)
+    assert history.save_span({"a", "b"}) == (101.0, 125.0), "b was written just before a was begun"
+    look(history, 130.0, a=4, b=5)
     assert history.save_span({"a", "b"}) == (121.0, 130.0)
 
 

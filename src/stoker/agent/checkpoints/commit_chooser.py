@@ -218,7 +218,7 @@ class CommitChooser:
         watch = self._watch
         with watch.lock:
             news = watch.dirty.files.keys() & contents.files.keys() - contents.logs
-            span = watch.history.save_span(newest_generation(news))
+            span = watch.history.save_span(newest_generation(news), watch.longest_pause_s(news))
         if span is None:
             return watch.history.scanned_at
         return self.copies.burst_begin(*span) if self.copies is not None else span[0]

@@ -268,18 +268,18 @@ class WriteHistory:
         open_now = (self.open.keys() & self._files.keys()) - self._log_files.held_in_place(self._now)
         return (open_now | self.changed_lately() | self.writer_died_holding()) - set(open_logs)
 
-    def save_span(self, paths: Set[str]) -> tuple[float, float] | None:
+    def save_span(self, paths: Set[str], pause_s: float = 0.0) -> tuple[float, float] | None:
         """Return when the newest save among these uncommitted files was begun, at the earliest, and when it was last
         written. None if none of the files was seen to change.
 
-        Files that were written at about the same time belong to one save.
+        Files that were written at about the same time belong to one save; `pause_s` is the longest known pause in one.
         """
         newest_first = sorted(paths & self._begun_at.keys(), key=lambda path: -self.changed_at[path])
         if not newest_first:
             return None
         begun, ended = self._begun_at[newest_first[0]], self.changed_at[newest_first[0]]
         for path in newest_first:
-            if self.changed_at[path] >= begun - self._settle_s:
+            if self.changed_at[path] >= begun - max(self._settle_s, pause_s):
                 begun = min(begun, self._begun_at[path])
         return begun, ended
 
