@@ -14,6 +14,7 @@ from stoker.agent.output_files import Baseline, OutputFiles, OutputSource
 from stoker.agent.output_sync import OutputSync
 from stoker.jobfile import Job
 from stoker.model import codec, keys
+from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Event, Launched, NodeRef, Record
 from stoker.model.node_config import NodePaths
 from stoker.model.node_facts import Exit, Heartbeat, OmittedOutput, OutputLink, SavedOutputs
@@ -191,6 +192,18 @@ def test_a_link_of_an_earlier_pull_is_replaced_and_not_followed(store: Store, jo
     (tmp_path / "there").mkdir()
     (tmp_path / "there/best").symlink_to(tmp_path / "other")
     assert pulled(store, job, tmp_path / "there", 1) == {"e1/m": "1", "best": "-> e1"}
+
+
+def test_a_file_that_a_link_replaces_is_named(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, {"e1/m": "1"}, best="e1", latest="e1")
+    write(tmp_path / "all/best", "my own")
+    (tmp_path / "all/latest").symlink_to("/etc")
+    replaced: list[str] = []
+    pull_outputs(store, list_outputs(store, job).files, tmp_path / "all", replaced=replaced)
+    assert replaced == ["best"]
+    write(tmp_path / "other/best/m", "my own")
+    with pytest.raises(UserError, match="best is a folder"):
+        pull_outputs(store, list_outputs(store, job).files, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Extraction:
     """The target folder of an extraction, created if absent. A context manager; threads may share it.
 
     `follow`: the folder itself may be a link, because a person named it. `replaced` gets the path of each plain file
-    with other contents that `Staging.place` replaces. Raises OSError for errors of the disk.
+    with other contents that `Staging` replaces. Raises OSError for errors of the disk.
     """
 
     def __init__(self, folder: Path, *, follow: bool = True, replaced: list[str] | None = None) -> None:
@@ -261,6 +261,10 @@ class Staging:
         """Create a link, replacing anything with that name except a folder."""
         name = f"link-{secrets.token_hex(6)}"
         os.symlink(target, name, dir_fd=self._handle)
+        if self._extraction.replaced is not None:
+            with self._extraction.parent(path) as (handle, last), suppress(FileNotFoundError):
+                if stat.S_ISREG(os.stat(last, dir_fd=handle, follow_symlinks=False).st_mode):
+                    self._extraction.replaced.append(path)
         self._rename(name, path)
 
     def _differs(self, file: int, path: str) -> bool:
