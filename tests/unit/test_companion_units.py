@@ -44,9 +44,19 @@ def test_folders_that_are_begun_in_turn_are_one_save(words: str, of_a: set[str],
     assert units.still_to_come("a") == still
 
 
-def test_it_holds_for_each_of_them() -> None:
+def test_the_one_that_is_still_to_come_is_of_the_save_before() -> None:
     units = begun("a b a")
-    assert units.of("b") == {"a"} and units.still_to_come("b") == "b"
+    assert units.of("b") == {"a"} and units.still_to_come("b") is None
+    assert units.begun() == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("words", ["a b a", "a b a b", "a a b a b a b a b"])
+def test_states_of_two_units_are_of_one_save_or_not(words: str) -> None:
+    units = begun(words)
+    ahead = 1 if words.startswith("a a") else 0
+    assert units.is_one_save("a", 1 + ahead, "b", 1) and units.is_one_save("b", 1, "a", 1 + ahead)
+    assert not units.is_one_save("a", 2 + ahead, "b", 1) and not units.is_one_save("b", 2, "a", 1 + ahead)
+    assert not units.is_one_save("a", None, "b", 1) and not units.is_one_save("a", 1 + ahead, "b", None)
 
 
 def test_the_units_of_an_earlier_attempt_are_known_before_the_first_save() -> None:

@@ -84,6 +84,7 @@ class Scene:
             self.history,
             self.shapes,
             CompanionUnits(),
+            {},
             lambda path: self.checks.get(path, FormatCheck("unknown")),
             (),
         )

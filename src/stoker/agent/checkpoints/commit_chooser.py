@@ -233,7 +233,14 @@ class CommitChooser:
         watch = self._watch
         changed = [path for path in watch.dirty.files if path not in logs]
         return SaveJudge(
-            dict(watch.files), changed, watch.history, watch.shapes, watch.cycles.companions, watch.check, logs
+            dict(watch.files),
+            changed,
+            watch.history,
+            watch.shapes,
+            watch.cycles.companions,
+            watch.last_commit.begun,
+            watch.check,
+            logs,
         )
 
     def _moving(self, open_logs: Collection[str]) -> set[str]:

@@ -6,8 +6,8 @@ in turn: one, the other, the first again. From then on a save has both, or it is
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,14 +34,16 @@ class CompanionUnits:
 
     def __init__(self) -> None:
         self._beginnings: deque[_Beginning] = deque(maxlen=_REMEMBERED)
-        # The place of each unit in the first save.
+        # The place of each unit in the first save, and how often it was begun.
         self._place: dict[str, int] = {}
+        self._begun: Counter[str] = Counter()
 
     def note(self, unit: str, at_ns: int) -> None:
         """Record that the program began to write the unit, or began it again."""
         if unit in self._place or len(self._place) < _MOST_UNITS:
             self._place.setdefault(unit, len(self._place))
             self._beginnings.append(_Beginning(unit, at_ns))
+            self._begun[unit] += 1
 
     def expect(self, units: Iterable[str]) -> None:
         """Record the units of a save of an earlier attempt, in the order in which they were written."""
@@ -56,12 +58,29 @@ class CompanionUnits:
         return {other for other in self._place if other != unit and self._in_turn(unit, other)}
 
     def still_to_come(self, unit: str) -> str | None:
-        """Return a unit of the same save that the program has not begun yet; None: there is none."""
+        """Return a unit that the program has yet to begin in the save in which it has begun this one; None: there is
+        none."""
         for other in sorted(self.of(unit), key=self._place.__getitem__):
-            newest = self._of_pair(unit, other)[-1]
-            if newest.unit == min(unit, other, key=self._place.__getitem__):
-                return max(unit, other, key=self._place.__getitem__)
+            if self._place[unit] < self._place[other] and self._is_between(unit, other):
+                return other
         return None
+
+    def begun(self) -> Mapping[str, int]:
+        """Return how often each unit was begun until now."""
+        return dict(self._begun)
+
+    def is_one_save(self, unit: str, nth: int | None, other: str, other_nth: int | None) -> bool:
+        """Return True if the nth state of one unit and that of its companion are known to be of one save."""
+        if nth is None or other_nth is None:
+            return False
+        ahead = self._begun[unit] - self._begun[other]
+        if self._is_between(unit, other):
+            ahead += -1 if self._place[unit] < self._place[other] else 1
+        return nth - other_nth == ahead
+
+    def _is_between(self, unit: str, other: str) -> bool:
+        """Return True if the first of the two was begun last: the other is still to come."""
+        return self._of_pair(unit, other)[-1].unit == min(unit, other, key=self._place.__getitem__)
 
     def longest_pause_s(self, unit: str) -> float:
         """Return the longest time from the beginning of one unit of a save to that of another."""

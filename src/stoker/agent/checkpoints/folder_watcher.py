@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class LastCommit:
     blobs: dict[str, BlobRef] = field(default_factory=dict)
     # The monotonic time of the folder's state that was committed.
     as_of: float = float("-inf")
+    # How often each unit had been begun, where the commit has it as it was then.
+    begun: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,22 @@ class FolderWatch:
             carried = {path: last.signatures[path] for path in contents.carried if path in last.signatures}
             committed = {path: file.signature for path, file in contents.files.items()}
             as_of = min(contents.as_of, self.history.scanned_at)
-            self.last_commit = LastCommit(carried | committed, dict(blobs), as_of)
+            begun = self._begun_as_committed({top_folder_of(path) for path in contents.carried}, committed)
+            self.last_commit = LastCommit(carried | committed, dict(blobs), as_of, begun)
             self._compare()
             self.dirty = replace(self.dirty, since=self._monotonic() if self.dirty.files else None)
             self._checks.retain(self.files.values())
+
+    def _begun_as_committed(self, carried: Set[str], committed: Mapping[str, Signature]) -> dict[str, int]:
+        """Return how often each unit had been begun when it was in the committed state, where that is known."""
+        changed = {
+            top_folder_of(path)
+            for path, signature in committed.items()
+            if path not in self.files or self.files[path].signature != signature
+        }
+        before = {unit: nth for unit, nth in self.last_commit.begun.items() if unit in carried}
+        now = self.cycles.companions.begun()
+        return {unit: nth for unit, nth in now.items() if unit not in changed | carried} | before
 
     def mark_quiet(self, before_ns: int) -> None:
         """After a restart of the agent: files last written before this time were quiet when the training died."""
@@ -227,6 +241,7 @@ class FolderWatch:
         written = [path for path, blob in blobs.items() if path not in before or before[path].digest != blob.digest]
         if before:
             self.cycles.companions.expect(unit for path in written if not generation_of(unit := top_folder_of(path)))
+            self.last_commit.begun = self.cycles.companions.begun()
         self.shapes.learn(blobs if before else newest_of_each_kind(blobs), before, (), forms)
 
     def _compare(self) -> None:

@@ -63,7 +63,10 @@ class UnitLeftOut:
 
 
 class SaveJudge:
-    """One decision about all units. `changed` are the files that differ from the last commit, without logs."""
+    """One decision about all units. `changed` are the files that differ from the last commit, without logs.
+
+    `committed_begun` says how often each unit had been begun in the state of the last commit, where that is known.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class SaveJudge:
         history: WriteHistory,
         shapes: SaveShapes,
         companions: CompanionUnits,
+        committed_begun: Mapping[str, int],
         check: Callable[[str], FormatCheck],
         logs: Collection[str],
     ) -> None:
@@ -83,6 +87,7 @@ class SaveJudge:
         self._history = history
         self._shapes = shapes
         self._companions = companions
+        self._committed_begun = committed_begun
         self._check = check
         self._logs = logs
 
@@ -190,9 +195,16 @@ class SaveJudge:
     def _with_companions(self, left_out: dict[str, UnitLeftOut]) -> dict[str, UnitLeftOut]:
         """Leave out the changed units that are one save with a unit that is left out."""
         found = dict(left_out)
-        for unit, one in left_out.items():
-            for other in self._companions.of(unit) & self._by_unit.keys() - found.keys():
-                found[other] = UnitLeftOut(other, self._by_unit[other][0], f"{one.path} of the same save is not whole")
+        waiting = list(left_out.values())
+        while waiting:
+            one = waiting.pop()
+            for other in sorted(self._companions.of(one.unit) & self._by_unit.keys() - found.keys()):
+                # One that was written before the save of the other began may be of the save that was committed.
+                nth = self._companions.begun()[other]
+                if not self._companions.is_one_save(other, nth, one.unit, self._committed_begun.get(one.unit)):
+                    reason = f"{one.path} of the same save is not whole"
+                    found[other] = UnitLeftOut(other, self._by_unit[other][0], reason)
+                    waiting.append(found[other])
         return found
 
     def at_end(self, end: TrainingEnd) -> dict[str, UnitLeftOut]:
