@@ -91,6 +91,14 @@ def python(code: str, *args: object) -> list[str]:
     return [sys.executable, "-S", "-c", code, *map(str, args)]
 
 
+# Ends its first thread alone, which leaves a process that looks like a zombie. Another thread goes on with `work`.
+LEADERLESS = """
+import ctypes, os, sys, threading, time
+def goes_on(work):
+    threading.Thread(target=work).start()
+    ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+"""
+
 # Leaves its parent, its session and, with `env`, its environment. Writes down its pid at the end of it.
 DAEMON = """
 import os, sys

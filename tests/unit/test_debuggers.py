@@ -56,6 +56,18 @@ def test_stopped_or_traced_from_outside(state: str, tracer: int, told: bool, tmp
     assert is_debugged({10, 11}, tmp_path, AGENT) is told
 
 
+@pytest.mark.parametrize(("state", "told"), [("S", False), ("T", True), ("t", True), ("Z", False)])
+def test_a_process_whose_first_thread_has_ended_is_in_the_state_of_another(
+    state: str, told: bool, tmp_path: Path
+) -> None:
+    add(tmp_path, 10, "Z")
+    task = tmp_path / "10/task"
+    task.mkdir()
+    add(task, 10, "Z")
+    add(task, 11, state)
+    assert is_debugged({10}, tmp_path, AGENT) is told
+
+
 def test_a_process_whose_status_cannot_be_read_is_not_debugged(tmp_path: Path) -> None:
     add(tmp_path, 10)
     (tmp_path / "10" / "status").unlink()

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import owned_groups
 import pytest
-from owned_groups import DAEMON, PATIENCE_S, a_group, alone, made, pid_in, python, until
+from owned_groups import DAEMON, LEADERLESS, PATIENCE_S, a_group, alone, made, pid_in, python, until
 
-from stoker.processes import NODE, TRAINING, Process, boot_id, find_group, make_group, stat_of
+from stoker.processes import NODE, TRAINING, Group, Process, boot_id, end_remains, find_group, make_group, stat_of
+from stoker.processes.cgroup import CgroupGroup
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,97 @@ def _cpu(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
 
 
+# Writes on and on, without its first thread, from a daemon in a session of its own.
+LEADERLESS_DAEMON = (
+    LEADERLESS
+    + """
+def work():
+    open(sys.argv[1], "w").write(f"{os.getpid()}\\n")
+    n = 0
+    while True:
+        n += 1
+        open(sys.argv[2], "w").write(str(n))
+        time.sleep(0.001)
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+goes_on(work)
+"""
+)
+
+
+def a_leaderless_member(group: Group, folder: Path) -> Process:
+    group.spawn(python(LEADERLESS_DAEMON, folder / "pid", folder / "writes")).wait()
+    pid = pid_in(folder / "pid")
+    until(lambda: (stat := stat_of(pid)) is not None and stat.leaderless, "its first thread to end")
+    process = Process.of(pid)
+    assert process is not None
+    return process
+
+
 class TestGroup:
+    @alone
+    def test_a_process_whose_first_thread_has_ended_is_a_member_and_is_killed(
+        self, cgroup: bool, tmp_path: Path
+    ) -> None:
+        group = a_group(cgroup)
+        process = a_leaderless_member(group, tmp_path)
+        assert group.members() == {process.pid}
+        assert group.freeze(PATIENCE_S)
+        before = (tmp_path / "writes").stat().st_mtime_ns
+        time.sleep(0.1)  # Not a wait for anything: time in which nothing may happen.
+        assert (tmp_path / "writes").stat().st_mtime_ns == before
+        group.thaw()
+        assert group.kill(PATIENCE_S)
+        assert not process.alive and group.members() == set()
+        # What follows in the group is not frozen.
+        assert group.spawn(["true"]).wait(PATIENCE_S) == 0
+        group.close()
+
+    @alone
+    def test_killing_it_takes_no_longer_than_killing_others(self, cgroup: bool, tmp_path: Path) -> None:
+        group = a_group(cgroup)
+        a_leaderless_member(group, tmp_path)
+        began_s = time.monotonic()
+        assert group.kill(20.0)
+        assert time.monotonic() - began_s < 4, "a quarter of the time was for a freeze that never came about"
+        group.close()
+
+    @alone
+    def test_it_is_found_by_its_mark_after_the_death_of_its_owner(self, tmp_path: Path) -> None:
+        group = a_group(cgroup=False)
+        process = a_leaderless_member(group, tmp_path)
+        me = Process.me()
+        other = find_group(NODE, group._owner, Process(0, 0, me.boot), folder=None)
+        assert other is not None and other.members() == {process.pid}
+        assert other.kill(PATIENCE_S) and not process.alive
+
+    def test_it_is_a_member_where_the_kernel_lists_only_its_other_threads(self, tmp_path: Path) -> None:
+        """Linux before 5.2."""
+        child = subprocess.Popen(["sleep", "3600"])
+        try:
+            for name, text in (("procs", ""), ("events", "populated 1\nfrozen 0\n"), ("threads", f"{child.pid}\n")):
+                (tmp_path / f"cgroup.{name}").write_text(text)
+            group = CgroupGroup(str(tmp_path), TRAINING, "x")
+            assert group.members() == {child.pid}
+            (tmp_path / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+            assert group.members() == set()
+        finally:
+            child.kill()
+            child.wait()
+
+    @alone
+    def test_what_an_earlier_process_left_is_ended(self, cgroup: bool, tmp_path: Path) -> None:
+        name = uuid.uuid4().hex
+        group = make_group(TRAINING, name, cgroup=cgroup)
+        made.append(group)
+        process = a_leaderless_member(group, tmp_path)
+        assert end_remains(TRAINING, uuid.uuid4().hex) and process.alive
+        assert end_remains(TRAINING, name)
+        assert not process.alive
+
     @pytest.mark.parametrize("env", ["keep", "scrub"])
     @alone
     def test_daemons_are_members_and_are_killed(self, cgroup: bool, tmp_path: Path, env: str) -> None:

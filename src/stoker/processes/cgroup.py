@@ -13,6 +13,10 @@ from stoker.processes.group import Group
 from stoker.processes.identity import Process
 from stoker.processes.spawn import LaunchSpec, start
 
+# How long the kernel has to end a group that it was asked to kill, before each member is signalled.
+_KERNEL_KILL_S = 0.05
+_LONGEST_PAUSE_S = 0.5
+
 
 class CgroupMount(NamedTuple):
     """The mount point of cgroup v2, and the part of the hierarchy that is visible there."""
@@ -88,13 +92,20 @@ class CgroupGroup(Group):
         return start(launch, cgroup=self.folder)
 
     def members(self) -> set[int]:
+        found = self._listed("cgroup.procs")
+        if not found and self._populated():
+            # Linux before 5.2 lists no process whose first thread has ended; it lists the other threads.
+            found = {pid for thread in self._listed("cgroup.threads") if (pid := _process_of(thread)) is not None}
+        return found - {0, os.getpid()}  # 0 stands for a process outside this pid namespace.
+
+    def _listed(self, name: str) -> set[int]:
         found: set[int] = set()
         for folder in self._folders():
             try:
-                found.update(int(line) for line in _read(f"{folder}/cgroup.procs").split())
+                found.update(int(line) for line in _read(f"{folder}/{name}").split())
             except OSError:
                 continue  # Removed meanwhile, so it was empty.
-        return found - {0, os.getpid()}  # 0 stands for a process outside this pid namespace.
+        return found
 
     def signal(self, number: int) -> int:
         return sum(self._signal_one(pid, number) for pid in self.members())
@@ -109,11 +120,25 @@ class CgroupGroup(Group):
 
     def kill(self, timeout_s: float = 10.0) -> bool:
         deadline = time.monotonic() + timeout_s
-        # Linux before 5.14 has no cgroup.kill; frozen processes cannot fork away from the signals.
-        if not self._write("cgroup.kill", "1") and self.members():
-            self.freeze(timeout_s / 2)
+        if self._write("cgroup.kill", "1"):
+            self._wait_for("populated", "0", min(_KERNEL_KILL_S, timeout_s))
+        # Linux before 5.14 has no cgroup.kill, and later ones do not reach a process whose first thread has ended.
+        # Frozen processes cannot fork away from the signals.
+        pause_s = _KERNEL_KILL_S
+        while self._populated():
+            left_s = deadline - time.monotonic()
+            self.freeze(min(pause_s, max(0.0, left_s)))
             self.signal(signal.SIGKILL)
-        return self._wait_for("populated", "0", deadline - time.monotonic())
+            if not self._wait_for("populated", "0", min(pause_s, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    return False
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        # The next process of the group must not start frozen.
+        self.thaw()
+        return True
+
+    def _populated(self) -> bool:
+        return not self._wait_for("populated", "0", 0.0)
 
     def reap(self) -> None:
         """Do nothing: a cgroup needs no subreaper, and orphans go to the one above."""
@@ -177,6 +202,15 @@ class CgroupGroup(Group):
         finally:
             os.close(handle)
         return True
+
+
+def _process_of(thread: int) -> int | None:
+    """Return the process of a thread; None if it has ended."""
+    try:
+        lines = _read(f"/proc/{thread}/status").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("Tgid:")), None)
 
 
 def _mount() -> CgroupMount | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 
 # NamedTuple, not dataclass: importing `dataclasses` would be a third of the node supervisor's start-up.
@@ -31,9 +31,16 @@ class Stat(NamedTuple):
         return self.state not in "ZX" or self.threads > 1
 
     @property
+    def leaderless(self) -> bool:
+        """The first thread has ended, other threads run: files of /proc/<pid> that belong to a thread are empty."""
+        return self.state in "ZX" and self.threads > 1
+
+    @property
     def halted(self) -> bool:
-        """Stopped by a signal or by a debugger: it runs nothing and forks nothing."""
-        return self.state in "Tt"
+        """Every thread is stopped by a signal or by a debugger: the process runs nothing and forks nothing."""
+        if self.threads <= 1 or self.state not in "TtZX":
+            return self.state in "Tt"
+        return all(state in "TtZX" for _, state in _threads(self.pid))
 
 
 def stat_of(pid: int) -> Stat | None:
@@ -53,6 +60,40 @@ def stat_of(pid: int) -> Stat | None:
         threads=int(fields[17]),
         started=int(fields[19]),
     )
+
+
+def _threads(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield the folder in /proc and the state of each thread."""
+    try:
+        folders = [f"/proc/{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - hot path
+    except OSError:
+        return
+    for folder in folders:
+        try:
+            with open(f"{folder}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - hot path
+                text = file.read()
+        except OSError:
+            continue  # It has ended meanwhile.
+        yield folder, text[text.rindex(b")") + 2 :].split(None, 1)[0].decode()
+
+
+def proc_folder(stat: Stat) -> str:
+    """Return the folder in /proc that shows what the process has open, has mapped and has as environment.
+
+    /proc/<pid> shows what its first thread has: nothing, once that thread has ended. Then it is the folder of another
+    thread.
+    """
+    if stat.leaderless:
+        for folder, state in _threads(stat.pid):
+            if state not in "ZX":
+                return folder
+    return f"/proc/{stat.pid}"
+
+
+def environ_of(stat: Stat) -> bytes:
+    """Return the environment with which the process was started. Raises OSError if it may not be read."""
+    with open(f"{proc_folder(stat)}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - hot path
+        return file.read()
 
 
 def process_table() -> dict[int, Stat]:

@@ -23,12 +23,31 @@ def make_group(
     """
     wanted = cgroup if cgroup is not None else os.environ.get("STOKER_NO_CGROUP", "") in ("", "0")
     if wanted:
-        folder = cgroups.make(f"{mark.lower().replace('_', '-')}-{owner}")
+        folder = cgroups.make(_name(mark, owner))
         if folder is not None:
             return CgroupGroup(folder, mark, owner)
         if cgroup:
             raise OSError("no cgroup can be created here")
     return MarkedGroup(mark, owner, since=Process.me().started, owned=True, sessions=sessions)
+
+
+def end_remains(mark: str, owner: str, *, sessions: str | os.PathLike[str] | None = None) -> bool:
+    """End what an earlier process, now dead, left of its group on this computer. False: some processes live on.
+
+    For a new process in the place of the earlier one: a cgroup is searched below its own.
+    """
+    groups: list[Group] = [MarkedGroup(mark, owner, since=0, owned=False, sessions=sessions)]
+    folder = cgroups.make(_name(mark, owner))
+    if folder is not None:
+        groups.append(CgroupGroup(folder, mark, owner))
+    ended = [group.kill() for group in groups]
+    for group in groups:
+        group.close()
+    return all(ended)
+
+
+def _name(mark: str, owner: str) -> str:
+    return f"{mark.lower().replace('_', '-')}-{owner}"
 
 
 def find_group(
@@ -44,7 +63,7 @@ def find_group(
         return None
     if folder is not None:
         # A wrong record must not lead to another cgroup.
-        if os.path.basename(folder) != f"{mark.lower().replace('_', '-')}-{owner}":  # noqa: PTH119
+        if os.path.basename(folder) != _name(mark, owner):  # noqa: PTH119
             return None
         return CgroupGroup(folder, mark, owner)
     return MarkedGroup(mark, owner, since=maker.started, owned=False, sessions=sessions)

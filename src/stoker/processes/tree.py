@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from stoker.processes.group import Group, marked_environment
-from stoker.processes.identity import Process, Stat, boot_id, process_table, stat_of
+from stoker.processes.identity import Process, Stat, boot_id, environ_of, process_table, stat_of
 from stoker.processes.kernel import become_subreaper
 from stoker.processes.spawn import LaunchSpec, start
 
@@ -133,7 +133,7 @@ class MarkedGroup(Group):
         """Return the live members among these processes."""
         me = os.getpid()
         young = {pid: stat for pid, stat in table.items() if stat.started >= self._since and pid != me}
-        found = {pid for pid, stat in young.items() if self._in_session(stat, table) or self._has_mark(pid)}
+        found = {pid for pid, stat in young.items() if self._in_session(stat, table) or self._has_mark(stat)}
         if self._owned:
             found.add(me)
             # Other children of this process stay in its session, which no process outside can join.
@@ -153,10 +153,9 @@ class MarkedGroup(Group):
         self._note_sessions(members, table)
         return members
 
-    def _has_mark(self, pid: int) -> bool:
+    def _has_mark(self, stat: Stat) -> bool:
         try:
-            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - hot path
-                return self._mark_entries.issubset(file.read().split(b"\0"))
+            return self._mark_entries.issubset(environ_of(stat).split(b"\0"))
         except OSError:
             return False  # Ended meanwhile, or owned by another user.
 

@@ -124,6 +124,7 @@ class ActivityProbe:
 
 # States of /proc/PID/stat: stopped by its tracer, and stopped by a signal (Ctrl-Z, SIGSTOP).
 _TRACED, _STOPPED = "t", "T"
+_ENDED = ("Z", "X")
 # System calls by which a process waits for its standard input alone, by the kind of machine: the number of `read`, and
 # those of `select` with its variants, as readline calls them.
 _CALLS = {"x86_64": (0, (23, 270)), "aarch64": (63, (72,))}
@@ -171,8 +172,16 @@ def _asks(proc: Path, pid: int, machine: str | None = None) -> bool:
 
 
 def _state(proc: Path, pid: int) -> str | None:
+    """Return the state of the process: that of another thread once its first thread has ended."""
     found = _fields(proc, pid)
-    return found[0] if found else None
+    if not found or found[0] not in _ENDED:
+        return found[0] if found else None
+    try:
+        threads = sorted((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return found[0]
+    states = (_fields(thread.parent, int(thread.name)) for thread in threads)
+    return next((each[0] for each in states if each and each[0] not in _ENDED), found[0])
 
 
 def _is_below(proc: Path, pid: int, ancestor: int) -> bool:
