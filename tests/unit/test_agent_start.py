@@ -122,6 +122,24 @@ def test_a_later_agent_never_trains(start: Start) -> None:
     assert start.nodes[-1].earlier == (node_key(0), node_key(1))
 
 
+def test_a_later_agent_writes_no_exit_while_processes_of_the_training_live(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main.run_agent(start.root)
+    del start.did[:]
+    asked: list[tuple[object, ...]] = []
+
+    def fail(*words: object, **more: object) -> bool:
+        asked.append((*words, *more.values()))
+        return False
+
+    monkeypatch.setattr(main, "end_remains", fail)
+    assert main.run_agent(start.root) == 0
+    assert start.did[2:] == ["sweep", "wake governors", "power off"]
+    assert asked == [(TRAINING, "z.1", start.root / "training.sessions")]
+    assert "processes of the training outlived their agent" in NodePaths(start.root).train_log.read_text()
+
+
 def test_each_start_is_counted_before_anything_else(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     boots = NodePaths(start.root).boots
     assert main._count_boot(boots) == 0 and boots.read_text() == "1"

@@ -19,6 +19,7 @@ from checkpoint_world import write
 from noticing_machine import Here
 from plain_store import wait_for
 
+from stoker.agent import supervise
 from stoker.agent.attempt import run_attempt
 from stoker.agent.checkpoints.blobs import BlobSender, OutgoingFile
 from stoker.agent.checkpoints.folder_snapshot import scan
@@ -132,6 +133,29 @@ def test_nothing_of_an_agent_goes_on_behind_its_exit(world: AgentWorld) -> None:
     world.run(life)
     mine = ("log-watch", "peers", "heartbeat", "log", "metrics", "usage", "checkpoints", "outputs", "preparing")
     wait_for(lambda: not [one for one in {*threading.enumerate()} - others if one.name.startswith(mine)])
+
+
+@pytest.mark.parametrize("end", ["by itself", "stopped"])
+def test_there_is_no_exit_while_a_process_of_the_training_lives(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(supervise, "_GIVE_UP_S", 0.2)
+    save = "echo {} > checkpoints/a.json; echo results > outputs/a.txt; echo began"
+    world.submit("sh", "-c", f"{save}; {'sleep 3' if end == 'by itself' else 'exec sleep 1000'}")
+    life = world.life(world.claim())
+    kill = life.runtime.group.kill
+    if end == "stopped":
+        world.meanwhile(began(life), lambda: time.sleep(3), lambda: world.append(StopAsked("me")))
+    monkeypatch.setattr(life.runtime.group, "kill", lambda timeout_s=10.0: kill(timeout_s) and False)
+    run_attempt(life)
+    world.join()
+    assert not world.has_exit(life) and not life.paths.left.exists()
+    # All that can be saved is saved.
+    assert len(list_checkpoints(world.store, JOB)) == 1
+    assert "the machine is given back, and the next attempt begins when it is off" in world.log_of(life)
+    beat = world.beat(life)
+    assert beat is not None and beat.phase == "flushing"
+    assert any("/outputs/" in meta.key for meta in world.store.list(""))
 
 
 def test_a_training_that_fails_says_how(world: AgentWorld) -> None:

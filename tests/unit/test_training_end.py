@@ -19,7 +19,7 @@ from plain_store import wait_for
 from stoker.agent import supervise
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.runtime import Command
-from stoker.agent.supervise import EndRequest, Training
+from stoker.agent.supervise import EndRequest, Training, TrainingSurvived
 from stoker.processes import Process
 
 ENDING = EndRequest("notice", "the machine goes", 2.0)
@@ -47,6 +47,8 @@ class FakeGroup:
         self._run, self._did = run, did
         self.alive: set[int] = set()
         self.stuck = False
+        # So many times more a kill does not end them, whatever else is done.
+        self.survives = 0
         self.dies_after_s = 0.0
         self.folder = None
 
@@ -59,6 +61,9 @@ class FakeGroup:
 
     def kill(self, timeout_s: float = 10.0) -> bool:
         self._did.append("kill")
+        if self.survives:
+            self.survives -= 1
+            return False
         if self.stuck or timeout_s < self.dies_after_s:
             return False
         self.alive = set()
@@ -94,7 +99,8 @@ class Scene:
             def before_kill(observer) -> None:
                 self.did.append("before kill")
 
-        self.training = Training(Enclosure(), self.wake, self._unblock)  # type: ignore[arg-type]
+        self.said: list[str] = []
+        self.training = Training(Enclosure(), self.wake, self._unblock, self.said.append)  # type: ignore[arg-type]
         self.training.observer = Observer()  # type: ignore[assignment]
 
     def _unblock(self) -> None:
@@ -204,6 +210,28 @@ def test_a_training_that_takes_a_moment_to_die_leaves_its_mounts_as_they_are() -
     scene.group.dies_after_s = 0.4
     training.kill()
     assert scene.did == ["kill"]
+
+
+def test_a_training_that_cannot_be_ended_is_tried_again_and_reported_once() -> None:
+    scene = Scene()
+    training = scene.start()
+    scene.group.alive, scene.group.survives = {7, 5}, 4
+    training.kill()
+    assert scene.did == ["kill", "unblock", "kill", "kill", "kill", "kill"]
+    assert scene.said == ["warning: processes of the training cannot be ended (pid 5, 7); trying again for 60 s"]
+
+
+def test_a_training_that_survives_everything_has_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_GIVE_UP_S", 0.05)
+    scene = Scene()
+    training = scene.start()
+    scene.run.code, scene.group.alive, scene.group.survives = 0, {7}, 10**9
+    with pytest.raises(TrainingSurvived, match=r"processes of the training cannot be ended \(pid 7\)"):
+        training.finish()
+    # Once more at the end of the attempt, without another wait.
+    monkeypatch.setattr(supervise, "_GIVE_UP_S", 1000.0)
+    with pytest.raises(TrainingSurvived):
+        training.kill()
 
 
 # ── Telling it ────────────────────────────────────────────────────────────────────────────────────────────────────────

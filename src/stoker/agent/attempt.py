@@ -13,11 +13,12 @@ from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.metrics import MetricsPump
 from stoker.agent.phases.agree_and_restore import agree_and_restore
 from stoker.agent.phases.context import AttemptContext
-from stoker.agent.phases.finish import finish
+from stoker.agent.phases.finish import finish, leave_without_exit
 from stoker.agent.phases.leaving import LeaveEarly
 from stoker.agent.phases.permission import wait_until_allowed, wait_until_named, watch_peers
 from stoker.agent.phases.training import TrainingPhase, remaining_runtime_s
 from stoker.agent.setup import Setup
+from stoker.agent.supervise import TrainingSurvived
 from stoker.model.errors import SetupFailed
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Exit, ExitOutcome
@@ -32,7 +33,8 @@ _log = logging.getLogger(__name__)
 def run_attempt(context: AttemptContext) -> None:
     """Live through one attempt. Returns when the exit is written, or cannot be.
 
-    An unexpected error after the start of the training is raised: the next agent on this machine saves what is there.
+    While processes of the training live, no exit is written. An unexpected error after the start of the training is
+    raised: the next agent on this machine saves what is there.
     """
     # Before anything else: a shutdown that comes during the boot must count as a notice.
     signal.signal(signal.SIGTERM, context.take_signal)
@@ -40,6 +42,16 @@ def run_attempt(context: AttemptContext) -> None:
     context.pumps.logs.start()
     context.heartbeat.start()
     context.monitors.usage.start()
+    try:
+        exit_ = _run_to_exit(context)
+    except TrainingSurvived as survived:
+        leave_without_exit(context, survived)
+    else:
+        finish(context, exit_)
+
+
+def _run_to_exit(context: AttemptContext) -> Exit:
+    """Run the phases, and return the exit. All processes of the job are dead then. Raises TrainingSurvived."""
     record = context.record
     try:
         exit_ = _run_phases(context)
@@ -52,6 +64,8 @@ def run_attempt(context: AttemptContext) -> None:
         exit_ = make_exit(outcome, "setup", str(failure), record, failure.code)
     except RestoreError as failure:
         exit_ = make_exit("failed", "restore", str(failure), record)
+    except TrainingSurvived:
+        raise
     except Exception as failure:
         if record.started_at is not None:
             raise  # The agent that is started next saves what is there.
@@ -62,7 +76,7 @@ def run_attempt(context: AttemptContext) -> None:
         # Before the flush, and also when the error is raised: no process of the job runs without its agent, and none
         # changes files while they are sent for the last time.
         context.training.kill()
-    finish(context, exit_)
+    return exit_
 
 
 def _run_phases(context: AttemptContext) -> Exit:

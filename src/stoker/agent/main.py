@@ -24,7 +24,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Heartbeat
-from stoker.processes import set_parent_death_signal
+from stoker.processes import TRAINING, end_remains, set_parent_death_signal
 from stoker.processes.container_sweep import sweep
 from stoker.providers import registry
 from stoker.providers.base import SupportsHostReplacement
@@ -70,7 +70,11 @@ def run_agent(root: Path) -> int:
     _log.info("agent of %s, claim %d, rank %d, boot %d", config.job, config.claim, config.rank, boot)
     if boot:
         sweep(root)
-        flush(node)
+        if end_remains(TRAINING, config.instance, sessions=paths.root / "training.sessions"):
+            flush(node)
+        else:
+            # No exit: the next attempt begins when the machine is off.
+            node.say("processes of the training outlived their agent and cannot be ended; the machine is given back")
     else:
         run_attempt(AttemptContext(node))
     node.machine.wake_governors()

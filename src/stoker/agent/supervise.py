@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ _POLL_S = 0.1
 _ENDING_POLL_S = 0.02
 # A process that is alive so long after SIGKILL waits in the kernel.
 _DIES_WITHIN_S = 0.5
+# How long to try before the machine is given up: a disk or a driver that stalls often answers again within a minute.
+_GIVE_UP_S = 60.0
 
 # Exit codes of programs that ended because they were asked to: 128 + SIGINT, 128 + SIGTERM.
 _REQUESTED_CODES = (0, 130, 143)
@@ -58,6 +60,14 @@ class TrainingOutcome:
     deadline_s: float | None = None
 
 
+class TrainingSurvived(Exception):
+    """Processes of the training cannot be ended. No exit may be written: the next attempt would train beside them."""
+
+    def __init__(self, pids: Collection[int]) -> None:
+        named = ", ".join(map(str, sorted(pids)))
+        super().__init__(f"processes of the training cannot be ended (pid {named})")
+
+
 class Observer(Protocol):
     """Watches which files the training writes. Every call is quick."""
 
@@ -69,15 +79,26 @@ class Observer(Protocol):
 
 
 class Training:
-    """One run of the command. Not reusable. `unblock` cuts mounts that may keep processes waiting in the kernel."""
+    """One run of the command. Not reusable.
+
+    `unblock` cuts mounts that may keep processes waiting in the kernel; `say` writes a message to the user.
+    """
 
     # Set before the start. Called before each signal: afterwards a file that was cut off looks like a closed one.
     observer: Observer | None = None
 
-    def __init__(self, runtime: Runtime, wake: threading.Event, unblock: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        wake: threading.Event,
+        unblock: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         self._runtime = runtime
         self._wake = wake
         self._unblock = unblock
+        self._say = say
+        self._gave_up = False
         self._root: Run | None = None
         self._ended_s: float | None = None
         # Known after `start`.
@@ -125,7 +146,7 @@ class Training:
         return None
 
     def finish(self) -> TrainingOutcome:
-        """Clean up after the command ended by itself: no process that it forked may stay."""
+        """Clean up after the command ended by itself: no process that it forked may stay. Raises TrainingSurvived."""
         assert self._root is not None
         self._ended_s = time.monotonic()
         if self.observer is not None:
@@ -168,7 +189,7 @@ class Training:
         """After `notify`: wait for the training to end, then kill it. `commit_last(seconds, end)` stores its save.
 
         `deadline` returns a deadline in monotonic seconds, or None. It may come meanwhile, and be sooner than that of
-        the request.
+        the request. Raises TrainingSurvived.
         """
         assert self._root is not None and self._notified_s is not None
         left, reserve_s = self._wait_until_gone(request, notice, deadline)
@@ -199,14 +220,24 @@ class Training:
         )
 
     def kill(self) -> None:
-        """Kill every process of the training and of the set-up.
+        """Kill every process of the training and of the set-up. Raises TrainingSurvived if some live on after a minute.
 
         A process that reads from a mount that does not answer dies only when the mount is cut. Mounts are cut only if
         a process survives SIGKILL: otherwise they stay, for files that are made durable afterwards.
         """
-        if not self._runtime.group.kill(_DIES_WITHIN_S):
-            self._unblock()
-            self._runtime.group.kill()
+        group = self._runtime.group
+        if group.kill(_DIES_WITHIN_S):
+            return
+        self._unblock()
+        until_s = time.monotonic() + (0.0 if self._gave_up else _GIVE_UP_S)
+        said = False
+        while not group.kill():
+            if time.monotonic() >= until_s:
+                self._gave_up = True
+                raise TrainingSurvived(group.members())
+            if not said:
+                said = True
+                self._say(f"warning: {TrainingSurvived(group.members())}; trying again for {_GIVE_UP_S:g} s")
 
     def _how_it_left(self) -> TrainingEnd:
         """Return how the training ended, after all its processes ended by themselves."""

@@ -86,7 +86,7 @@ class AttemptContext:
         self.leaving = LeaveChecks(self.log_watch, self.notices, self.monitors.stack_dumps)
         group = make_group(TRAINING, config.instance, sessions=paths.root / "training.sessions")
         self.runtime: Runtime = HostRuntime(group)
-        self.training = Training(self.runtime, self.wake, self._cut_mounts)
+        self.training = Training(self.runtime, self.wake, self._cut_mounts, node.say)
         self.setup: Setup | None = None
         self.setup_result = SetupResult({}, {})
         self.syncs = Syncs()
@@ -137,7 +137,7 @@ class AttemptContext:
     def use_runtime(self, runtime: Runtime) -> None:
         """Run the set-up and the training in `runtime` instead of on the machine itself."""
         self.runtime = runtime
-        self.training = Training(runtime, self.wake, self._cut_mounts)
+        self.training = Training(runtime, self.wake, self._cut_mounts, self.node.say)
 
     def take_signal(self, _number: int, _frame: object) -> None:
         """Handle SIGTERM: the machine is being shut down."""

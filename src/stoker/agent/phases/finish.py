@@ -12,10 +12,11 @@ import time
 from dataclasses import replace
 
 from stoker.agent import hold, job_folders
-from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete_exit
+from stoker.agent.exit_report import CAUSE_BYTES, CAUSE_LINES, complete_exit, make_exit
 from stoker.agent.node import FLUSH_LIMIT_S
 from stoker.agent.phases.context import AttemptContext
 from stoker.agent.shutdown_budget import ShutdownBudget
+from stoker.agent.supervise import TrainingSurvived
 from stoker.core.saved_work import no_checkpoint, nothing_saved
 from stoker.model.durations import span_text
 from stoker.model.node_facts import Exit
@@ -78,6 +79,25 @@ def finish(context: AttemptContext, exit_: Exit) -> None:
         context.runtime.close()
         context.heartbeat.stop()
     # Last: a hold ends by entries of the log.
+    context.log_watch.stop()
+
+
+def leave_without_exit(context: AttemptContext, survived: TrainingSurvived) -> None:
+    """Flush everything, and write no exit: processes of the training live, and only the machine's end will end them.
+
+    The attempt counts as left when the machine is known to be gone.
+    """
+    context.heartbeat.change(phase="flushing")
+    context.node.say(f"{survived}; the machine is given back, and the next attempt begins when it is off")
+    budget = ShutdownBudget(FLUSH_LIMIT_S, context.deadline_s, progress=lambda: UPLOADS.total)
+    budget.refresh()
+    flush(context, make_exit("infrastructure", "agent", str(survived), context.record), budget)
+    context.heartbeat.stop(timeout_s=min(5.0, budget.share_s(0.5)))
+    context.runtime.close()
+    unmount_below(context.paths.mounts)
+    if context.pumps.copy is not None:
+        context.pumps.copy.drain(_COPY_AFTER_EXIT_S)
+        context.pumps.copy.stop()
     context.log_watch.stop()
 
 

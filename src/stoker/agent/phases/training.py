@@ -20,7 +20,7 @@ from stoker.agent.phases.agree_and_restore import RestoreResult
 from stoker.agent.phases.context import AttemptContext
 from stoker.agent.setup import make_command, make_location
 from stoker.agent.shutdown_budget import ShutdownBudget
-from stoker.agent.supervise import EndRequest
+from stoker.agent.supervise import EndRequest, TrainingSurvived
 from stoker.agent.training_environment import TrainingLocation, ask_to_save
 from stoker.core.saved_work import attempts_of, checkpoint_title, with_step
 from stoker.model.command_line import command_argv
@@ -116,7 +116,11 @@ class TrainingPhase:
         context.heartbeat.change(phase="training", training_since=context.record.started_at)
         request = context.training.wait(lambda: self.reason_to_end(spec.checkpoints.grace_s))
         if request is None:
-            outcome = context.record.outcome = context.training.finish()
+            try:
+                outcome = context.record.outcome = context.training.finish()
+            except TrainingSurvived:
+                self.commit_at_leisure(TrainingEnd("died"))
+                raise
             self.commit_at_leisure(TrainingEnd("finished" if outcome.code == 0 else "died"))
         else:
             self.end(request)
