@@ -68,7 +68,7 @@ class TrainingWorld:
             settle_s=self.settle_s,
             busy_s=self.busy_s,
             spacing_s=self.spacing_s,
-            writing=lambda: open_for_writing(self.group.members(), self.folder),
+            writing=lambda aliased: open_for_writing(self.group.members(), self.folder, (), aliased),
         )
         self.sync = CheckpointSync(options)
         self.sync.start()

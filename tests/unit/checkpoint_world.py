@@ -124,7 +124,7 @@ class World:
         )
         return CheckpointSync(options)
 
-    def writing(self) -> WritableFiles:
+    def writing(self, _aliased: object) -> WritableFiles:
         """As if one process, which is alive, had these files open."""
         files = {self.folder / path: OpenFile(frozenset({1}), False) for path in self.open}
         return WritableFiles(files, frozenset({1}) if self.alive else frozenset())

@@ -214,7 +214,7 @@ def test_checkpoints_and_outputs_are_watched_as_the_job_says(
     assert told == attempt | {"restored": life.record.restored, "trust": trust}
     assert sync.options["folder"] == place.checkpoints and sync.options["gang"].answers() == {1: SaveAnswer(7, True)}
     assert (sync.options["channel"], sync.options["scratch"]) == (life.paths.channel, life.paths.scratch)
-    assert sync.options["lead_finished"]() is False and not sync.options["writing"]().files
+    assert sync.options["lead_finished"]() is False and not sync.options["writing"]({}).files
     life.leaving.peers.lead_finished = True  # type: ignore[union-attr]
     assert sync.options["lead_finished"]() is True
     assert outputs.words[1:4] == (JOB, life.config.claim, rank) and outputs.options == {"nodes": 2}

@@ -34,7 +34,7 @@ class Folder:
         )
         self.chooser = CommitChooser(self.watch, settle_s=SETTLE_S, busy_s=BUSY_S, monotonic=lambda: self.now)
 
-    def writing(self) -> WritableFiles:
+    def writing(self, _aliased: object) -> WritableFiles:
         files = {self.root / path: OpenFile(frozenset({1}), appending) for path, appending in self.open.items()}
         return WritableFiles(files | {Path("/elsewhere/x"): OpenFile(frozenset({1}), False)}, self.members)
 

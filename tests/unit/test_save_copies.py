@@ -253,7 +253,7 @@ class Copying:
         self.folder.mkdir()
         self.committed: dict[str, Signature] = {}
         self.copies = SaveCopies(
-            FolderView(self.folder, lambda: WritableFiles({}, frozenset())),
+            FolderView(self.folder, lambda _: WritableFiles({}, frozenset())),
             root / "copies",
             logs=tuple,
             committed=lambda: self.committed,

@@ -77,6 +77,29 @@ def test_a_link_to_a_file_elsewhere_is_read_as_that_file(tmp_path: Path, caplog:
     assert signature_of(folder / "nothing", found["base.bin"]) is None
 
 
+def test_files_that_no_disk_holds_are_never_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "memory", "1")
+    folder = tmp_path / "folder"
+    write(folder / "a", "1")
+    (folder / "memory").symlink_to(tmp_path / "memory")
+    for name, target in (("kmsg", "/proc/kmsg"), ("environ", "/proc/self/environ"), ("sys", "/sys/kernel/notes")):
+        (folder / name).symlink_to(target)
+    assert sorted(scan(folder)) == ["a", "memory"]
+    assert "kmsg is left out: a link out of the checkpoint folder, to /proc/kmsg" in caplog.text
+    caplog.clear()
+    assert sorted(scan(folder)) == ["a", "memory"]
+    assert caplog.text == "", "this is said once"
+
+
+def test_links_out_of_the_folder_may_be_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "base.bin", "12345")
+    write(tmp_path / "folder/a", "1")
+    (tmp_path / "folder/b").symlink_to("a")
+    (tmp_path / "folder/base.bin").symlink_to(tmp_path / "base.bin")
+    assert sorted(scan(tmp_path / "folder")) == ["a", "b", "base.bin"]
+    assert sorted(scan(tmp_path / "folder", links_out=False)) == ["a", "b"]
+
+
 def test_a_file_is_as_new_as_its_bytes_or_its_status() -> None:
     assert Signature(1, 2, 3, 50, 60).newest_ns == 60
     assert Signature(1, 2, 3, 70, 60).newest_ns == 70

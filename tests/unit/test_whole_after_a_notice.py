@@ -454,12 +454,12 @@ def test_what_the_training_saves_after_the_notice_is_committed(
     assert len(manifest_keys(memory)) == 1
     pid = process(True)
     watch = world.sync._rounds.watch
-    watch.view = replace(watch.view, writing=lambda: WritableFiles({}, frozenset({pid})))
+    watch.view = replace(watch.view, writing=lambda _: WritableFiles({}, frozenset({pid})))
     world.sync.before_signal()
     mark = watch.history.pre_signal
     assert mark is not None and mark.survives
     world.write(a="saved after the notice")
-    watch.view = replace(watch.view, writing=lambda: WritableFiles({}, frozenset()))
+    watch.view = replace(watch.view, writing=lambda _: WritableFiles({}, frozenset()))
     world.sync.final(30.0, TrainingEnd("left", root=pid, alone=True, succeeded=True))
     assert len(manifest_keys(memory)) == 2 and world.sync.status().held_back is None
 

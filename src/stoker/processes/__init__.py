@@ -25,13 +25,14 @@ from stoker.processes.identity import (
     stat_of,
 )
 from stoker.processes.kernel import become_subreaper, set_parent_death_signal
-from stoker.processes.open_files import OpenFile, WritableFiles, open_for_writing
+from stoker.processes.open_files import FilesByInode, OpenFile, WritableFiles, open_for_writing
 from stoker.processes.open_group import end_remains, find_group, make_group
 from stoker.processes.spawn import NotMounted
 
 __all__ = [
     "NODE",
     "TRAINING",
+    "FilesByInode",
     "Group",
     "NotMounted",
     "OpenFile",

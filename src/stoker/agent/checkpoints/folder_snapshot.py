@@ -10,15 +10,17 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from stoker.agent.checkpoints.save_protocol import LOCK
 from stoker.agent.confinement import Confinement, handle_path
 from stoker.model.node_facts import BlobRef
-from stoker.processes import OpenFile, WritableFiles
+from stoker.processes import FilesByInode, OpenFile, WritableFiles
+from stoker.processes.pseudo_files import is_pseudo
 from stoker.store.base import FileChanged
 from stoker.store.checkpoint_manifests import safe_path
 from stoker.store.hashed_copy import FICLONE
@@ -60,12 +62,14 @@ class File(NamedTuple):
     """A file of the folder.
 
     `link` is the target of a link inside the folder. Other links are read as the file they point to, or left out.
+    `aliased`: there may be other paths to the file, because it was read through such a link or has hard links.
     """
 
     path: str
     signature: Signature
     mode: int
     link: str | None = None
+    aliased: bool = False
 
     @property
     def size(self) -> int:
@@ -75,11 +79,17 @@ class File(NamedTuple):
 Files = dict[str, File]
 
 
-def scan(folder: Path, ignored: Collection[str] = IGNORED_NAMES, confinement: Confinement | None = None) -> Files:
+def scan(
+    folder: Path,
+    ignored: Collection[str] = IGNORED_NAMES,
+    confinement: Confinement | None = None,
+    *,
+    links_out: bool = True,
+) -> Files:
     """Return every file under `folder` by relative path. Files that vanish meanwhile are left out.
 
-    With `confinement`, no link leads out of the folder, not even the folder itself, even if something is replaced
-    meanwhile.
+    Without `links_out`, links out of the folder are left out. With `confinement`, no link leads out of the folder, not
+    even the folder itself, even if something is replaced meanwhile.
     """
     pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
     try:
@@ -87,7 +97,9 @@ def scan(folder: Path, ignored: Collection[str] = IGNORED_NAMES, confinement: Co
     except OSError:
         return {}
     try:
-        return {file.path: file for file in _scan(_Scan(os.fspath(folder), pattern, confinement), handle, "")}
+        return {
+            file.path: file for file in _scan(_Scan(os.fspath(folder), pattern, confinement, links_out), handle, "")
+        }
     finally:
         os.close(handle)
 
@@ -110,23 +122,31 @@ class OpenFiles(NamedTuple):
     members: frozenset[int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class FolderView:
     """Access to one checkpoint folder: its files, and which of them are open for writing.
 
-    `writing` gives the open files by absolute path.
+    `writing` gives the open files by absolute path; its argument are the files that may be open by other paths, as of
+    the last scan.
     """
 
     folder: Path
-    writing: Callable[[], WritableFiles]
+    writing: Callable[[FilesByInode], WritableFiles]
     selection: Selection = Selection()
+    _aliased: FilesByInode = field(default_factory=dict, init=False)
 
     def scan(self) -> Files:
-        return self.selection.scan(self.folder)
+        found = self.selection.scan(self.folder)
+        aliased: dict[tuple[int, int], list[str]] = {}
+        for path, file in found.items():
+            if file.aliased:
+                aliased.setdefault(file.signature[:2], []).append(path)
+        self._aliased = aliased
+        return found
 
     def open_files(self) -> OpenFiles:
         """Return the checkpoint files that are open for writing at this moment."""
-        writing = self.writing()
+        writing = self.writing(self._aliased)
         found = {}
         for absolute, file in writing.files.items():
             try:
@@ -143,12 +163,14 @@ class _Scan:
     folder: str
     ignored: re.Pattern[str]
     confinement: Confinement | None
+    links_out: bool
 
 
 def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
     """Scan by handles, so that a folder that is replaced by a link meanwhile leads nowhere else."""
     try:
         entries = list(os.scandir(handle))
+        device = os.fstat(handle).st_dev
     except OSError:
         return
     for entry in entries:
@@ -161,17 +183,20 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
                     continue
                 inner = os.open(entry.name, OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=handle)
                 try:
-                    yield from _scan(scan, inner, path)
+                    if os.fstat(inner).st_dev == device or not is_pseudo(inner):
+                        yield from _scan(scan, inner, path)
                 finally:
                     os.close(inner)
                 continue
             found = entry.stat(follow_symlinks=False)
-            file = File(path, Signature.of(found), found.st_mode)
+            file = File(path, Signature.of(found), found.st_mode, aliased=found.st_nlink > 1)
             if stat.S_ISLNK(found.st_mode):
                 read = _read_link(scan, handle, entry.name, file)
                 if read is None:
                     continue
                 file = read
+            elif found.st_dev != device and _is_pseudo(handle, entry.name):
+                continue  # A single file that was mounted here.
         except OSError:
             continue
         # Most names are plain; a closer check of each name takes as long as the rest of the scan.
@@ -191,11 +216,27 @@ def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
     if scan.confinement is not None:
         scan.confinement.leave_out(path, target)
         return None
-    found = os.stat(name, dir_fd=handle)
-    if not stat.S_ISREG(found.st_mode):
-        log.warning("%s is left out: a link out of the checkpoint folder", path)
+    if not scan.links_out:
         return None
-    return File(path, Signature.of(found), found.st_mode)
+    found = os.stat(name, dir_fd=handle)
+    if not stat.S_ISREG(found.st_mode) or _is_pseudo(handle, name):
+        _warn_once(f"{path} is left out: a link out of the checkpoint folder, to {target}, which is no file on a disk")
+        return None
+    return File(path, Signature.of(found), found.st_mode, aliased=True)
+
+
+def _is_pseudo(folder: int, name: str) -> bool:
+    # Opened with O_PATH: a real open has effects on a pipe or a device.
+    handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return is_pseudo(handle)
+    finally:
+        os.close(handle)
+
+
+@lru_cache(maxsize=1000)
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def signature_of(path: Path, file: File) -> Signature | None:

@@ -15,7 +15,7 @@ from stoker.agent.checkpoints.restore import RestoredCheckpoint
 from stoker.agent.confinement import Confinement
 from stoker.agent.node import utcnow
 from stoker.model.node_facts import SaveAnswer, SaveProposal
-from stoker.processes import WritableFiles
+from stoker.processes import FilesByInode, WritableFiles
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import LOCAL_WORKERS, REMOTE_WORKERS, TrustedClaims
 
@@ -65,7 +65,7 @@ class SyncOptions:
     scratch: Path
     keep: int = 3
     # Gives the files under `folder` that the training has open for writing.
-    writing: Callable[[], WritableFiles] = lambda: WritableFiles({}, frozenset())
+    writing: Callable[[FilesByInode], WritableFiles] = lambda _aliased: WritableFiles({}, frozenset())
     # The other ranks. None: there are none, or this agent was restarted.
     gang: GangLink | None = None
     # Returns True when rank 0 will commit nothing more.

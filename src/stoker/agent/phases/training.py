@@ -65,7 +65,9 @@ def start_syncs(
         keep=spec.checkpoints.keep,
         restored=context.record.restored,
         trust=trust,
-        writing=lambda: open_for_writing(context.runtime.group.members(), location.checkpoints, seen_at),
+        writing=lambda aliased: open_for_writing(
+            context.runtime.group.members(), location.checkpoints, seen_at, aliased
+        ),
         gang=HeartbeatLink(context.heartbeat, peers) if config.nodes > 1 else None,
         lead_finished=lambda: peers.lead_finished,
         selection=selection,
