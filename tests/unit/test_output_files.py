@@ -458,6 +458,30 @@ def test_links_of_a_container_are_read_as_the_file_inside_that_they_lead_to(tmp_
     assert all(output.file.path == path and output.file.link is None for path, output in found.items())
 
 
+def test_links_that_lead_out_of_the_output_folder_are_left_out_and_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs"
+    write(tmp_path / "secret", "content")
+    write(folder / "runs/1/model", "1")
+    for name, target in (
+        ("abs", tmp_path / "secret"),
+        ("up", "../secret"),
+        ("second", "abs"),
+        ("passwd", "/etc/passwd"),
+        ("zero", "/dev/zero"),
+        ("kmsg", "/proc/kmsg"),
+        ("root", "/"),
+        ("runs/latest", "1"),
+        ("model", "runs/latest/model"),
+    ):
+        (folder / name).symlink_to(target)
+    outputs = OutputFiles([OutputSource(folder, takes_all=True)])
+    found = outputs.declared()
+    assert sorted(found) == ["model", "runs/1/model"] and found["model"].source.read_text() == "1"
+    left_out = {one.path: one.why for one in outputs.unstorable(found)}
+    named = ("abs", "up", "second", "passwd", "zero", "kmsg", "root")
+    assert left_out == dict.fromkeys(named, "a link out of the folder")
+
+
 def test_a_new_file_by_a_link_out_of_the_folder_is_data_of_others(tmp_path: Path) -> None:
     write(tmp_path / "data", "theirs")
     write(tmp_path / "work/a", "1")

@@ -179,11 +179,13 @@ class OutputFiles:
         """Return the declared files, by their path in the stored tree."""
         found: dict[str, LocalOutput] = {}
         for source in self._sources:
-            files = scan(source.folder, confinement=self._confinement)
+            files = scan(source.folder, confinement=self._confinement, links_out=False)
             for path, file in (files if source.takes_all else without_caches(files)).items():
                 if not source.takes_all and not self._is_new(source, path, file):
                     continue
                 target = _target_of(files, path) if self._confinement is not None else path
+                if file.link is not None and not _leads_inside(source.folder, path):
+                    continue  # By way of another link.
                 real = _followed(source.folder, files[target]) if target is not None else None
                 if target is not None and real is not None and os.fspath(source.folder / target) not in self._torn:
                     named = source.prefix + path
@@ -266,10 +268,7 @@ class OutputFiles:
         return [OutputLink(path, target) for path, target in kept.items()], skipped
 
     def _is_new(self, source: OutputSource, path: str, file: File) -> bool:
-        if not source.takes(path) or self._baseline.has_file(source.folder, file):
-            return False
-        # A link out of the folder leads to a file elsewhere, which is usually input data.
-        return file.link is not None or not (source.folder / path).is_symlink()
+        return source.takes(path) and not self._baseline.has_file(source.folder, file)
 
     def _scan_beside(self, work: OutputSource) -> tuple[list[LocalOutput], list[SkippedFile]]:
         fitting: list[LocalOutput] = []
