@@ -3,22 +3,107 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import local_nodes
 import pytest
-from local_nodes import STORE, folder_of, launch, make_order, process_of, reason_of, supervisor_of, until, until_gone
+from local_nodes import (
+    PATIENCE_S,
+    STORE,
+    folder_of,
+    launch,
+    make_order,
+    process_of,
+    reason_of,
+    supervisor_of,
+    until,
+    until_gone,
+)
 
+from stoker.model.spec import Spec
+from stoker.processes import Process
+from stoker.providers.base import ShellRequest
 from stoker.providers.local.provider import LocalProvider
 
 # Fixtures that all tests of nodes on this computer share.
 way, home, acting, provider = local_nodes.way, local_nodes.home, local_nodes.acting, local_nodes.provider
 
 
+# A command that leaves its session and ignores requests to end; with `scrub`, without its environment.
+LASTING = """
+import os, signal, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+code = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(3600)"
+env = {} if sys.argv[2] == "scrub" else dict(os.environ)
+os.execve(sys.executable, [sys.executable, "-S", "-c", code, sys.argv[1]], env)
+"""
+
+
+def exec_beside(provider: LocalProvider, instance: str, *words: object) -> subprocess.Popen[bytes]:
+    """Run a command as `stoker exec` does."""
+    wanted = ShellRequest(command=tuple(map(str, words)))
+    with provider.shell_command(instance, wanted, Spec(name="job", run="true")) as command:
+        return subprocess.Popen(command.argv, cwd=command.cwd, stderr=subprocess.PIPE)
+
+
 class TestNobodyIsLeft:
+    @pytest.mark.parametrize("env", ["keep", "scrub"])
+    @pytest.mark.parametrize("how", ["terminate", "kill-supervisor"])
+    def test_commands_beside_the_training_end_with_the_node(
+        self, provider: LocalProvider, way: str, acting: Callable[[str], None], tmp_path: Path, env: str, how: str
+    ) -> None:
+        if env == "scrub" and way == "marks":
+            pytest.skip("without cgroups the mark in the environment is all there is")
+        acting("brood")
+        (instance,) = launch(provider)
+        node = folder_of(provider, instance)
+        process_of(node, "agent")
+        ran = exec_beside(provider, instance.id, sys.executable, "-c", LASTING, tmp_path / "pid", env)
+        assert ran.wait(PATIENCE_S) == 0
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"), "it to run")
+        process = Process.of(int((tmp_path / "pid").read_text()))
+        assert process is not None and not os.environ.get("STOKER_EXEC")
+        me, beside = Process.me(), subprocess.Popen(["sleep", "3600"])
+        try:
+            if how == "terminate":
+                provider.terminate(instance.id)
+            else:
+                supervisor_of(node).signal(signal.SIGKILL)
+            until_gone(provider, instance)
+            assert not process.alive
+            # The person who ran it goes on, with everything else in that session.
+            assert me.alive and beside.poll() is None
+        finally:
+            beside.kill()
+            beside.wait()
+
+    def test_no_command_begins_beside_a_node_that_is_off(
+        self, provider: LocalProvider, acting: Callable[[str], None], tmp_path: Path
+    ) -> None:
+        acting("brood")
+        (instance,) = launch(provider)
+        node = folder_of(provider, instance)
+        process_of(node, "agent")
+        state = node.read_state()
+        assert state is not None
+        node.write_state(state._replace(phase="stopping"))
+        ran = exec_beside(provider, instance.id, "touch", tmp_path / "done")
+        _, complaint = ran.communicate(timeout=PATIENCE_S)
+        assert ran.returncode == 126 and complaint.decode() == f"stoker: {instance.id} is off\n"
+        assert not (tmp_path / "done").exists()
+        provider.terminate(instance.id)
+        until_gone(provider, instance)
+
     @pytest.mark.parametrize("mode", ["brood", "brood-scrubbed"])
     def test_termination_ends_every_descendant(
         self, provider: LocalProvider, acting: Callable[[str], None], mode: str

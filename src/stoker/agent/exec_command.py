@@ -9,11 +9,13 @@ from pathlib import Path
 
 from stoker.agent.container.pipes import exec_in_container
 from stoker.model.node_config import NodePaths
-from stoker.processes import NODE, TRAINING, stat_of
+from stoker.processes import NODE, TRAINING, environ_of, stat_of
 from stoker.processes.container_sweep import read_record
+from stoker.processes.exec_sessions import EXEC
 
 # Variables of the user's own terminal.
 _USER_VARIABLES = ("TERM", "COLORTERM", "LANG", "LC_ALL", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK")
+_EXEC_MARK = f"{EXEC}=".encode()
 _NOT_FOUND = 127
 _NOT_RUN = 126
 
@@ -42,10 +44,11 @@ def run_command(root: Path, command: Sequence[str]) -> int:
 def shell_environ(training: Mapping[str, str]) -> dict[str, str]:
     """Return the training's environment without the variables that mark its processes.
 
-    So the command is not killed with the training, and the agent does not wait for it.
+    So the command is not killed with the training, and the agent does not wait for it. On this computer it carries
+    the mark with which it ends with its node.
     """
     environ = {name: value for name, value in training.items() if name not in (NODE, TRAINING)}
-    return environ | {name: os.environ[name] for name in _USER_VARIABLES if name in os.environ}
+    return environ | {name: os.environ[name] for name in (*_USER_VARIABLES, EXEC) if name in os.environ}
 
 
 def training_environ(paths: NodePaths) -> dict[str, str] | None:
@@ -56,13 +59,17 @@ def training_environ(paths: NodePaths) -> dict[str, str] | None:
     for name in os.listdir("/proc"):  # noqa: PTH208 - a name is all that is needed
         if not name.isdigit() or int(name) == os.getpid():
             continue
+        stat = stat_of(int(name))
         try:
-            data = Path(f"/proc/{name}/environ").read_bytes()
+            data = environ_of(stat) if stat is not None else b""
         except OSError:
             continue  # The process has ended, or belongs to another user.
-        stat = stat_of(int(name))
+        words = data.split(b"\0")
+        # Commands of `stoker exec` have the same environment, and may outlive a training.
+        if marker not in words or any(word.startswith(_EXEC_MARK) for word in words):
+            continue
         # The oldest process is the command itself: its children may have changed their environment.
-        if marker in data.split(b"\0") and stat is not None and (oldest is None or stat.started < oldest[0]):
+        if stat is not None and (oldest is None or stat.started < oldest[0]):
             oldest = (stat.started, data)
     if oldest is None:
         return None

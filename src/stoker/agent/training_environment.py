@@ -36,7 +36,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
 )
 
 # Variables of the agent that the training must not inherit.
-_PRIVATE = ("STOKER_AGENT", "STOKER_STORE", "STOKER_HOME", "STOKER_NODE", "STOKER_TRAINING")
+_PRIVATE = ("STOKER_AGENT", "STOKER_STORE", "STOKER_HOME", "STOKER_NODE", "STOKER_TRAINING", "STOKER_EXEC")
 
 
 @dataclass(frozen=True)

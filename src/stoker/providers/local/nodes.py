@@ -24,6 +24,7 @@ from stoker.model.offerings import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
 from stoker.processes.absolute_environment import absolute_environment
 from stoker.processes.container_sweep import sweep
+from stoker.processes.exec_sessions import EXEC, kill_joined
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import TerminateResult
 from stoker.providers.local.capabilities import RETAIN_GONE_S
@@ -45,6 +46,7 @@ START_S = 5.0
 _TRAINING_VARIABLES = {
     NODE,
     TRAINING,
+    EXEC,
     "STOKER_JOB",
     "STOKER_ATTEMPT",
     "STOKER_CHECKPOINT_DIR",
@@ -221,7 +223,7 @@ def _end_dead_node(node: NodeFolder, lock: int, state: NodeState) -> InstanceSta
     sweep(node.path)
     group = find_group(NODE, node.owner, state.process, folder=state.cgroup, sessions=node.sessions)
     if group is not None:
-        if not group.kill(KILL_S):
+        if not (group.kill(KILL_S) and kill_joined(node.owner, KILL_S)):
             return "stopping"
         group.close()
     unmount_below(node.path)
@@ -251,6 +253,8 @@ def _end_without_lock_file(node: NodeFolder) -> InstanceState:
         return "running"  # Only its lock was removed.
     group = find_group(NODE, node.owner, Process(0, 0, boot_id()), folder=None)
     if group is not None and group.members() and not group.kill(KILL_S):
+        return "stopping"
+    if not kill_joined(node.owner, KILL_S):
         return "stopping"
     # A supervisor whose agent was killed may try to restart it; without the folder it cannot, and exits.
     return "gone"

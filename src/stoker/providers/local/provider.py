@@ -166,7 +166,7 @@ class LocalProvider:
         node = self._node(instance)
         if node is None or nodes.probe(node) == "gone":
             raise UserError(f"{instance} is gone; commands can run only on a running node")
-        argv = (sys.executable, "-m", "stoker.agent", str(node.path), "--", *shell_request.command)
+        argv = (sys.executable, "-m", "stoker.providers.local.exec_beside", str(node.path), *shell_request.command)
         # Python imports from its working directory: use neither the user's folder nor that of the code.
         yield ShellCommand("here", argv, cwd=str(node.root))
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.processes import NODE, Process, become_subreaper, make_group
+from stoker.processes.exec_sessions import kill_joined
 from stoker.processes.unmounting import unmount_below
 from stoker.processes.warden import GuardedCommand, spawn_guarded
 from stoker.providers.local.folder import (
@@ -261,7 +262,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         self._sweep()
-        while not self._group.kill(timeout_s=5.0):
+        while not (self._group.kill(timeout_s=5.0) and kill_joined(self._node.owner)):
             # Stuck in the kernel, for example on a dead network disk. A machine that still has processes is not off.
             _say(f"cannot be killed yet: {sorted(self._group.members())}")
         # The processes that served the mounts are dead now. Mounted files are not on the node's own disk and must not
