@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoint_world import Gang, World, checkpoints, memory_store, restored_content, write
+from checkpoint_world import JOB, Gang, World, checkpoints, memory_store, restored_content, write
 from test_sync import LIMIT_S, Meddling
 
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
+from stoker.model import keys
 from stoker.model.node_facts import SaveAnswer
 from stoker.testing.memory_store import MemoryStore
 
@@ -460,6 +461,7 @@ def test_blobs_of_a_part_that_were_pruned_are_sent_again(tmp_path: Path, memory:
     while not (nodes.told.answered.get(1) or SaveAnswer(0, False)).token:
         nodes.tick(0.5)
     sender = nodes.ranks[1].sync._rounds.sender
+    memory.delete([keys.blob(JOB, 1, name) for name in sender.names])
     sender.forget_blobs(sender.names)
     nodes.tick(40)
     assert nodes.contents() == [{"shard0.pt": "step 1", "shard1.pt": "step 1"}]
