@@ -120,7 +120,6 @@ class OutputSync:
         # Files that are not stored; those beside the code are known at the end, as are the links that are kept.
         self._skipped: list[SkippedFile] = []
         self._links: list[OutputLink] = []
-        self._bytes_moved = 0
         self._backoff = _Backoff()
         self._wake = threading.Event()
         self._last = _LastSync()
@@ -213,7 +212,7 @@ class OutputSync:
         self._status = OutputStatus(
             files=len(self._tracker.files),
             unsynced_bytes=sum(file.size for file in self._tracker.dirty()),
-            bytes_moved=self._bytes_moved,
+            bytes_moved=self._writer.bytes_moved,
             error=self._backoff.error or self._describe_unreadable(),
         )
 
@@ -346,14 +345,14 @@ class OutputSync:
             can_wait = self._last.until_s is None and not self._tracker.is_overdue(file.path, self._monotonic())
             if can_wait and signature_of(source, file) != file.signature:
                 return False
-            self._bytes_moved += self._writer.write(file.path, data)
+            self._writer.write(file.path, data)
             # An empty file is progress, too.
             UPLOADS.add(len(data) + 1)
             return True
         # Too large for memory: sent in parts.
         del data
         try:
-            self._bytes_moved += self._writer.write_file(file.path, pinned)
+            self._writer.write_file(file.path, pinned)
         except FileChanged:
             return False
         return True

@@ -38,6 +38,7 @@ class OutputWriter:
         self._begun: set[str] = set()
         # Keys of versions that are in the store, or may be, by stored path.
         self._versions: dict[str, set[str]] | None = {} if boot == 0 else None
+        self.bytes_moved = 0
         # Large files whose plain name holds an older version.
         self.behind: set[str] = set()
 
@@ -50,25 +51,23 @@ class OutputWriter:
         below = "rank-0/" if self._clashes and _RANK_FOLDER.match(path) else ""
         return f"{self._folder}{below}{path}"
 
-    def write(self, path: str, data: bytes) -> int:
-        """Store a file that fits into memory; return its size, however often it was sent. Raises StoreError."""
-        sent = self._place(path, lambda key: len(data) if self._store.create(key, data) else None)
+    def write(self, path: str, data: bytes) -> None:
+        """Store a file that fits into memory. Its size counts once, however often it was sent. Raises StoreError."""
+        self.bytes_moved += self._place(path, lambda key: len(data) if self._store.create(key, data) else None)
         if self.stored_path(path) in self._known():
             self._store.put(self.plain_key(path), data)
             self.behind.discard(path)
-        return sent
 
-    def write_file(self, path: str, pinned: Path) -> int:
+    def write_file(self, path: str, pinned: Path) -> None:
         """Store a large file. `publish` brings its plain name up to date. Raises StoreError, OSError."""
 
         def send(key: str) -> int | None:
             sent = self._store.put_file(pinned, lambda _digest: key)
             return sent.moved if sent.moved or not sent.size else None
 
-        sent = self._place(path, send)
+        self.bytes_moved += self._place(path, send)
         if self.stored_path(path) in self._known():
             self.behind.add(path)
-        return sent
 
     def publish(self, path: str, pinned: Path) -> None:
         """Write a large file under its plain name, once it does not change any more. Raises StoreError, OSError."""

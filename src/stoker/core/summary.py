@@ -8,7 +8,7 @@ from datetime import datetime
 
 from stoker.core.costs import claim_cost, job_cost, valid_span_s
 from stoker.core.hold import hold_of
-from stoker.core.saved_work import is_about_training, lost_everything, no_checkpoint, nothing_saved, saved_part
+from stoker.core.job_warnings import job_warnings
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import NodeRef, Outcome, Phase, Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, SavedOutputs, SaveTimes
@@ -167,6 +167,7 @@ def summarize(
     stamped = _stamped(facts.get(state.claims[-1].number, ())) if state.claims else []
     current = [beat.value for beat in stamped]
     phase = phase_of(state, facts)
+    elsewhere = {attempt.claim: attempt.saves_elsewhere for attempt in attempts}
     return Summary(
         id=state.job,
         name=spec.name,
@@ -195,7 +196,7 @@ def summarize(
         params=spec.params,
         code=submission.code,
         at_risk_s=_at_risk_s(phase, stamped, now),
-        warnings=_warnings(state, current, checkpoint, attempts, as_written(spec.checkpoints.dir)),
+        warnings=job_warnings(state, current, checkpoint, elsewhere, as_written(spec.checkpoints.dir)),
         origin=submission.origin,
         checkpoint_dir=as_written(spec.checkpoints.dir),
         held=_held(state, spec, facts, now),
@@ -203,32 +204,6 @@ def summarize(
         # Omitted files of the last attempt are named first.
         outputs=_add_outputs([attempt.outputs for attempt in reversed(attempts)]),
     )
-
-
-def _warnings(
-    state: JobState,
-    current: list[Heartbeat],
-    checkpoint: CheckpointRef | None,
-    attempts: Sequence[AttemptSummary],
-    folder: str,
-) -> tuple[str, ...]:
-    """Warnings of the last attempt's nodes, and a warning if the last attempt that ended left no checkpoint."""
-    warnings = list(dict.fromkeys(text for beat in current for text in beat.warnings))
-    if state.ended is not None:
-        warnings = [text for text in warnings if not is_about_training(text)]
-    before = next((claim for claim in reversed(state.attempts) if claim.closed), None)
-    if before is None or checkpoint is not None or any(is_about_training(text) for text in warnings):
-        return tuple(warnings)
-    saved_elsewhere = next((one.saves_elsewhere for one in attempts if one.claim == before.number), ())
-    if lost_everything(before.closed_reason):
-        # A job that has ended says it in its reason.
-        unsaved = saved_part(before.closed_reason) if state.ended is None else ""
-    elif saved_elsewhere and before.closed is not None and before.closed.restored_from is None:
-        succeeded = before.closed.outcome == "succeeded"
-        unsaved = no_checkpoint(folder, saved_elsewhere) if succeeded else nothing_saved(folder, saved_elsewhere)
-    else:
-        unsaved = ""
-    return (*warnings, f"attempt {before.attempt}: {unsaved}") if unsaved else tuple(warnings)
 
 
 def _last_metrics(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> dict[str, float]:

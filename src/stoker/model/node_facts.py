@@ -298,7 +298,6 @@ class Exit:
     why: ExitWhy
     at: datetime
     reason: str = ""
-    # False if the training never started on this node.
     started: bool = False
     code: int | None = None
     signal: int | None = None
@@ -361,11 +360,10 @@ class Manifest:
     files: tuple[BlobRef, ...]
     ranks: tuple[int, ...] = (0,)
     step: int | None = None
-    # The save of the attempt that this is part of: parts of different saves never form one checkpoint, even under the
-    # same name. Sharded saves are numbered 1, 2, …; folders committed as they are have rank 0's ordinal, negated.
+    # The save that this is part of: parts of different saves never form one checkpoint. Sharded saves are numbered
+    # 1, 2, …; folders committed as they are have rank 0's ordinal or a random token, negated.
     generation: int = 0
-    # The longest time between two files of the save, where the script knows nothing of Stoker: so long the rest of a
-    # save is waited for after a resume.
+    # The longest time between two files of a save of a script that does not use `stoker.train`, for the next attempt.
     pause_s: float = 0.0
     version: int = 2
 

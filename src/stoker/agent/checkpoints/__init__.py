@@ -9,7 +9,7 @@ Commit:
 | `requested_commits`, `commit_queue` | saves that the script asked for through `stoker.train` |
 | `save_protocol` | the script's side of these requests |
 | `folder_commits` | the folder of a script that does not use `stoker.train` |
-| `gang_commits` | the same on several nodes: one save of all ranks |
+| `gang_commits`, `following_commits` | the same on several nodes: one save of all ranks, led by rank 0 |
 | `blobs`, `manifest_writer`, `prune` | send files, write manifests, remove old checkpoints |
 
 Decide which files are whole:

@@ -16,7 +16,8 @@ from stoker.agent.checkpoints.commit_schedule import Deadlines, LastAlive, Prune
 from stoker.agent.checkpoints.folder_commits import FolderCommits
 from stoker.agent.checkpoints.folder_snapshot import Signature
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
-from stoker.agent.checkpoints.gang_commits import FollowingCommits, LeadingCommits
+from stoker.agent.checkpoints.following_commits import FollowingCommits
+from stoker.agent.checkpoints.gang_commits import LeadingCommits
 from stoker.agent.checkpoints.manifest_writer import ManifestWriter
 from stoker.agent.checkpoints.prune import Pruner
 from stoker.agent.checkpoints.requested_commits import RequestedCommits

@@ -61,7 +61,7 @@ class FileCopier:
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         self._folder = folder
-        self._scratch = scratch
+        self.scratch = scratch
         self._count = 0
 
     def copy_changed(
@@ -105,10 +105,10 @@ class FileCopier:
 
     def copy(self, file: File) -> FileCopy:
         """Copy the file to scratch. Raises FileChanged."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        self.scratch.mkdir(parents=True, exist_ok=True)
         self._count += 1
         # The end of the name is kept, because format checks depend on it.
-        target = self._scratch / f"{self._count}-{file.path.rpartition('/')[2][-100:]}"
+        target = self.scratch / f"{self._count}-{file.path.rpartition('/')[2][-100:]}"
         copy = FileCopy(target, time.time_ns())
         weakref.finalize(copy, _remove, target)
         if not copy_stable(self._folder / file.path, file, target):

@@ -81,7 +81,6 @@ class SaveCopies:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._view = view
-        self._scratch = scratch
         self._copier = FileCopier(view.folder, scratch)
         self._logs, self._committed = logs, committed
         self._max_quiet_s = max_quiet_s
@@ -100,7 +99,7 @@ class SaveCopies:
         self._observed = self._new_observation()
 
     def start(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self._copier.scratch, ignore_errors=True)
         self._thread = threading.Thread(target=self._run, name="save-copies", daemon=True)
         self._thread.start()
 

@@ -120,6 +120,18 @@ class _LogFiles:
         return self.held_open(files, now) | self._appended
 
 
+@dataclass
+class _Uncommitted:
+    """A file since its last commit: when its writing was begun, at the earliest, and the smallest size it was seen
+    with."""
+
+    begun_at: float
+    smallest: int
+
+    def note_size(self, size: int) -> None:
+        self.smallest = min(self.smallest, size)
+
+
 class WriteHistory:
     """Observations of one folder, by relative path. Not thread-safe: FolderWatch guards it with its lock.
 
@@ -138,8 +150,7 @@ class WriteHistory:
         self.open: dict[str, OpenFile] = {}
         self.members: frozenset[int] = frozenset()
         self.pre_signal: PreSignalState | None = None
-        # When the writing of each file since its last commit was begun, at the earliest.
-        self._begun_at: dict[str, float] = {}
+        self._uncommitted: dict[str, _Uncommitted] = {}
         # How often each file was begun anew since it was last committed, removed files included.
         self.rounds: dict[str, int] = {}
         # Files that were written so shortly before a crash of the machine that bytes of them may be lost.
@@ -148,8 +159,6 @@ class WriteHistory:
         self._log_files = _LogFiles()
         # When a writer was seen to have died while holding a file open, and the signature that the file had then.
         self._writer_died_holding: dict[str, tuple[float, Signature]] = {}
-        # The smallest size that each file was seen with since it was last committed.
-        self._smallest: dict[str, int] = {}
         # Processes that were seen to write in the folder.
         self._writers: set[int] = set()
 
@@ -165,16 +174,20 @@ class WriteHistory:
             known = before.get(path)
             if known is None or known.signature != file.signature:
                 # Files of the first scan were begun before anybody looked.
-                if not first and (known is None or self._is_begun_anew(path, known.signature, file.signature, now)):
+                anew = not first and (known is None or self._is_begun_anew(path, known.signature, file.signature, now))
+                if anew:
                     self.rounds[path] = self.rounds.get(path, 0) + 1
-                    self._begun_at[path] = earliest
-                if now - self.changed_at.get(path, now) >= self._settle_s:
-                    self._begun_at[path] = earliest
-                self._begun_at.setdefault(path, earliest)
+                rested = now - self.changed_at.get(path, now) >= self._settle_s
+                uncommitted = self._uncommitted.setdefault(path, _Uncommitted(earliest, file.size))
+                uncommitted.note_size(file.size)
+                if anew or rested:
+                    uncommitted.begun_at = earliest
                 self.changed_at[path] = now
-                self._note_change(path, file.signature)
+                died = self._writer_died_holding.get(path)
+                if died is not None and died[1] != file.signature:
+                    del self._writer_died_holding[path]
         for path in before.keys() - files.keys():
-            for known_paths in (self.changed_at, self._begun_at, self._smallest, self._writer_died_holding):
+            for known_paths in (self.changed_at, self._uncommitted, self._writer_died_holding):
                 known_paths.pop(path, None)
             self._log_files.note_removed(path)
             self.removed_at[top_folder_of(path)] = now
@@ -183,12 +196,6 @@ class WriteHistory:
         """Return True if a write began the file again, rather than continuing it."""
         calm = now - self.changed_at.get(path, now) >= self._settle_s
         return before.inode != seen.inode or seen.size < before.size or (seen.size == before.size and calm)
-
-    def _note_change(self, path: str, signature: Signature) -> None:
-        self._smallest[path] = min(self._smallest.get(path, signature.size), signature.size)
-        died = self._writer_died_holding.get(path)
-        if died is not None and died[1] != signature:
-            del self._writer_died_holding[path]
 
     def note_open(
         self, found: Mapping[str, OpenFile], members: frozenset[int], signature: Callable[[str], Signature | None]
@@ -209,7 +216,7 @@ class WriteHistory:
             self._writers |= file.writers
             seen = signature(path)
             if seen is not None:
-                self._smallest[path] = min(self._smallest.get(path, seen.size), seen.size)
+                self._uncommitted.setdefault(path, _Uncommitted(self.scanned_at, seen.size)).note_size(seen.size)
                 self._log_files.note_open(path, file, seen, self.scanned_at)
             if self.pre_signal is not None:
                 writers = self.pre_signal.writers
@@ -249,8 +256,7 @@ class WriteHistory:
 
     def note_commit(self, paths: Collection[str]) -> None:
         for path in paths:
-            self._smallest.pop(path, None)
-            self._begun_at.pop(path, None)
+            self._uncommitted.pop(path, None)
         self.rounds = {path: count for path, count in self.rounds.items() if path in self._files and path not in paths}
 
     # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,13 +280,14 @@ class WriteHistory:
 
         Files that were written at about the same time belong to one save; `pause_s` is the longest known pause in one.
         """
-        newest_first = sorted(paths & self._begun_at.keys(), key=lambda path: -self.changed_at[path])
+        changed = paths & self._uncommitted.keys() & self.changed_at.keys()
+        newest_first = sorted(changed, key=lambda path: -self.changed_at[path])
         if not newest_first:
             return None
-        begun, ended = self._begun_at[newest_first[0]], self.changed_at[newest_first[0]]
+        begun, ended = self._uncommitted[newest_first[0]].begun_at, self.changed_at[newest_first[0]]
         for path in newest_first:
             if self.changed_at[path] >= begun - max(self._settle_s, pause_s):
-                begun = min(begun, self._begun_at[path])
+                begun = min(begun, self._uncommitted[path].begun_at)
         return begun, ended
 
     def changed_lately(self) -> set[str]:
@@ -335,4 +342,5 @@ class WriteHistory:
 
     def grew(self, path: str) -> bool:
         """Return True if the file was seen smaller than it is: it was written from its beginning, not over old data."""
-        return path in self._files and self._smallest.get(path, 1 << 62) < self._files[path].signature.size
+        seen = self._uncommitted.get(path)
+        return seen is not None and path in self._files and seen.smallest < self._files[path].size
