@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,14 +35,21 @@ def key_list(store: MemoryStore) -> dict[str, bytes]:
     return found
 
 
+def moved(own: OutputWriter, write: Callable[[], None]) -> int:
+    """How many bytes this write sent."""
+    before = own.bytes_moved
+    write()
+    return own.bytes_moved - before
+
+
 def test_the_first_version_has_the_plain_name_and_of_later_ones_the_last_stays() -> None:
     store = memory_store()
     own = writer(store)
-    assert own.write("a", b"1") == 1
+    assert moved(own, lambda: own.write("a", b"1")) == 1
     assert key_list(store) == {"a": b"1"}
-    assert own.write("a", b"22") == 2
-    assert own.write("b", b"") == 0
-    assert own.write("a", b"333") == 3
+    assert moved(own, lambda: own.write("a", b"22")) == 2
+    assert moved(own, lambda: own.write("b", b"")) == 0
+    assert moved(own, lambda: own.write("a", b"333")) == 3
     assert key_list(store) == {"a": b"333", "b": b"", "0.2:a": b"333"}
 
 
@@ -67,7 +75,8 @@ def test_a_plain_name_that_is_taken_is_not_replaced_by_a_first_version() -> None
     """A request of an agent that died may land between: the version counts."""
     store = memory_store()
     store.put(f"{PLAIN}a", b"of an earlier agent")
-    assert writer(store).write("a", b"1") == 1
+    own = writer(store)
+    assert moved(own, lambda: own.write("a", b"1")) == 1
     assert key_list(store) == {"a": b"1", "0.1:a": b"1"}
 
 
@@ -117,10 +126,10 @@ def test_the_plain_name_of_a_large_file_is_behind_until_it_is_published(tmp_path
     store = memory_store()
     own = writer(store)
     (tmp_path / "large").write_bytes(b"1" * 10)
-    assert own.write_file("large", tmp_path / "large") == 10
+    assert moved(own, lambda: own.write_file("large", tmp_path / "large")) == 10
     assert own.behind == set() and key_list(store) == {"large": b"1" * 10}
     (tmp_path / "large").write_bytes(b"2" * 11)
-    assert own.write_file("large", tmp_path / "large") == 11
+    assert moved(own, lambda: own.write_file("large", tmp_path / "large")) == 11
     assert own.behind == {"large"}
     assert key_list(store) == {"large": b"1" * 10, "0.1:large": b"2" * 11}
     own.publish("large", tmp_path / "large")
@@ -137,7 +146,7 @@ def test_a_large_file_that_became_small_is_not_behind(tmp_path: Path) -> None:
     own.write("a", b"small")
     assert own.behind == set() and key_list(store)["a"] == b"small"
     (tmp_path / "a").write_bytes(b"")
-    assert own.write_file("empty", tmp_path / "a") == 0
+    assert moved(own, lambda: own.write_file("empty", tmp_path / "a")) == 0
     assert key_list(store)["empty"] == b""
 
 
@@ -146,7 +155,7 @@ def test_a_large_file_whose_plain_name_is_taken_gets_a_number(tmp_path: Path) ->
     store.put(f"{PLAIN}a", b"of an earlier agent")
     (tmp_path / "a").write_bytes(b"1" * 10)
     own = writer(store)
-    assert own.write_file("a", tmp_path / "a") == 10
+    assert moved(own, lambda: own.write_file("a", tmp_path / "a")) == 10
     assert key_list(store) == {"a": b"of an earlier agent", "0.1:a": b"1" * 10} and own.behind == {"a"}
 
 
