@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -173,6 +175,24 @@ def age(folder: Path, seconds: float = 3600.0) -> None:
         if path.is_file() and not path.is_symlink():
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns - int(seconds * 1e9)))
+
+
+@contextmanager
+def ordinary_permissions() -> Iterator[None]:
+    """Let permissions of files count for this thread, and for threads that it starts, even if it is root's."""
+    if os.geteuid() != 0:
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, before = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, before) == 0, os.strerror(ctypes.get_errno())
+    # Each set is in two words: effective, permitted, inheritable. 1 is CAP_DAC_OVERRIDE, 2 CAP_DAC_READ_SEARCH.
+    fewer = (ctypes.c_uint32 * 6)(before[0] & ~0b110, *before[1:])
+    assert libc.capset(header, fewer) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        assert libc.capset(header, before) == 0, os.strerror(ctypes.get_errno())
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -65,18 +65,18 @@ def checkpoint_selection(
     paths: NodePaths, spec: Spec, baseline: Baseline, confinement: Confinement | None = None
 ) -> Selection:
     """Return the selection of checkpoints in the checkpoint folder, without files of others if it is shared."""
+
+    def scan_all(folder: Path) -> Files:
+        return scan(folder, confinement=confinement, closed_folders=True)
+
     if not is_shared(paths, spec):
-        return Selection(
-            lambda folder: scan(folder, confinement=confinement),
-            confinement=confinement,
-            was_there=baseline.has_file,
-        )
+        return Selection(scan_all, confinement=confinement, was_there=baseline.has_file)
     chosen = checkpoint_filter(spec)
 
     def scan_own(folder: Path) -> Files:
         return {
             path: file
-            for path, file in without_caches(scan(folder, confinement=confinement)).items()
+            for path, file in without_caches(scan_all(folder)).items()
             if (chosen is None or chosen.takes(path)) and not baseline.has_file(folder, file)
         }
 

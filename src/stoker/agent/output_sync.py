@@ -8,6 +8,7 @@ files are outputs; those that the training left beside its code are only sent at
 from __future__ import annotations
 
 import logging
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -305,7 +306,8 @@ class OutputSync:
         try:
             if not source.is_file():
                 # A link to a folder, whose files are found under their own paths; or removed since the scan.
-                self._tracker.refuse(file, "")
+                # Only a folder that cannot be read is found as a file.
+                self._tracker.refuse(file, "cannot be read" if stat.S_ISDIR(file.mode) else "")
                 return
             with nullcontext(source) if file.link is not None else pinned_path(source, file, exact=False) as pinned:
                 sent = self._put_bytes(file, source, pinned)

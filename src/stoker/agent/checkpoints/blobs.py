@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, naming_unreadable, pinned_path, signature_of
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged, Store
@@ -181,9 +181,9 @@ class BlobSender:
     def send(self, files: Sequence[OutgoingFile], proceed: Callable[[], bool] = lambda: True) -> dict[str, BlobRef]:
         """Make every file durable. Return the blobs by path, oldest first, so that a restore can keep the order of age.
 
-        Raises FileUnstable when a file changed, SendAbandoned when `proceed` (asked before each file) returns False,
-        StoreError when the store fails or there are too many files, OSError when a file cannot be read. Files that were
-        sent by then are not sent again.
+        Raises FileUnstable when a file changed, FileUnreadable when one cannot be read, SendAbandoned when `proceed`
+        (asked before each file) returns False, StoreError when the store fails or there are too many files. Files that
+        were sent by then are not sent again.
         """
         check_files([one.file.path for one in files])
         files = sorted(files, key=lambda one: (one.file.signature.modified_ns, one.file.path))
@@ -206,6 +206,10 @@ class BlobSender:
             self.bytes_left = 0
             self._note_rate(self.bytes_moved - moved_before, self._monotonic() - began_s)
         return {blob.path: blob for blob in blobs}
+
+    def has(self, file: File) -> bool:
+        """Return True if the store is known to have the bytes of this file: it need not be read again."""
+        return self._known(OutgoingFile(file, Path())) is not None
 
     def bytes_to_send(self, files: Iterable[File]) -> int:
         """Estimate how many bytes of these files the store still lacks."""
@@ -239,11 +243,12 @@ class BlobSender:
         begun_ns = self._wall_ns() if one.copied_ns is None else one.copied_ns
         self._check(one)
         try:
-            if one.copied_ns is None:
-                with pinned_path(one.source, file) as pinned:
-                    digest, upload, size = self._put(pinned)
-            else:
-                digest, upload, size = self._put(one.source)
+            with naming_unreadable(file.path):
+                if one.copied_ns is None:
+                    with pinned_path(one.source, file) as pinned:
+                        digest, upload, size = self._put(pinned)
+                else:
+                    digest, upload, size = self._put(one.source)
         except (FileNotFoundError, FileChanged):
             raise FileUnstable(file.path) from None
         self._check(one)

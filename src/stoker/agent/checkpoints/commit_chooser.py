@@ -37,7 +37,7 @@ _REST_S = 3 * TICK_NS / 1e9
 
 
 class CommitChooser:
-    """Chooses commits of one watched folder, for the thread that commits."""
+    """Chooses commits of one watched folder, for the thread that commits. `say` writes to the job's log."""
 
     def __init__(
         self,
@@ -46,8 +46,10 @@ class CommitChooser:
         settle_s: float,
         busy_s: float = BUSY_S,
         monotonic: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._watch = watch
+        self._say = say
         self._settle_s = settle_s
         self._busy_s = busy_s
         self._monotonic = monotonic
@@ -55,6 +57,8 @@ class CommitChooser:
         self.copies: SaveCopies | None = None
         # The newest sentence about units that are left out; None: there are none.
         self.held_back: str | None = None
+        # A unit is left out because a file cannot be read now, and may be readable later.
+        self.disk_fails = False
         self._warned: set[Signature] = set()
 
     def start_copies(self, scratch: Path) -> None:
@@ -273,10 +277,15 @@ class CommitChooser:
         )
 
     def _report(self, left_out: Mapping[str, UnitLeftOut]) -> None:
-        """Set `held_back`, and log a warning for each file once."""
+        """Set `held_back` and `disk_fails`, and log a warning for each file once."""
         self.held_back = describe(left_out) if left_out else None
+        self.disk_fails = any(self._watch.check(unit.path).may_pass for unit in left_out.values())
         for unit in left_out.values():
             file = self._watch.files.get(unit.path)
             if file is not None and unit.path in self._watch.dirty.files and file.signature not in self._warned:
                 self._warned.add(file.signature)
-                log.warning("%s", describe({unit.unit: unit}))
+                warning = describe({unit.unit: unit})
+                log.warning("%s", warning)
+                if self._watch.check(unit.path).unreadable:
+                    # Unlike a save that is not whole yet, this does not pass by itself.
+                    self._say(warning)

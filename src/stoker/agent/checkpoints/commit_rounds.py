@@ -14,7 +14,7 @@ from stoker.agent.checkpoints.commit_chooser import CommitChooser
 from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.commit_schedule import Deadlines, LastAlive, PruneSchedule, RetryBackoff
 from stoker.agent.checkpoints.folder_commits import FolderCommits
-from stoker.agent.checkpoints.folder_snapshot import Signature
+from stoker.agent.checkpoints.folder_snapshot import FileUnreadable, Signature
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.following_commits import FollowingCommits
 from stoker.agent.checkpoints.gang_commits import LeadingCommits
@@ -79,7 +79,7 @@ class CommitRounds:
         self.queue = CommitQueue(options.channel, options.folder, options.selection)
         settle_s, busy_s, clock = options.effective_settle_s, options.busy_s, options.monotonic
         self.watch = FolderWatch(options.view, settle_s=settle_s, patience_s=busy_s, monotonic=clock)
-        self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock)
+        self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock, say=options.say)
         self.requested = RequestedCommits(options, self.queue, self.sender, self.manifests, deadlines.seconds_left)
         self.training_end = TrainingEnd("died") if options.recovering else TrainingEnd()
         several = FollowingCommits if options.rank else LeadingCommits
@@ -158,6 +158,11 @@ class CommitRounds:
 
     # ── Rounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def begin_final(self) -> None:
+        """Try at once, in the first final round, what failed before."""
+        self.backoff.reset()
+        self.watch.read_again()
+
     def attempt(self, *, final: bool) -> bool:
         """Run one round. Return True if something was done. After a failure the next try comes later and later."""
         if not self.backoff.is_due:
@@ -169,10 +174,17 @@ class CommitRounds:
             log.debug("commit put off: %r", reason)
             self._put_off = True
             return False
+        except FileUnreadable as error:
+            # The next round leaves its unit out.
+            self.watch.note_unreadable(error)
+            if error.may_pass:
+                self.backoff.note_unreadable()
+            self._put_off = True
+            return False
         except (StoreError, OSError) as error:
             self.backoff.note_failure(error)
             return False
-        self.backoff.note_success()
+        self.backoff.note_success(unreadable=self.chooser.disk_fails)
         return done
 
     def _advance(self, *, final: bool) -> bool:
@@ -193,7 +205,8 @@ class CommitRounds:
     def is_unclear(self) -> bool:
         """Return True if the last round left something to try again."""
         waiting = not self.queue.used and self.folder_commits.is_waiting
-        return waiting or self._put_off or self.backoff.error is not None or self.manifests.in_doubt
+        failed = self.backoff.error is not None or self.backoff.unreadable_since_s is not None
+        return waiting or self._put_off or failed or self.manifests.in_doubt
 
     def needs_no_leader(self) -> bool:
         """Return True if this rank need not wait for a commit of rank 0: it follows none, or rank 0 has finished.

@@ -58,7 +58,8 @@ class RetryBackoff:
         self._failures = 0
         # The last failure; None after a success.
         self.error: str | None = None
-        # Since when files cannot be read. None after a success, and after a failure of the store.
+        # Since when files cannot be read that may be readable later. None after a success, and after a failure of the
+        # store.
         self.unreadable_since_s: float | None = None
 
     @property
@@ -69,17 +70,28 @@ class RetryBackoff:
         """Allow the next try at once."""
         self._retry_at, self._failures, self.unreadable_since_s = _NEVER, 0, None
 
-    def note_success(self) -> None:
-        self.error, self._failures, self.unreadable_since_s = None, 0, None
+    def note_success(self, *, unreadable: bool = False) -> None:
+        """Record a success; `unreadable`: of everything but files that cannot be read now, and may be later."""
+        self.error, self._failures = None, 0
+        if unreadable:
+            self.note_unreadable()
+        else:
+            self.unreadable_since_s = None
+
+    def note_unreadable(self) -> None:
+        """Record that a file cannot be read now, and may be later. Nothing else waits for it."""
+        if self.unreadable_since_s is None:
+            self.unreadable_since_s = self._monotonic()
 
     def note_failure(self, error: Exception) -> None:
         if self._failures == 0:
-            log.warning("checkpoints cannot be brought to the store now: %s", error)
+            what = "brought to the store" if isinstance(error, StoreError) else "committed"
+            log.warning("checkpoints cannot be %s now: %s", what, error)
         self.error = f"{type(error).__name__}: {error}"
         if not isinstance(error, OSError):
             self.unreadable_since_s = None
-        elif self.unreadable_since_s is None:
-            self.unreadable_since_s = self._monotonic()
+        else:
+            self.note_unreadable()
         longest_s = _MAX_BACKOFF_S if self._deadlines.seconds_left() is None else _MAX_HURRIED_BACKOFF_S
         self._retry_at = self._monotonic() + min(FIRST_BACKOFF_S * 2**self._failures, longest_s)
         self._failures = min(self._failures + 1, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from stoker.agent.checkpoints.save_protocol import LOCK
 from stoker.agent.confinement import Confinement, handle_path
@@ -32,6 +33,9 @@ IGNORED_NAMES = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
 
 # The maximum depth of folders: a deeper path is a program's mistake, and longer than a key in a store may be.
 MAX_DEPTH = 200
+
+# Errors that say that this file or folder cannot be read. Others, such as too many open files, are the agent's own.
+_UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EUCLEAN, errno.EBADMSG)
 
 _PLAIN_CHARS = 1000
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -79,17 +83,55 @@ class File(NamedTuple):
 Files = dict[str, File]
 
 
+class FileUnreadable(Exception):
+    """The agent cannot read a file of the training. The store is not at fault.
+
+    `may_pass`: the file may be readable later without a change, as on a network mount that is away.
+    """
+
+    def __init__(self, path: str, reason: str, *, may_pass: bool) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.may_pass = may_pass
+
+
+def as_unreadable(path: str, error: OSError) -> FileUnreadable | None:
+    """Return the error as one of reading this file, with advice. None: it says nothing about the file."""
+    if error.errno not in _UNREADABLE:
+        return None
+    denied = error.errno in (errno.EACCES, errno.EPERM)
+    advice = "make it readable (chmod), or write it to another folder" if denied else "write it anew, or remove it"
+    reason = f"the agent cannot read it ({error.strerror or os.strerror(error.errno)}); {advice}"
+    return FileUnreadable(path, reason, may_pass=not denied)
+
+
+@contextmanager
+def naming_unreadable(path: str) -> Iterator[None]:
+    """Turn an error that says that the file cannot be read into FileUnreadable with this path."""
+    try:
+        yield
+    except OSError as error:
+        unreadable = as_unreadable(path, error)
+        if unreadable is None:
+            raise
+        raise unreadable from error
+
+
 def scan(
     folder: Path,
     ignored: Collection[str] = IGNORED_NAMES,
     confinement: Confinement | None = None,
     *,
     links_out: bool = True,
+    closed_folders: bool = False,
 ) -> Files:
     """Return every file under `folder` by relative path. Files that vanish meanwhile are left out.
 
     Without `links_out`, links out of the folder are left out. With `confinement`, no link leads out of the folder, not
-    even the folder itself, even if something is replaced meanwhile.
+    even the folder itself, even if something is replaced meanwhile. With `closed_folders`, a folder below that cannot
+    be read is in the result, as a file with the mode of a folder: otherwise nothing would show that its files are
+    missing.
     """
     pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
     try:
@@ -97,9 +139,8 @@ def scan(
     except OSError:
         return {}
     try:
-        return {
-            file.path: file for file in _scan(_Scan(os.fspath(folder), pattern, confinement, links_out), handle, "")
-        }
+        rules = _Scan(os.fspath(folder), pattern, confinement, links_out, closed_folders)
+        return {file.path: file for file in _scan(rules, handle, "")}
     finally:
         os.close(handle)
 
@@ -108,7 +149,7 @@ def scan(
 class Selection:
     """The files of a folder that are checkpoints, where there may be others: found by a scan, or tested by path."""
 
-    scan: Callable[[Path], Files] = scan
+    scan: Callable[[Path], Files] = lambda folder: scan(folder, closed_folders=True)
     takes: Callable[[str], bool] = lambda _path: True
     confinement: Confinement | None = None
     # Says whether a file of this folder was there before the training, and is unchanged: it is not the job's.
@@ -164,6 +205,7 @@ class _Scan:
     ignored: re.Pattern[str]
     confinement: Confinement | None
     links_out: bool
+    closed_folders: bool
 
 
 def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
@@ -171,7 +213,9 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
     try:
         entries = list(os.scandir(handle))
         device = os.fstat(handle).st_dev
-    except OSError:
+    except OSError as error:
+        if scan.closed_folders and below and as_unreadable(below, error) is not None:
+            yield _closed_folder(below, handle)
         return
     for entry in entries:
         if scan.ignored.match(entry.name):
@@ -197,12 +241,23 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
                 file = read
             elif found.st_dev != device and _is_pseudo(handle, entry.name):
                 continue  # A single file that was mounted here.
-        except OSError:
+        except OSError as error:
+            if scan.closed_folders and as_unreadable(path, error) is not None:
+                yield _closed_folder(path, handle, entry)
             continue
         # Most names are plain; a closer check of each name takes as long as the rest of the scan.
         plain = len(path) <= _PLAIN_CHARS and path.isascii()
         if (stat.S_ISREG(file.mode) or file.link is not None) and (plain or safe_path(path)):
             yield file
+
+
+def _closed_folder(path: str, handle: int, entry: os.DirEntry[str] | None = None) -> File:
+    """Describe a folder whose content cannot be read, or an entry of an open folder that cannot be examined."""
+    try:
+        found = os.fstat(handle) if entry is None else entry.stat(follow_symlinks=False)
+    except OSError:
+        found = os.fstat(handle)
+    return File(path, Signature.of(found), stat.S_IFDIR)
 
 
 def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
@@ -272,10 +327,10 @@ def pinned_path(source: Path, file: File, *, exact: bool = True) -> Iterator[Pat
 def copy_stable(source: Path, file: File, target: Path) -> bool:
     """Copy a file that may be written at any moment, sharing its blocks where the filesystem can.
 
-    Returns False if the file changed meanwhile.
+    Returns False if the file changed meanwhile. Raises FileUnreadable.
     """
     try:
-        with pinned_path(source, file) as held, held.open("rb") as reader, target.open("wb") as writer:
+        with pinned_path(source, file) as held, _open_readable(held, file) as reader, target.open("wb") as writer:
             try:
                 fcntl.ioctl(writer.fileno(), FICLONE, reader.fileno())
             except OSError:
@@ -283,6 +338,11 @@ def copy_stable(source: Path, file: File, target: Path) -> bool:
     except FileChanged:
         return False
     return signature_of(source, file) == file.signature and target.stat().st_size == file.size
+
+
+def _open_readable(path: Path, file: File) -> BinaryIO:
+    with naming_unreadable(file.path):
+        return path.open("rb")
 
 
 def top_folder_of(path: str) -> str:

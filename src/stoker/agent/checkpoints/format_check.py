@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, as_unreadable, pinned_path, signature_of
 from stoker.agent.checkpoints.torch_archive import MAX_PICKLE_BYTES, missing_storage
 from stoker.store.base import FileChanged
 
@@ -66,14 +66,17 @@ class FormatCheck:
 
     `whole`: a file that was cut off at any point would not look like this. `plausible`: nothing is missing that the
     format demands, but a writer that gave up early may have closed the file in this state; `form` is then equal for
-    files with the same content structure, where the format has one. `broken`: the file cannot be loaded, for `reason`.
-    `reads_all`: every byte of the file was read.
+    files with the same content structure, where the format has one. `broken`: the file cannot be loaded, or not be read
+    by the agent, for `reason`. `reads_all`: every byte of the file was read.
     """
 
     state: State
     reason: str = ""
     form: str = ""
     reads_all: bool = False
+    # It is broken because the agent cannot read it; and that may pass.
+    unreadable: bool = False
+    may_pass: bool = False
 
 
 UNKNOWN = FormatCheck("unknown")
@@ -98,8 +101,16 @@ class CachedFormatChecks:
             try:
                 with pinned_path(path, file) as pinned:
                     known = self._check(pinned, path.name)
-            except (OSError, FileChanged):
-                return UNKNOWN
+            except FileChanged:
+                known = UNKNOWN
+            except OSError as error:
+                known = _unreadable(error)
+            if stat.S_ISDIR(file.mode) and not known.unreadable:
+                # A folder is scanned as a file only if its content could not be read.
+                known = FormatCheck("broken", "the agent cannot read this folder", unreadable=True)
+            if known.unreadable:
+                # Not remembered: permissions of a folder above change without the file's signature.
+                return known
             if signature_of(path, file) != file.signature:
                 # It changed while it was read. Sending it will notice that, too.
                 return UNKNOWN
@@ -117,14 +128,21 @@ class CachedFormatChecks:
         self._known = {signature: check for signature, check in self._known.items() if signature in present}
 
 
+def _unreadable(error: OSError) -> FormatCheck:
+    found = as_unreadable("", error)
+    return UNKNOWN if found is None else FormatCheck("broken", found.reason, unreadable=True, may_pass=found.may_pass)
+
+
 def check_format(path: Path, name: str = "") -> FormatCheck:
     """Check a closed file. `name` is its own name, where `path` is that of a handle.
 
-    Never raises: an unreadable file, or one of no known format, is unknown.
+    Never raises: a file that vanishes, or one of no known format, is unknown.
     """
     try:
         with _LimitedFile(path) as file:
             return _check(file, (name or path.name).lower())
+    except OSError as error:
+        return _unreadable(error)
     except Exception:  # noqa: BLE001 - bytes of any kind may raise any error; a check that fails proves nothing
         return UNKNOWN
 

@@ -199,7 +199,7 @@ class CheckpointSync:
     def _finish(self) -> None:
         """Run final rounds until nothing is left to do, or no time."""
         rounds, monotonic = self._rounds, self._options.monotonic
-        rounds.backoff.reset()
+        rounds.begin_final()
         began, needs_no_leader = monotonic(), False
         last_alive = self._alive.read() if self._options.recovering else None
         if self._options.recovering and last_alive is None:
@@ -226,7 +226,7 @@ class CheckpointSync:
             unreadable_since_s = rounds.backoff.unreadable_since_s
             if unreadable_since_s is not None and monotonic() - unreadable_since_s >= _READ_FOR_S:
                 # No fault of the store, which would pass: the machine must not be paid for until the end.
-                log.warning("the last commit is given up: %s", rounds.backoff.error)
+                log.warning("the last commit is given up: %s", rounds.backoff.error or rounds.status().held_back)
                 return
             if not busy:
                 self._wake.clear()

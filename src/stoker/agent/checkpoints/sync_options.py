@@ -77,6 +77,8 @@ class SyncOptions:
     recovering: bool = False
     # Says which files of the folder are checkpoints.
     selection: Selection | None = None
+    # Writes a line to the job's log.
+    say: Callable[[str], None] = lambda _text: None
     # None: the default for the store and the number of nodes.
     settle_s: float | None = None
     busy_s: float = BUSY_S

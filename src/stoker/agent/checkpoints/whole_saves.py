@@ -92,11 +92,11 @@ class SaveJudge:
         self._logs = logs
 
     def broken(self) -> dict[str, UnitLeftOut]:
-        """Return the units with a changed file that is broken by its own format."""
+        """Return the units with a changed file that is broken by its own format, or that the agent cannot read."""
         found: dict[str, UnitLeftOut] = {}
-        for path in self._changed:
+        for path in [*self._changed, *(path for path in self._logs if path in self._files)]:
             check = self._check(path)
-            if check.state == "broken":
+            if check.unreadable or (check.state == "broken" and path not in self._logs):
                 found.setdefault(top_folder_of(path), UnitLeftOut(top_folder_of(path), path, check.reason))
         return self._with_companions(found)
 
