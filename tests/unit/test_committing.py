@@ -13,7 +13,7 @@ from test_sync_gang import gang
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.commit_contents import CommitContents
-from stoker.agent.checkpoints.file_copies import FileCopy
+from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy
 from stoker.agent.checkpoints.folder_commits import FolderCommits, name_of
 from stoker.agent.checkpoints.folder_snapshot import File, Signature, scan
 from stoker.model.node_facts import BlobRef
@@ -43,13 +43,15 @@ def after_sending(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> 
 # ── Saves that the script asks for ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_save_that_is_replaced_once_it_is_sent_is_not_committed(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("held", [True, False])
+def test_a_save_that_is_replaced_once_it_is_sent_is_committed_if_it_was_held(
+    world: World, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
+    monkeypatch.setattr(FileCopier, "has_room", lambda _self, _size: held)
     after_sending(monkeypatch, lambda: world.save("last", {"model": "2"}, step=2))
     world.save("last", {"model": "1"}, step=1)
     world.tick(rounds=3)
-    assert [one.step for one in checkpoints(world.store)] == [2]
+    assert [one.step for one in checkpoints(world.store)] == ([1, 2] if held else [2])
 
 
 def test_what_would_be_lost_is_the_newest_save_that_waits(
@@ -137,7 +139,7 @@ def test_what_is_sent_comes_from_the_folder_or_from_copies_of_it(
     assert {sources["model.pt"], sources["run.log"]} == {copies / "0", copies / "1"}
     assert sources["latest"] == folder / "latest", "a link is not copied"
     sending.send()
-    assert sources["model.pt"] == folder / "model.pt"
+    assert sources["model.pt"].is_relative_to("/proc/self/fd"), "the file in the folder, held open"
     other = sending.world.root / "kept"
     shutil.copy(folder / "model.pt", other)
     sending.send(copies=["model.pt"], kept={"model.pt": FileCopy(other, 2**62)})

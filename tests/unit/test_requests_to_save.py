@@ -47,8 +47,8 @@ def test_requests_are_read_in_their_order_with_what_they_say(tmp_path: Path, que
     ask(tmp_path, "b", sharded=True)
     assert queue.used is True
     first, second = queue.waiting()
-    assert first == CommitRequest(1, "a", 1, 5, 0) and not first.sharded
-    assert second == CommitRequest(2, "b", 2, None, 1) and second.sharded
+    assert first == CommitRequest(1, "a", 1, 5, 0, files=2) and not first.sharded
+    assert second == CommitRequest(2, "b", 2, None, 1, files=2) and second.sharded
 
 
 def test_requests_go_by_their_number_whatever_their_files_are_called(tmp_path: Path, queue: CommitQueue) -> None:

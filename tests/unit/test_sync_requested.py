@@ -136,7 +136,9 @@ def test_a_save_replaced_by_one_of_the_same_name_never_lends_it_its_bytes(world:
     assert restored_content(world.store, tmp_path / "back") == {"last/model": b"2"}
 
 
-def test_a_save_replaced_while_it_is_sent_is_not_committed_half(tmp_path: Path, store: Store) -> None:
+def test_a_save_replaced_while_it_is_sent_is_committed_whole_and_then_the_next_one(
+    tmp_path: Path, store: Store
+) -> None:
     replaced = False
 
     def meddle(source: Path) -> None:
@@ -149,9 +151,10 @@ def test_a_save_replaced_while_it_is_sent_is_not_committed_half(tmp_path: Path, 
     world.begin()
     world.save("last", {"a": "1", "b": "1"}, step=1)
     world.tick(rounds=4)
-    (checkpoint,) = checkpoints(store)
-    assert checkpoint.step == 2
-    assert restored_content(store, tmp_path / "back") == {"last/a": b"2", "last/b": b"2"}
+    first, second = checkpoints(store)
+    assert (first.step, second.step) == (1, 2)
+    assert restored_content(store, tmp_path / "first", first.key) == {"last/a": b"1", "last/b": b"1"}
+    assert restored_content(store, tmp_path / "second", second.key) == {"last/a": b"2", "last/b": b"2"}
 
 
 def test_a_save_that_was_removed_is_answered(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import checkpoint_world
 import pytest
 from checkpoint_world import World, checkpoints, ordinary_permissions, restored_content, write
 
+from stoker.agent.checkpoints import commit_queue, file_copies
 from stoker.agent.checkpoints.folder_snapshot import FileUnreadable, naming_unreadable, scan
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.store.base import Store, StoredFile, StoreError
@@ -135,14 +137,111 @@ def test_a_file_on_a_failing_disk_is_named_left_out_and_tried_again(
     assert set(restored_content(store, tmp_path / "back")) == {"a/model.pt", "b/bad.pt"}
 
 
-def test_the_end_waits_a_moment_for_a_disk_that_comes_back(tmp_path: Path, store: Store) -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_end_waits_a_moment_for_a_disk_that_comes_back(tmp_path: Path, store: Store, plain: bool) -> None:
     disk = FailingDisk(store, "bad.pt", tries=3)
     world = World(tmp_path, disk, monotonic=lambda: 20 * time.monotonic())  # type: ignore[arg-type]
     world.begin()
-    world.write(a__model="1", b__bad="1")
+    if plain:
+        world.write(a__model="1", b__bad="1")
+    else:
+        world.save("a", {"model.pt": "1"})
+        world.save("b", {"bad.pt": "1"})
     world.sync.final(1000.0, TrainingEnd("finished"))
-    assert set(restored_content(store, tmp_path / "back")) == {"a/model.pt", "b/bad.pt"}
+    assert "b/bad.pt" in restored_content(store, tmp_path / "back")
     assert disk.tries == 3 and world.sync.status().held_back is None
+
+
+# ── Saves that the script asks for ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_save_with_such_a_file_waits_and_others_are_committed(world: World, heard: list[str], tmp_path: Path) -> None:
+    world.save("step-1", {"model": "1"})
+    world.save("step-2", {"model": "2", "secret": "2"})
+    (world.folder / "step-2/secret").chmod(0)
+    world.tick(rounds=30)
+    assert [one.name for one in checkpoints(world.store)] == ["step-1"]
+    told = f"the save step-2 is not committed: step-2/secret: {WHY}"
+    assert (world.sync.status().held_back, world.sync.status().error, heard) == (told, None, [told])
+    (world.folder / "step-2/secret").chmod(0o600)
+    world.tick(rounds=30)
+    assert [one.name for one in checkpoints(world.store)] == ["step-1", "step-2"]
+    assert world.sync.status().held_back is None and world.sync.status().waiting == 0
+
+
+def test_a_newer_save_takes_its_place(world: World) -> None:
+    world.save("step-1", {"secret": "1"})
+    (world.folder / "step-1/secret").chmod(0)
+    world.tick(rounds=3)
+    world.save("step-2", {"model": "2"})
+    world.tick(rounds=3)
+    status = world.sync.status()
+    assert [one.name for one in checkpoints(world.store)] == ["step-2"]
+    assert (status.waiting, status.held_back) == (0, None)
+
+
+@pytest.mark.parametrize("handles", [file_copies.MAX_SENT_HANDLES, 0])
+@pytest.mark.parametrize(
+    ("locked", "mode"),
+    [
+        *((folder, mode) for folder in ("last", "last/sub") for mode in (0, 0o100, 0o400)),
+        *((file, 0) for file in ("last/.stoker-checkpoint.json", "last/model")),
+    ],
+)
+def test_a_save_of_which_something_cannot_be_read_is_not_one_that_was_removed(
+    world: World, heard: list[str], locked: str, mode: int, handles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose processes write for themselves alone, beside an agent that is another user."""
+    world.save("last", {"model": "1", "sub/optimizer": "1"})
+    monkeypatch.setattr(file_copies, "MAX_SENT_HANDLES", handles)
+    (world.folder / locked).chmod(mode)
+    world.tick(rounds=30)
+    assert checkpoints(world.store) == [] and world.sync.status().waiting == 1
+    assert len(heard) == 1 and heard[0].startswith("the save last is not committed: last")
+    (world.folder / locked).chmod(0o700)
+    world.tick(rounds=30)
+    assert [one.name for one in checkpoints(world.store)] == ["last"]
+
+
+def test_what_was_said_about_a_save_that_is_gone_is_taken_back(world: World) -> None:
+    world.save("step-1", {"secret": "1"})
+    (world.folder / "step-1/secret").chmod(0)
+    world.tick(rounds=3)
+    assert world.sync.status().held_back is not None
+    shutil.rmtree(world.folder / "step-1")
+    world.tick(rounds=3)
+    status = world.sync.status()
+    assert (status.waiting, status.held_back, status.unsynced_bytes) == (0, None, 0)
+
+
+def test_a_commit_that_could_not_be_answered_is_answered_beside_such_a_save(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(commit_queue, "replace_plain", on_a_full_disk)
+        world.save("step-1", {"model": "1"})
+        world.tick(rounds=3)
+        world.save("step-2", {"secret": "2"})
+        (world.folder / "step-2/secret").chmod(0)
+        world.tick(rounds=30)
+    world.tick(rounds=80)
+    assert len(checkpoints(world.store)) == 1
+    assert [path.name for path in (world.channel / "commits").iterdir()] == ["00000002.json"]
+
+
+def test_the_end_does_not_wait_for_such_a_save_and_it_is_kept_as_outputs(world: World) -> None:
+    world.save("step-1", {"model": "1", "secret": "1"})
+    (world.folder / "step-1/secret").chmod(0)
+    end = world.make(monotonic=time.monotonic)
+    end.begin()
+    began_s = time.monotonic()
+    end.final(30.0, TrainingEnd("finished"))
+    assert time.monotonic() - began_s < 10.0
+    assert checkpoints(world.store) == [] and end.status().unsynced_bytes > 0
+    assert {"step-1/model", "step-1/secret"} <= set(end.uncommitted())
 
 
 # ── Which errors count ────────────────────────────────────────────────────────────────────────────────────────────────

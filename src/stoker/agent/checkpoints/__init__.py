@@ -24,7 +24,7 @@ Decide which files are whole:
 | `save_shape`, `save_cycles`, `file_numbers` | which files one save consists of, learnt from earlier saves |
 | `companion_units` | which folders one save consists of |
 | `folder_events`, `save_bursts` | writes reported by the kernel; where one save ends and the next begins |
-| `save_copies`, `file_copies` | a copy of the last save that is known to be whole |
+| `save_copies`, `file_copies` | a copy of the last whole save; files that are held while they are sent |
 
 Restore:
 

@@ -6,13 +6,13 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER, Selection, scan
-from stoker.agent.checkpoints.save_protocol import MARKER, MAX_JSON_BYTES, Lock, remove
+from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER, FileUnreadable, Selection, naming_unreadable, scan
+from stoker.agent.checkpoints.save_protocol import MARKER, MAX_JSON_BYTES, Lock, count_files, remove
 from stoker.agent.confinement import handle_path, open_plain, opened_folder, read_plain, replace_plain
 from stoker.model import codec
 from stoker.model.errors import CodecError
@@ -31,13 +31,17 @@ _LOCK_S = 0.5
 
 @dataclass(frozen=True)
 class CommitRequest:
-    """A save that is whole in the folder, marked by `number`. `generation` is 0 for a save that is not sharded."""
+    """A save that is whole in the folder, marked by `number`, with so many `files`.
+
+    `generation` is 0 for a save that is not sharded.
+    """
 
     sequence: int
     name: str
     number: int
     step: int | None = None
     generation: int = 0
+    files: int | None = None
 
     @property
     def sharded(self) -> bool:
@@ -78,7 +82,7 @@ class CommitQueue:
     def in_folder(self, request: CommitRequest) -> bool | None:
         """Return True if the folder still is the requested save.
 
-        None: not yet. False: never again, because it was replaced or removed.
+        None: not yet. False: never again, because it was replaced or removed. Raises FileUnreadable.
         """
         if self._number(request) == request.number:
             return True
@@ -89,10 +93,46 @@ class CommitQueue:
         except OSError:  # Includes TimeoutError, when the lock is held.
             return None
 
-    def _number(self, request: CommitRequest) -> object:
+    def gone(self, requests: Collection[CommitRequest]) -> list[CommitRequest]:
+        """Return the requests whose save was replaced or removed."""
+        missing = [request for request in requests if self._is_missing(request)]
+        if not missing:
+            return []
+        try:
+            # The script holds the lock from the request until the folder has its name.
+            with Lock(self._folder, self._channel, _LOCK_S, open_plain):
+                return [request for request in missing if self._is_missing(request)]
+        except OSError:
+            return []
+
+    def has_all_files(self, request: CommitRequest) -> bool:
+        """Return True if the folder of this name has as many files as the requested save: none was removed."""
+        try:
+            with self._opened() as folder, opened_folder(handle_path(folder), request.name) as save:
+                return count_files(handle_path(save)) == request.files
+        except OSError:
+            return False
+
+    def saves(self) -> dict[str, int]:
+        """Return the names of the saves in the folder, with their numbers."""
         try:
             with self._opened() as folder:
-                return _number_of(folder, request.name)
+                return {name: number for number, name in _numbered_saves(folder)}
+        except OSError:
+            return {}
+
+    def _is_missing(self, request: CommitRequest) -> bool:
+        try:
+            return self._number(request) != request.number
+        except FileUnreadable:
+            return False
+
+    def _number(self, request: CommitRequest) -> object:
+        """Return the number of the save with this name; None if there is none. Raises FileUnreadable."""
+        try:
+            with naming_unreadable(f"{request.name}/{MARKER}"), self._opened() as folder:
+                # A save that cannot be read is not one that was removed.
+                return _read_number(folder, request.name)
         except OSError:
             return None  # There is no such folder.
 
@@ -156,9 +196,18 @@ def _numbered_saves(folder: int) -> list[tuple[int, str]]:
 def _number_of(folder: int, name: str) -> object:
     """Return the number of the save in an open folder; None if there is none. Follows no link."""
     try:
-        with opened_folder(handle_path(folder), name) as save:
-            tree = json.loads(read_plain(MARKER, MAX_JSON_BYTES, save))
-    except (OSError, ValueError, RecursionError):
+        return _read_number(folder, name)
+    except OSError:
+        return None
+
+
+def _read_number(folder: int, name: str) -> object:
+    """Return the number of the save in an open folder; None if its mark is not valid. Raises OSError."""
+    with opened_folder(handle_path(folder), name) as save:
+        data = read_plain(MARKER, MAX_JSON_BYTES, save)
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError):
         return None
     return tree.get("number") if isinstance(tree, dict) else None
 

@@ -84,7 +84,13 @@ class CommitRounds:
         self.training_end = TrainingEnd("died") if options.recovering else TrainingEnd()
         several = FollowingCommits if options.rank else LeadingCommits
         self.folder_commits: FolderCommits = (several if options.nodes > 1 else FolderCommits)(
-            options, self.watch, self.chooser, self.sender, self.manifests, lambda: self.training_end
+            options,
+            self.watch,
+            self.chooser,
+            self.sender,
+            self.manifests,
+            lambda: self.training_end,
+            deadlines.seconds_left,
         )
         self.pruning = PruneSchedule(Pruner(options, self.sender))
         self.backoff = RetryBackoff(clock, deadlines)
@@ -162,6 +168,7 @@ class CommitRounds:
         """Try at once, in the first final round, what failed before."""
         self.backoff.reset()
         self.watch.read_again()
+        self.requested.read_again()
 
     def attempt(self, *, final: bool) -> bool:
         """Run one round. Return True if something was done. After a failure the next try comes later and later."""
@@ -184,7 +191,7 @@ class CommitRounds:
         except (StoreError, OSError) as error:
             self.backoff.note_failure(error)
             return False
-        self.backoff.note_success(unreadable=self.chooser.disk_fails)
+        self.backoff.note_success(unreadable=self.chooser.disk_fails or self.requested.disk_fails)
         return done
 
     def _advance(self, *, final: bool) -> bool:
@@ -223,7 +230,7 @@ class CommitRounds:
     def all_done(self, began: float, *, needs_no_leader: bool) -> bool:
         """Return True if a final round, of a series that began at that time, left nothing to commit."""
         if self.queue.used:
-            return not self.requested.waiting
+            return self.requested.is_done()
         if needs_no_leader or not self.folder_commits.may_join:
             return True
         # Rank 0 may be about to commit a save that this rank has to join.
@@ -247,5 +254,5 @@ class CommitRounds:
             commits=self.manifests.commits,
             bytes_moved=self.sender.bytes_moved,
             error=self.backoff.error or self.pruning.error,
-            held_back=None if self.queue.used else self.folder_commits.held_back,
+            held_back=self.requested.held_back if self.queue.used else self.folder_commits.held_back,
         )

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
+import stat
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, copy_stable, pinned_path, signature_of
+from stoker.agent.checkpoints.folder_snapshot import (
+    File,
+    Files,
+    Signature,
+    closed_folder,
+    copy_stable,
+    naming_unreadable,
+    pinned_path,
+    signature_of,
+)
+from stoker.agent.confinement import opened_folder
 from stoker.store.base import FileChanged
 
 # Limits for the copies of one save: bytes, and a share of the free disk.
 MAX_BYTES = 256 * 1024 * 1024
 _FREE_DISK_SHARE = 0.1
 _MAX_HANDLES = 64
+# The most files that are held open while they are sent; more are held by hard links, which need no handle.
+MAX_SENT_HANDLES = 256
+_TOO_MANY_HANDLES = (errno.EMFILE, errno.ENFILE)
+# Errors of `link` where links are not supported, not allowed, or used up.
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.ENOSPC)
 
 
 class SaveTooLarge(Exception):
@@ -116,17 +134,59 @@ class FileCopier:
         return copy
 
     def hold(self, file: File) -> FileCopy:
-        """Hold the file open. Raises FileChanged.
+        """Hold the file open. Raises FileChanged, FileUnreadable.
 
         A program that renames files into place replaces them the same way: the bytes stay as long as a handle is open.
         """
         source = self._folder / file.path
-        with pinned_path(source, file) as found:
+        with naming_unreadable(file.path), pinned_path(source, file) as found:
             handle = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
         copy = FileCopy(Path(f"/proc/self/fd/{handle}"), time.time_ns(), file.signature)
         weakref.finalize(copy, os.close, handle)
         if signature_of(source, file) != file.signature:
             raise FileChanged(file.path)
+        return copy
+
+    def hold_all(self, files: Collection[File], *, may_link: bool) -> dict[str, FileCopy] | None:
+        """Hold the bytes of these files while they are sent, so that the program may replace or remove the files.
+
+        With `may_link`, many files are held by hard links, which changes their ctime. Returns None where they cannot be
+        held: too many files, no links on this disk, or not enough free disk. Raises FileChanged, FileUnreadable, or
+        OSError where a file changed or is gone.
+        """
+        closed = next((file for file in files if stat.S_ISDIR(file.mode)), None)
+        if closed is not None:
+            raise closed_folder(closed.path)
+        if not self.has_room(sum(file.size for file in files)):
+            return None
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        few = len(files) <= MAX_SENT_HANDLES and (soft_limit < 0 or len(files) <= soft_limit // 4)
+        try:
+            if few:
+                return {file.path: self.hold(file) for file in files}
+            return {file.path: self._link(file) for file in files} if may_link else None
+        except OSError as error:
+            if error.errno in (_TOO_MANY_HANDLES if few else _NO_LINKS):
+                return None
+            raise
+
+    def has_room(self, size: int) -> bool:
+        """Return True if so many bytes can be held while the program writes two more saves of that size.
+
+        A save that is replaced while it is held takes the space of one save more; the program must not run out of disk.
+        """
+        return 2 * size <= shutil.disk_usage(self._folder).free
+
+    def _link(self, file: File) -> FileCopy:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._count += 1
+        target = self._scratch / str(self._count)
+        with pinned_path(self._folder / file.path, file) as found, opened_folder(self._scratch) as scratch:
+            target.unlink(missing_ok=True)
+            # Only with a folder's handle does Python let the system follow the link in /proc.
+            os.link(found, target.name, dst_dir_fd=scratch, follow_symlinks=True)
+        copy = FileCopy(target, time.time_ns(), file.signature)
+        weakref.finalize(copy, _remove, target)
         return copy
 
 

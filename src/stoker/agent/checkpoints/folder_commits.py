@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.commit_chooser import CommitChooser
 from stoker.agent.checkpoints.commit_contents import CommitContents
-from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable
+from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy
+from stoker.agent.checkpoints.folder_snapshot import File, Files, copy_stable, signature_of
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef
+from stoker.store.base import FileChanged
 
 # The shortest time between two scans of the folder; it is longer where scanning would take more than this share of a
 # core.
@@ -31,7 +33,12 @@ _HURRIED_CPU_SHARE = 0.2
 
 
 class FolderCommits:
-    """Commits the whole folder when it settles. `end` gives how the training ended."""
+    """Commits the whole folder when it settles.
+
+    `end` gives how the training ended, `seconds_left` the time until the deadline, once there is one. Files are held
+    while they are sent, so a program that renames new files into their places loses no commit to a slow store. Where it
+    writes into the files themselves, the next commit is made from copies.
+    """
 
     def __init__(
         self,
@@ -41,11 +48,16 @@ class FolderCommits:
         sender: BlobSender,
         manifests: ManifestWriter,
         end: Callable[[], TrainingEnd],
+        seconds_left: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._options = options
         self._watch, self._chooser = watch, chooser
         self._sender, self._manifests = sender, manifests
         self._end = end
+        self._seconds_left = seconds_left
+        self._copier = FileCopier(options.folder, options.scratch / "held")
+        # A file was written while it was sent: from now on changed files are copied first.
+        self._overtaken = False
         self._spacing_s = options.effective_spacing_s
         self._monotonic = options.monotonic
         self._scan_at = self._not_before = float("-inf")
@@ -178,15 +190,59 @@ class FolderCommits:
         """Make the contents durable, and return its blobs, oldest first. `proceed` is asked before each file."""
         copies, members = self._options.scratch / "copies", self._watch.history.members
         try:
+            contents = self._with_copies(contents) if self._overtaken else contents
             outgoing = [self._outgoing(file, contents, copies) for file in contents.files.values()]
             self._check_closed(contents, members)
             # Carried parts come first: they are older than new files.
-            blobs = contents.carried | self._sender.send(outgoing, proceed)
-            if not all(copy.is_intact() for copy in contents.copies.values()):
-                raise FileUnstable("written while it was sent")
-            return blobs
+            return contents.carried | self._send_held(outgoing, contents.copies, proceed)
         finally:
             shutil.rmtree(copies, ignore_errors=True)
+
+    def _with_copies(self, contents: CommitContents) -> CommitContents:
+        """Copy all files that the store lacks before they are sent, if the disk has room."""
+        lacking = [
+            file
+            for path, file in contents.files.items()
+            if file.link is None and path not in contents.copies and not self._sender.has(file)
+        ]
+        if not self._copier.has_room(sum(file.size for file in lacking)):
+            return contents
+        return replace(contents, to_copy=contents.to_copy | {file.path for file in lacking})
+
+    def _send_held(
+        self, outgoing: Sequence[OutgoingFile], copies: Mapping[str, FileCopy], proceed: Callable[[], bool]
+    ) -> dict[str, BlobRef]:
+        """Send the files, and hold those that would be read from the folder meanwhile."""
+        in_folder = [
+            one.file
+            for one in outgoing
+            if one.copied_ns is None and one.file.link is None and not self._sender.has(one.file)
+        ]
+        try:
+            held = self._copier.hold_all(in_folder, may_link=False) or {}
+        except (FileChanged, FileNotFoundError):
+            raise FileUnstable("changed before it was sent") from None
+        total = sum(one.file.size for one in outgoing)
+
+        def is_worth_it() -> bool:
+            if self._seconds_left() is None or self._sender.bytes_left * 4 <= total:
+                return True
+            # With little time left the newest save goes first, unless this one is nearly sent.
+            return not self._is_replaced(in_folder)
+
+        try:
+            blobs = self._sender.send(
+                [_from_copy(one, held.get(one.file.path)) for one in outgoing], lambda: proceed() and is_worth_it()
+            )
+            if not all(copy.is_intact() for copy in (*copies.values(), *held.values())):
+                raise FileUnstable("written while it was sent")
+        except FileUnstable:
+            self._overtaken = True
+            raise
+        return blobs
+
+    def _is_replaced(self, files: Collection[File]) -> bool:
+        return any(signature_of(self._options.folder / file.path, file) != file.signature for file in files)
 
     def _outgoing(self, file: File, contents: CommitContents, copies: Path) -> OutgoingFile:
         source, copy = self._options.folder / file.path, contents.copies.get(file.path)
@@ -218,6 +274,10 @@ class FolderCommits:
             raise FileUnstable("opened while it was copied")
         if not members <= open_files.members:
             raise FileUnstable("a process ended while it was copied")
+
+
+def _from_copy(one: OutgoingFile, copy: FileCopy | None) -> OutgoingFile:
+    return one if copy is None else OutgoingFile(one.file, copy.path, copy.copied_ns)
 
 
 def name_of(files: Files, ordinal: int) -> str:

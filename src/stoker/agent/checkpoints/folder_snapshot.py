@@ -106,6 +106,11 @@ def as_unreadable(path: str, error: OSError) -> FileUnreadable | None:
     return FileUnreadable(path, reason, may_pass=not denied)
 
 
+def closed_folder(path: str) -> FileUnreadable:
+    """Return the error of a folder whose content cannot be read."""
+    return FileUnreadable(path, "the agent cannot read this folder; make it readable (chmod)", may_pass=False)
+
+
 @contextmanager
 def naming_unreadable(path: str) -> Iterator[None]:
     """Turn an error that says that the file cannot be read into FileUnreadable with this path."""

@@ -24,7 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.agent.checkpoints.folder_snapshot import File, Signature, as_unreadable, pinned_path, signature_of
+from stoker.agent.checkpoints.folder_snapshot import (
+    File,
+    Signature,
+    as_unreadable,
+    closed_folder,
+    pinned_path,
+    signature_of,
+)
 from stoker.agent.checkpoints.torch_archive import MAX_PICKLE_BYTES, missing_storage
 from stoker.store.base import FileChanged
 
@@ -107,7 +114,7 @@ class CachedFormatChecks:
                 known = _unreadable(error)
             if stat.S_ISDIR(file.mode) and not known.unreadable:
                 # A folder is scanned as a file only if its content could not be read.
-                known = FormatCheck("broken", "the agent cannot read this folder", unreadable=True)
+                known = FormatCheck("broken", closed_folder(file.path).reason, unreadable=True)
             if known.unreadable:
                 # Not remembered: permissions of a folder above change without the file's signature.
                 return known

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
-from stoker.agent.checkpoints.folder_snapshot import File, scan
+from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy
+from stoker.agent.checkpoints.folder_snapshot import File, Files, FileUnreadable, Signature, closed_folder, scan
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
+from stoker.agent.checkpoints.save_protocol import MARKER
 from stoker.agent.checkpoints.sync_options import SyncOptions
+from stoker.model.node_facts import BlobRef
+from stoker.store.base import FileChanged
 
 # A save is nearly sent when the newest save has this many times more left to send.
 _NEARLY = 4
+# A save with a file that cannot be read is tried again after this time; and during the last commit.
+_READ_AGAIN_S = 10.0
+_LAST_READ_AGAIN_S = 2.0
+_NEVER = float("inf")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CommittedSave:
+    """A save that was committed: its number, and its files by path in the checkpoint folder."""
+
+    number: int
+    files: Mapping[str, Signature]
 
 
 class RequestedCommits:
     """Commits requested saves in order.
 
-    If the store is slower than the script, older saves are passed over for newer ones; the last save never is. Sharded
-    saves must be passed over alike on every rank, or no save would ever be complete: of those that wait, the one with
-    the roundest number goes first, so that ranks of different speed meet.
+    If the store is slower than the script, older saves are passed over for newer ones; the last save never is. One save
+    is held while it is sent: it becomes a checkpoint even if the script replaces or removes it meanwhile. A save with a
+    file that cannot be read waits, and older ones go before it.
+
+    Sharded saves must be passed over alike on every rank, or no save would ever be complete: of those that wait, the
+    one with the roundest number goes first, so that ranks of different speed meet.
 
     `seconds_left` gives the time until the deadline, once there is one: see `first_to_go`.
     """
@@ -45,6 +68,17 @@ class RequestedCommits:
         self._measured = (0, 0)
         # Commits that could not be answered, such as on a full disk, by sequence number. They are not made again.
         self._unanswered: dict[int, str] = {}
+        self._copier = FileCopier(options.folder, options.scratch / "held")
+        # The newest commit of each save.
+        self.committed: dict[str, CommittedSave] = {}
+        # Saves that cannot be read, by sequence number, and when to try again.
+        self._unreadable: dict[int, float] = {}
+        # Which save cannot be committed, and why; None: all can.
+        self.held_back: str | None = None
+        # A save waits because a file cannot be read now, and may be readable later.
+        self.disk_fails = False
+        self._said_unreadable: set[int] = set()
+        self._said_overtaken = False
         self.files = 0
         self.skipped = 0
 
@@ -58,15 +92,66 @@ class RequestedCommits:
         if not self.waiting:
             self._answer_commits(final=final)
             return False
-        request = self._pick(final=final)
-        in_folder = self._queue.in_folder(request)
-        if in_folder is None and not final:
-            return False
-        if not in_folder:
-            self._pass_over([request], "replaced or removed before it was committed")
-            return True
-        self._commit(request, final=final)
+        gone = self._queue.gone(self.waiting)
+        if gone:
+            self._pass_over(gone, "replaced or removed before it was committed")
+            self.waiting = [request for request in self.waiting if request not in gone]
+            self._forget_unreadable({request.sequence for request in gone})
+        readable = self._readable(self.waiting)
+        if not readable:
+            self._answer_commits(final=final)
+            return bool(gone)
+        request = self._pick(readable, final=final)
+        try:
+            in_folder = self._queue.in_folder(request)
+            if in_folder is None and not final:
+                return bool(gone)
+            if not in_folder:
+                self._pass_over([request], "replaced or removed before it was committed")
+                return True
+            self._commit(request, final=final)
+        except FileUnreadable as error:
+            self._note_unreadable(request, error, final=final)
         return True
+
+    def is_done(self) -> bool:
+        """Return True if final rounds have nothing more to commit: the saves that still wait cannot be read."""
+        return all(self._unreadable.get(request.sequence) == _NEVER for request in self.waiting)
+
+    def uncommitted(self) -> Files:
+        """Return the files of the newest save that waits."""
+        if not self.waiting:
+            return {}
+        newest = self.waiting[-1]
+        files = [file._replace(path=f"{newest.name}/{file.path}") for file in self._scan(newest)]
+        return {file.path: file for file in files if not file.link}
+
+    def _readable(self, waiting: Iterable[CommitRequest]) -> list[CommitRequest]:
+        """Return the requests without those whose save could not be read lately."""
+        now = self._options.monotonic()
+        return [request for request in waiting if self._unreadable.get(request.sequence, now) <= now]
+
+    def read_again(self) -> None:
+        """Try saves that could not be read again at once: the training has ended."""
+        self._unreadable.clear()
+        self.disk_fails = False
+
+    def _note_unreadable(self, request: CommitRequest, error: FileUnreadable, *, final: bool) -> None:
+        again_s = _LAST_READ_AGAIN_S if final else _READ_AGAIN_S
+        given_up = final and not error.may_pass
+        self._unreadable[request.sequence] = _NEVER if given_up else self._options.monotonic() + again_s
+        self.disk_fails = error.may_pass
+        self.held_back = f"the save {request.name} is not committed: {error}"
+        if request.sequence not in self._said_unreadable:
+            self._said_unreadable.add(request.sequence)
+            log.warning("%s", self.held_back)
+            if len(self._said_unreadable) == 1:
+                self._options.say(self.held_back)
+
+    def _forget_unreadable(self, sequences: Collection[int]) -> None:
+        self._unreadable = {number: at_s for number, at_s in self._unreadable.items() if number not in sequences}
+        if not self._unreadable:
+            self.held_back, self.disk_fails = None, False
 
     def _takes_part(self, request: CommitRequest) -> bool:
         return request.sharded or self._options.rank == 0
@@ -82,17 +167,22 @@ class RequestedCommits:
         return self._measured[1]
 
     def _commit(self, request: CommitRequest, *, final: bool) -> None:
-        root = self._options.folder / request.name
-        files = self._scan(request)
+        files = [file._replace(path=f"{request.name}/{file.path}") for file in self._scan(request)]
         self.files = len(files)
         total = sum(file.size for file in files)
+        held = self._hold(request, files)
+        holds_all = held is not None and self._queue.has_all_files(request)
+        if not self._queue.in_folder(request):
+            raise FileUnstable(request.name)
+        if not any(file.path == f"{request.name}/{MARKER}" for file in files):
+            raise closed_folder(request.name)
 
         bytes_left: dict[int, int] = {}
 
         def proceed() -> bool:
             if final or self._seconds_left() is None:
                 return True
-            waiting = self._find_waiting(final=final)
+            waiting = self._readable(self._find_waiting(final=final))
             if all(other.sequence <= request.sequence for other in waiting):
                 return True
             if any(other.sharded for other in waiting):
@@ -105,10 +195,14 @@ class RequestedCommits:
             bytes_left[request.sequence] = self._sender.bytes_left
             return self._first(waiting, bytes_left).sequence == request.sequence
 
-        outgoing = [OutgoingFile(file._replace(path=f"{request.name}/{file.path}"), root / file.path) for file in files]
-        blobs = self._sender.send(outgoing, proceed)
-        if not self._queue.in_folder(request):
-            raise FileUnstable(request.name)
+        try:
+            blobs = self._send(files, held or {}, proceed)
+            if not holds_all and not self._queue.in_folder(request):
+                raise FileUnstable(request.name)
+        except FileUnstable:
+            if not holds_all and not self._queue.in_folder(request):
+                self._note_overtaken(request)
+            raise
         manifest = self._manifests.manifest(
             request.name,
             self._manifests.ordinal_of(request.sequence),
@@ -117,13 +211,45 @@ class RequestedCommits:
             step=request.step,
             generation=request.generation,
         )
-        draft = ManifestDraft(manifest, partial(self._note_commit, request, final), self._saved_at(files))
+        draft = ManifestDraft(manifest, partial(self._note_commit, request, files, final), self._saved_at(files))
         self._manifests.publish(draft)
 
-    def _pick(self, *, final: bool) -> CommitRequest:
-        if self._seconds_left() is None or any(request.sharded for request in self.waiting):
-            return pick(self.waiting, final=final)
-        return self._first(self.waiting, {one.sequence: self._bytes_to_send(one) for one in self.waiting})
+    def _hold(self, request: CommitRequest, files: Collection[File]) -> dict[str, FileCopy] | None:
+        """Hold the files of the save. None: that is not possible, and the script must leave the save where it is."""
+        try:
+            return self._copier.hold_all([file for file in files if file.link is None], may_link=True)
+        except (FileChanged, FileNotFoundError):
+            raise FileUnstable(request.name) from None
+
+    def _send(
+        self, files: Iterable[File], held: Mapping[str, FileCopy], proceed: Callable[[], bool]
+    ) -> dict[str, BlobRef]:
+        folder = self._options.folder
+        outgoing = [
+            OutgoingFile(file, copy.path, copy.copied_ns)
+            if (copy := held.get(file.path)) is not None
+            else OutgoingFile(file, folder / file.path)
+            for file in files
+        ]
+        blobs = self._sender.send(outgoing, proceed)
+        if not all(copy.is_intact() for copy in held.values()):
+            raise FileUnstable("written while it was sent")
+        return blobs
+
+    def _note_overtaken(self, request: CommitRequest) -> None:
+        """Say once that saves are lost because the script replaces them before the store has taken them."""
+        if not self._said_overtaken:
+            self._said_overtaken = True
+            self._options.say(
+                f"warning: the save {request.name} was replaced or removed before the store had taken it, and is in no "
+                "checkpoint: to hold it meanwhile takes free disk of twice its size, and that no file was added to it "
+                "after its block. Save less often, or under other names"
+            )
+
+    def _pick(self, waiting: list[CommitRequest], *, final: bool) -> CommitRequest:
+        if self._seconds_left() is None or any(request.sharded for request in waiting):
+            return pick(waiting, final=final)
+        return self._first(waiting, {one.sequence: self._bytes_to_send(one) for one in waiting})
 
     def _first(self, waiting: list[CommitRequest], bytes_left: Mapping[int, int]) -> CommitRequest:
         sizes = [bytes_left[request.sequence] for request in waiting]
@@ -133,7 +259,8 @@ class RequestedCommits:
         return self._sender.bytes_to_send(self._scan(request))
 
     def _scan(self, request: CommitRequest) -> Collection[File]:
-        return scan(self._options.folder / request.name, (), self._options.confinement).values()
+        folder = self._options.folder / request.name
+        return scan(folder, (), self._options.confinement, closed_folders=True).values()
 
     def _find_waiting(self, *, final: bool) -> list[CommitRequest]:
         newest = max(self._unanswered, default=0)
@@ -157,8 +284,12 @@ class RequestedCommits:
         first_ns = min((file.signature.modified_ns for file in files), default=time.time_ns())
         return self._options.monotonic() - max(0.0, (time.time_ns() - first_ns) / 1e9)
 
-    def _note_commit(self, request: CommitRequest, final: bool, key: str) -> None:
+    def _note_commit(self, request: CommitRequest, files: Iterable[File], final: bool, key: str) -> None:
         self._unanswered[request.sequence] = key
+        present = self._queue.saves()
+        self.committed = {name: save for name, save in self.committed.items() if name in present}
+        self.committed[request.name] = CommittedSave(request.number, {file.path: file.signature for file in files})
+        self._forget_unreadable({number for number in self._unreadable if number <= request.sequence})
         self._sender.forget_sent()
         self._answer(request, final=final)
 

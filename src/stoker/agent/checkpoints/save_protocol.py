@@ -94,14 +94,15 @@ class Save:
             number = max((number for number, _ in numbered_saves(self._folder)), default=0) + 1
             write_json(staging / MARKER, {"name": self._name, "number": number, "step": self._step})
             _sync(staging)
+            files = count_files(staging)
             if self._channel is not None:
                 # Requested before the folder has its name: so a save that is replaced by this one always has a
                 # successor.
-                self.requested = self._request(self._channel, number)
+                self.requested = self._request(self._channel, number, files)
             _replace_folder(staging, self._folder / self._name)
             _sync(self._folder)
 
-    def _request(self, channel: Path, number: int) -> int:
+    def _request(self, channel: Path, number: int, files: int) -> int:
         sequence, sharded = request_counters(channel)
         sequence, sharded = sequence + 1, sharded + int(self._sharded)
         write_json(channel / "commits.next", {"sequence": sequence, "sharded": sharded})
@@ -110,6 +111,8 @@ class Save:
             "name": self._name,
             # Shows the agent if the folder has since been replaced by a later save of the same name.
             "number": number,
+            # Shows the agent if files of the save have been removed.
+            "files": files,
             "step": self._step,
             # Parts of different saves must never make one checkpoint, even if their names are equal.
             "generation": sharded if self._sharded else 0,
@@ -242,6 +245,14 @@ def numbered_saves(folder: Path) -> list[tuple[int, str]]:
         if isinstance(number, int):
             found.append((number, name))
     return found
+
+
+def count_files(folder: Path) -> int:
+    """Count everything below the folder that is not a folder itself."""
+    return sum(
+        len(names) + sum(Path(parent, name).is_symlink() for name in folders)
+        for parent, folders, names in os.walk(folder)
+    )
 
 
 def request_counters(channel: Path) -> tuple[int, int]:

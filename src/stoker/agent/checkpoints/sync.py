@@ -147,10 +147,10 @@ class CheckpointSync:
     def uncommitted(self) -> Files:
         """Return the files of the folder that are in no commit as they are. Call it after `final`.
 
-        Empty for scripts that use `stoker.train`: their saves are whole, or absent.
+        Of a script that uses `stoker.train`: the newest save, if it could not be committed.
         """
         if self._rounds.queue.used:
-            return {}
+            return self._rounds.requested.uncommitted()
         return {path: file for path, file in self._rounds.watch.dirty.files.items() if not file.link}
 
     def torn(self) -> Collection[str]:
