@@ -121,6 +121,25 @@ def test_a_last_save_that_is_no_checkpoint_is_kept_as_an_output(world: World, tm
     assert told in world.cli("pull", summary.id, str(tmp_path / "again")).stderr
 
 
+def test_files_beside_saves_of_stoker_train_are_kept_as_outputs(world: World, tmp_path: Path) -> None:
+    world.write(
+        "from stoker import train\n"
+        "with train.checkpoint('step-1', step=1) as folder: (folder / 'model').write_text('1')\n"
+        "(train.checkpoint_dir() / 'best.pt').write_text('the best model')\n"
+        "(train.checkpoint_dir() / 'step-1/eval.json').write_text('{}') if train.wait_durable(60) else None\n"
+    )
+    summary = world.run()
+    assert summary.outcome == "succeeded", world.story(summary.id)
+    assert summary.outputs is not None and (summary.outputs.files, summary.outputs.left_out) == (2, 0)
+    told = "kept as outputs, since no checkpoint has them: checkpoints/best.pt, checkpoints/step-1/eval.json"
+    assert f"[stoker] {told}" in world.lines(summary.id)
+    assert world.cli("pull", summary.id, "--outputs", str(tmp_path / "outputs")).returncode == 0
+    assert files(tmp_path / "outputs") == {
+        "checkpoints/best.pt": "the best model",
+        "checkpoints/step-1/eval.json": "{}",
+    }
+
+
 def test_outputs_of_all_attempts_are_pulled_as_one_disk(world: World, tmp_path: Path) -> None:
     body = """
 output = pathlib.Path(os.environ["STOKER_OUTPUT_DIR"])

@@ -529,7 +529,7 @@ def test_what_comes_before_the_exit_gets_its_share_of_the_time(world: AgentWorld
         final.append((until_s() - clock[0], publish))
         return True
 
-    life.syncs.outputs = SimpleNamespace(final=outputs, stored_saves=list)  # type: ignore[assignment]
+    life.syncs.outputs = SimpleNamespace(final=outputs, stored_saves=list, stored_loose=list)  # type: ignore[assignment]
     sync = FakeSync()
     life.syncs.checkpoints = sync  # type: ignore[assignment]
     for owner, name in ((life.leaving, "peers"), *((life.monitors, name) for name in ("usage", "setup", "training"))):
@@ -625,6 +625,6 @@ def test_a_restarted_agent_hurries_under_a_notice_alone(
     assert flush_module._flush_checkpoints(node, world.state, submission, closing) is None, "there is no folder"
     (node.paths.code / "checkpoints").mkdir(parents=True)
     closing.flush_by_s()
-    status = flush_module._flush_checkpoints(node, world.state, submission, closing)
-    assert status is not None and status.commits == 3
+    sync = flush_module._flush_checkpoints(node, world.state, submission, closing)
+    assert sync is not None and sync.status().commits == 3
     assert did == ([("final", 100)] if grace_s is None else [("hurry", 8), ("final", 6)])

@@ -281,6 +281,9 @@ class Saved:
     def torn(self) -> frozenset[str]:
         return frozenset()
 
+    def loose(self) -> dict[str, Any]:
+        return {}
+
 
 @pytest.mark.parametrize(
     ("outcome", "why", "kept"),
@@ -303,7 +306,9 @@ def test_a_last_save_that_no_commit_has_is_kept_as_outputs_where_the_job_may_be_
     finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     life.syncs.checkpoints = Saved("d.pt", "b.pt", "a.pt", "c.pt", "e.pt")  # type: ignore[assignment]
     life.syncs.outputs = SimpleNamespace(  # type: ignore[assignment]
-        keep_saves=lambda folder, files, torn: keeps.append((folder, sorted(files))), stored_saves=lambda: stored
+        keep_saves=lambda folder, files, torn, loose: keeps.append((folder, sorted(files))),
+        stored_saves=lambda: stored,
+        stored_loose=list,
     )
     finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     told = "kept as outputs, perhaps unfinished, since no checkpoint has them: "
@@ -323,6 +328,33 @@ def test_a_last_save_that_no_commit_has_is_kept_as_outputs_where_the_job_may_be_
     count = len(keeps)
     finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
     assert len(keeps) == count
+
+
+@pytest.mark.parametrize(("outcome", "why"), [("succeeded", "finished"), ("interrupted", "notice")])
+def test_files_outside_of_saves_are_kept_as_outputs_however_the_attempt_ended(
+    world: AgentWorld, outcome: Any, why: Any
+) -> None:
+    life = a_life(world)
+    life.submission = Submission(JOB, Spec(name="job", run="true"), "test")
+    keeps: list[tuple[Any, ...]] = []
+    life.syncs.checkpoints = SimpleNamespace(  # type: ignore[assignment]
+        uncommitted=lambda: {"last.pt": None},
+        loose=lambda: {"best.pt": None, "eval.csv": None},
+        torn=lambda: {"eval.csv"},
+    )
+    life.syncs.outputs = SimpleNamespace(  # type: ignore[assignment]
+        keep_saves=lambda *parts: keeps.append(parts),
+        stored_saves=lambda: [f"perhaps-unfinished/{path}" for path in keeps[0][1] if path not in keeps[0][3]],
+        stored_loose=lambda: [f"checkpoints/{path}" for path in keeps[0][3]],
+    )
+    finish.keep_uncommitted_saves(life, make_exit(outcome, why, "oh", TrainingRecord()))
+    finish.say_kept_saves(life)
+    assert "kept as outputs, since no checkpoint has them: checkpoints/best.pt, checkpoints/eval.csv\n" in said(life)
+    unfinished = "kept as outputs, perhaps unfinished, since no checkpoint has them: perhaps-unfinished/last.pt\n"
+    assert (unfinished in said(life)) is (outcome == "succeeded")
+    folder, files, torn, loose = keeps[0]
+    assert (folder, torn, set(loose)) == (life.paths.code / "checkpoints", {"eval.csv"}, {"best.pt", "eval.csv"})
+    assert len(files) == 2 + (outcome == "succeeded")
 
 
 def test_a_machine_whose_exit_could_not_be_written_is_not_held(

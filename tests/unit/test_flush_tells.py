@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,7 +193,8 @@ def test_files_of_the_checkpoint_folder_that_are_not_whole_are_told(
 ) -> None:
     node = restarted(world, told={"training_since": SINCE})
     status = flush_module.SyncStatus(files=2)
-    monkeypatch.setattr(flush_module, "_flush_checkpoints", lambda *_: status)
+    sync = SimpleNamespace(status=lambda: status, loose=dict, torn=set)
+    monkeypatch.setattr(flush_module, "_flush_checkpoints", lambda *_: sync)
     flush(node)
     assert "nothing was saved: what was written to checkpoints/ was not whole in time" in said(node)
 

@@ -242,6 +242,7 @@ def test_the_end_does_not_wait_for_such_a_save_and_it_is_kept_as_outputs(world: 
     assert time.monotonic() - began_s < 10.0
     assert checkpoints(world.store) == [] and end.status().unsynced_bytes > 0
     assert {"step-1/model", "step-1/secret"} <= set(end.uncommitted())
+    assert end.loose() == {}
 
 
 # ── Which errors count ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -96,6 +96,7 @@ def _flush(node: AgentNode, notices: Notices) -> None:
     heartbeat.change(phase="flushing")
     heartbeat.start()
     metrics: MetricsPump | None = None
+    sync: CheckpointSync | None = None
     status: SyncStatus | None = None
     state, submission = _submission(node, budget.flush_by_s())
     copy = open_log_copy(submission.spec, node.config, state) if submission is not None else None
@@ -106,15 +107,16 @@ def _flush(node: AgentNode, notices: Notices) -> None:
         metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
         metrics.start()
         if _is_claim_open(node, state):
-            status = _flush_checkpoints(node, state, submission, budget)
-            if status is not None:
+            sync = _flush_checkpoints(node, state, submission, budget)
+            if sync is not None:
+                status = sync.status()
                 # Otherwise the verdict would state that no file was written.
                 heartbeat.change(checkpoint_files=status.files)
     elsewhere = _report_saved(node, submission, status, before)
     logs.drain(budget.share_s(1 / 2), budget.flush_by_s)
     if metrics is not None:
         metrics.drain(budget.share_s(1 / 2), budget.flush_by_s)
-    kept = _flush_outputs(node, submission, budget) if submission is not None else None
+    kept = _flush_outputs(node, submission, sync, budget) if submission is not None else None
     heartbeat.stop(timeout_s=min(5.0, budget.share_s(1 / 2)))
     progress = metrics.progress if metrics else None
     exit_ = Exit(
@@ -235,7 +237,7 @@ def _submission(node: AgentNode, until_s: float) -> tuple[JobState | None, Submi
 
 def _flush_checkpoints(
     node: AgentNode, state: JobState | None, submission: Submission, budget: ShutdownBudget
-) -> SyncStatus | None:
+) -> CheckpointSync | None:
     folder = job_folders.checkpoint_folder(node.paths, submission.spec)
     if not folder.is_dir():
         return None
@@ -262,10 +264,12 @@ def _flush_checkpoints(
         sync.hurry(budget.share_s())
     # Under a notice a part of the time is left for the log, too.
     sync.final(budget.share_s(3 / 4) if budget.has_deadline else None, until_s=budget.flush_by_s)
-    return sync.status()
+    return sync
 
 
-def _flush_outputs(node: AgentNode, submission: Submission, budget: ShutdownBudget) -> SavedOutputs | None:
+def _flush_outputs(
+    node: AgentNode, submission: Submission, sync: CheckpointSync | None, budget: ShutdownBudget
+) -> SavedOutputs | None:
     """Store the outputs that the training left; return None if it never began."""
     baseline = Baseline.read(node.paths.baseline)
     if baseline is None:
@@ -277,5 +281,8 @@ def _flush_outputs(node: AgentNode, submission: Submission, budget: ShutdownBudg
     outputs = OutputSync(
         node.store, config.job, config.claim, config.rank, files, nodes=config.nodes, boot=len(node.earlier)
     )
+    if sync is not None:
+        loose = sync.loose()
+        outputs.keep_saves(job_folders.checkpoint_folder(node.paths, submission.spec), loose, sync.torn(), loose.keys())
     outputs.final(None, until_s=budget.flush_by_s)
     return outputs.report()

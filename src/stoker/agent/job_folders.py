@@ -163,7 +163,8 @@ def output_files(
                 base = base_of(entry)
                 prefix = f"{posixpath.basename(base)}/" if len(entries) > 1 else ""
                 sources.append(OutputSource(Path(base), prefix, PathFilter(below((entry,), base)).takes))
-    return OutputFiles(sources, _beside(paths, spec), baseline, confinement=confinement)
+    refused = _refused_filter(spec).takes
+    return OutputFiles(sources, _beside(paths, spec), baseline, confinement=confinement, refused=refused)
 
 
 def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> OutputSource:
@@ -174,7 +175,7 @@ def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> OutputSource:
     plain = (top.relative_to(paths.code).as_posix(),) if top != paths.code and top.is_relative_to(paths.code) else ()
     declared = PathFilter((*plain, *(entry for entry in entries if not entry.startswith(("/", "!")))))
     # A file that `!` excludes from all outputs is excluded here, too.
-    refused = PathFilter(tuple(entry[1:] for entry in entries if entry.startswith("!")))
+    refused = _refused_filter(spec)
     return OutputSource(
         paths.code,
         prefix,
@@ -208,6 +209,20 @@ def _named_among_checkpoints(spec: Spec) -> PathFilter:
 
     entries = entries_of(spec.outputs)
     return PathFilter(tuple(entry for entry in entries if not entry.startswith(("!", "/")) and named(entry)))
+
+
+def _refused_filter(spec: Spec) -> PathFilter:
+    """Return the filter of files that `outputs` excludes with `!`."""
+    return PathFilter(tuple(entry[1:] for entry in entries_of(spec.outputs) if entry.startswith("!")))
+
+
+def is_output(paths: NodePaths, spec: Spec, path: str) -> bool:
+    """Return True for a file of the checkpoint folder that `outputs` names or excludes."""
+    folder = checkpoint_folder(paths, spec)
+    if spec.environment.contract is not None or not folder.is_relative_to(paths.code):
+        return False
+    inside = (folder / path).relative_to(paths.code).as_posix()
+    return _named_among_checkpoints(spec).takes(inside) or _refused_filter(spec).takes(inside)
 
 
 def _plain_outputs(spec: Spec) -> tuple[str, ...]:

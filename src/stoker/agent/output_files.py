@@ -5,9 +5,10 @@ Two kinds of files are outputs:
 - *declared* files: in the output folder (STOKER_OUTPUT_DIR), or named by the job's `outputs`. They are synced while the
   training runs, without a limit.
 - files *beside the code*: all other files that the training made or changed in its working folder. They are stored at
-  the end, up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already. But a file of the
-  checkpoint folder that no commit has is stored if the job may be over: as it is, for people, not to be resumed from,
-  and below `perhaps-unfinished/`, so that a torn file never looks like a result.
+  the end, up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already. But a last save that
+  no commit has is stored if the job may be over: as it is, for people, not to be resumed from, and below
+  `perhaps-unfinished/`, so that a torn file never looks like a result. And files that a script wrote into that
+  folder itself, although it uses `stoker.train`, are stored like files beside the code.
 
 Files that were there before the training began, and that it did not change, are no results. `output_links` says which
 links are kept.
@@ -139,7 +140,10 @@ class Baseline:
 
 
 class OutputFiles:
-    """Finds the outputs of a node at this moment. `work` is the working folder, whose new files are outputs, too."""
+    """Finds the outputs of a node at this moment. `work` is the working folder, whose new files are outputs, too.
+
+    `refused` returns True for a path in the stored tree that the job excludes from all outputs.
+    """
 
     def __init__(
         self,
@@ -150,30 +154,42 @@ class OutputFiles:
         most_bytes: int | None = None,
         most_files: int | None = None,
         confinement: Confinement | None = None,
+        refused: Callable[[str], bool] = lambda _path: False,
     ) -> None:
         self._sources = tuple(sources)
         self._work = work
         self._baseline = baseline or Baseline()
         self._confinement = confinement
+        self._refused = refused
         self._saves: list[LocalOutput] = []
+        self._loose: list[LocalOutput] = []
         # Files of these saves that are known to be torn, by their absolute paths.
         self._torn: frozenset[str] = frozenset()
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._most_files = MOST_FILES if most_files is None else most_files
 
-    def keep_saves(self, folder: Path, files: Files, torn: Collection[str] = ()) -> None:
+    def keep_saves(self, folder: Path, files: Files, torn: Collection[str] = (), loose: Collection[str] = ()) -> None:
         """Store files of the checkpoint folder at the end, too, because no commit has them.
 
         They are perhaps unfinished, and stored as such. Those of them that are declared outputs are stored as usual,
-        except for the `torn` ones.
+        except for the `torn` ones. The `loose` ones were not written as parts of a save: unless they are torn, they are
+        stored like files beside the code.
         """
         prefix = f"{folder.name}/"
         if self._work is not None and folder.is_relative_to(self._work.folder):
             inside = folder.relative_to(self._work.folder).as_posix()
             prefix = self._work.prefix + (f"{inside}/" if inside != "." else "")
         source = OutputSource(folder, prefix)
-        self._saves = [_output(source, path, file) for path, file in files.items()]
+        kept = [(path, _output(source, path, file)) for path, file in files.items()]
+        kept = [(path, output) for path, output in kept if not self._refused(output.file.path)]
+        self._loose = [output for path, output in kept if path in loose and path not in torn]
+        self._saves = [output for path, output in kept if path not in loose or path in torn]
         self._torn = frozenset(os.fspath(folder / path) for path in torn)
+
+    @property
+    def loose(self) -> frozenset[Path]:
+        """The loose files of `keep_saves`, on this machine."""
+        return frozenset(output.source for output in self._loose)
 
     def declared(self) -> dict[str, LocalOutput]:
         """Return the declared files, by their path in the stored tree."""
@@ -224,6 +240,7 @@ class OutputFiles:
             for output in self._saves
             if output.file.path not in declared
         ]
+        fitting += [output for output in self._loose if output.file.path not in declared]
         fitting = sort_by_worth(fitting)
         chosen: dict[str, LocalOutput] = {}
         room = self._most_bytes

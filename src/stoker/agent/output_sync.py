@@ -171,13 +171,21 @@ class OutputSync:
             self._thread.join(timeout=min(left_s, _JOIN_S))
         return (self._last.complete or not self._thread.is_alive()) and not self._tracker.dirty()
 
-    def keep_saves(self, folder: Path, files: Files, torn: Collection[str] = ()) -> None:
-        """Store these files of the checkpoint folder, too, as perhaps unfinished. Call it before `final`."""
-        self._outputs.keep_saves(folder, files, torn)
+    def keep_saves(self, folder: Path, files: Files, torn: Collection[str] = (), loose: Collection[str] = ()) -> None:
+        """Store these files of the checkpoint folder, too: as perhaps unfinished, except for `loose` ones that are not
+        `torn`. Call it before `final`."""
+        self._outputs.keep_saves(folder, files, torn, loose)
 
     def stored_saves(self) -> list[str]:
-        """Return the files of `keep_saves` that are in the store, by their stored paths. Call it after `final`."""
+        """Return the perhaps unfinished files of `keep_saves` that are in the store, by their stored paths. Call it
+        after `final`."""
         return sorted(filter(is_unfinished_output, self._tracker.stored))
+
+    def stored_loose(self) -> list[str]:
+        """Return the loose files of `keep_saves` that are in the store, by their stored paths. Call it after
+        `final`."""
+        loose, sources = self._outputs.loose, self._tracker.sources
+        return sorted(path for path in self._tracker.stored if sources.get(path) in loose)
 
     def report(self) -> SavedOutputs:
         """Return which outputs of this node are in the store, and which are not, and why. Call it after `final`."""

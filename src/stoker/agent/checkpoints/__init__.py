@@ -8,6 +8,7 @@ Commit:
 | `commit_rounds`, `commit_schedule` | one round of committing; deadlines, retries and pruning |
 | `requested_commits`, `commit_queue` | saves that the script asked for through `stoker.train` |
 | `save_protocol` | the script's side of these requests |
+| `loose_files` | files that such a script wrote into the folder outside of its saves |
 | `folder_commits` | the folder of a script that does not use `stoker.train` |
 | `gang_commits`, `following_commits` | the same on several nodes: one save of all ranks, led by rank 0 |
 | `blobs`, `manifest_writer`, `prune` | send files, write manifests, remove old checkpoints |

@@ -18,6 +18,7 @@ from stoker.agent.checkpoints.folder_snapshot import FileUnreadable, Signature
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.following_commits import FollowingCommits
 from stoker.agent.checkpoints.gang_commits import LeadingCommits
+from stoker.agent.checkpoints.loose_files import LooseFiles
 from stoker.agent.checkpoints.manifest_writer import ManifestWriter
 from stoker.agent.checkpoints.prune import Pruner
 from stoker.agent.checkpoints.requested_commits import RequestedCommits
@@ -81,6 +82,7 @@ class CommitRounds:
         self.watch = FolderWatch(options.view, settle_s=settle_s, patience_s=busy_s, monotonic=clock)
         self.chooser = CommitChooser(self.watch, settle_s=settle_s, busy_s=busy_s, monotonic=clock, say=options.say)
         self.requested = RequestedCommits(options, self.queue, self.sender, self.manifests, deadlines.seconds_left)
+        self.loose = LooseFiles(options, self.queue, lambda: self.requested.committed)
         self.training_end = TrainingEnd("died") if options.recovering else TrainingEnd()
         several = FollowingCommits if options.rank else LeadingCommits
         self.folder_commits: FolderCommits = (several if options.nodes > 1 else FolderCommits)(
@@ -120,6 +122,7 @@ class CommitRounds:
                 own[path] = part.blob
             signatures[path] = file.signature
         self.watch.set_restored(own, signatures, other_ranks)
+        self.loose.restored = signatures
 
     def compare_restored(self, key: str) -> None:
         """Learn from the checkpoint before the restored one which files one save writes. Tried once only."""
@@ -153,6 +156,7 @@ class CommitRounds:
             manifest = complete[-1].manifests.get(options.rank) if complete else None
         self.watch.last_commit.blobs = {} if manifest is None else {blob.path: blob for blob in manifest.files}
         self.watch.shapes.resumed_pause_s = 0.0 if manifest is None else manifest.pause_s
+        self.loose.stored_sizes = {path: blob.size for path, blob in self.watch.last_commit.blobs.items()}
         self.watch.learn_restored({}, read=False)
         self.watch.note_end()
         if last_alive.same_boot:
@@ -204,6 +208,8 @@ class CommitRounds:
         if self.queue.used:
             self.chooser.drop_copies()
             self.folder_commits.decline()
+            if not final:
+                self.loose.report_if_due()
         done = commits.advance(final=final)
         may_prune = not self._options.recovering and self._deadlines.allow_pruning()
         self.pruning.prune_if_due(self.manifests.commits, allowed=may_prune)

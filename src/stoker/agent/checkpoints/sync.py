@@ -154,8 +154,20 @@ class CheckpointSync:
         return {path: file for path, file in self._rounds.watch.dirty.files.items() if not file.link}
 
     def torn(self) -> Collection[str]:
-        """Return which of the uncommitted files were being written at the end, or are broken by their format."""
-        return self._rounds.watch.torn(self._rounds.training_end.open).intersection(self.uncommitted())
+        """Return which of the uncommitted and loose files were being written at the end, or are broken by their
+        format."""
+        rounds = self._rounds
+        loose = self.loose()
+        if loose:
+            rounds.watch.scan()
+        return rounds.watch.torn(rounds.training_end.open).intersection(self.uncommitted() | loose)
+
+    def loose(self) -> Files:
+        """Return the files that a script which uses `stoker.train` wrote into the folder without it: see `loose_files`.
+
+        Call it after `final`.
+        """
+        return self._rounds.loose.find() if self._rounds.queue.used else {}
 
     def close(self) -> None:
         """Stop without a final commit, between two calls to the store."""

@@ -77,6 +77,8 @@ class SyncOptions:
     recovering: bool = False
     # Says which files of the folder are checkpoints.
     selection: Selection | None = None
+    # Returns True for a file of the folder that the job's `outputs` names or excludes.
+    is_output: Callable[[str], bool] = lambda _path: False
     # Writes a line to the job's log.
     say: Callable[[str], None] = lambda _text: None
     # None: the default for the store and the number of nodes.

@@ -27,6 +27,8 @@ from stoker.store.upload_progress import UPLOADS
 
 _log = logging.getLogger(__name__)
 
+# How long the last lines of the log may take, which are said after everything else was sent.
+_SAID_LAST_S = 5.0
 # How long the exit may wait for a built environment to be stored for the next attempt, after a short training.
 _ENVIRONMENT_LIMIT_S = 60.0
 # How long the copy of the log may take for its last lines, before and after the exit is written.
@@ -129,28 +131,37 @@ def say_nothing_saved(context: AttemptContext, exit_: Exit) -> Exit:
 
 
 def keep_uncommitted_saves(context: AttemptContext, exit_: Exit) -> None:
-    """Let the last outputs include the last save, if no commit has it and the job may be over.
+    """Let the last outputs include files of the checkpoint folder: those outside of saves, and a last save that no
+    commit has.
 
-    Another attempt would save again: then it is not worth the time. `say_kept_saves` says what became of it.
+    The last save only if the job may be over: another attempt would save again, and then it is not worth the time.
+    `say_kept_saves` says what became of them.
     """
     sync, outputs, spec = context.syncs.checkpoints, context.syncs.outputs, context.spec
     if sync is None or outputs is None or spec is None:
         return
     may_be_over = exit_.outcome in ("succeeded", "failed") or exit_.why in ("stop", "limit")
-    files = sync.uncommitted() if may_be_over else {}
+    loose = sync.loose()
+    files = loose | (sync.uncommitted() if may_be_over else {})
     if files:
-        outputs.keep_saves(job_folders.checkpoint_folder(context.paths, spec), files, sync.torn())
+        outputs.keep_saves(job_folders.checkpoint_folder(context.paths, spec), files, sync.torn(), loose.keys())
 
 
-def say_kept_saves(context: AttemptContext) -> None:
-    """Name the files of the last save that are outputs in the store. The exit reports those for which there was no room
-    or no time."""
+def say_kept_saves(context: AttemptContext) -> bool:
+    """Name the files of the checkpoint folder that are outputs in the store; return False if there are none.
+
+    The exit reports those for which there was no room or no time.
+    """
     outputs = context.syncs.outputs
-    files = outputs.stored_saves() if outputs is not None else []
-    if files:
-        more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
-        named = ", ".join(files[:_MOST_NAMED]) + more
-        context.node.say(f"kept as outputs, perhaps unfinished, since no checkpoint has them: {named}")
+    if outputs is None:
+        return False
+    saves, loose = outputs.stored_saves(), outputs.stored_loose()
+    for note, files in ((", perhaps unfinished", saves), ("", loose)):
+        if files:
+            more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+            named = ", ".join(files[:_MOST_NAMED]) + more
+            context.node.say(f"kept as outputs{note}, since no checkpoint has them: {named}")
+    return bool(saves or loose)
 
 
 def flush(context: AttemptContext, exit_: Exit, budget: ShutdownBudget) -> Exit:
@@ -173,7 +184,9 @@ def flush(context: AttemptContext, exit_: Exit, budget: ShutdownBudget) -> Exit:
         # A machine that is taken away has no time for plain names, which `stoker pull` does not need.
         sent = syncs.outputs.final(None, until_s=budget.flush_by_s, publish=not budget.has_deadline)
         safe = sent and safe
-        say_kept_saves(context)
+        if say_kept_saves(context):
+            # The log was drained before.
+            pumps.logs.drain(min(_SAID_LAST_S, budget.share_s(1 / 2)), budget.flush_by_s)
     if pumps.copy is not None and not budget.has_deadline:
         pumps.copy.drain(_COPY_BEFORE_EXIT_S)
     _stop_threads(context, budget)

@@ -71,6 +71,7 @@ def start_syncs(
         gang=HeartbeatLink(context.heartbeat, peers) if config.nodes > 1 else None,
         lead_finished=lambda: peers.lead_finished,
         selection=selection,
+        is_output=lambda path: job_folders.is_output(context.paths, spec, path),
         say=context.node.say,
     )
     checkpoints = context.syncs.checkpoints = CheckpointSync(options)
