@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoint_world import JOB, memory_store, write
 
-from stoker.agent import job_folders, output_files
+from stoker.agent import job_folders, output_files, output_walk
 from stoker.agent.checkpoints.folder_snapshot import scan
 from stoker.agent.confinement import Confinement, opened_folder
 from stoker.agent.output_files import Baseline, OutputFiles, OutputSource, SkippedFile, without_caches
@@ -491,7 +491,7 @@ def test_a_new_file_by_a_link_out_of_the_folder_is_data_of_others(tmp_path: Path
 
 
 def walked(folder: Path) -> dict[str, str | None]:
-    return {found.path: found.problem for found in output_files._walk(folder, None, output_files._OUTPUTS)}
+    return {found.path: found.problem for found in output_walk.walk_files(folder, None, output_walk.OUTPUTS)}
 
 
 def test_a_folder_that_cannot_be_looked_into_is_told_and_one_that_is_gone_is_not(
@@ -527,7 +527,7 @@ def test_folders_on_another_disk_are_told_unless_everything_is_wanted(tmp_path: 
     try:
         here = os.fstat(handle).st_dev
         other, same, every = (
-            {found.path: found.problem for found in output_files._walk_in(handle, "", output_files._OUTPUTS, device)}
+            {found.path: found.problem for found in output_walk._walk_in(handle, "", output_walk.OUTPUTS, device)}
             for device in (here + 1, here, None)
         )
     finally:
@@ -564,23 +564,23 @@ def test_a_file_that_is_gone_or_closed_is_no_core_dump(tmp_path: Path, monkeypat
     write(tmp_path / "scored", b"\x7fELF")
     status = (tmp_path / "core").stat()
     with opened_folder(tmp_path) as folder:
-        assert output_files._problem_of(folder, "sub/core", status) == "a core dump"
-        assert output_files._problem_of(folder, "scored", status) is None
-        assert output_files._problem_of(folder, "core.77", status) is None, "it is gone by now"
+        assert output_walk.find_problem(folder, "sub/core", status) == "a core dump"
+        assert output_walk.find_problem(folder, "scored", status) is None
+        assert output_walk.find_problem(folder, "core.77", status) is None, "it is gone by now"
         write(tmp_path / "core.1", b"text")
-        assert output_files._problem_of(folder, "core.1", status) is None
-        assert output_files._problem_of(folder, "not\udcffutf-8", status) == "its name cannot be kept in the store"
+        assert output_walk.find_problem(folder, "core.1", status) is None
+        assert output_walk.find_problem(folder, "not\udcffutf-8", status) == "its name cannot be kept in the store"
         # Put in its place since it was found: neither is opened.
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "link").symlink_to("scored")
-        assert output_files._problem_of(folder, "pipe", status) == "cannot be read (is not a plain file)"
-        assert "symbolic links" in (output_files._problem_of(folder, "link", status) or "")
+        assert output_walk.find_problem(folder, "pipe", status) == "cannot be read (is not a plain file)"
+        assert "symbolic links" in (output_walk.find_problem(folder, "link", status) or "")
 
         def refuse(*_: object, **__: object) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(output_files, "open_plain", refuse)
-        assert output_files._problem_of(folder, "scored", status) == "cannot be read (Permission denied)"
+        monkeypatch.setattr(output_walk, "open_plain", refuse)
+        assert output_walk.find_problem(folder, "scored", status) == "cannot be read (Permission denied)"
 
 
 def test_the_baseline_has_the_markers_of_saves(paths: NodePaths) -> None:

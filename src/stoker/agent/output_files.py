@@ -16,26 +16,23 @@ links are kept.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import posixpath
-import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import translate
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES, MAX_DEPTH, OPEN_FOLDER, File, Files, Signature, scan
-from stoker.agent.confinement import Confinement, open_plain
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, scan
+from stoker.agent.confinement import Confinement
 from stoker.agent.output_links import FoundLink, choose_links
+from stoker.agent.output_walk import BASELINE, CACHES, EVERYTHING, OUTPUTS, find_problem, leads_inside, walk_files
 from stoker.model.keys import UNFINISHED
 from stoker.model.node_facts import OutputLink
-from stoker.store.checkpoint_manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
 # a model of ten billion parameters in half precision. More was hardly left there on purpose.
@@ -47,19 +44,6 @@ _CROWD = 100
 # How many skipped files are named; the rest is counted.
 MOST_NAMED = 20
 
-# Caches that programs make again. Skipped without a message.
-_CACHES = frozenset(
-    {
-        *("__pycache__", ".git", ".stoker", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
-        *(".ipynb_checkpoints", ".tox", ".nox", ".triton", ".nv", "node_modules", ".DS_Store"),
-    }
-)
-_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
-_CORE = re.compile(r"core(\.\d+)?")
-_CORE_MAGIC = b"\x7fELF"
-# Files of Stoker itself, and those that Python makes again. Skipped without a message.
-_UNREPORTED = re.compile("|".join(translate(name) for name in (".stoker-*", "*.pyc")))
-_UNFINISHED = re.compile("|".join(translate(name) for name in IGNORED_NAMES))
 # If there is not room for everything, files in these folders come last.
 _LESS_WORTH = frozenset({"cache", "caches", "tmp", "temp"})
 
@@ -106,7 +90,7 @@ class Baseline:
         """Record the files, on all disks; markers of saves are among them. Caches and environments are left out."""
         found: dict[str, Stamp] = {}
         for folder in folders:
-            for path, status, _, _ in _walk(folder, confinement, _BASELINE):
+            for path, status, _, _ in walk_files(folder, confinement, BASELINE):
                 if status is not None:
                     found[os.fspath(folder / path)] = (status.st_size, status.st_mtime_ns)
         return cls(found)
@@ -200,7 +184,7 @@ class OutputFiles:
                 if not source.takes_all and not self._is_new(source, path, file):
                     continue
                 target = _target_of(files, path) if self._confinement is not None else path
-                if file.link is not None and not _leads_inside(source.folder, path):
+                if file.link is not None and not leads_inside(source.folder, path):
                     continue  # By way of another link.
                 real = _followed(source.folder, files[target]) if target is not None else None
                 if target is not None and real is not None and os.fspath(source.folder / target) not in self._torn:
@@ -212,14 +196,14 @@ class OutputFiles:
         """Return the files in declared folders that cannot be stored, and why."""
         found: dict[str, SkippedFile] = {}
         for source in self._sources:
-            scope = _EVERYTHING if source.takes_all else _OUTPUTS
-            for path, status, problem, parent in _walk(source.folder, self._confinement, scope):
+            scope = EVERYTHING if source.takes_all else OUTPUTS
+            for path, status, problem, parent in walk_files(source.folder, self._confinement, scope):
                 target, size = source.prefix + path, status.st_size if status is not None else 0
                 if target in declared or not source.takes(path):
                     continue
                 if status is not None and self._is_known(source, path, status):
                     continue
-                why = problem or (_problem_of(parent, path, status) if status is not None else None)
+                why = problem or (find_problem(parent, path, status) if status is not None else None)
                 if why is not None:
                     found[target] = SkippedFile(target, size, why)
         return list(found.values())
@@ -228,7 +212,7 @@ class OutputFiles:
         """Return whether a file was there before, or is a link that `links` decides about."""
         if not source.takes_all and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns):
             return True
-        return stat.S_ISLNK(status.st_mode) and _leads_inside(source.folder, path)
+        return stat.S_ISLNK(status.st_mode) and leads_inside(source.folder, path)
 
     def beside(self, declared: Mapping[str, LocalOutput]) -> tuple[dict[str, LocalOutput], list[SkippedFile]]:
         """Return the files beside the code, as many as there is room for, and those that are skipped."""
@@ -268,15 +252,15 @@ class OutputFiles:
         roots = (*self._sources, *([self._work] if self._work is not None else []))
         places: dict[str, FoundLink] = {}
         for source in roots:
-            scope = _EVERYTHING if source.takes_all else _OUTPUTS
-            for path, status, problem, parent in _walk(source.folder, self._confinement, scope):
+            scope = EVERYTHING if source.takes_all else OUTPUTS
+            for path, status, problem, parent in walk_files(source.folder, self._confinement, scope):
                 if problem is not None or status is None or not stat.S_ISLNK(status.st_mode):
                     continue
                 known = not source.takes_all and self._baseline.has(
                     source.folder, path, status.st_size, status.st_mtime_ns
                 )
                 named = source.prefix + path
-                if not known and named not in found and source.takes(path) and _leads_inside(source.folder, path):
+                if not known and named not in found and source.takes(path) and leads_inside(source.folder, path):
                     with suppress(OSError):
                         written = os.readlink(posixpath.basename(path), dir_fd=parent)
                         places.setdefault(named, FoundLink(source.folder / path, written))
@@ -290,15 +274,15 @@ class OutputFiles:
     def _scan_beside(self, work: OutputSource) -> tuple[list[LocalOutput], list[SkippedFile]]:
         fitting: list[LocalOutput] = []
         skipped: list[SkippedFile] = []
-        for path, status, problem, parent in _walk(work.folder, self._confinement, _OUTPUTS):
+        for path, status, problem, parent in walk_files(work.folder, self._confinement, OUTPUTS):
             if not work.takes(path):
                 continue
             size = status.st_size if status is not None else 0
             if status is not None and self._baseline.has(work.folder, path, size, status.st_mtime_ns):
                 continue
-            if status is not None and stat.S_ISLNK(status.st_mode) and _leads_inside(work.folder, path):
+            if status is not None and stat.S_ISLNK(status.st_mode) and leads_inside(work.folder, path):
                 continue  # `links` decides about it.
-            why = problem or (_problem_of(parent, path, status) if status is not None else None)
+            why = problem or (find_problem(parent, path, status) if status is not None else None)
             if why is not None:
                 skipped.append(SkippedFile(work.prefix + path, size, why))
             elif status is not None:
@@ -314,7 +298,7 @@ def without_caches(files: Files) -> Files:
     return {
         path: file
         for path, file in files.items()
-        if not any(part in _CACHES for part in path.split("/"))
+        if not any(part in CACHES for part in path.split("/"))
         and not path.endswith(".pyc")
         and not (inside and any(str(parent) in inside for parent in PurePosixPath(path).parents))
     }
@@ -366,110 +350,3 @@ def sort_by_worth(outputs: Iterable[LocalOutput]) -> list[LocalOutput]:
 
 def _worth_less(path: str) -> bool:
     return any(part.startswith(".") or part in _LESS_WORTH for part in path.split("/"))
-
-
-class _Scope(NamedTuple):
-    """The files that a walk finds beside plain outputs."""
-
-    # Files on other disks.
-    mounts: bool = False
-    # Caches and Python environments.
-    caches: bool = False
-    # Files of Stoker itself, and those that Python makes again.
-    unreported: bool = False
-
-
-_OUTPUTS = _Scope()
-_EVERYTHING = _Scope(mounts=True, caches=True)
-_BASELINE = _Scope(mounts=True, unreported=True)
-
-
-class _Walked(NamedTuple):
-    """A file below a folder, with its status or with the reason why it cannot be stored."""
-
-    path: str
-    status: os.stat_result | None
-    problem: str | None
-    # The open folder that the file lies in, until the walk goes on.
-    parent: int
-
-
-def _walk(folder: Path, confinement: Confinement | None, scope: _Scope) -> Iterator[_Walked]:
-    """Yield every file below a folder. Follows no link."""
-    try:
-        handle = os.open(folder, OPEN_FOLDER) if confinement is None else confinement.open(folder)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        yield _Walked(".", None, _unreadable(error), -1)
-        return
-    try:
-        yield from _walk_in(handle, "", scope, None if scope.mounts else os.fstat(handle).st_dev)
-    finally:
-        os.close(handle)
-
-
-def _walk_in(handle: int, below: str, scope: _Scope, device: int | None) -> Iterator[_Walked]:
-    """Walk by handles: a link that replaces a folder meanwhile is not followed. Only this device, if one is given."""
-    with os.scandir(handle) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if (not scope.unreported and _UNREPORTED.match(entry.name)) or (not scope.caches and entry.name in _CACHES):
-            continue
-        path = f"{below}/{entry.name}" if below else entry.name
-        with suppress(FileNotFoundError):
-            status = entry.stat(follow_symlinks=False)
-            if _UNFINISHED.match(entry.name):
-                known = None if stat.S_ISDIR(status.st_mode) else status
-                yield _Walked(path, known, "its name says that it is unfinished", handle)
-            elif not stat.S_ISDIR(status.st_mode):
-                yield _Walked(path, status, None, handle)
-            elif path.count("/") >= MAX_DEPTH:
-                yield _Walked(path, None, f"lies deeper than {MAX_DEPTH} folders", handle)
-            elif device is not None and status.st_dev != device:
-                yield _Walked(path, None, "lies on another disk", handle)
-            else:
-                yield from _walk_folder(handle, path, scope, device)
-
-
-def _walk_folder(parent: int, path: str, scope: _Scope, device: int | None) -> Iterator[_Walked]:
-    try:
-        handle = os.open(posixpath.basename(path), OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=parent)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        yield _Walked(path, None, _unreadable(error), parent)
-        return
-    try:
-        if not scope.caches and any(os.access(mark, os.F_OK, dir_fd=handle) for mark in _ENVIRONMENT_MARKS):
-            yield _Walked(path, None, "a Python environment", parent)
-        else:
-            yield from _walk_in(handle, path, scope, device)
-    finally:
-        os.close(handle)
-
-
-def _unreadable(error: OSError) -> str:
-    return f"cannot be read ({error.strerror})"
-
-
-def _leads_inside(folder: Path, path: str) -> bool:
-    return os.path.realpath(folder / path).startswith(f"{os.path.realpath(folder)}/")
-
-
-def _problem_of(parent: int, path: str, status: os.stat_result) -> str | None:
-    """Return why this file in an open folder cannot be stored; None if it can."""
-    if stat.S_ISLNK(status.st_mode):
-        return "a link out of the folder"
-    if not stat.S_ISREG(status.st_mode):
-        return "not a regular file"
-    name = posixpath.basename(path)
-    if not safe_path(name):
-        return "its name cannot be kept in the store"
-    try:
-        with os.fdopen(open_plain(name, os.O_RDONLY, parent), "rb") as reader:
-            if _CORE.fullmatch(name) and reader.read(len(_CORE_MAGIC)) == _CORE_MAGIC:
-                return "a core dump"
-    except OSError as error:
-        return None if error.errno == errno.ENOENT else _unreadable(error)
-    return None

@@ -178,10 +178,10 @@ class FileCopier:
         return 2 * size <= shutil.disk_usage(self._folder).free
 
     def _link(self, file: File) -> FileCopy:
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        self.scratch.mkdir(parents=True, exist_ok=True)
         self._count += 1
-        target = self._scratch / str(self._count)
-        with pinned_path(self._folder / file.path, file) as found, opened_folder(self._scratch) as scratch:
+        target = self.scratch / str(self._count)
+        with pinned_path(self._folder / file.path, file) as found, opened_folder(self.scratch) as scratch:
             target.unlink(missing_ok=True)
             # Only with a folder's handle does Python let the system follow the link in /proc.
             os.link(found, target.name, dst_dir_fd=scratch, follow_symlinks=True)
