@@ -52,8 +52,10 @@ class CollectionWorld:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"collection {seed}")
-        long_ago = datetime.now(timezone.utc) - timedelta(days=3)
-        self.store = MemoryStore(lambda: long_ago, is_local=True)
+        self._now = datetime.now(timezone.utc)
+        # The next write asks for the store's time. All others were made long ago.
+        self._asks_time = False
+        self.store = MemoryStore(self._date, is_local=True)
         self.client = self.store.client(self._fault)
         self.late = self.random.choice((0.0, 0.02, 0.1))
         self.interleave = self.random.choice((0.02, 0.1, 0.3))
@@ -122,6 +124,10 @@ class CollectionWorld:
         entries = {job: self.store.get(keys.log_entry(job, 1)) for job in there}
         return sorted(there, key=lambda job: int(found.meta.etag, 16) if (found := entries[job]) is not None else 0)
 
+    def _date(self) -> datetime:
+        asks, self._asks_time = self._asks_time, False
+        return self._now if asks else self._now - timedelta(days=3)
+
     # ── Faults ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _fault(self, operation: str, key: str) -> Fault | None:
@@ -135,6 +141,7 @@ class CollectionWorld:
             if self.random.random() < 0.5:
                 return Fault(again=self.pending.append)
             return Fault(later=self.pending.append, error=StoreUnavailable("the reply was lost"))
+        self._asks_time = operation == "put" and key.startswith(keys.PROBES)
         return None
 
     def _land(self) -> None:
