@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from stoker import client
 from stoker.cli import cli
-from stoker.cli.safe_terminal import guard
+from stoker.cli.safe_terminal import SafeTerminal, guard
 from stoker.core.attempt_evidence import evidence_of
 from stoker.core.attempt_verdict import closed_entry, judge
 from stoker.core.decide import decide_job
@@ -221,7 +221,24 @@ STEERS = [
     "\U000e0041",
     "\x1b]0;title\x07",
     "\x1b]52;c;Zm9v\x1b\\",
+    "\x1b]8;;https://example.org\x1b\\",
     "\x1b[2J",
+    "\x1b[J",
+    "\x1b[H",
+    "\x1b[5;1H",
+    "\x1b[5;1f",
+    *(f"\x1b[3{letter}" for letter in "ABEFdILMPSTXZr@hlstu"),
+    "\x1b[A",
+    "\x1b[1;2r",
+    "\x1b[?1049h",
+    "\x1b[?47h",
+    "\x1b7",
+    "\x1b8",
+    "\x1bM",
+    "\x1bD",
+    "\x84",
+    "\x8d",
+    "\x1b[0;1G\x1b[1;1C",
     "\x1b[6n",
     "\x1bc",
     "\x07",
@@ -236,7 +253,7 @@ def test_others_words_do_not_steer_the_terminal(steer: str) -> None:
 
 @pytest.mark.parametrize("steer", STEERS)
 def test_log_lines_on_a_terminal_hide_nothing(steer: str) -> None:
-    if steer not in ("\r", "\x1b[2J"):  # A progress bar's.
+    if steer != "\r":  # A progress bar's.
         assert harmless(f"a{steer}b") == "ab"
 
 
@@ -253,7 +270,7 @@ def test_others_words_are_one_line() -> None:
     assert legible(("failed\n[stoker] succeeded",)) == ("failed [stoker] succeeded",)
 
 
-@pytest.mark.parametrize("steer", [each for each in STEERS if each not in ("\r", "\x1b[2J")])
+@pytest.mark.parametrize("steer", [each for each in STEERS if each != "\r"])
 def test_no_command_can_forget(steer: str) -> None:
     """Whatever is written to a terminal, also by a command that shows text as it is."""
     terminal, other = os.openpty()
@@ -272,8 +289,25 @@ def test_what_is_no_terminal_gets_every_byte(tmp_path: Path) -> None:
 
 
 def test_log_lines_keep_their_colours_and_nothing_else() -> None:
-    assert harmless("\x1b[31mred\x1b[0m \x1b[1A\x1b[Kbar\r") == "\x1b[31mred\x1b[0m \x1b[1A\x1b[Kbar\r"
+    assert harmless("\x1b[31mred\x1b[0m \x1b[1A\x1b[Kbar\r") == "\x1b[31mred\x1b[0m \x1b[Kbar\r"
+    within = "\x1b[3C\x1b[2D\x1b[G\x1b[10G\x1b[K\x1b[2K\x1b[38;5;8ma\x1b[38:2::1:2:3mb\x1b[m"
+    assert harmless(within) == within
     assert harmless("a\x1b]52;c;Zm9v\x07b\x1b[6nc\x1b[cd") == "abcd"
+
+
+@pytest.mark.parametrize("colour", ["\x1b[8m", "\x1b[30;40m", "\x1b[31m", "\x1b[0;1m"])
+def test_colours_of_a_line_end_with_it(colour: str) -> None:
+    assert harmless(f"a{colour}b") == f"a{colour}b\x1b[0m"
+    assert harmless(f"a{colour}b\x1b[0m") == f"a{colour}b\x1b[0m"
+
+
+def test_only_a_page_of_stoker_itself_is_drawn_from_the_top() -> None:
+    terminal, other = os.openpty()
+    screen = SafeTerminal.of(guard(os.fdopen(other, "w", encoding="utf-8")))
+    screen.draw_page(["\x1b[31mone\x1b[0m", "t\x1b[2Jw\x1b[Ho"])
+    assert os.read(terminal, 1000).decode().replace("\r\n", "\n") == "\x1b[H\x1b[31mone\x1b[0m\x1b[K\ntwo\x1b[K\n\x1b[J"
+    screen.close()
+    os.close(terminal)
 
 
 def submitted_job(store: Store, folder: Path) -> str:

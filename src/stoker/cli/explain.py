@@ -75,6 +75,7 @@ def _policies(store: Store, entries: Sequence[Entry]) -> list[str]:
     """The versions of the policy behind the decisions, one line each."""
     from stoker.model.errors import StoreError
     from stoker.policy import versions
+    from stoker.read.safe_text import legible
 
     used = list(dict.fromkeys(entry.policy for entry in entries if entry.policy))
     if not used:
@@ -87,5 +88,7 @@ def _policies(store: Store, entries: Sequence[Entry]) -> list[str]:
     for digest in used:
         by = [entry.seq for entry in entries if entry.policy == digest]
         which = f"{by[0]}" if by[0] == by[-1] else f"{by[0]} to {by[-1]}"
-        found.append(f"policy: {found_versions.get(digest, 'unknown version')} ({digest[:12]}), entries {which}")
+        found.append(
+            f"policy: {found_versions.get(digest, 'unknown version')} ({legible(digest[:12])}), entries {which}"
+        )
     return found

@@ -131,6 +131,7 @@ def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -
     import sys
     import time
 
+    from stoker.cli.safe_terminal import SafeTerminal
     from stoker.model.errors import StoreUnavailable
 
     drawn = sys.stdout.isatty() and not as_json
@@ -143,7 +144,7 @@ def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -
             except StoreUnavailable as error:
                 lines, gist = [] if as_json else [f"the store does not answer: {error}"], str(error)
             if drawn:
-                click.echo(_drawn(lines), nl=False, color=True)
+                SafeTerminal.of(sys.stdout).draw_page(_fitting(lines))
             elif gist != last and lines:
                 click.echo("\n".join(lines if last is None or as_json else ["", *lines]))
             last = gist
@@ -153,8 +154,8 @@ def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -
             click.echo()
 
 
-def _drawn(lines: list[str]) -> str:
-    """The list drawn from the top of the screen: the lines that fit, and the number of those that do not."""
+def _fitting(lines: list[str]) -> list[str]:
+    """The lines that fit on the screen, and the number of those that do not."""
     import shutil
 
     wide, high = shutil.get_terminal_size()
@@ -162,8 +163,7 @@ def _drawn(lines: list[str]) -> str:
     if len(lines) > room:
         lines = [*lines[: room - 1], f"… and {len(lines) - room + 1} more"]
     # Long notes must not wrap: each line is one line of the screen.
-    rows = "".join(f"{_cropped(line, wide)}\x1b[K\n" for line in lines)
-    return f"\x1b[H{rows}\x1b[J"
+    return [_cropped(line, wide) for line in lines]
 
 
 def _cropped(line: str, wide: int) -> str:

@@ -20,13 +20,22 @@ _INVISIBLE = (
     "\ufeff\uffa0\ufff0-\ufffb\U00013430-\U00013455\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 ESCAPE = re.compile(f"{_STEERING}|{_INVISIBLE}")
-# Colours, cursor movement and erasing: what a progress bar needs, and nothing that a terminal would answer to.
-_DRAWING = re.compile(r"\x1b\[[0-9;]*[mA-HJK]|\r")
+# What draws within the current line: colours, movement to the left and right, erasing in the line, carriage return. It
+# is all that a progress bar needs. Whatever leaves the line could change what Stoker or another node has printed:
+# cursor up and down, positions, erasing the screen, scrolling, the alternate screen, titles, links, the clipboard.
+DRAWING = re.compile(r"\x1b\[[0-9;:]*m|\x1b\[[0-9]*[CDGK]|\r")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_RESETS = ("\x1b[m", "\x1b[0m")
 
 
 def harmless(line: str) -> str:
-    """A log line for a terminal: with its colours, without sequences that do more than draw."""
-    return ESCAPE.sub(lambda found: found[0] if _DRAWING.fullmatch(found[0]) else "", line)
+    """A log line for a terminal: with its colours, without sequences that do more than draw in this line.
+
+    Its colours end with it: text of others below it must stay readable.
+    """
+    kept = ESCAPE.sub(lambda found: found[0] if DRAWING.fullmatch(found[0]) else "", line)
+    colours = _COLOUR.findall(kept)
+    return kept if not colours or colours[-1] in _RESETS else f"{kept}{_RESETS[1]}"
 
 
 def legible(value: T) -> T:

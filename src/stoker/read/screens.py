@@ -8,6 +8,7 @@ import sys
 from typing import Protocol, TextIO
 
 from stoker.read.logs import LogLine
+from stoker.read.progress_rows import ProgressRows
 from stoker.read.safe_text import harmless, legible
 
 _CLEAR = "\r\x1b[K"
@@ -53,8 +54,12 @@ class PlainScreen:
         self._prefix = prefix
         # A file gets the log to the byte; a terminal would obey control sequences in it.
         self._is_terminal = out.isatty()
+        self._rows = ProgressRows()
 
     def line(self, line: LogLine) -> None:
+        self._show(self._rows.flatten(line) if self._is_terminal else line)
+
+    def _show(self, line: LogLine) -> None:
         prefix = f"[{line.rank}] " if self._prefix else ""
         text = harmless(line.text) if self._is_terminal else line.text
         # A line without an end would run into the status, or into the next node's line.
@@ -85,13 +90,14 @@ class TerminalScreen(PlainScreen):
         # The last line that ended with a carriage return: a progress bar, shown with the status.
         self._bar = ""
 
-    def line(self, line: LogLine) -> None:
+    def _show(self, line: LogLine) -> None:
         if self.shows_status and line.end == "\r":
-            self._bar = legible(line.text).strip()
+            # An empty text erases nothing: the cursor only goes back to the beginning of the bar.
+            self._bar = legible(line.text).strip() if line.text else self._bar
             return
         self._bar = ""
         self.clear()
-        super().line(line)
+        super()._show(line)
 
     def event(self, text: str) -> None:
         self.clear()
