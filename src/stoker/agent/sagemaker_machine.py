@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -12,6 +11,8 @@ import subprocess
 from dataclasses import dataclass
 
 from stoker.agent.training_environment import TrainingLocation
+from stoker.model import codec
+from stoker.model.errors import CodecError
 from stoker.providers import registry
 
 _SIOCGIFADDR = 0x8915
@@ -66,6 +67,6 @@ def _count_neurons() -> int:
         return 0
     try:
         ran = subprocess.run([program, "-j"], capture_output=True, timeout=_NEURON_LIMIT_S, check=True)
-        return sum(int(device.get("nc_count", 0)) for device in json.loads(ran.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError, AttributeError):
+        return sum(int(device.get("nc_count", 0)) for device in codec.parse(ran.stdout))
+    except (OSError, subprocess.SubprocessError, CodecError, ValueError, TypeError, AttributeError):
         return 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import json
 from collections.abc import Mapping
 from email.message import Message
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from stoker.model import codec
+from stoker.model.errors import CodecError
 
 TIMEOUT_S = 10.0
 
@@ -51,10 +53,9 @@ def exchange(
 def json_object(data: bytes) -> dict[str, Any]:
     """Parse a JSON object; empty for anything else."""
     try:
-        tree = json.loads(data.decode("utf-8", "replace") or "{}")
-    except ValueError:
+        return codec.parse_object(data.decode("utf-8", "replace") or "{}")
+    except CodecError:
         return {}
-    return tree if isinstance(tree, dict) else {}
 
 
 def with_scheme(endpoint: str) -> str:

@@ -20,8 +20,8 @@ from stoker.deploy.package import Package
 from stoker.governor import deployment_record
 from stoker.governor.deployment_record import DeploymentRecord
 from stoker.governor.serverless.schedule import ScheduleSwitch
-from stoker.model import keys
-from stoker.model.errors import ProviderError, UserError
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, ProviderError, UserError
 from stoker.providers import registry
 from stoker.providers.base import Request
 from stoker.providers.ec2 import statements
@@ -345,9 +345,9 @@ def _try(clients: Clients, deployment: Deployment) -> None:
 
 def _failure(answer: bytes) -> str:
     try:
-        found = json.loads(answer)
+        found = codec.parse(answer)
         return f"{found['errorType']}: {found['errorMessage']}"[:400]
-    except (ValueError, KeyError, TypeError):
+    except (CodecError, KeyError, TypeError):
         return answer[:200].decode(errors="replace")
 
 

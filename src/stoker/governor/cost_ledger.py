@@ -18,7 +18,8 @@ from urllib.parse import parse_qsl, urlencode
 from stoker.core.daily_costs import DaySums, KnownSum, by_day, paid_spans
 from stoker.core.hold import qualifies_for_hold
 from stoker.core.summary import held_until
-from stoker.model import keys
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Spec
 from stoker.store import node_facts
@@ -152,8 +153,8 @@ def _encoded(tags: Mapping[str, str]) -> str:
 def _tags(store: Store, key: str) -> dict[str, str] | None:
     found = store.get(key, limit=_MAX_BYTES)
     try:
-        return {str(name): str(value) for name, value in json.loads(found.data if found else b"").items()}
-    except (ValueError, AttributeError):
+        return {str(name): str(value) for name, value in codec.parse_object(found.data if found else b"").items()}
+    except CodecError:
         return None
 
 

@@ -3,6 +3,9 @@
 Facts come from machines that run other people's code, so nothing is coerced: a string where a number belongs is an
 error that names the field. Unknown fields are ignored by default, since a newer writer may add some.
 
+`parse` is the only parser of JSON that others may have written: nodes, other submitters, clouds, the training. Its one
+error is CodecError, whatever the text holds.
+
 Supported: None, bool, int, float, str, datetime (ISO 8601, aware), Literal, X | None, tuple[X, ...], dict[str, X],
 dataclasses, and unions of dataclasses distinguished by a class attribute `kind`.
 """
@@ -28,6 +31,10 @@ _PLAIN = frozenset({str, bool, int, type(None)})
 # Every count and seed fits, and sums still convert to floats and text. A number of a thousand digits does neither, and
 # would crash every reader that shows it.
 _MOST_INT = 10**200
+# Records of Stoker have about ten levels, answers of clouds a few more. Code that walks a tree may call itself.
+MAX_DEPTH = 64
+_MOST_DIGITS = 200
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Decoder = Callable[[Any, str], Any]
 
 
@@ -69,21 +76,74 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def loads(cls: type[T], data: bytes, *, where: str = "") -> T:
-    """Decode `data` as `cls`. Raises CodecError for anything else."""
+def parse(data: bytes | str, *, where: str = "", nonfinite: bool = False) -> Any:
+    """Parse JSON. Raises CodecError, and nothing else, for anything that is none.
+
+    Also for nesting deeper than MAX_DEPTH, whole numbers of more than 200 digits, numbers that a float cannot hold, and
+    the words NaN and Infinity, which are not JSON; `nonfinite` allows those. The caller bounds the length of `data`.
+    """
     try:
-        tree = json.loads(data)
-        return load(cls, tree, where=where)
+        if isinstance(data, bytes):
+            data = data.removeprefix(_BYTE_ORDER_MARK).decode()
+        tree = (_NONFINITE_PARSER if nonfinite else _PARSER).decode(data)
     except RecursionError:
-        # It can be parsed, but is nested too deeply to decode, or even to describe in an error.
         raise CodecError(where, "nested too deeply") from None
     except ValueError as error:
         raise CodecError(where, f"not JSON: {error}") from None
+    # Counting is fast, and most texts have few brackets.
+    if data.count("[") + data.count("{") > MAX_DEPTH:
+        _check_depth(tree, where)
+    return tree
+
+
+def parse_object(data: bytes | str, *, where: str = "") -> dict[str, Any]:
+    """Parse a JSON object. Raises CodecError as `parse`, and for any other value."""
+    tree = parse(data, where=where)
+    if not isinstance(tree, dict):
+        raise _wrong(where, "a mapping", tree)
+    return tree
+
+
+def loads(cls: type[T], data: bytes, *, where: str = "") -> T:
+    """Decode `data` as `cls`. Raises CodecError for anything else."""
+    return load(cls, parse(data, where=where), where=where)
 
 
 def load(cls: type[T], tree: Any, *, where: str = "") -> T:
     """Build `cls` from parsed JSON. Raises CodecError naming the first part that does not fit."""
     return typing.cast(T, _decoder(typing.cast(Any, cls))(tree, where))
+
+
+def _check_depth(tree: Any, where: str) -> None:
+    """Raise CodecError for a tree that is nested too deeply. Goes level by level, without calling itself."""
+    level = [tree]
+    for _ in range(MAX_DEPTH):
+        parts = (part for one in level for part in (one.values() if isinstance(one, dict) else one))
+        level = [part for part in parts if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise CodecError(where, "nested too deeply")
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
+
+
+def _refuse_word(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+_PARSER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_word)
+_NONFINITE_PARSER = json.JSONDecoder(parse_int=_parse_int)
 
 
 @cache

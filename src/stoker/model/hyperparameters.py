@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from stoker.model import codec
+from stoker.model.errors import CodecError
 from stoker.model.spec import Scalar, Spec
 
 # The folders that a script expects.
@@ -103,8 +105,8 @@ def _words(line: str) -> list[str]:
 def _value(value: Scalar) -> Any:
     if isinstance(value, str) and value.startswith(_JSON):
         try:
-            return json.loads(value.removeprefix(_JSON))
-        except ValueError:
+            return codec.parse(value.removeprefix(_JSON), nonfinite=True)
+        except CodecError:
             return value
     return value
 

@@ -15,6 +15,9 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from stoker.model import codec
+from stoker.model.errors import CodecError
+
 # A hanging engine must not keep a machine from turning off: the container has ended by itself with its agent.
 _PATIENCE_S = 20.0
 _TRIES = 3
@@ -46,9 +49,9 @@ def write_record(root: Path, record: ContainerRecord) -> None:
 def read_record(root: Path) -> ContainerRecord | None:
     """Return the record; None if there is none, or if it was not written by an agent."""
     try:
-        found = json.loads(record_of(root).read_text())
+        found = codec.parse_object(record_of(root).read_bytes())
         record = ContainerRecord(**{name: str(found[name]) for name in ContainerRecord._fields})
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, CodecError, LookupError, TypeError):
         return None
     # The training may write here too, so nothing is run or removed that an agent would not have written.
     valid = record.engine in ("docker", "podman") and Path(record.private).name == container_name(root)

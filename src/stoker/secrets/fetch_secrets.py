@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 
 from stoker.cloudapi.aws.imds import ImdsError
 from stoker.cloudapi.google.metadata import MetadataError
-from stoker.model import secret_refs
-from stoker.model.errors import SetupFailed, UserError
+from stoker.model import codec, secret_refs
+from stoker.model.errors import CodecError, SetupFailed, UserError
 from stoker.model.secret_refs import Reference
 
 _log = logging.getLogger(__name__)
@@ -104,11 +104,9 @@ def _text(wanted: Reference, value: bytes) -> str:
 
 def _member(key: str, value: bytes) -> bytes:
     try:
-        tree = json.loads(value)
-    except ValueError:
-        tree = None
-    if not isinstance(tree, dict):
-        raise _Never(f"is not a JSON object, so it has no {key!r}; remove `#{key}`")
+        tree = codec.parse_object(value)
+    except CodecError:
+        raise _Never(f"is not a JSON object, so it has no {key!r}; remove `#{key}`") from None
     if key not in tree:
         raise _Never(f"has no {key!r}; it has {', '.join(sorted(tree)) or 'nothing'}")
     found = tree[key]

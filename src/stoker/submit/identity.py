@@ -29,7 +29,8 @@ from stoker.cloudapi.aws import identity as aws
 from stoker.cloudapi.aws import sigv4
 from stoker.cloudapi.aws.imds import ImdsError
 from stoker.cloudapi.google.metadata import EMAIL, Metadata, MetadataError
-from stoker.model.errors import UserError
+from stoker.model import codec
+from stoker.model.errors import CodecError, UserError
 from stoker.model.spec import SUBMITTER_TAG, Spec
 from stoker.store.base import Store
 from stoker.store.gcs import emulator_address
@@ -189,11 +190,11 @@ def _person_account(said: Mapping[str, Any]) -> str:
     body = urllib.parse.urlencode({**fields, "grant_type": "refresh_token"}).encode()
     request = urllib.request.Request(str(address or "https://oauth2.googleapis.com/token"), data=body, method="POST")
     try:
-        token = str(json.loads(_response_text("Google", request))["id_token"])
+        token = str(codec.parse(_response_text("Google", request))["id_token"])
         part = token.split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        claims = codec.parse(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
         return str(claims["email"])
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (CodecError, ValueError, KeyError, IndexError, TypeError):
         raise _Unknown(
             "Google did not tell who submits; `gcloud auth application-default login` asks for the right to"
         ) from None

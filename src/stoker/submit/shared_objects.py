@@ -10,13 +10,12 @@ name is never used again, however late the delete lands.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
-from stoker.model import keys
-from stoker.model.errors import StoreError
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreError
 from stoker.store.base import Meta, Store
 from stoker.store.find_job import all_jobs
 from stoker.store.parallel import any_exists
@@ -66,7 +65,7 @@ def references(data: bytes, url: str, where: str) -> frozenset[SharedObject]:
     Raises StoreError when the spec cannot be read: then nothing may be collected.
     """
     try:
-        tree = json.loads(data)
+        tree = codec.parse_object(data)
         found = {SharedObject(keys.BUNDLES, str(name)) for name in (tree.get("bundles") or {}).values()}
         found |= {SharedObject(keys.TOOLS, str(name)) for name in (tree.get("tools") or {}).values()}
         if tree.get("code") is not None:
@@ -78,7 +77,7 @@ def references(data: bytes, url: str, where: str) -> frozenset[SharedObject]:
             if name is not None:
                 found.add(SharedObject(keys.INPUTS, name))
         return frozenset(found)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (CodecError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{where}: cannot be read ({error!r}); nothing is collected") from None
 
 

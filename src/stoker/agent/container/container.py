@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import tempfile
@@ -20,7 +19,8 @@ from stoker.agent.container.symlinks import MAX_SCANNED, LinkTargets
 from stoker.agent.environment.local_cache import create_user_cache, prune_user_caches
 from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.runtime import Command, RuntimeView, StepTimer
-from stoker.model.errors import SetupFailed
+from stoker.model import codec
+from stoker.model.errors import CodecError, SetupFailed
 from stoker.model.submission import Submission
 from stoker.processes import Process
 from stoker.processes.container_sweep import container_name, remove
@@ -196,9 +196,9 @@ class ContainerRuntime:
         """Return the engine's id of the container and its first pid; None if it is gone already."""
         answer = self._engine.run("inspect", "--type=container", self._name)
         try:
-            found = json.loads(answer.out)[0]
+            found = codec.parse(answer.out)[0]
             return str(found["Id"]), int(found["State"]["Pid"])
-        except (ValueError, LookupError, TypeError):
+        except (CodecError, ValueError, LookupError, TypeError):
             if answer.unreachable:
                 raise self._refused(answer) from None
             return None

@@ -5,7 +5,6 @@ The first node that resolves the image's name decides for all nodes and attempts
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.rendezvous import sleep_interruptibly
 from stoker.agent.runtime import StepTimer
 from stoker.model import codec, dlc_images, keys
-from stoker.model.errors import SetupFailed
+from stoker.model.errors import CodecError, SetupFailed
 from stoker.model.node_facts import ImageFact
 from stoker.model.observed import Known
 from stoker.model.spec import Container
@@ -144,8 +143,8 @@ class ImageFetcher:
         if answer.code:
             return None
         try:
-            return _read(json.loads(answer.out)[0], name or reference)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return _read(codec.parse(answer.out)[0], name or reference)
+        except (CodecError, ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"{FIELD}: {self._engine.program} gives no usable answer about {reference}: {error}"
             raise SetupFailed(what, user=False) from error
 

@@ -19,6 +19,7 @@ from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from stoker.model import codec
 from stoker.model.errors import CodecError, StokerError
 from stoker.store.safe_extraction import Extraction, PathObstructed, inner_parts
 
@@ -85,8 +86,8 @@ class FolderListing:
     def load(cls, data: bytes) -> FolderListing:
         """Parse a stored listing. Raises CodecError if it is malformed or a path leaves the folder."""
         try:
-            return cls(tuple(_item(row) for row in json.loads(data)))
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError, PathObstructed) as error:
+            return cls(tuple(_item(row) for row in codec.parse(data)))
+        except (CodecError, ValueError, TypeError, KeyError, IndexError, PathObstructed) as error:
             raise CodecError("listing", f"cannot be read: {error}") from None
 
 

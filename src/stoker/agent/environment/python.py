@@ -5,7 +5,6 @@ It is searched and queried where the training will run: a container has other Py
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from stoker.agent.environment.steps import SetupSteps
 from stoker.agent.runtime import Command
+from stoker.model import codec
 from stoker.model.errors import SetupFailed
 
 # Builds a command from an argv, with everything else that the training will see.
@@ -150,7 +150,7 @@ def _missing(wanted: str | None, there: list[str]) -> str:
 
 
 def _read(text: str) -> Python:
-    tree = json.loads(text)
+    tree = codec.parse(text)
     return Python(
         path=tree["path"],
         version=tree["version"],

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import IO
 
 from stoker.agent.inputs.source import InputListing
+from stoker.model import codec
+from stoker.model.errors import CodecError
 from stoker.processes import boot_id
 from stoker.store.base import Meta
 from stoker.store.safe_extraction import Extraction, PathObstructed
@@ -284,8 +286,8 @@ def _read_journal(folder: Path) -> set[tuple[str, str, int, int]]:
     if first != boot_id() and not (folder / "settled").exists():
         return found
     for line in lines:
-        with suppress(ValueError, TypeError):  # The last line may be torn.
-            key, etag, size, begin = json.loads(line)
+        with suppress(CodecError, ValueError, TypeError):  # The last line may be torn.
+            key, etag, size, begin = codec.parse(line)
             found.add((key, etag, size, begin))
     return found
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
 from stoker.agent.inputs.source import listing_digest
-from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model import codec
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store.base import Meta, Store
 
 # A million objects take about 30 MB, because their ETags do not compress.
@@ -62,7 +63,7 @@ def read(store: Store, key: str, url: str) -> tuple[Meta, ...] | None:
         return unpack(found.data, url) if found is not None else None
     except (StoreUnavailable, StoreDenied):
         raise
-    except (StoreError, ValueError, TypeError, LookupError, RecursionError, EOFError, OSError, zlib.error) as error:
+    except (StoreError, CodecError, ValueError, TypeError, LookupError, EOFError, OSError, zlib.error) as error:
         raise ShardListUnreadable(
             f"the list of its files in the store, {key}, is malformed; submit the job again"
         ) from error
@@ -85,7 +86,7 @@ def pack(url: str, files: tuple[Meta, ...]) -> bytes:
 def unpack(data: bytes, url: str) -> tuple[Meta, ...]:
     """Decode what `pack` returned. Raises errors of many kinds, mostly ValueError, for anything else."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-        head = json.loads(packed.readline(_LONGEST_LINE))
+        head = codec.parse(packed.readline(_LONGEST_LINE))
         count = head["files"]
         if head["url"] != url or not 0 <= count <= MAX_FILES:
             raise ValueError(f"a list of {count} files at {head['url']}")
@@ -102,7 +103,7 @@ def _entries(packed: gzip.GzipFile, count: int) -> Iterator[Meta]:
     for _ in range(count):
         line = packed.readline(_LONGEST_LINE)
         left -= len(line)
-        key, size, etag = json.loads(line)
+        key, size, etag = codec.parse(line)
         if left < 0 or not _can_be_file(key) or type(size) is not int or size < 0 or type(etag) is not str:
             raise ValueError("an entry is malformed")
         yield Meta(key, size, UNKNOWN_TIME, etag)

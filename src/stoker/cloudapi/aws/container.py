@@ -5,13 +5,14 @@ https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.ht
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from stoker.cloudapi.aws.imds import Imds, ImdsAnswer, ImdsError
 from stoker.cloudapi.aws.sigv4 import Credentials
 from stoker.cloudapi.http_exchange import exchange
+from stoker.model import codec
+from stoker.model.errors import CodecError
 
 RELATIVE = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
 FULL = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
@@ -50,9 +51,9 @@ class ContainerRole(Imds):
         if answer.status != 200:
             raise ImdsError(f"the container's credentials are refused: {answer.status}")
         try:
-            tree = json.loads(answer.data)
+            tree = codec.parse(answer.data)
             return Credentials(tree["AccessKeyId"], tree["SecretAccessKey"], tree.get("Token"))
-        except (ValueError, KeyError, TypeError) as error:
+        except (CodecError, KeyError, TypeError) as error:
             raise ImdsError(f"the container's credentials cannot be read: {error!r}") from None
 
     def _headers(self) -> dict[str, str]:

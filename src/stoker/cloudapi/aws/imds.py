@@ -79,7 +79,7 @@ class Imds:
                 problem = tree.get("Message", tree["Code"])
                 raise ImdsError(f"the metadata service has no credentials: {problem}")
             return Credentials(tree["AccessKeyId"], tree["SecretAccessKey"], tree.get("Token"))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, AttributeError) as error:
             raise ImdsError(f"the role's credentials cannot be read: {error!r}") from None
 
     def _session(self, fresh: bool) -> str:

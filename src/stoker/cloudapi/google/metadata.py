@@ -80,7 +80,7 @@ class Metadata:
         try:
             tree = json.loads(text)
             self._token, self._token_ends_s = str(tree["access_token"]), asked_s + float(tree["expires_in"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, RecursionError, OverflowError, KeyError, TypeError) as error:
             raise MetadataError(f"the service account's token cannot be read: {error!r}") from None
 
     def _call(self, path: str, timeout_s: float) -> "tuple[str | None, str]":

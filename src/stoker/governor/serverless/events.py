@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from stoker.model import codec
+from stoker.model.errors import CodecError
 
 # The detail-types of EC2's interruption warnings. The machine's own agent receives the same within seconds.
 NOTICES = (
@@ -95,8 +97,8 @@ def of_message(payload: object) -> tuple[WakeEvent, ...]:
     if not isinstance(message, dict):
         return (IgnoredEvent(f"{_excerpt(payload)} is no message"),)
     try:
-        data = json.loads(base64.b64decode(str(message.get("data") or ""), validate=True))
-    except (binascii.Error, ValueError, RecursionError):
+        data = codec.parse(base64.b64decode(str(message.get("data") or ""), validate=True))
+    except (binascii.Error, ValueError, CodecError):
         return (IgnoredEvent("a message whose data is no JSON"),)
     return _from_request(data.get("stoker") if isinstance(data, dict) else data)
 
@@ -117,8 +119,8 @@ def _from_sns_record(record: object) -> WakeEvent:
     """The event in one of the records that SNS delivers together. An alarm is JSON in the record's message."""
     message = _part(record, "Sns").get("Message")
     try:
-        data = json.loads(message) if isinstance(message, str) else None
-    except (ValueError, RecursionError):
+        data = codec.parse(message) if isinstance(message, str) else None
+    except CodecError:
         data = None
     data = data if isinstance(data, dict) else {}
     # `Region` holds the region's long name there; the alarm's ARN has the name that events use.

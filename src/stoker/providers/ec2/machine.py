@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cloudapi.aws.imds import Imds, ImdsAnswer, ImdsError
+from stoker.model import codec
+from stoker.model.errors import CodecError
 from stoker.model.node_facts import NoticeFact
 from stoker.providers.node_side import end_process, wait_for_address
 
@@ -141,8 +142,8 @@ def _reclaim(answer: ImdsAnswer) -> _Reclaim:
 def _events(text: str | None) -> list[dict[str, Any]]:
     """The maintenance events that are still to come."""
     try:
-        found = json.loads(text or "[]")
-    except ValueError:
+        found = codec.parse(text or "[]")
+    except CodecError:
         return []
     events = [event for event in found if isinstance(event, dict)] if isinstance(found, list) else []
     return [event for event in events if event.get("State", "active") == "active"]
@@ -150,8 +151,8 @@ def _events(text: str | None) -> list[dict[str, Any]]:
 
 def _part(text: str, name: str) -> str:
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = codec.parse(text)
+    except CodecError:
         return ""
     return str(found.get(name, "")) if isinstance(found, dict) else ""
 

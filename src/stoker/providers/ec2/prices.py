@@ -5,13 +5,13 @@ Prices differ by region and change seldom. `stoker prices --refresh` asks AWS's 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+from stoker.model import codec
 from stoker.providers.ec2 import catalog
 from stoker.providers.ec2.client import Clients, pages
 from stoker.providers.ec2.errors import call_aws
@@ -70,7 +70,7 @@ class AwsPriceList:
         ]
         products = pages(client.get_products, "PriceList", ServiceCode=self.service, Filters=filters)
         found: dict[str, float] = {}
-        for product in map(json.loads, call_aws("pricing:GetProducts", lambda: list(products))):
+        for product in map(codec.parse_object, call_aws("pricing:GetProducts", lambda: list(products))):
             attributes = product.get("product", {}).get("attributes", {})
             name = self.machine_of(attributes)
             amount = _amount(product)

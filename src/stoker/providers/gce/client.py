@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
+from stoker.model import codec
+from stoker.model.errors import AuthDenied, CodecError, NotInstalled, ProviderError, Transient
 from stoker.providers.cloud_errors import first_line
 from stoker.providers.gce import settings
 from stoker.providers.gce.errors import response_error
@@ -180,8 +181,8 @@ class Api:
             host = urlsplit(url).netloc
             raise Transient(f"{what}: {host} does not answer: {first_line(error) or type(error).__name__}") from error
         try:
-            content = answer.json() if answer.content else {}
-        except ValueError:
+            content = codec.parse(answer.content) if answer.content else {}
+        except CodecError:
             content = {}
         if answer.is_success:
             return content

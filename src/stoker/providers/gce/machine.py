@@ -20,7 +20,8 @@ from typing import Any
 
 from stoker.cloudapi.google.metadata import Metadata, MetadataError
 from stoker.cloudapi.google.pubsub import PublishError, publish
-from stoker.model import keys
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError
 from stoker.model.node_facts import NoticeFact
 from stoker.providers.node_side import end_process, wait_for_address
 
@@ -220,8 +221,8 @@ def _upcoming(text: str | None) -> tuple[str, str] | None:
     Without an announcement the answer is `NONE`, an empty object or an error, depending on the machine type.
     """
     try:
-        found: Any = json.loads(text or "{}")
-    except ValueError:
+        found: Any = codec.parse(text or "{}")
+    except CodecError:
         return None
     if not isinstance(found, dict):
         return None

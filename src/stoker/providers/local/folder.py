@@ -10,6 +10,8 @@ import zlib
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from stoker.model import codec
+from stoker.model.errors import CodecError
 from stoker.processes import Process
 
 NodePhase = Literal["running", "stopping", "gone"]
@@ -117,10 +119,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         # The training can write here, too: a pipe must not block the reader, which could then never end this node.
         with open(path, "rb", opener=_open_nonblocking) as file:
-            tree = json.loads(file.read(_MOST_BYTES))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, BlockingIOError, ValueError, RecursionError):
+            return codec.parse_object(file.read(_MOST_BYTES))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, BlockingIOError, CodecError):
         return None
-    return tree if isinstance(tree, dict) else None
 
 
 def _open_nonblocking(path: str, flags: int) -> int:

@@ -66,7 +66,7 @@ def final_status(ml: Path, node: Path, nodes: int) -> int:
     """
     try:
         left = json.loads((node / "left").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return 0
     if left["outcome"] != "failed" or nodes > 1:
         return 0
