@@ -194,18 +194,24 @@ def resume(job: str, store: str | Store | None = None, *, checkpoint: str | None
 def remove(job: str, store: str | Store | None = None) -> str:
     """Delete an ended job with its checkpoints, outputs and logs. Returns its id; safe to repeat after a crash.
 
-    Raises UserError while the job is active, or machines of it may be left. A job whose log is corrupt is deleted as
-    well, once no provider lists a machine of it. Code that it shared is deleted by `maintenance.delete.collect_shared`.
+    Raises UserError while the job is active, or machines of it may be left. A job whose log or spec cannot be read is
+    deleted as well, once no provider lists a machine of it: no governor can end it. Code that it shared is deleted by
+    `maintenance.delete.collect_shared`.
     """
     opened = open_any(store)
     found = find_job(opened, job)
+    state: JobState | None = None
     try:
         state = job_log.read(opened, found)
+        if state is not None:
+            job_index.read_submission(opened, state)
     except (StoreUnavailable, StoreDenied):
         raise
     except StoreError as error:
         check_machines_gone(opened, found, error)
-        state = None
+        record_costs_before_removal(opened, found, state)
+        remove_job(opened, found, user_at_host(), governed=False)
+        return found
     if state is not None and state.ended is None:
         raise UserError(f"{found} is active; `stoker stop {found}` first")
     if state is not None and found in active_jobs(opened):

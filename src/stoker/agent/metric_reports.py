@@ -6,11 +6,12 @@ values that are no numbers are left out.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from stoker.agent.logs.file_tail import FileTail
-from stoker.store.log_chunks import Sample
+from stoker.model import codec
+from stoker.model.errors import CodecError
+from stoker.store.log_chunks import LATEST_S, MOST_STEPS, Sample
 
 _MAX_REPORT_BYTES = 16 * 1024
 _MAX_NAME_CHARS = 100
@@ -58,8 +59,8 @@ def parse_report(line: bytes, now: float) -> Sample | None:
     if len(line) > _MAX_REPORT_BYTES:
         return None
     try:
-        tree = json.loads(line)
-    except (ValueError, RecursionError):
+        tree = codec.parse(line, nonfinite=True)
+    except CodecError:
         return None
     if not isinstance(tree, dict):
         return None
@@ -71,12 +72,12 @@ def parse_report(line: bytes, now: float) -> Sample | None:
         if name.isprintable():
             values[name] = number
     at, step = _number(tree.get("t")), _number(tree.get("step"))
-    if step is not None and not (abs(step) < 2**53 and step == int(step)):
+    if step is not None and not (abs(step) < MOST_STEPS and step == int(step)):
         step = None
     if step is None and not values:
         return None
     return Sample(
-        at=at if at is not None and 0 <= at < 1e11 else now,
+        at=at if at is not None and 0 <= at < LATEST_S else now,
         step=None if step is None else int(step),
         values=values,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from stoker.core.safe_regex import MAX_EXPRESSIONS, Match, PatternError, SafePattern, StepBudget, compile_pattern
-from stoker.store.log_chunks import Sample
+from stoker.store.log_chunks import MOST_STEPS, Sample
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class MetricScanner:
         for start in sorted(found):
             values = found[start]
             step = values.pop(STEP, None)
-            if step is not None and abs(step) < 2**53:
+            if step is not None and abs(step) < MOST_STEPS:
                 self._step = int(step)
             samples.append(Sample(at=at, step=self._step, values=values))
         return samples

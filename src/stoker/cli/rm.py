@@ -37,7 +37,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     Asks for confirmation on a terminal. Without a terminal, named jobs are deleted, and --older-than alone needs -y.
     """
     from stoker import client
-    from stoker.cli.format import counted, say
+    from stoker.cli.format import counted, say, warn
     from stoker.jobfile.value_forms import write_duration
     from stoker.maintenance.delete import (
         collect_environments,
@@ -46,7 +46,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         finish_removals,
     )
     from stoker.model import keys
-    from stoker.model.errors import UserError
+    from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
     from stoker.submit import uploads
 
     if not jobs and older_s is None:
@@ -68,16 +68,22 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         client.remove(job, store)
         say(f"{job} is deleted")
     finish_removals(store)
-    for kind, noun in (
-        (keys.CODE, "code archive"),
-        (keys.BUNDLES, "packed agent"),
-        (keys.TOOLS, "program"),
-        (keys.WHEELS, "wheel"),
-    ):
-        if collected := collect_shared(store, kind):
-            say(f"{counted(collected, noun)} deleted that no job uses")
-    if collected := uploads.collect_uploads(store):
-        say(f"{counted(collected, 'uploaded input')} deleted that no job uses")
+    try:
+        for kind, noun in (
+            (keys.CODE, "code archive"),
+            (keys.BUNDLES, "packed agent"),
+            (keys.TOOLS, "program"),
+            (keys.WHEELS, "wheel"),
+        ):
+            if collected := collect_shared(store, kind):
+                say(f"{counted(collected, noun)} deleted that no job uses")
+        if collected := uploads.collect_uploads(store):
+            say(f"{counted(collected, 'uploaded input')} deleted that no job uses")
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError as error:
+        # The spec of another job, which may use any of them.
+        warn(str(error))
     if collected := collect_environments(store):
         say(f"{counted(collected, 'environment')} deleted that no machine used for 30 days")
 

@@ -17,7 +17,7 @@ from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.cost_ledger import ParsedKeys, read_daily_costs
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreUnavailable, describe_error
+from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable, describe_error
 from stoker.model.job_state import JobState
 from stoker.model.keys import spent_day, spent_month
 from stoker.model.log_entries import PROTOCOL_VERSION, Warned
@@ -272,10 +272,12 @@ class BudgetTracker:
         known = self.memory.submissions.get(job)
         if known is not None:
             return known.spec.tags
-        found = self.store.get(keys.spec(job))
         try:
+            found = self.store.get(keys.spec(job))
             return None if found is None else codec.loads(Submission, found.data, where=keys.spec(job)).spec.tags
-        except CodecError:
+        except (StoreUnavailable, StoreDenied):
+            raise
+        except (StoreError, CodecError):
             return None
 
     def _account(self, job: str) -> tuple[JobState, Spec] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, StokerError, UserError
+from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store.base import Store
 
 # By cloud: the module that wakes a governor there, and the governor's name in pass records.
@@ -70,12 +70,12 @@ def write(store: Store, deployed: DeploymentRecord) -> None:
 
 def read(store: Store, cloud: str) -> DeploymentRecord | None:
     """The deployment on one cloud; None where there is none, or this Stoker cannot read its record."""
-    found = store.get(keys.deployed(cloud))
-    if found is None:
-        return None
     try:
-        return codec.loads(DeploymentRecord, found.data, where=keys.deployed(cloud))
-    except CodecError:
+        found = store.get(keys.deployed(cloud))
+        return codec.loads(DeploymentRecord, found.data, where=keys.deployed(cloud)) if found is not None else None
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (StoreError, CodecError):
         return None
 
 

@@ -11,7 +11,7 @@ from stoker.governor.connected_providers import Fleet
 from stoker.governor.cost_ledger import record_job_costs
 from stoker.governor.observe import Place, known_places
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, ProviderError, StoreError, UserError
+from stoker.model.errors import CodecError, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
 from stoker.model.submission import Submission
 from stoker.store import job_index
@@ -59,10 +59,12 @@ def record_costs_before_removal(store: Store, job: str, state: JobState | None) 
         state, until = record.state, record.summary.heard_at or record.state.updated_at
     else:
         until = read_time(store)
-    found = store.get(keys.spec(job))
     try:
+        found = store.get(keys.spec(job))
         spec = codec.loads(Submission, found.data if found else b"", where=keys.spec(job)).spec
-    except CodecError:
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (StoreError, CodecError):
         return  # Without its tags the job counts against no budget.
     record_job_costs(store, state, spec, until)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from functools import partial
 
-from stoker.model import keys
-from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, RemovalAsked
 from stoker.store import job_index, job_log
@@ -20,15 +19,17 @@ from stoker.submit.shared_objects import COLLECT_AFTER, collect_unused
 UNUSED_FOR = timedelta(days=30)
 
 
-def remove_job(store: Store, job: str, by: str = "a person") -> None:
+def remove_job(store: Store, job: str, by: str = "a person", *, governed: bool = True) -> None:
     """Delete everything of a job that has ended and whose machines are gone; the caller has checked both.
+
+    `governed` is False for a job whose log or spec cannot be read: it counts as ended, because no governor can run it.
 
     The removal is appended to the log first, so that it and a `resume` cannot both succeed, however late one of them
     lands. Then the tombstone is written, which stays: from then on the job does not exist for any reader, whatever keys
     are left or land late, and no governor launches anything for it. Safe to repeat after a crash. Raises UserError when
     the job was resumed meanwhile.
     """
-    if not job_log.is_removed(store, job):
+    if governed and not job_log.is_removed(store, job):
         _append_removal(store, job, by)
     store.create(keys.removed(job), b"")
     delete_below(store, f"{keys.WORK}{job}/")
@@ -107,18 +108,22 @@ def collect_environments(store: Store) -> int:
 
 def _parts_of(store: Store, manifest: str) -> set[str] | None:
     """The parts that a manifest names; empty where there is no manifest, None where it cannot be parsed."""
-    found = store.get(manifest)
-    if found is None:
-        return set()
     try:
-        tree = json.loads(found.data)
+        found = store.get(manifest)
+        if found is None:
+            return set()
+        tree = codec.parse(found.data)
         return {str(part["digest"]) for part in (tree["listing"], *tree["parts"])}
-    except (ValueError, KeyError, TypeError):
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (StoreError, CodecError, KeyError, TypeError):
         return None
 
 
 def ended_before(store: Store, age: timedelta) -> list[str]:
-    """The jobs that ended longer ago than `age`, oldest first. Jobs that have not ended are never among them.
+    """The jobs that ended longer ago than `age`, oldest first.
+
+    Jobs that have not ended, and those whose log cannot be read, are never among them.
 
     The end of a job is a time of the store, and so is the present here: this computer's clock may be a month fast.
     """
@@ -131,6 +136,14 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
         if summary is not None and summary.ended_at is not None and now - summary.ended_at > age:
             found.append((summary.ended_at, job))
     # The index is derived, so the log decides.
-    return [
-        job for _, job in sorted(found) if (state := job_log.read(store, job)) is not None and state.ended is not None
-    ]
+    return [job for _, job in sorted(found) if _has_ended(store, job)]
+
+
+def _has_ended(store: Store, job: str) -> bool:
+    try:
+        state = job_log.read(store, job)
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError:
+        return False
+    return state is not None and state.ended is not None

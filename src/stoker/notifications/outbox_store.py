@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, StoreError, StoreUnavailable
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.notifications.events import Notification
 from stoker.notifications.outbox import GIVE_UP_AFTER, HOUR, REMEMBERED_FOR, SENDING_LEASE, Outbox
 from stoker.store.base import Meta, Store
@@ -117,13 +117,15 @@ class OutboxStore:
         number = max((_number(meta.key.rpartition("/")[2]) for meta in metas), default=0)
         if number == states.number:
             return
-        found = self._store.get(keys.outbox(channel, number)) if number else None
-        states.number, states.box = number, None
-        if found is not None:
-            try:
-                states.box = codec.loads(Outbox, found.data, where=found.meta.key)
-            except CodecError:
-                pass  # A newer Stoker wrote it, and sends the rest.
+        box = None
+        try:
+            found = self._store.get(keys.outbox(channel, number)) if number else None
+            box = codec.loads(Outbox, found.data, where=found.meta.key) if found is not None else None
+        except (StoreUnavailable, StoreDenied):
+            raise
+        except (StoreError, CodecError):
+            pass  # A newer Stoker wrote it, and sends the rest.
+        states.number, states.box = number, box
 
     def _delete_old(self, states: _ChannelStates, now: datetime) -> None:
         excess = len(states.older) - _MANY

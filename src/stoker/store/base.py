@@ -42,6 +42,12 @@ _BUCKETS = {
 # A URL without its slashes would be read as a path, and jobs would wait in a folder forever.
 _SCHEME = re.compile(r"(s3|gs|file):", re.IGNORECASE)
 
+# The most bytes of one record: the index record of a job with thousands of attempts has fewer. Parsed, a record may
+# take twenty times as much memory.
+RECORD_BYTES = 16 * 1024 * 1024
+# For objects whose content a digest in the log names: no limit of their own.
+ANY_SIZE = 1 << 62
+
 _FORMS = "a folder (/data/stoker, file:///data/stoker) or a bucket (s3://bucket/prefix, gs://bucket/prefix)"
 
 
@@ -96,7 +102,11 @@ class Store(Protocol):
         """True for a folder: a call costs microseconds and no money, so readers may poll often."""
 
     def get(self, key: str, *, limit: int | None = None) -> Object | None:
-        """Return the object, or None if it is positively absent. Raises StoreError for more than `limit` bytes."""
+        """Return the object, or None if it is positively absent.
+
+        Raises StoreError for more than `limit` bytes, without reading them; None stands for RECORD_BYTES. So a read
+        takes a bounded amount of memory, whatever others put into the store.
+        """
 
     def get_from(self, key: str, start: int) -> bytes | None:
         """Return the object's bytes from `start` on; empty if there are no more, None if it is absent."""

@@ -19,7 +19,16 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from stoker.model.errors import StoreError, StoreUnavailable, UserError
-from stoker.store.base import FileChanged, Meta, Object, ObjectChanged, StoredFile, check_key, check_prefix
+from stoker.store.base import (
+    RECORD_BYTES,
+    FileChanged,
+    Meta,
+    Object,
+    ObjectChanged,
+    StoredFile,
+    check_key,
+    check_prefix,
+)
 from stoker.store.obstore_errors import first_line, status
 from stoker.store.upload_progress import UPLOADS
 from stoker.store.upload_source import VerifiedParts, hash_rest, read_parts
@@ -105,7 +114,7 @@ class BucketStore(ABC):
         try:
             result = obstore.get(self._quick, key)
             meta = _meta(result.meta, key)
-            if limit is not None and meta.size > limit:
+            if meta.size > (limit := RECORD_BYTES if limit is None else limit):
                 # The length is known before the bytes, which are not fetched.
                 raise StoreError(f"{key} has {meta.size} bytes, more than the {limit} it may have")
             if meta.size <= _SMALL:

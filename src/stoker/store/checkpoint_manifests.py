@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -42,13 +43,15 @@ TOTAL_BYTES = 6 * MANIFEST_BYTES
 TOTAL_MANIFESTS = 4000
 # A commit a second for three years.
 MAX_ORDINAL = 99_999_999
+# No step, save or rank has a higher number.
+MOST_COUNT = 10**18
 LOCAL_WORKERS = 2
 REMOTE_WORKERS = 8
 
 _KEY = re.compile(r"(\d{8})/(\d{6,9})-([^/@]+)(?:@([1-9]\d{0,5}))?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPLOAD = re.compile(r"(?:[0-9a-f]{16})?")
-_PATH_BYTES, _NAME_BYTES, _PATH_DEPTH = 4000, 255, 100
+_PATH_BYTES, _NAME_BYTES, PATH_DEPTH = 4000, 255, 100
 # A head names every rank; a row is a path, each character of which may be escaped, and numbers.
 _HEAD_BYTES = 1024 * 1024
 _ROW_BYTES = 8 * _PATH_BYTES
@@ -123,10 +126,12 @@ def read_trusted_claims(store: Store, job: str) -> TrustedClaims:
     state = read_log(store, job)
     if state is None:
         return TRUST_NONE if is_removed(store, job) else TRUST_ALL
-    found = store.get(keys.spec(job))
     try:
-        imported = bool(json.loads(found.data)["spec"].get("resume_from")) if found is not None else False
-    except (ValueError, KeyError, TypeError, AttributeError):
+        found = store.get(keys.spec(job))
+        imported = bool(codec.parse(found.data)["spec"].get("resume_from")) if found is not None else False
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (StoreError, CodecError, KeyError, TypeError, AttributeError):
         imported = False
     return trusted_claims(state, imported=imported)
 
@@ -214,8 +219,8 @@ def _rows(data: bytes) -> Iterator[bytes]:
 
 def _blob(row: bytes, number: int) -> BlobRef:
     try:
-        path, digest, upload, size, mode = json.loads(row)
-    except (ValueError, TypeError, RecursionError):
+        path, digest, upload, size, mode = codec.parse(row)
+    except (CodecError, ValueError, TypeError):
         raise CodecError(f"file {number}", "not a row of five") from None
     texts, numbers = (path, digest, upload), (size, mode)
     if not all(type(one) is str for one in texts) or not all(type(one) is int for one in numbers):
@@ -306,6 +311,8 @@ def find_problem(manifest: Manifest, job: str, place: ManifestKey, rank_limit: i
         place.rank,
     ):
         return "it does not say what its key says"
+    if not _is_possible(manifest):
+        return "a number in it is out of range"
     if 0 not in manifest.ranks or len(set(manifest.ranks)) != len(manifest.ranks):
         return f"ranks {manifest.ranks[:10]}"
     if rank_limit is not None and not all(0 <= rank < rank_limit for rank in manifest.ranks):
@@ -323,6 +330,11 @@ def find_problem(manifest: Manifest, job: str, place: ManifestKey, rank_limit: i
     return f"{clash[:100]!r} is a file and a folder" if clash is not None else None
 
 
+def _is_possible(manifest: Manifest) -> bool:
+    numbers = (manifest.step or 0, manifest.generation, *manifest.ranks)
+    return all(abs(number) <= MOST_COUNT for number in numbers) and 0 <= manifest.pause_s < math.inf
+
+
 def parents_of(path: str) -> Iterator[str]:
     """Yield the parent folders of a path one at a time: those of all files could be far larger than their names."""
     end = path.rfind("/")
@@ -331,12 +343,21 @@ def parents_of(path: str) -> Iterator[str]:
         end = path.rfind("/", 0, end)
 
 
+def why_unsafe(path: str) -> str:
+    """Say why a path that is not safe cannot be in a checkpoint."""
+    if not _encodable(path):
+        return "its name is not UTF-8; choose another one"
+    if path.count("/") >= PATH_DEPTH:
+        return f"it lies deeper than {PATH_DEPTH - 1} folders; save it higher up"
+    return f"its path is longer than {_PATH_BYTES} bytes, or a name in it than {_NAME_BYTES}; choose a shorter one"
+
+
 def safe_path(path: str) -> bool:
     """Return whether a relative path stays inside its folder, and can be written."""
     if not path or len(os.fsencode(path)) > _PATH_BYTES or "\0" in path or not _encodable(path):
         return False
     names = path.split("/")
-    return len(names) <= _PATH_DEPTH and all(
+    return len(names) <= PATH_DEPTH and all(
         name not in ("", ".", "..") and len(name.encode()) <= _NAME_BYTES for name in names
     )
 

@@ -16,6 +16,8 @@ from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store.base import Meta
 
 # Some part of the path does not exist.
+# Later times (from the year 5138 on) count as this one.
+_LATEST_S = 1e11
 ABSENT = (FileNotFoundError, NotADirectoryError)
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -37,10 +39,15 @@ def meta_of(key: str, status: os.stat_result) -> Meta:
     return Meta(
         key=key,
         size=status.st_size,
-        modified=datetime.fromtimestamp(status.st_mtime, timezone.utc),
+        modified=_modified(status.st_mtime),
         # Each write creates a new file, so the inode changes even if two writes fall into one tick of the clock.
         etag=f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}",
     )
+
+
+def _modified(at_s: float) -> datetime:
+    """The time of the last write. Any process of this user can set it, also to one that no calendar has."""
+    return datetime.fromtimestamp(max(0.0, min(at_s, _LATEST_S)), timezone.utc)
 
 
 def read_all(file: int, size: int) -> bytes:

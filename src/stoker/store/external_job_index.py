@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Phase
 from stoker.store.base import Store
 
@@ -82,10 +82,12 @@ class ExternalJobIndex:
 
 def read(store: Store, region: str) -> ExternalJobIndex:
     """Read the index of a region; empty if it is absent or invalid."""
-    found = store.get(keys.external_job_index(region))
     try:
+        found = store.get(keys.external_job_index(region))
         return codec.loads(ExternalJobIndex, found.data) if found is not None else ExternalJobIndex()
-    except CodecError:
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (StoreError, CodecError):
         return ExternalJobIndex()
 
 

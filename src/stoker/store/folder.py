@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store.base import Meta, Object, StoredFile, check_key, check_prefix, is_valid_key
+from stoker.store.base import RECORD_BYTES, Meta, Object, StoredFile, check_key, check_prefix, is_valid_key
 from stoker.store.disk import (
     ABSENT,
     flush_folder,
@@ -87,7 +87,7 @@ class FolderStore:
             return None
         try:
             meta = meta_of(key, os.fstat(file))
-            if limit is not None and meta.size > limit:
+            if meta.size > (limit := RECORD_BYTES if limit is None else limit):
                 raise StoreError(f"{key} has {meta.size} bytes, more than the {limit} it may have")
             return Object(read_all(file, meta.size), meta)
         except OSError as error:

@@ -7,12 +7,11 @@ a job has ended, the record with the highest number always says so. Records of r
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from stoker.core.summary import Summary
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, StoreError
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.submission import Submission
 from stoker.store.base import Meta, Object, Store
@@ -43,7 +42,7 @@ def read_index(store: Store, job: str, listed: Meta | None = None) -> IndexRecor
         record = codec.loads(IndexRecord, found.data, where=found.meta.key)
     except CodecError:
         return None
-    return record if record.state.job == job else None
+    return record if record.state.job == record.summary.id == job else None
 
 
 def read_summary(store: Store, job: str, listed: Meta | None = None) -> Summary | None:
@@ -52,9 +51,10 @@ def read_summary(store: Store, job: str, listed: Meta | None = None) -> Summary 
     if found is None:
         return None
     try:
-        return codec.load(Summary, json.loads(found.data)["summary"])
-    except (CodecError, ValueError, KeyError, TypeError):
+        summary = codec.load(Summary, codec.parse(found.data)["summary"])
+    except (CodecError, KeyError, TypeError):
         return None
+    return summary if summary.id == job else None
 
 
 def write_index(store: Store, record: IndexRecord, *, written: int | None = None) -> None:
@@ -97,17 +97,27 @@ def delete_index(store: Store, job: str) -> int:
 
 def _newest(store: Store, job: str, listed: Meta | None) -> Object | None:
     if listed is not None:
-        found = store.get(listed.key)
+        found = _get(store, listed.key)
         if found is not None:
             return found
     for _ in range(_TRIES):
         newest = max(store.list(keys.index_prefix(job)), key=_number, default=None)
         if newest is None or is_removed(store, job):
             return None
-        found = store.get(newest.key)
+        found = _get(store, newest.key)
         if found is not None:
             return found
     return None
+
+
+def _get(store: Store, key: str) -> Object | None:
+    """Get a record. One that is too large counts as absent: Stoker did not write it."""
+    try:
+        return store.get(key)
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError:
+        return None
 
 
 def _number(meta: Meta) -> int:
@@ -124,4 +134,7 @@ def read_submission(store: Store, state: JobState) -> Submission:
         raise StoreError(f"{key}: missing; the job cannot be governed without its spec")
     if codec.digest(found.data) != state.spec_digest:
         raise StoreError(f"{key}: is not what was submitted (its digest differs from the log's)")
-    return codec.loads(Submission, found.data, where=key)
+    try:
+        return codec.loads(Submission, found.data, where=key)
+    except CodecError as error:
+        raise StoreError(f"{error}; the job was submitted by another version of Stoker, or by something else") from None

@@ -10,13 +10,12 @@ that checks for the tombstone after its append, and before it acts on it, always
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, StoreError, StoreUnavailable
+from stoker.model.errors import CodecError, StoreError, StoreUnavailable, describe_error
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import PROTOCOL_VERSION, Entry, Event, Opaque, Record
 from stoker.store.base import Object, Store
@@ -136,12 +135,12 @@ def parse(seq: int, found: Object) -> Entry:
     """Parse an entry. An unknown entry of a newer Stoker becomes `Opaque`."""
     where = found.meta.key
     try:
-        tree = json.loads(found.data)
+        tree = codec.parse(found.data)
         min_version = tree["min_version"]
         kind = str(tree["event"]["kind"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (CodecError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{where}: not a log entry ({error!r}); only submitters and governors may write here"
+            f"{where}: not a log entry ({describe_error(error)}); only submitters and governors may write here"
         ) from None
     try:
         record = codec.load(Record, tree, where=where)
@@ -168,7 +167,7 @@ def parse(seq: int, found: Object) -> Entry:
 
 def _token(data: bytes) -> str | None:
     try:
-        token = json.loads(data)["token"]
-    except (ValueError, KeyError, TypeError):
+        token = codec.parse(data)["token"]
+    except (CodecError, KeyError, TypeError):
         return None
     return token if isinstance(token, str) else None

@@ -33,6 +33,10 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 # Readers refuse objects larger than this: no agent writes one.
 MAX_READ_BYTES = 2 * MAX_CHUNK_BYTES
 
+# Samples are of times before this (the year 5138), and of steps below the first that a float cannot tell apart.
+LATEST_S = 1e11
+MOST_STEPS = 2**53
+
 _HEADER = re.compile(rb"@(\d{1,15}) (\d{1,18}) (\d{1,7})\n")
 # Longer than any header, with some margin.
 HEADER_BYTES = 64
@@ -132,14 +136,29 @@ def encode_line(line: MetricLine) -> bytes:
 
 
 def decode_lines(data: bytes) -> Iterator[MetricLine]:
-    """Decode the valid lines. Invalid ones are left out: the node that wrote them ran other people's code."""
+    """Decode the valid lines. Invalid ones are left out: the node that wrote them ran other people's code.
+
+    Lines with a time or a number that no agent writes are invalid, too.
+    """
     for raw in data.split(b"\n"):
         if not raw:
             continue
         try:
-            yield codec.loads(_Line, b'{"value":%s}' % raw).value
-        except (CodecError, OverflowError):
+            line = codec.loads(_Line, b'{"value":%s}' % raw).value
+        except CodecError:
             continue
+        if _is_possible(line):
+            yield line
+
+
+def _is_possible(line: MetricLine) -> bool:
+    if isinstance(line, MetricsMark):
+        return 0 <= line.offset < 2**63 and _is_step(line.first_step) and _is_step(line.last_step)
+    return 0 <= line.at < LATEST_S and (isinstance(line, UsageSample) or _is_step(line.step))
+
+
+def _is_step(step: int | None) -> bool:
+    return step is None or abs(step) < MOST_STEPS
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,11 +3,12 @@ validated."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
@@ -52,6 +53,9 @@ _LEFT_OUT = 20
 # Number of links among the outputs of one node: a few tens of KB of the fact at most.
 MOST_LINKS = 200
 _MOST_BYTES = 10**18
+# No step, size or number of anything is larger; and no agent writes before or after these times.
+_MOST_COUNT = 10**18
+_EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(2200, 1, 1, tzinfo=timezone.utc)
 _PATHS = 5
 # Names in a proposal of a save; agents give fewer.
 _PROPOSED_NAMES = 50
@@ -150,6 +154,7 @@ def clamp_fact(fact: T) -> T:
 
     Facts of a real agent come back unchanged.
     """
+    fact = _bounded(fact)
     if isinstance(fact, Heartbeat):
         return replace(
             fact,
@@ -181,6 +186,24 @@ def clamp_fact(fact: T) -> T:
     if isinstance(fact, NoticeFact):
         return replace(fact, source=fact.source[:_KEY_CHARS], grace_s=_span_s(fact.grace_s))
     return fact
+
+
+def _bounded(value: T) -> T:
+    """Clamp every whole number and every time of a fact, in all its parts, so that it can be counted with and shown."""
+    found: Any = value
+    if isinstance(value, int) and not isinstance(value, bool):
+        found = max(-_MOST_COUNT, min(value, _MOST_COUNT))
+    elif isinstance(value, datetime):
+        found = max(_EARLIEST, min(value, _LATEST))
+    elif isinstance(value, tuple):
+        found = tuple(map(_bounded, value))
+    elif isinstance(value, dict):
+        found = {name: _bounded(part) for name, part in value.items()}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: new for name, part in parts.items() if (new := _bounded(part)) is not part}
+        found = replace(value, **changed) if changed else value
+    return cast("T", found)
 
 
 def _span_s(reported_s: float) -> float:

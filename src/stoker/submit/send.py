@@ -12,7 +12,7 @@ from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError
 from stoker.model.log_entries import Record, Submitted
 from stoker.model.submission import Code, Submission
 from stoker.store import job_log
-from stoker.store.base import Store
+from stoker.store.base import ANY_SIZE, Store
 from stoker.store.find_job import ID_ALPHABET, SUFFIX_LENGTH
 from stoker.submit import shared_objects
 from stoker.submit.identity import user_at_host
@@ -199,7 +199,7 @@ def _put_code(prepared: PreparedJob, store: Store) -> Code | None:
     def read() -> bytes:
         if packed is not None:
             return packed.path.read_bytes()
-        found = store.get(brought)
+        found = store.get(brought, limit=ANY_SIZE)
         if found is None:
             raise UserError("its code is not in the store any more; submit it again from the folder")
         return found.data

@@ -27,7 +27,7 @@ from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex
 from stoker.model.submission import Wheel, wheels_target
-from stoker.store.base import Store
+from stoker.store.base import ANY_SIZE, Store
 from stoker.store.home import CACHE_FOR_S, home, make_home
 from stoker.store.parallel import run_all
 from stoker.submit import shared_objects
@@ -120,7 +120,7 @@ def send(store: Store, gathered: WheelSet) -> dict[str, tuple[Wheel, ...]]:
 
 def _send(store: Store, wheel: Wheel, path: Path | None) -> Wheel:
     def read() -> bytes:
-        found = store.get(keys.wheel(keys.shared_name(wheel.digest, wheel.generation)))
+        found = store.get(keys.wheel(keys.shared_name(wheel.digest, wheel.generation)), limit=ANY_SIZE)
         if found is None:
             raise UserError("its wheels are not in the store any more; submit it again from the folder")
         return found.data

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.model.errors import StoreError, StoreUnavailable
-from stoker.store.base import Meta, Object, StoredFile, check_key, check_prefix
+from stoker.store.base import RECORD_BYTES, Meta, Object, StoredFile, check_key, check_prefix
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class MemoryStore:
     def get(self, key: str, *, limit: int | None = None) -> Object | None:
         fault = self._begin("get", check_key(key))
         found = self._bucket.objects.get(key)
-        if found is not None and limit is not None and found.meta.size > limit:
+        if found is not None and found.meta.size > (limit := RECORD_BYTES if limit is None else limit):
             raise StoreError(f"{key} has {found.meta.size} bytes, more than the {limit} it may have")
         return _end(fault, found)
 

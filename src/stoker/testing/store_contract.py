@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store.base import FileChanged, Store
+from stoker.store.base import RECORD_BYTES, FileChanged, Store
 
 # Common file names, and names that must survive URLs and XML.
 ODD_KEYS = (
@@ -114,6 +114,15 @@ class StoreContract:
             store.get("k", limit=size - 1)
         # The store did answer, and did not refuse.
         assert not isinstance(caught.value, (StoreUnavailable, StoreDenied))
+
+    def test_get_refuses_more_than_a_record(self, store: Store, tmp_path: Path) -> None:
+        source = tmp_path / "source"
+        with source.open("wb") as file:
+            file.truncate(RECORD_BYTES + 1)
+        store.put_file(source, lambda _digest: "k")
+        with pytest.raises(StoreError):
+            store.get("k")
+        assert store.get("k", limit=RECORD_BYTES + 1) is not None
 
     def test_get_from_gives_the_rest(self, store: Store) -> None:
         data = os.urandom(2_500_000)

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER, FileUnreadable, Selection, naming_unreadable, scan
@@ -17,6 +17,7 @@ from stoker.agent.confinement import handle_path, open_plain, opened_folder, rea
 from stoker.model import codec
 from stoker.model.errors import CodecError
 from stoker.model.key_segments import is_safe_name
+from stoker.store.checkpoint_manifests import MOST_COUNT
 
 log = logging.getLogger(__name__)
 
@@ -206,10 +207,9 @@ def _read_number(folder: int, name: str) -> object:
     with opened_folder(handle_path(folder), name) as save:
         data = read_plain(MARKER, MAX_JSON_BYTES, save)
     try:
-        tree = json.loads(data)
-    except (ValueError, RecursionError):
+        return codec.parse_object(data).get("number")
+    except CodecError:
         return None
-    return tree.get("number") if isinstance(tree, dict) else None
 
 
 def _set_aside(folder: int, name: str) -> str:
@@ -229,13 +229,17 @@ def _read(requests: int, name: str) -> CommitRequest | None:
             request = codec.loads(CommitRequest, file.read(_REQUEST_BYTES))
         if not is_safe_name(request.name) or name != f"{request.sequence:08d}.json":
             raise CodecError("name", "is not valid")
+        if abs(request.generation) > MOST_COUNT:
+            raise CodecError("generation", "is out of range")
     except FileNotFoundError:
         return None
     except (OSError, CodecError) as error:
         log.warning("commit request %s is left out: %s", name, error)
         _unlink(requests, name)
         return None
-    return request
+    # Readers would refuse the checkpoint for such a step.
+    absurd = request.step is not None and abs(request.step) > MOST_COUNT
+    return replace(request, step=None) if absurd else request
 
 
 def _json_files(folder: int) -> list[str]:

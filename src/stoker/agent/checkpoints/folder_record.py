@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from stoker.agent.checkpoints.folder_snapshot import MAX_DEPTH, OPEN_FOLDER
+from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER
 from stoker.agent.checkpoints.save_protocol import LOCK
 from stoker.agent.confinement import opened_folder, read_plain, replace_plain
+from stoker.model import codec
+from stoker.model.errors import CodecError
 
 # The prefix of Stoker's own files in a checkpoint folder. They are never committed (`folder_snapshot.IGNORED_NAMES`).
 OWN = ".stoker-folder."
@@ -29,6 +31,10 @@ _DRAFT = f"{OWN}draft"
 
 # Size and modification time of a file.
 Stamp = tuple[int, int]
+
+
+# The maximum depth of folders: a deeper path is a program's mistake.
+_MAX_DEPTH = 200
 
 
 class TooManyFiles(Exception):
@@ -57,9 +63,9 @@ class FolderRecord:
 
         `chosen` says which files are checkpoints at all. Raises OSError, TooManyFiles.
         """
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        with suppress(OSError, CodecError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
             with opened_folder(path.parent) as parent:
-                tree = json.loads(read_plain(path.name, MAX_RECORD_BYTES, parent))
+                tree = codec.parse(read_plain(path.name, MAX_RECORD_BYTES, parent))
             folders = frozenset(str(name) for name in tree["folders_before"])
             return cls(path, _stamps(tree["before"]), folders, _stamps(tree["restored"]))
         record = cls(path)
@@ -116,7 +122,7 @@ def walk(handle: int, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(handle) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
-        if (not below and is_own(entry.name)) or below.count("/") >= MAX_DEPTH:
+        if (not below and is_own(entry.name)) or below.count("/") >= _MAX_DEPTH:
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         try:

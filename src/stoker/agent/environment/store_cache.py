@@ -46,6 +46,8 @@ _QUICK_LEVEL = 1
 _BEGIN_AFTER_S = 30.0
 # Larger than any real manifest.
 _MANIFEST_LIMIT = 16 * 1024**2
+# Larger than any part, and than the listing of a million files.
+_OBJECT_LIMIT = 256 * 1024**2
 _LOG_WAIT_AFTER_S = 1.0
 _POLL_S = 0.2
 
@@ -164,7 +166,7 @@ class StoreCache:
     def _fetch(self, prefix: str, manifest: EnvironmentManifest, part: StoredPart) -> bytes:
         manifest_key = keys.environment_manifest(prefix, manifest.key)
         name = keys.environment_part(prefix, manifest.key, part.digest)
-        found = self.store.get(name)
+        found = self.store.get(name, limit=_OBJECT_LIMIT)
         if found is None:
             raise DamagedCopy("a part of it is missing", manifest_key)
         if hashlib.sha256(found.data).hexdigest() != part.digest:
