@@ -35,13 +35,16 @@ def deep(tmp_path: Path) -> Path:
 
 
 def test_the_rest_is_kept_and_what_is_too_deep_is_told(deep: Path) -> None:
-    assert sorted(scan(deep)) == ["also/result", "result"]
+    found = scan(deep)
+    assert sorted(path for path, file in found.items() if not file.problem) == ["also/result", "result"]
+    (told,) = [file for file in found.values() if file.problem]
+    assert told == found["d/" * 100] and told.problem == "it lies deeper than 99 folders; save it higher up"
     for files in (OutputFiles([OutputSource(deep, takes_all=True)]), OutputFiles([], OutputSource(deep))):
         sync = OutputSync(memory_store(), JOB, 1, 0, files)
         assert sync.final(60.0)
         report = sync.report()
         assert report.files == 2
-        assert [one.why for one in report.named] == ["lies deeper than 200 folders"]
+        assert [one.why for one in report.named] == ["lies deeper than 99 folders"]
     remove_tree(deep)
     assert not deep.exists()
 

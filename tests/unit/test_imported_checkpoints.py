@@ -190,13 +190,16 @@ def test_a_folder_that_changes_while_it_is_read_is_the_users_mistake(
         import_checkpoint(memory, "next", FromFolder(tmp_path / "base"))
 
 
-def test_a_bucket_is_read_without_what_cannot_be_a_file(
+def test_a_bucket_with_a_name_that_no_folder_can_hold_is_refused(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = memory_store(is_local=False)
     bucket.put("model", b"m")
     bucket.put("b" * 256, b"a name that no folder can hold")
     monkeypatch.setattr(resume_from, "open_store", lambda _url: bucket)
+    with pytest.raises(UserError, match=r"s3://bucket/runs/base/ cannot be a checkpoint: b+: its path is longer than"):
+        import_checkpoint(memory, "next", FromUrl("s3://bucket/runs/base/"))
+    bucket.delete(["b" * 256])
     key = import_checkpoint(memory, "next", FromUrl("s3://bucket/runs/base/"))
     assert key == "00000000/000000-base"
     restore(memory, "next", 0, key, tmp_path / "back")

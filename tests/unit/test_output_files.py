@@ -569,7 +569,7 @@ def test_a_file_that_is_gone_or_closed_is_no_core_dump(tmp_path: Path, monkeypat
         assert output_walk.find_problem(folder, "core.77", status) is None, "it is gone by now"
         write(tmp_path / "core.1", b"text")
         assert output_walk.find_problem(folder, "core.1", status) is None
-        assert output_walk.find_problem(folder, "not\udcffutf-8", status) == "its name cannot be kept in the store"
+        assert output_walk.find_problem(folder, "not\udcffutf-8", status) == "its name is not UTF-8; choose another one"
         # Put in its place since it was found: neither is opened.
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "link").symlink_to("scored")

@@ -264,7 +264,7 @@ def test_names_that_no_store_takes_are_reported_with_their_size_and_folders_by_a
     assert set(world.plain()) == {"real/a", long[:-1]}
     assert [(one.path, one.size, one.why) for one in report.named] == [
         (long, 4, "its name cannot be kept in the store"),
-        ("new\nline", 3, "its name cannot be kept in the store"),
+        ("new\\nline", 3, "its name cannot be kept in the store"),
     ]
     assert (report.left_out, report.left_out_size) == (2, 7)
 

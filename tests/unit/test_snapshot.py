@@ -31,7 +31,8 @@ def test_only_files_and_links_that_can_be_restored_are_seen(tmp_path: Path) -> N
     (tmp_path / "gone").symlink_to("/nowhere/at/all")
     (tmp_path / "inside").symlink_to("sub")
     found = scan(tmp_path)
-    assert sorted(found) == ["a", "inside", "sub/é"]
+    assert sorted(path for path, file in found.items() if not file.problem) == ["a", "inside", "sub/é"]
+    assert [path for path, file in found.items() if file.problem] == ["\udcff"]
     assert (found["inside"].link, found["inside"].size) == ("sub", 3)
     assert (found["a"].link, found["a"].size, stat.S_ISREG(found["a"].mode)) == (None, 1, True)
     assert scan(tmp_path / "nothing") == {}
@@ -42,7 +43,7 @@ def test_folders_in_folders_are_followed_to_a_depth(tmp_path: Path, monkeypatch:
     write(tmp_path / "1/2/deep", "1")
     write(tmp_path / "1/2/3/too-deep", "1")
     write(tmp_path / "z", "1")
-    assert sorted(scan(tmp_path)) == ["1/2/deep", "z"]
+    assert sorted(scan(tmp_path)) == ["1/2/3/", "1/2/deep", "z"]
 
 
 def test_a_path_that_is_too_long_to_be_restored_is_left_out(tmp_path: Path) -> None:
@@ -56,7 +57,10 @@ def test_a_path_that_is_too_long_to_be_restored_is_left_out(tmp_path: Path) -> N
     os.close(os.open("model", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
     os.close(handle)
     write(tmp_path / "n" / ("m" * 200) / ("o" * 200), "1")
-    assert [len(path) for path in scan(tmp_path)] == [403]
+    assert sorted((len(path), bool(file.problem)) for path, file in scan(tmp_path).items()) == [
+        (403, False),
+        (4226, True),
+    ]
 
 
 def test_a_link_to_a_file_elsewhere_is_read_as_that_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -275,4 +275,4 @@ def test_scans_for_other_purposes_leave_such_folders_out(tmp_path: Path) -> None
     write(tmp_path / "top/sub/a", "1")
     (tmp_path / "top/sub").chmod(0)
     assert scan(tmp_path / "top") == {}
-    assert set(scan(tmp_path / "top", closed_folders=True)) == {"sub"}
+    assert set(scan(tmp_path / "top", closed_folders=True)) == {"sub/"}

@@ -15,9 +15,10 @@ With `contract: sagemaker` only the training sees `/opt/ml` (`stoker.agent.sagem
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Callable
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import Files, Selection, scan
+from stoker.agent.checkpoints.folder_snapshot import Files, LinkWarnings, Selection, scan
 from stoker.agent.confinement import Confinement
 from stoker.agent.node import AgentNode
 from stoker.agent.output_files import Baseline, OutputFiles, OutputSource, without_caches
@@ -62,12 +63,20 @@ def confinement(node: AgentNode, spec: Spec) -> Confinement | None:
 
 
 def checkpoint_selection(
-    paths: NodePaths, spec: Spec, baseline: Baseline, confinement: Confinement | None = None
+    paths: NodePaths,
+    spec: Spec,
+    baseline: Baseline,
+    confinement: Confinement | None = None,
+    say: Callable[[str], None] = lambda _text: None,
 ) -> Selection:
-    """Return the selection of checkpoints in the checkpoint folder, without files of others if it is shared."""
+    """Return the selection of checkpoints in the checkpoint folder, without files of others if it is shared.
+
+    `say` writes to the job's log which links are left out, where the folder is the job's own.
+    """
+    leave_out = LinkWarnings(say) if not is_shared(paths, spec) else None
 
     def scan_all(folder: Path) -> Files:
-        return scan(folder, confinement=confinement, closed_folders=True)
+        return scan(folder, confinement=confinement, leave_out=leave_out, closed_folders=True)
 
     if not is_shared(paths, spec):
         return Selection(scan_all, confinement=confinement, was_there=baseline.has_file)

@@ -30,7 +30,18 @@ from typing import NamedTuple
 from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, scan
 from stoker.agent.confinement import Confinement
 from stoker.agent.output_links import FoundLink, choose_links
-from stoker.agent.output_walk import BASELINE, CACHES, EVERYTHING, OUTPUTS, find_problem, leads_inside, walk_files
+from stoker.agent.output_walk import (
+    BASELINE,
+    CACHES,
+    EVERYTHING,
+    OUTPUTS,
+    find_problem,
+    is_closed,
+    leads_inside,
+    walk_files,
+)
+from stoker.model import codec
+from stoker.model.errors import CodecError
 from stoker.model.keys import UNFINISHED
 from stoker.model.node_facts import OutputLink
 
@@ -90,9 +101,12 @@ class Baseline:
         """Record the files, on all disks; markers of saves are among them. Caches and environments are left out."""
         found: dict[str, Stamp] = {}
         for folder in folders:
-            for path, status, _, _ in walk_files(folder, confinement, BASELINE):
+            for path, status, problem, _ in walk_files(folder, confinement, BASELINE):
                 if status is not None:
                     found[os.fspath(folder / path)] = (status.st_size, status.st_mtime_ns)
+                elif is_closed(problem):
+                    # As a scan names a folder that it cannot read, or that is too deep.
+                    found[f"{folder}/{path}/"] = (0, 0)
         return cls(found)
 
     def has(self, folder: Path, path: str, size: int, modified_ns: int) -> bool:
@@ -100,6 +114,9 @@ class Baseline:
         return self.files.get(f"{folder}/{path}") == (size, modified_ns)
 
     def has_file(self, folder: Path, file: File) -> bool:
+        if file.path.endswith("/"):
+            # A folder that could not be read then either.
+            return f"{folder}/{file.path}" in self.files
         return self.has(folder, file.path, file.signature.size, file.signature.modified_ns)
 
     def without(self, paths: Iterable[Path]) -> Baseline:
@@ -117,9 +134,9 @@ class Baseline:
     def read(cls, path: Path) -> Baseline | None:
         """Read the stored baseline; None if no training began on this machine."""
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
+            tree = codec.parse_object(path.read_bytes())
             return cls({str(name): (int(stamp[0]), int(stamp[1])) for name, stamp in tree.items()})
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        except (OSError, CodecError, ValueError, TypeError, LookupError, OverflowError):
             return None
 
 
@@ -146,6 +163,8 @@ class OutputFiles:
         self._confinement = confinement
         self._refused = refused
         self._saves: list[LocalOutput] = []
+        # Files of these saves that cannot be stored under their names.
+        self._unkept: list[SkippedFile] = []
         self._loose: list[LocalOutput] = []
         # Files of these saves that are known to be torn, by their absolute paths.
         self._torn: frozenset[str] = frozenset()
@@ -157,14 +176,19 @@ class OutputFiles:
 
         They are perhaps unfinished, and stored as such. Those of them that are declared outputs are stored as usual,
         except for the `torn` ones. The `loose` ones were not written as parts of a save: unless they are torn, they are
-        stored like files beside the code.
+        stored like files beside the code. Those that cannot be kept under their names are reported.
         """
         prefix = f"{folder.name}/"
         if self._work is not None and folder.is_relative_to(self._work.folder):
             inside = folder.relative_to(self._work.folder).as_posix()
             prefix = self._work.prefix + (f"{inside}/" if inside != "." else "")
         source = OutputSource(folder, prefix)
-        kept = [(path, _output(source, path, file)) for path, file in files.items()]
+        kept = [(path, _output(source, path, file)) for path, file in files.items() if not file.problem]
+        self._unkept = [
+            SkippedFile(prefix + path, file.signature.size, file.problem)
+            for path, file in files.items()
+            if file.problem
+        ]
         kept = [(path, output) for path, output in kept if not self._refused(output.file.path)]
         self._loose = [output for path, output in kept if path in loose and path not in torn]
         self._saves = [output for path, output in kept if path not in loose or path in torn]
@@ -181,7 +205,7 @@ class OutputFiles:
         for source in self._sources:
             files = scan(source.folder, confinement=self._confinement, links_out=False)
             for path, file in (files if source.takes_all else without_caches(files)).items():
-                if not source.takes_all and not self._is_new(source, path, file):
+                if file.problem or (not source.takes_all and not self._is_new(source, path, file)):
                     continue
                 target = _target_of(files, path) if self._confinement is not None else path
                 if file.link is not None and not leads_inside(source.folder, path):
@@ -219,6 +243,8 @@ class OutputFiles:
         if self._work is None:
             return {}, []
         fitting, skipped = self._scan_beside(self._work)
+        listed = {one.path for one in skipped}
+        skipped += [one for one in self._unkept if one.path.rstrip("/") not in listed]
         fitting += [
             LocalOutput(output.file._replace(path=UNFINISHED + output.file.path), output.source)
             for output in self._saves

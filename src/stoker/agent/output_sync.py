@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import File, Files, pinned_path, signature_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, pinned_path, printable, signature_of
 from stoker.agent.output_files import MOST_NAMED, LocalOutput, OutputFiles, OutputSource, SkippedFile
 from stoker.agent.output_tracker import OutputTracker
 from stoker.agent.output_versions import OutputWriter
@@ -200,7 +200,7 @@ class OutputSync:
             size=sum(signature.size for signature in stored.values()),
             left_out=len(skipped),
             left_out_size=sum(one.size for one in skipped),
-            named=tuple(OmittedOutput(one.path, one.size, one.why) for one in skipped[:MOST_NAMED]),
+            named=tuple(OmittedOutput(printable(one.path), one.size, one.why) for one in skipped[:MOST_NAMED]),
             links=tuple(replace(link, path=self._writer.stored_path(link.path)) for link in self._links),
             unfinished=sum(1 for path in stored if is_unfinished_output(path)),
         )
@@ -308,7 +308,7 @@ class OutputSync:
     def _put(self, file: File) -> None:
         source = self._tracker.sources[file.path]
         if not is_valid_key(self._writer.plain_key(file.path)) or len(file.path.encode()) > _PATH_BYTES:
-            log.warning("%s is not synced: its name cannot be kept in the store", file.path)
+            log.warning("%s is not synced: its name cannot be kept in the store", printable(file.path))
             self._tracker.refuse(file, "its name cannot be kept in the store")
             return
         try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from stoker.agent.checkpoints.folder_snapshot import IGNORED_NAMES, MAX_DEPTH, OPEN_FOLDER
 from stoker.agent.confinement import Confinement, open_plain
-from stoker.store.checkpoint_manifests import safe_path
+from stoker.store.checkpoint_manifests import safe_path, why_unsafe
 
 # Caches that programs make again. Skipped without a message.
 CACHES = frozenset(
@@ -29,6 +29,7 @@ _CORE = re.compile(r"core(\.\d+)?")
 _CORE_MAGIC = b"\x7fELF"
 # Files of Stoker itself, and those that Python makes again. Skipped without a message.
 _UNREPORTED = re.compile("|".join(translate(name) for name in (".stoker-*", "*.pyc")))
+_TOO_DEEP, _CANNOT_BE_READ = f"lies deeper than {MAX_DEPTH} folders", "cannot be read"
 _UNFINISHED = re.compile("|".join(translate(name) for name in IGNORED_NAMES))
 
 
@@ -81,15 +82,21 @@ def _walk_in(handle: int, below: str, scope: WalkScope, device: int | None) -> I
         if (not scope.unreported and _UNREPORTED.match(entry.name)) or (not scope.caches and entry.name in CACHES):
             continue
         path = f"{below}/{entry.name}" if below else entry.name
-        with suppress(FileNotFoundError):
+        try:
             status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield WalkedFile(path, None, _unreadable(error), handle)
+            continue
+        with suppress(FileNotFoundError):
             if _UNFINISHED.match(entry.name):
                 known = None if stat.S_ISDIR(status.st_mode) else status
                 yield WalkedFile(path, known, "its name says that it is unfinished", handle)
             elif not stat.S_ISDIR(status.st_mode):
                 yield WalkedFile(path, status, None, handle)
             elif path.count("/") >= MAX_DEPTH:
-                yield WalkedFile(path, None, f"lies deeper than {MAX_DEPTH} folders", handle)
+                yield WalkedFile(path, None, _TOO_DEEP, handle)
             elif device is not None and status.st_dev != device:
                 yield WalkedFile(path, None, "lies on another disk", handle)
             else:
@@ -114,7 +121,12 @@ def _walk_folder(parent: int, path: str, scope: WalkScope, device: int | None) -
 
 
 def _unreadable(error: OSError) -> str:
-    return f"cannot be read ({error.strerror})"
+    return f"{_CANNOT_BE_READ} ({error.strerror})"
+
+
+def is_closed(problem: str | None) -> bool:
+    """Return whether this problem is of a folder whose files are unknown."""
+    return problem is not None and (problem == _TOO_DEEP or problem.startswith(_CANNOT_BE_READ))
 
 
 def leads_inside(folder: Path, path: str) -> bool:
@@ -128,8 +140,8 @@ def find_problem(parent: int, path: str, status: os.stat_result) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     name = posixpath.basename(path)
-    if not safe_path(name):
-        return "its name cannot be kept in the store"
+    if not safe_path(path):
+        return why_unsafe(path)
     try:
         with os.fdopen(open_plain(name, os.O_RDONLY, parent), "rb") as reader:
             if _CORE.fullmatch(name) and reader.read(len(_CORE_MAGIC)) == _CORE_MAGIC:

@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import File, Signature, naming_unreadable, pinned_path, signature_of
+from stoker.agent.checkpoints.folder_snapshot import (
+    File,
+    FileUnreadable,
+    Signature,
+    naming_unreadable,
+    pinned_path,
+    signature_of,
+)
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged, Store
@@ -181,11 +188,14 @@ class BlobSender:
     def send(self, files: Sequence[OutgoingFile], proceed: Callable[[], bool] = lambda: True) -> dict[str, BlobRef]:
         """Make every file durable. Return the blobs by path, oldest first, so that a restore can keep the order of age.
 
-        Raises FileUnstable when a file changed, FileUnreadable when one cannot be read, SendAbandoned when `proceed`
-        (asked before each file) returns False, StoreError when the store fails or there are too many files. Files that
-        were sent by then are not sent again.
+        Raises FileUnstable when a file changed, FileUnreadable when one cannot be read or kept, SendAbandoned when
+        `proceed` (asked before each file) returns False, StoreError when the store fails or there are too many files.
+        Files that were sent by then are not sent again.
         """
         check_files([one.file.path for one in files])
+        unkept = next((one.file for one in files if one.file.problem), None)
+        if unkept is not None:
+            raise FileUnreadable(unkept.path, unkept.problem, may_pass=False)
         files = sorted(files, key=lambda one: (one.file.signature.modified_ns, one.file.path))
         self.bytes_left = sum(one.file.size for one in files)
         began_s, moved_before = self._monotonic(), self.bytes_moved

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import translate
@@ -23,7 +23,7 @@ from stoker.model.node_facts import BlobRef
 from stoker.processes import FilesByInode, OpenFile, WritableFiles
 from stoker.processes.pseudo_files import is_pseudo
 from stoker.store.base import FileChanged
-from stoker.store.checkpoint_manifests import safe_path
+from stoker.store.checkpoint_manifests import PATH_DEPTH, safe_path, why_unsafe
 from stoker.store.hashed_copy import FICLONE
 from stoker.store.link_targets import safe_link
 
@@ -31,8 +31,11 @@ log = logging.getLogger(__name__)
 
 IGNORED_NAMES = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
 
-# The maximum depth of folders: a deeper path is a program's mistake, and longer than a key in a store may be.
-MAX_DEPTH = 200
+# The maximum depth of folders: a deeper path is a program's mistake, and readers refuse a checkpoint with it.
+MAX_DEPTH = PATH_DEPTH - 1
+
+# Errors that say that a file or folder vanished, or was replaced, since it was listed.
+_VANISHED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 # Errors that say that this file or folder cannot be read. Others, such as too many open files, are the agent's own.
 _UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EUCLEAN, errno.EBADMSG)
@@ -67,6 +70,8 @@ class File(NamedTuple):
 
     `link` is the target of a link inside the folder. Other links are read as the file they point to, or left out.
     `aliased`: there may be other paths to the file, because it was read through such a link or has hard links.
+    `problem` says why no checkpoint can hold this file; then nothing of its unit is committed. A folder whose files are
+    unknown is listed as such a file, with a slash at the end of its path.
     """
 
     path: str
@@ -74,6 +79,7 @@ class File(NamedTuple):
     mode: int
     link: str | None = None
     aliased: bool = False
+    problem: str = ""
 
     @property
     def size(self) -> int:
@@ -81,6 +87,47 @@ class File(NamedTuple):
 
 
 Files = dict[str, File]
+# Takes note of a link that is left out: its path and its target.
+LeaveOut = Callable[[str, str], None]
+_NO_SIGNATURE = Signature(0, 0, 0, 0, 0)
+
+
+class LinkWarnings:
+    """Warns the user once about links out of the checkpoint folder that lead to no file."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said = False
+
+    def __call__(self, path: str, target: str) -> None:
+        _log_left_out(path, target)
+        said, self._said = self._said, True
+        if not said:
+            self._say(
+                f"warning: {_link_left_out(path, target)}; let the script write the files itself. This warning appears "
+                "once for all such links"
+            )
+
+
+@lru_cache(maxsize=1000)
+def _log_left_out(path: str, target: str) -> None:
+    """Log it once."""
+    log.warning("%s", _link_left_out(path, target))
+
+
+def _link_left_out(path: str, target: str) -> str:
+    text = f"{path} is left out: a link out of the checkpoint folder, to {target}, which is no file on a disk"
+    return printable(text)
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """Return text with a name of a file in it as one line: bytes that are not UTF-8 and control characters escaped.
+
+    With `most`, the middle of a longer text is left out.
+    """
+    text = os.fsencode(text).decode("utf-8", "backslashreplace")
+    text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return text if most is None or len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
 
 
 class FileUnreadable(Exception):
@@ -128,10 +175,14 @@ def scan(
     ignored: Collection[str] = IGNORED_NAMES,
     confinement: Confinement | None = None,
     *,
+    leave_out: LeaveOut | None = None,
     links_out: bool = True,
     closed_folders: bool = False,
 ) -> Files:
-    """Return every file under `folder` by relative path. Files that vanish meanwhile are left out.
+    """Return every file under `folder` by relative path, also those that cannot be kept (`File.problem`).
+
+    Files that vanish meanwhile are left out, and so is what has no content of its own: pipes, sockets, devices, files
+    of the kernel, and links to anything but a file, which `leave_out` takes note of.
 
     Without `links_out`, links out of the folder are left out. With `confinement`, no link leads out of the folder, not
     even the folder itself, even if something is replaced meanwhile. With `closed_folders`, a folder below that cannot
@@ -144,7 +195,8 @@ def scan(
     except OSError:
         return {}
     try:
-        rules = _Scan(os.fspath(folder), pattern, confinement, links_out, closed_folders)
+        noting = leave_out or _log_left_out if confinement is None else confinement.leave_out
+        rules = _Scan(os.fspath(folder), pattern, confinement, noting, links_out, closed_folders)
         return {file.path: file for file in _scan(rules, handle, "")}
     finally:
         os.close(handle)
@@ -209,6 +261,7 @@ class _Scan:
     folder: str
     ignored: re.Pattern[str]
     confinement: Confinement | None
+    leave_out: LeaveOut
     links_out: bool
     closed_folders: bool
 
@@ -219,8 +272,8 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
         entries = list(os.scandir(handle))
         device = os.fstat(handle).st_dev
     except OSError as error:
-        if scan.closed_folders and below and as_unreadable(below, error) is not None:
-            yield _closed_folder(below, handle)
+        if scan.closed_folders and below:
+            yield from _closed(f"{below}/", os.fstat(handle), error)
         return
     for entry in entries:
         if scan.ignored.match(entry.name):
@@ -229,6 +282,7 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
         try:
             if entry.is_dir(follow_symlinks=False):
                 if path.count("/") >= MAX_DEPTH:
+                    yield File(f"{path}/", _NO_SIGNATURE, stat.S_IFDIR, problem=why_unsafe(f"{path}/"))
                     continue
                 inner = os.open(entry.name, OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=handle)
                 try:
@@ -247,22 +301,43 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
             elif found.st_dev != device and _is_pseudo(handle, entry.name):
                 continue  # A single file that was mounted here.
         except OSError as error:
-            if scan.closed_folders and as_unreadable(path, error) is not None:
-                yield _closed_folder(path, handle, entry)
+            if scan.closed_folders:
+                named = f"{path}/" if entry.is_dir(follow_symlinks=False) else path
+                yield from _closed(named, _status_of(entry, handle), error)
+            continue
+        if not stat.S_ISREG(file.mode) and file.link is None:
             continue
         # Most names are plain; a closer check of each name takes as long as the rest of the scan.
         plain = len(path) <= _PLAIN_CHARS and path.isascii()
-        if (stat.S_ISREG(file.mode) or file.link is not None) and (plain or safe_path(path)):
-            yield file
+        yield file if plain or safe_path(path) else file._replace(problem=why_unsafe(path))
 
 
-def _closed_folder(path: str, handle: int, entry: os.DirEntry[str] | None = None) -> File:
+def _closed(path: str, status: os.stat_result, error: OSError) -> Iterator[File]:
     """Describe a folder whose content cannot be read, or an entry of an open folder that cannot be examined."""
+    file = File(path, Signature.of(status), stat.S_IFDIR)
+    if as_unreadable(path, error) is not None:
+        yield file
+    elif error.errno not in _VANISHED:
+        # Such as too many open files. Without it the rest would pass for all of the save.
+        yield file._replace(problem=f"the agent cannot read it now ({error.strerror})")
+
+
+def _status_of(entry: os.DirEntry[str], handle: int) -> os.stat_result:
     try:
-        found = os.fstat(handle) if entry is None else entry.stat(follow_symlinks=False)
+        return entry.stat(follow_symlinks=False)
     except OSError:
-        found = os.fstat(handle)
-    return File(path, Signature.of(found), stat.S_IFDIR)
+        return os.fstat(handle)
+
+
+def placed(folder: str, files: Iterable[File]) -> list[File]:
+    """Return the files of a folder by their paths from the folder above it."""
+    found = [file._replace(path=f"{folder}/{file.path}") for file in files]
+    return [file._replace(problem=why_unsafe(file.path)) if _is_too_long(file) else file for file in found]
+
+
+def _is_too_long(file: File) -> bool:
+    deep, long = file.path.count("/") > MAX_DEPTH, len(file.path) > _PLAIN_CHARS
+    return not file.problem and (deep or (long and not safe_path(file.path)))
 
 
 def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
@@ -273,14 +348,16 @@ def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
         target = os.path.relpath(target, Path(scan.folder, path).parent)
     if safe_link(path, target):
         return file._replace(link=target)
-    if scan.confinement is not None:
-        scan.confinement.leave_out(path, target)
+    if scan.confinement is None and not scan.links_out:
         return None
-    if not scan.links_out:
-        return None
-    found = os.stat(name, dir_fd=handle)
-    if not stat.S_ISREG(found.st_mode) or _is_pseudo(handle, name):
-        _warn_once(f"{path} is left out: a link out of the checkpoint folder, to {target}, which is no file on a disk")
+    try:
+        found = os.stat(name, dir_fd=handle) if scan.confinement is None else None
+    except OSError as error:
+        if error.errno not in _VANISHED:
+            raise
+        found = None
+    if found is None or not stat.S_ISREG(found.st_mode) or _is_pseudo(handle, name):
+        scan.leave_out(path, target)
         return None
     return File(path, Signature.of(found), found.st_mode, aliased=True)
 
@@ -292,11 +369,6 @@ def _is_pseudo(folder: int, name: str) -> bool:
         return is_pseudo(handle)
     finally:
         os.close(handle)
-
-
-@lru_cache(maxsize=1000)
-def _warn_once(text: str) -> None:
-    log.warning("%s", text)
 
 
 def signature_of(path: Path, file: File) -> Signature | None:

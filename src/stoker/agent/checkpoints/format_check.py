@@ -99,7 +99,12 @@ class CachedFormatChecks:
         self._known: dict[Signature, FormatCheck] = {}
 
     def check(self, file: File | None) -> FormatCheck:
-        """Check the file. A link, an absent file or one that changes meanwhile is unknown."""
+        """Check the file. A link, an absent file or one that changes meanwhile is unknown.
+
+        A file that no checkpoint can hold is broken.
+        """
+        if file is not None and file.problem:
+            return FormatCheck("broken", file.problem, unreadable=True)
         if file is None or file.link is not None:
             return UNKNOWN
         known = self._known.get(file.signature)

@@ -12,7 +12,16 @@ from functools import partial
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy
-from stoker.agent.checkpoints.folder_snapshot import File, Files, FileUnreadable, Signature, closed_folder, scan
+from stoker.agent.checkpoints.folder_snapshot import (
+    File,
+    Files,
+    FileUnreadable,
+    Signature,
+    closed_folder,
+    placed,
+    printable,
+    scan,
+)
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.agent.checkpoints.save_protocol import MARKER
 from stoker.agent.checkpoints.sync_options import SyncOptions
@@ -123,7 +132,7 @@ class RequestedCommits:
         if not self.waiting:
             return {}
         newest = self.waiting[-1]
-        files = [file._replace(path=f"{newest.name}/{file.path}") for file in self._scan(newest)]
+        files = placed(newest.name, self._scan(newest))
         return {file.path: file for file in files if not file.link}
 
     def _readable(self, waiting: Iterable[CommitRequest]) -> list[CommitRequest]:
@@ -141,7 +150,7 @@ class RequestedCommits:
         given_up = final and not error.may_pass
         self._unreadable[request.sequence] = _NEVER if given_up else self._options.monotonic() + again_s
         self.disk_fails = error.may_pass
-        self.held_back = f"the save {request.name} is not committed: {error}"
+        self.held_back = f"the save {request.name} is not committed: {printable(str(error))}"
         if request.sequence not in self._said_unreadable:
             self._said_unreadable.add(request.sequence)
             log.warning("%s", self.held_back)
@@ -167,7 +176,10 @@ class RequestedCommits:
         return self._measured[1]
 
     def _commit(self, request: CommitRequest, *, final: bool) -> None:
-        files = [file._replace(path=f"{request.name}/{file.path}") for file in self._scan(request)]
+        files = placed(request.name, self._scan(request))
+        unkept = next((file for file in files if file.problem), None)
+        if unkept is not None:
+            raise FileUnreadable(unkept.path, unkept.problem, may_pass=False)
         self.files = len(files)
         total = sum(file.size for file in files)
         held = self._hold(request, files)

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
-from stoker.agent.checkpoints.folder_snapshot import scan
+from stoker.agent.checkpoints.folder_snapshot import placed, printable, scan
 from stoker.agent.checkpoints.save_protocol import MARKER, read_json
 from stoker.core.poisoned_checkpoints import NONE_POISONED
 from stoker.model import keys
@@ -29,12 +29,14 @@ from stoker.store.checkpoint_manifests import (
     IMPORTED,
     LOCAL_WORKERS,
     MANIFEST_BYTES,
+    MOST_COUNT,
     REMOTE_WORKERS,
     TrustedClaims,
     decode,
     encode,
     read_trusted_claims,
     safe_path,
+    why_unsafe,
 )
 from stoker.store.checkpoint_refs import matching
 from stoker.store.checkpoints import (
@@ -217,11 +219,16 @@ class _Import:
         # A single save of stoker.train goes where the script will look for it.
         inside = f"{name}/" if marker is not None else ""
         step = marker.get("step") if marker else None
-        files = scan(path).values()
+        files = placed(inside.rstrip("/"), scan(path).values()) if inside else list(scan(path).values())
+        unkept = next((file for file in files if file.problem), None)
+        if unkept is not None:
+            raise UserError(printable(f"resume_from: {shown} cannot be a checkpoint: {unkept.path}: {unkept.problem}"))
         if not files:
             raise UserError(f"resume_from: {shown} is empty")
         try:
-            blobs = self._sender(0).send([OutgoingFile(file, path / file.path) for file in files], proceed)
+            blobs = self._sender(0).send(
+                [OutgoingFile(file, path / file.path.removeprefix(inside)) for file in files], proceed
+            )
         except FileUnstable as error:
             raise UserError(f"resume_from: {error} changed while it was read") from None
         manifest = Manifest(
@@ -231,8 +238,8 @@ class _Import:
             rank=0,
             ordinal=self.ordinal,
             committed_at=datetime.now(timezone.utc),
-            files=tuple(replace(blob, path=inside + blob.path) for blob in blobs.values()),
-            step=step if isinstance(step, int) else None,
+            files=tuple(blobs.values()),
+            step=step if isinstance(step, int) and abs(step) <= MOST_COUNT else None,
         )
         self.check()
         _create(self.store, manifest)
@@ -240,7 +247,11 @@ class _Import:
 
     def from_url(self, url: str) -> str:
         source = open_store(url)
-        key_list = [meta.key for meta in source.list("") if safe_path(meta.key)]
+        # A key that ends with a slash stands for a folder, and has no content.
+        key_list = [meta.key for meta in source.list("") if not meta.key.endswith("/")]
+        unkept = next((key for key in key_list if not safe_path(key)), None)
+        if unkept is not None:
+            raise UserError(f"resume_from: {url} cannot be a checkpoint: {printable(unkept)}: {why_unsafe(unkept)}")
         if not key_list:
             raise UserError(f"resume_from: there is nothing at {url}")
         folder = self.folder / _name(url.rstrip("/").rpartition("/")[2])

@@ -226,7 +226,8 @@ class SaveCopies:
         files = {path: file for path, file in self._view.scan().items() if path not in logs}
         copies: Mapping[str, FileCopy] | None
         try:
-            copies = self._copy_changed(files)
+            # A save with a file that no checkpoint can hold is never committed.
+            copies = None if any(file.problem for file in files.values()) else self._copy_changed(files)
         except SaveTooLarge as reason:
             log.debug("a save is not copied: %s", reason)
             copies = None

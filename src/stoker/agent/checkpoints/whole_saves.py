@@ -12,7 +12,7 @@ from typing import Literal
 
 from stoker.agent.checkpoints.companion_units import CompanionUnits
 from stoker.agent.checkpoints.file_numbers import role_of
-from stoker.agent.checkpoints.folder_snapshot import File, Files, top_folder_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, printable, top_folder_of
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.write_history import PreSignalState, WriteHistory
@@ -22,6 +22,8 @@ _PAUSES = 4
 _MAX_PATIENCE_S = 1800.0
 # A file of less than this share of the size in the last commit was not written to its end, where that is in doubt.
 _SHORT_SHARE = 0.9
+# The most characters of a path that a sentence shows.
+_SHOWN_CHARS = 120
 
 
 @dataclass(frozen=True)
@@ -311,4 +313,4 @@ def describe(left_out: Mapping[str, UnitLeftOut]) -> str:
     """Describe in one sentence which file is not committed, and why."""
     first = next(iter(left_out.values()))
     more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-    return f"{first.path}{more} is not part of the checkpoint: {first.reason}"
+    return f"{printable(first.path, _SHOWN_CHARS)}{more} is not part of the checkpoint: {printable(first.reason)}"

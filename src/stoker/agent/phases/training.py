@@ -52,7 +52,7 @@ def start_syncs(
     assert peers is not None
     seen_at = [path for path in (job_folders.checkpoints_inside(spec),) if path is not None]
     confinement = job_folders.confinement(context.node, spec)
-    selection = job_folders.checkpoint_selection(context.paths, spec, baseline, confinement)
+    selection = job_folders.checkpoint_selection(context.paths, spec, baseline, confinement, context.node.say)
     options = SyncOptions(
         store=context.store,
         job=config.job,
