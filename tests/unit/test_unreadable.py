@@ -19,6 +19,7 @@ from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.maintenance.reindex import reindex
 from stoker.model import keys
+from stoker.model.durations import span_text
 from stoker.model.errors import Transient, UserError
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Instance, Offering
@@ -114,9 +115,9 @@ def test_not_while_it_may_have_machines(store: Store, monkeypatch: pytest.Monkey
     assert bad in active_jobs(store)
     monkeypatch.setattr(provider, "list_instances", lambda *_: ())
     store.put(keys.log_entry(bad, 4), b"garbage of just now")
-    minutes = Fleet(store.url).capabilities("local").newborn_s / 60
-    assert minutes > 0
-    with pytest.raises(UserError, match=f"may still show up; wait {minutes:.0f} min$"):
+    seconds = Fleet(store.url).capabilities("local").newborn_s
+    assert seconds > 0
+    with pytest.raises(UserError, match=f"may still show up; wait {span_text(seconds)}$"):
         client.remove(bad, store)
     age(store, bad, 3.0)
     assert client.remove(bad, store) == bad

@@ -11,6 +11,7 @@ from stoker.governor.connected_providers import Fleet
 from stoker.governor.cost_ledger import record_job_costs
 from stoker.governor.observe import Place, known_places
 from stoker.model import codec, keys
+from stoker.model.durations import span_text
 from stoker.model.errors import CodecError, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.job_state import JobState
 from stoker.model.submission import Submission
@@ -41,8 +42,8 @@ def check_machines_gone(store: Store, job: str, why: StoreError) -> None:
             raise UserError(f"{job} cannot be read ({why}), and has machines on {where}: {', '.join(left)}; end them")
     written = max((meta.modified for meta in store.list(keys.log_prefix(job))), default=None)
     if written is not None and read_time(store) - written < young:
-        minutes = young.total_seconds() / 60
-        raise UserError(f"{job} cannot be read ({why}), and a machine of it may still show up; wait {minutes:.0f} min")
+        wait = span_text(young.total_seconds())
+        raise UserError(f"{job} cannot be read ({why}), and a machine of it may still show up; wait {wait}")
 
 
 def record_costs_before_removal(store: Store, job: str, state: JobState | None) -> None:

@@ -20,9 +20,9 @@ _INVISIBLE = (
     "\ufeff\uffa0\ufff0-\ufffb\U00013430-\U00013455\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 ESCAPE = re.compile(f"{_STEERING}|{_INVISIBLE}")
-# What draws within the current line: colours, movement to the left and right, erasing in the line, carriage return. It
-# is all that a progress bar needs. Whatever leaves the line could change what Stoker or another node has printed:
-# cursor up and down, positions, erasing the screen, scrolling, the alternate screen, titles, links, the clipboard.
+# Sequences that draw within the current line: colours, movement to the left and right, erasing in the line, carriage
+# return. A progress bar needs no more. All others could change what Stoker or another node has printed: cursor up and
+# down, positions, erasing the screen, scrolling, the alternate screen, titles, links, the clipboard.
 DRAWING = re.compile(r"\x1b\[[0-9;:]*m|\x1b\[[0-9]*[CDGK]|\r")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = ("\x1b[m", "\x1b[0m")

@@ -135,7 +135,7 @@ def parse(seq: int, found: Object) -> Entry:
     """Parse an entry. An unknown entry of a newer Stoker becomes `Opaque`."""
     where = found.meta.key
     try:
-        tree = codec.parse(found.data)
+        tree = codec.parse_object(found.data)
         min_version = tree["min_version"]
         kind = str(tree["event"]["kind"])
     except (CodecError, KeyError, TypeError) as error:
