@@ -333,6 +333,7 @@ def test_each_save_asks_for_a_commit_with_its_number(tmp_path: Path, sharded: bo
             "number": number,
             "step": 10 * number,
             "generation": number if sharded else 0,
+            "files": 2,  # The weights and the marker.
         }
     assert save_protocol.request_counters(channel) == (2, 2 if sharded else 0)
     assert read_json(folder / "last" / MARKER) == {"name": "last", "number": 2, "step": 20}
