@@ -10,8 +10,9 @@ import checkpoint_world
 import pytest
 from checkpoint_world import JOB, World, checkpoints, memory_store, restored_content, write
 
-from stoker.agent.checkpoints.folder_snapshot import MAX_DEPTH, LinkWarnings, placed, printable, scan
+from stoker.agent.checkpoints.folder_snapshot import MAX_DEPTH, LinkWarnings, placed, scan
 from stoker.agent.checkpoints.save_copies import SaveCopies
+from stoker.agent.checkpoints.unreadable_files import printable
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.output_files import Baseline, OutputFiles, OutputSource
 from stoker.agent.output_sync import OutputSync

@@ -14,7 +14,8 @@ import pytest
 from checkpoint_world import World, checkpoints, ordinary_permissions, restored_content, write
 
 from stoker.agent.checkpoints import commit_queue, file_copies
-from stoker.agent.checkpoints.folder_snapshot import FileUnreadable, naming_unreadable, scan
+from stoker.agent.checkpoints.folder_snapshot import scan
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable, naming_unreadable
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.store.base import Store, StoredFile, StoreError
 

@@ -16,7 +16,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import File, Files, pinned_path, printable, signature_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, pinned_path, signature_of
+from stoker.agent.checkpoints.unreadable_files import printable
 from stoker.agent.output_files import MOST_NAMED, LocalOutput, OutputFiles, OutputSource, SkippedFile
 from stoker.agent.output_tracker import OutputTracker
 from stoker.agent.output_versions import OutputWriter

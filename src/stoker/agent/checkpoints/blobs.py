@@ -21,14 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import (
-    File,
-    FileUnreadable,
-    Signature,
-    naming_unreadable,
-    pinned_path,
-    signature_of,
-)
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable, naming_unreadable
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged, Store

@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER, FileUnreadable, Selection, naming_unreadable, scan
+from stoker.agent.checkpoints.folder_snapshot import OPEN_FOLDER, Selection, scan
 from stoker.agent.checkpoints.save_protocol import MARKER, MAX_JSON_BYTES, Lock, count_files, remove
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable, naming_unreadable
 from stoker.agent.confinement import handle_path, open_plain, opened_folder, read_plain, replace_plain
 from stoker.model import codec
 from stoker.model.errors import CodecError

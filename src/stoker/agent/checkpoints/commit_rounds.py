@@ -14,7 +14,7 @@ from stoker.agent.checkpoints.commit_chooser import CommitChooser
 from stoker.agent.checkpoints.commit_queue import CommitQueue
 from stoker.agent.checkpoints.commit_schedule import Deadlines, LastAlive, PruneSchedule, RetryBackoff
 from stoker.agent.checkpoints.folder_commits import FolderCommits
-from stoker.agent.checkpoints.folder_snapshot import FileUnreadable, Signature
+from stoker.agent.checkpoints.folder_snapshot import Signature
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.following_commits import FollowingCommits
 from stoker.agent.checkpoints.gang_commits import LeadingCommits
@@ -23,6 +23,7 @@ from stoker.agent.checkpoints.manifest_writer import ManifestWriter
 from stoker.agent.checkpoints.prune import Pruner
 from stoker.agent.checkpoints.requested_commits import RequestedCommits
 from stoker.agent.checkpoints.sync_options import SyncOptions
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model.errors import StoreError
 from stoker.model.node_facts import BlobRef, CheckpointRef

@@ -13,16 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.checkpoints.folder_snapshot import (
-    File,
-    Files,
-    Signature,
-    closed_folder,
-    copy_stable,
-    naming_unreadable,
-    pinned_path,
-    signature_of,
-)
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, copy_stable, pinned_path, signature_of
+from stoker.agent.checkpoints.unreadable_files import closed_folder, naming_unreadable
 from stoker.agent.confinement import opened_folder
 from stoker.store.base import FileChanged
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from stoker.agent.checkpoints.save_protocol import LOCK
+from stoker.agent.checkpoints.unreadable_files import as_unreadable, naming_unreadable, printable
 from stoker.agent.confinement import Confinement, handle_path
 from stoker.model.node_facts import BlobRef
 from stoker.processes import FilesByInode, OpenFile, WritableFiles
@@ -37,8 +38,6 @@ MAX_DEPTH = PATH_DEPTH - 1
 # Errors that say that a file or folder vanished, or was replaced, since it was listed.
 _VANISHED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
-# Errors that say that this file or folder cannot be read. Others, such as too many open files, are the agent's own.
-_UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EUCLEAN, errno.EBADMSG)
 
 _PLAIN_CHARS = 1000
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -118,56 +117,6 @@ def _log_left_out(path: str, target: str) -> None:
 def _link_left_out(path: str, target: str) -> str:
     text = f"{path} is left out: a link out of the checkpoint folder, to {target}, which is no file on a disk"
     return printable(text)
-
-
-def printable(text: str, most: int | None = None) -> str:
-    """Return text with a name of a file in it as one line: bytes that are not UTF-8 and control characters escaped.
-
-    With `most`, the middle of a longer text is left out.
-    """
-    text = os.fsencode(text).decode("utf-8", "backslashreplace")
-    text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-    return text if most is None or len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
-
-
-class FileUnreadable(Exception):
-    """The agent cannot read a file of the training. The store is not at fault.
-
-    `may_pass`: the file may be readable later without a change, as on a network mount that is away.
-    """
-
-    def __init__(self, path: str, reason: str, *, may_pass: bool) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
-        self.may_pass = may_pass
-
-
-def as_unreadable(path: str, error: OSError) -> FileUnreadable | None:
-    """Return the error as one of reading this file, with advice. None: it says nothing about the file."""
-    if error.errno not in _UNREADABLE:
-        return None
-    denied = error.errno in (errno.EACCES, errno.EPERM)
-    advice = "make it readable (chmod), or write it to another folder" if denied else "write it anew, or remove it"
-    reason = f"the agent cannot read it ({error.strerror or os.strerror(error.errno)}); {advice}"
-    return FileUnreadable(path, reason, may_pass=not denied)
-
-
-def closed_folder(path: str) -> FileUnreadable:
-    """Return the error of a folder whose content cannot be read."""
-    return FileUnreadable(path, "the agent cannot read this folder; make it readable (chmod)", may_pass=False)
-
-
-@contextmanager
-def naming_unreadable(path: str) -> Iterator[None]:
-    """Turn an error that says that the file cannot be read into FileUnreadable with this path."""
-    try:
-        yield
-    except OSError as error:
-        unreadable = as_unreadable(path, error)
-        if unreadable is None:
-            raise
-        raise unreadable from error
 
 
 def scan(

@@ -14,17 +14,11 @@ from pathlib import Path
 
 from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.file_numbers import generation_of, newest_of_each_kind
-from stoker.agent.checkpoints.folder_snapshot import (
-    Files,
-    FileUnreadable,
-    FolderView,
-    Signature,
-    pinned_path,
-    top_folder_of,
-)
+from stoker.agent.checkpoints.folder_snapshot import Files, FolderView, Signature, pinned_path, top_folder_of
 from stoker.agent.checkpoints.format_check import CachedFormatChecks, FormatCheck, check_format
 from stoker.agent.checkpoints.save_cycles import SaveCycles
 from stoker.agent.checkpoints.save_shape import SaveShapes
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable
 from stoker.agent.checkpoints.write_history import WriteHistory
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged

@@ -24,15 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.agent.checkpoints.folder_snapshot import (
-    File,
-    Signature,
-    as_unreadable,
-    closed_folder,
-    pinned_path,
-    signature_of,
-)
+from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
 from stoker.agent.checkpoints.torch_archive import MAX_PICKLE_BYTES, missing_storage
+from stoker.agent.checkpoints.unreadable_files import as_unreadable, closed_folder
 from stoker.store.base import FileChanged
 
 # Larger headers and documents are not read: such files count as unknown.

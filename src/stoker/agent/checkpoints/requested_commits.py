@@ -12,19 +12,11 @@ from functools import partial
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
 from stoker.agent.checkpoints.commit_queue import CommitQueue, CommitRequest
 from stoker.agent.checkpoints.file_copies import FileCopier, FileCopy
-from stoker.agent.checkpoints.folder_snapshot import (
-    File,
-    Files,
-    FileUnreadable,
-    Signature,
-    closed_folder,
-    placed,
-    printable,
-    scan,
-)
+from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, placed, scan
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.agent.checkpoints.save_protocol import MARKER
 from stoker.agent.checkpoints.sync_options import SyncOptions
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable, closed_folder, printable
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
 

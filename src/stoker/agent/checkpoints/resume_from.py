@@ -17,8 +17,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from stoker.agent.checkpoints.blobs import BlobSender, FileUnstable, OutgoingFile
-from stoker.agent.checkpoints.folder_snapshot import placed, printable, scan
+from stoker.agent.checkpoints.folder_snapshot import placed, scan
 from stoker.agent.checkpoints.save_protocol import MARKER, read_json
+from stoker.agent.checkpoints.unreadable_files import printable
 from stoker.core.poisoned_checkpoints import NONE_POISONED
 from stoker.model import keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError

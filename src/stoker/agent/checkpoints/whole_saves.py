@@ -12,9 +12,10 @@ from typing import Literal
 
 from stoker.agent.checkpoints.companion_units import CompanionUnits
 from stoker.agent.checkpoints.file_numbers import role_of
-from stoker.agent.checkpoints.folder_snapshot import File, Files, printable, top_folder_of
+from stoker.agent.checkpoints.folder_snapshot import File, Files, top_folder_of
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.save_shape import SaveShapes
+from stoker.agent.checkpoints.unreadable_files import printable
 from stoker.agent.checkpoints.write_history import PreSignalState, WriteHistory
 
 # The rest of a save is waited for at least so many times as long as the longest pause in the save before, to a limit.
