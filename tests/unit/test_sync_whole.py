@@ -234,13 +234,14 @@ def test_a_restarted_agent_rescues_what_is_shown_to_be_whole(tmp_path: Path, mem
     assert units == ({"step-1", "step-2"} if whole else {"step-1"})
 
 
-def test_a_restarted_agent_does_not_mix_two_saves(tmp_path: Path, memory: MemoryStore) -> None:
+@pytest.mark.parametrize("rested_s", [0.0, 10.0])
+def test_a_restarted_agent_does_not_mix_two_saves(tmp_path: Path, memory: MemoryStore, rested_s: float) -> None:
     world = World(tmp_path, memory).begin()
     for name in ("model", "optimizer"):
         write_json(world, f"{name}.json", 1)
     world.settle()
     age(world.folder, 60)
-    write_json(world, "model.json", 2)
+    write_json(world, "model.json", 2, at_s=time.time() - rested_s)
     recovered(world).sync.final(LIMIT_S)
     assert steps(memory, tmp_path / "back") == {"model.json": 1, "optimizer.json": 1}
 

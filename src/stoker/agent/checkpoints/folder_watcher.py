@@ -227,7 +227,8 @@ class FolderWatch:
         """After a restart of the agent: files last written before this time were quiet when the training died."""
         for path, file in self.files.items():
             if file.signature.modified_ns < before_ns:
-                self.history.mark_quiet(path)
+                # The rest of its save may be missing all the same.
+                self.history.mark_quiet(path, (before_ns - file.signature.modified_ns) / 1e9)
 
     def mark_quiet_and_written(self, before_ns: int) -> None:
         """After a crash of the machine: files last written before this time were quiet, and are on the disk.

@@ -245,9 +245,9 @@ class WriteHistory:
             survives=bool(writers & expect) if writers else has_survivor(self.members, expect),
         )
 
-    def mark_quiet(self, path: str) -> None:
-        """Record that the file had not changed for long when it was first seen."""
-        self.changed_at[path] = float("-inf")
+    def mark_quiet(self, path: str, longer_s: float = float("inf")) -> None:
+        """Record that the file had been settled for so long when it was first seen."""
+        self.changed_at[path] = self._now - self._settle_s - longer_s
 
     def end(self) -> None:
         """Record that the training has ended; everything was observed just now. Only the first call counts."""
