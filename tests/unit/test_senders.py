@@ -155,7 +155,7 @@ def test_cut_to_whole_lines() -> None:
 
 @pytest.mark.parametrize("how", ["head", "body", "continue"])
 def test_who_answers_a_letter_at_a_time_is_cut_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_module, "MESSAGE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(webhook_module, "MESSAGE_TIMEOUT_S", 2.0)
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -173,10 +173,10 @@ def test_who_answers_a_letter_at_a_time_is_cut_off(how: str, monkeypatch: pytest
         thread.start()
         began_s = time.monotonic()
         # One that said 200 has it, whatever else it meant to say.
-        said = {"continue": "no whole answer within 0.5 s", "body": "answers with 500"}.get(how)
+        said = {"continue": "no whole answer within 2 s", "body": "answers with 500"}.get(how)
         with pytest.raises(NotSent, match=said) if said else nullcontext():
             open_sender(f"http://127.0.0.1:{server.getsockname()[1]}/x")(LETTER)
-        assert time.monotonic() - began_s < 4.0
+        assert time.monotonic() - began_s < 30.0, "it drips for ever"
         over.set()
         thread.join()
 
