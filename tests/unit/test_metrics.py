@@ -48,7 +48,7 @@ metric_lines = st.one_of(
     st.builds(
         Sample,
         st.floats(0, 1e10),
-        st.none() | st.integers(0, 2**53),
+        st.none() | st.integers(0, 2**53 - 1),
         st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
     ),
     st.builds(MetricsMark, st.integers(0, 2**60), st.none() | st.integers(0, 100), st.none()),
