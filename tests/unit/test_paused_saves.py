@@ -63,6 +63,11 @@ class Program:
                 pass
 
 
+def refuse(*_: object, **__: object) -> None:
+    """Any write to a store that is down."""
+    raise StoreUnavailable("it is down")
+
+
 def newest_save(files: dict[str, bytes]) -> dict[str, int]:
     """The files that a program would load, and their steps: the newest folder, or the newest number of each kind."""
     found = {path: int(data) for path, data in files.items() if path != "config.bin"}
@@ -145,9 +150,6 @@ def test_saves_that_the_store_could_not_take_are_not_mixed_with_the_next(
     program = Program(world, layout, (3.0, 3.0), rest_s)
     program.run(3)
 
-    def refuse(*_: object, **__: object) -> None:
-        raise StoreUnavailable("it is down")
-
     with monkeypatch.context() as patch:
         for method in ("put", "create"):
             patch.setattr(memory, method, refuse)
@@ -176,3 +178,24 @@ def test_a_program_that_dies_between_two_files_continues_from_the_save_before(
     world.sync.final(60.0, TrainingEnd("died"))
     newest = saved_steps(memory, tmp_path / "back")[-1]
     assert set(newest.values()) == {3} and len(newest) == len(pauses) + 1
+
+
+def test_a_folder_of_the_save_before_is_committed_though_the_next_save_has_begun(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its companion stays as it was committed, and both are of one save."""
+    world = World(tmp_path, memory).begin()
+    program = Program(world, "parts", (), 0.0)
+    program.write("model", 1)
+    program.wait(5)
+    with monkeypatch.context() as patch:
+        for method in ("put", "put_file", "create"):
+            patch.setattr(memory, method, refuse)
+        program.write("optimizer", 1)
+        program.wait(5)
+        # Nothing shows that it was written to its end.
+        program.write("model", 2)
+        world.tick()
+    world.alive = False
+    world.sync.final(60.0, TrainingEnd("died"))
+    assert saved_steps(memory, tmp_path / "back")[-1] == {"model/weights.bin": 1, "optimizer/weights.bin": 1}

@@ -62,7 +62,7 @@ class UploadProgress:
 
         try:
             yield moved
-        except BaseException:
+        except BaseException:  # also an abort is a failed try; raised again
             with self._lock:
                 progress.tries += 1
                 if progress.tries < _COUNTED_TRIES:

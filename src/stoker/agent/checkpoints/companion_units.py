@@ -37,6 +37,8 @@ class CompanionUnits:
         # The place of each unit in the first save, and how often it was begun.
         self._place: dict[str, int] = {}
         self._begun: Counter[str] = Counter()
+        # Companions that were found since the last beginning.
+        self._known: dict[str, set[str]] = {}
 
     def note(self, unit: str, at_ns: int) -> None:
         """Record that the program began to write the unit, or began it again."""
@@ -44,6 +46,7 @@ class CompanionUnits:
             self._place.setdefault(unit, len(self._place))
             self._beginnings.append(_Beginning(unit, at_ns))
             self._begun[unit] += 1
+            self._known = {}
 
     def expect(self, units: Iterable[str]) -> None:
         """Record the units of a save of an earlier attempt, in the order in which they were written."""
@@ -55,7 +58,9 @@ class CompanionUnits:
         """Return the units that belong to the same saves as this one."""
         if unit not in self._place:
             return set()
-        return {other for other in self._place if other != unit and self._in_turn(unit, other)}
+        if unit not in self._known:
+            self._known[unit] = {other for other in self._place if other != unit and self._in_turn(unit, other)}
+        return self._known[unit]
 
     def still_to_come(self, unit: str) -> str | None:
         """Return a unit that the program has yet to begin in the save in which it has begun this one; None: there is
