@@ -18,7 +18,7 @@ Decide which files are whole:
 | module | content |
 |---|---|
 | `folder_watcher`, `folder_snapshot` | observe the folder: scans, open files, differences from the last commit |
-| `unreadable_files` | errors of reading a file, with advice |
+| `unreadable_files` | errors of reading a file, with advice; saves that wait because of one |
 | `write_history` | observations of each file: changes, open handles, writers that died |
 | `commit_chooser`, `commit_contents` | choose what to commit: files, copies, parts of the last commit |
 | `whole_saves` | which units of the folder may be committed when the training has ended |

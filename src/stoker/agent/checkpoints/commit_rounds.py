@@ -173,7 +173,7 @@ class CommitRounds:
         """Try at once, in the first final round, what failed before."""
         self.backoff.reset()
         self.watch.read_again()
-        self.requested.read_again()
+        self.requested.unreadable.read_again()
 
     def attempt(self, *, final: bool) -> bool:
         """Run one round. Return True if something was done. After a failure the next try comes later and later."""
@@ -196,7 +196,7 @@ class CommitRounds:
         except (StoreError, OSError) as error:
             self.backoff.note_failure(error)
             return False
-        self.backoff.note_success(unreadable=self.chooser.disk_fails or self.requested.disk_fails)
+        self.backoff.note_success(unreadable=self.chooser.disk_fails or self.requested.unreadable.disk_fails)
         return done
 
     def _advance(self, *, final: bool) -> bool:
@@ -261,5 +261,5 @@ class CommitRounds:
             commits=self.manifests.commits,
             bytes_moved=self.sender.bytes_moved,
             error=self.backoff.error or self.pruning.error,
-            held_back=self.requested.held_back if self.queue.used else self.folder_commits.held_back,
+            held_back=self.requested.unreadable.held_back if self.queue.used else self.folder_commits.held_back,
         )

@@ -26,9 +26,6 @@ from stoker.store.hashed_copy import copy_hashed
 
 # A scan before the training is signalled must not delay the signal longer than this.
 _MAX_SCAN_BEFORE_SIGNAL_S = 1.0
-# How long a file that could not be read to its end is left out before it is read again; and during the last commit.
-_READ_AGAIN_S = 60.0
-_LAST_READ_AGAIN_S = 2.0
 
 
 @dataclass
@@ -79,10 +76,7 @@ class FolderWatch:
         self.history = WriteHistory(settle_s, patience_s=patience_s)
         # The logs as of the last scan, for the thread that copies saves: it does not take the lock.
         self.logs: Collection[str] = ()
-        self._checks = CachedFormatChecks(view.folder, check)
-        # Files that could not be read to their end: the reason, and when to try again.
-        self._unreadable: dict[Signature, tuple[FileUnreadable, float]] = {}
-        self._read_again_s = _READ_AGAIN_S
+        self._checks = CachedFormatChecks(view.folder, check, monotonic)
         self._other_ranks: Mapping[str, Signature] = {}
         self._scan_cost_s = self._poll_at = 0.0
 
@@ -140,22 +134,17 @@ class FolderWatch:
 
     def check(self, path: str) -> FormatCheck:
         """Check a file of the last scan by its format."""
-        file = self.files.get(path)
-        failed = self._unreadable.get(file.signature) if file is not None else None
-        if failed is not None and self._monotonic() < failed[1]:
-            return FormatCheck("broken", failed[0].reason, unreadable=True, may_pass=failed[0].may_pass)
-        return self._checks.check(file)
+        return self._checks.check(self.files.get(path))
 
     def note_unreadable(self, error: FileUnreadable) -> None:
         """Record that a file could not be read to its end, as on a failing disk. After a while it is tried again."""
         file = self.files.get(error.path)
         if file is not None:
-            self._unreadable[file.signature] = (error, self._monotonic() + self._read_again_s)
+            self._checks.note_unreadable(file, error)
 
     def read_again(self) -> None:
         """Read files that could not be read again at once, and then sooner than before: the training has ended."""
-        self._unreadable.clear()
-        self._read_again_s = _LAST_READ_AGAIN_S
+        self._checks.read_again()
 
     def torn(self, open_at_end: Collection[str]) -> frozenset[str]:
         """Return the uncommitted files that are broken by their format, or were open when their writer ended and are

@@ -18,6 +18,7 @@ import os
 import re
 import stat
 import struct
+import time
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,9 +27,12 @@ from typing import Literal
 
 from stoker.agent.checkpoints.folder_snapshot import File, Signature, pinned_path, signature_of
 from stoker.agent.checkpoints.torch_archive import MAX_PICKLE_BYTES, missing_storage
-from stoker.agent.checkpoints.unreadable_files import as_unreadable, closed_folder
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable, as_unreadable, closed_folder
 from stoker.store.base import FileChanged
 
+# How long a file that could not be read to its end counts as broken before it is read again; and after the training.
+_READ_AGAIN_S = 60.0
+_LAST_READ_AGAIN_S = 2.0
 # Larger headers and documents are not read: such files count as unknown.
 _MAX_READ_BYTES = 16 * 1024 * 1024
 # Python makes ten bytes of each byte of a zip directory. This is room for tens of thousands of members.
@@ -85,18 +89,33 @@ WHOLE = FormatCheck("whole")
 
 
 class CachedFormatChecks:
-    """Format checks of the files of one folder, each made once for a file's signature."""
+    """Format checks of the files of one folder, each made once for a file's signature.
 
-    def __init__(self, folder: Path, check: Callable[[Path, str], FormatCheck]) -> None:
+    A file that could not be read to its end, as on a failing disk, is broken until it is read again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        check: Callable[[Path, str], FormatCheck],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder = folder
         self._check = check
+        self._monotonic = monotonic
         self._known: dict[Signature, FormatCheck] = {}
+        # Files that could not be read to their end: the reason, and when to try again.
+        self._unreadable: dict[Signature, tuple[FileUnreadable, float]] = {}
+        self._read_again_s = _READ_AGAIN_S
 
     def check(self, file: File | None) -> FormatCheck:
         """Check the file. A link, an absent file or one that changes meanwhile is unknown.
 
         A file that no checkpoint can hold is broken.
         """
+        failed = self._unreadable.get(file.signature) if file is not None else None
+        if failed is not None and self._monotonic() < failed[1]:
+            return FormatCheck("broken", failed[0].reason, unreadable=True, may_pass=failed[0].may_pass)
         if file is not None and file.problem:
             return FormatCheck("broken", file.problem, unreadable=True)
         if file is None or file.link is not None:
@@ -122,6 +141,15 @@ class CachedFormatChecks:
                 return UNKNOWN
             self._known[file.signature] = known
         return known
+
+    def note_unreadable(self, file: File, error: FileUnreadable) -> None:
+        """Record that the file could not be read to its end. After a while it is tried again."""
+        self._unreadable[file.signature] = (error, self._monotonic() + self._read_again_s)
+
+    def read_again(self) -> None:
+        """Read files that could not be read again at once, and then sooner than before: the training has ended."""
+        self._unreadable.clear()
+        self._read_again_s = _LAST_READ_AGAIN_S
 
     def known_form(self, file: File) -> str:
         """Return the form that an earlier check found; empty: none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -16,18 +15,12 @@ from stoker.agent.checkpoints.folder_snapshot import File, Files, Signature, pla
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft, ManifestWriter
 from stoker.agent.checkpoints.save_protocol import MARKER
 from stoker.agent.checkpoints.sync_options import SyncOptions
-from stoker.agent.checkpoints.unreadable_files import FileUnreadable, closed_folder, printable
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable, UnreadableSaves, closed_folder
 from stoker.model.node_facts import BlobRef
 from stoker.store.base import FileChanged
 
 # A save is nearly sent when the newest save has this many times more left to send.
 _NEARLY = 4
-# A save with a file that cannot be read is tried again after this time; and during the last commit.
-_READ_AGAIN_S = 10.0
-_LAST_READ_AGAIN_S = 2.0
-_NEVER = float("inf")
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,13 +65,7 @@ class RequestedCommits:
         self._copier = FileCopier(options.folder, options.scratch / "held")
         # The newest commit of each save.
         self.committed: dict[str, CommittedSave] = {}
-        # Saves that cannot be read, by sequence number, and when to try again.
-        self._unreadable: dict[int, float] = {}
-        # Which save cannot be committed, and why; None: all can.
-        self.held_back: str | None = None
-        # A save waits because a file cannot be read now, and may be readable later.
-        self.disk_fails = False
-        self._said_unreadable: set[int] = set()
+        self.unreadable = UnreadableSaves(options.monotonic, options.say)
         self._said_overtaken = False
         self.files = 0
         self.skipped = 0
@@ -97,7 +84,7 @@ class RequestedCommits:
         if gone:
             self._pass_over(gone, "replaced or removed before it was committed")
             self.waiting = [request for request in self.waiting if request not in gone]
-            self._forget_unreadable({request.sequence for request in gone})
+            self.unreadable.forget({request.sequence for request in gone})
         readable = self._readable(self.waiting)
         if not readable:
             self._answer_commits(final=final)
@@ -112,12 +99,12 @@ class RequestedCommits:
                 return True
             self._commit(request, final=final)
         except FileUnreadable as error:
-            self._note_unreadable(request, error, final=final)
+            self.unreadable.note(request.sequence, request.name, error, final=final)
         return True
 
     def is_done(self) -> bool:
         """Return True if final rounds have nothing more to commit: the saves that still wait cannot be read."""
-        return all(self._unreadable.get(request.sequence) == _NEVER for request in self.waiting)
+        return all(self.unreadable.is_given_up(request.sequence) for request in self.waiting)
 
     def uncommitted(self) -> Files:
         """Return the files of the newest save that waits."""
@@ -129,30 +116,7 @@ class RequestedCommits:
 
     def _readable(self, waiting: Iterable[CommitRequest]) -> list[CommitRequest]:
         """Return the requests without those whose save could not be read lately."""
-        now = self._options.monotonic()
-        return [request for request in waiting if self._unreadable.get(request.sequence, now) <= now]
-
-    def read_again(self) -> None:
-        """Try saves that could not be read again at once: the training has ended."""
-        self._unreadable.clear()
-        self.disk_fails = False
-
-    def _note_unreadable(self, request: CommitRequest, error: FileUnreadable, *, final: bool) -> None:
-        again_s = _LAST_READ_AGAIN_S if final else _READ_AGAIN_S
-        given_up = final and not error.may_pass
-        self._unreadable[request.sequence] = _NEVER if given_up else self._options.monotonic() + again_s
-        self.disk_fails = error.may_pass
-        self.held_back = f"the save {request.name} is not committed: {printable(str(error))}"
-        if request.sequence not in self._said_unreadable:
-            self._said_unreadable.add(request.sequence)
-            log.warning("%s", self.held_back)
-            if len(self._said_unreadable) == 1:
-                self._options.say(self.held_back)
-
-    def _forget_unreadable(self, sequences: Collection[int]) -> None:
-        self._unreadable = {number: at_s for number, at_s in self._unreadable.items() if number not in sequences}
-        if not self._unreadable:
-            self.held_back, self.disk_fails = None, False
+        return [request for request in waiting if self.unreadable.is_due(request.sequence)]
 
     def _takes_part(self, request: CommitRequest) -> bool:
         return request.sharded or self._options.rank == 0
@@ -293,7 +257,7 @@ class RequestedCommits:
         present = self._queue.saves()
         self.committed = {name: save for name, save in self.committed.items() if name in present}
         self.committed[request.name] = CommittedSave(request.number, {file.path: file.signature for file in files})
-        self._forget_unreadable({number for number in self._unreadable if number <= request.sequence})
+        self.unreadable.forget_through(request.sequence)
         self._sender.forget_sent()
         self._answer(request, final=final)
 

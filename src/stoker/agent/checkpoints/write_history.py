@@ -128,8 +128,44 @@ class _Uncommitted:
     begun_at: float
     smallest: int
 
-    def note_size(self, size: int) -> None:
-        self.smallest = min(self.smallest, size)
+
+class _UncommittedFiles:
+    """Files that were written since they were last committed."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Uncommitted] = {}
+        # How often each file was begun anew, removed files included.
+        self.rounds: dict[str, int] = {}
+
+    def note_size(self, path: str, size: int, since: float) -> None:
+        """Record the present size of a file. `since` is when its writing was begun, if it was committed until now."""
+        known = self._files.setdefault(path, _Uncommitted(since, size))
+        known.smallest = min(known.smallest, size)
+
+    def note_begin(self, path: str, at: float, *, anew: bool) -> None:
+        """Record that the writing of a file was begun, or went on after a rest. `anew`: from the beginning."""
+        self._files[path].begun_at = at
+        if anew:
+            self.rounds[path] = self.rounds.get(path, 0) + 1
+
+    def note_removed(self, path: str) -> None:
+        self._files.pop(path, None)
+
+    def note_commit(self, paths: Collection[str], present: Collection[str]) -> None:
+        """Forget the committed `paths`, and the rounds of files that are not `present`."""
+        for path in paths:
+            self._files.pop(path, None)
+        self.rounds = {path: count for path, count in self.rounds.items() if path in present and path not in paths}
+
+    def paths(self) -> Set[str]:
+        return self._files.keys()
+
+    def begun_at(self, path: str) -> float:
+        """Return when the writing of an uncommitted file was begun, at the earliest."""
+        return self._files[path].begun_at
+
+    def was_smaller(self, path: str, size: int) -> bool:
+        return path in self._files and self._files[path].smallest < size
 
 
 class WriteHistory:
@@ -150,9 +186,7 @@ class WriteHistory:
         self.open: dict[str, OpenFile] = {}
         self.members: frozenset[int] = frozenset()
         self.pre_signal: PreSignalState | None = None
-        self._uncommitted: dict[str, _Uncommitted] = {}
-        # How often each file was begun anew since it was last committed, removed files included.
-        self.rounds: dict[str, int] = {}
+        self._uncommitted = _UncommittedFiles()
         # Files that were written so shortly before a crash of the machine that bytes of them may be lost.
         self.maybe_lost: set[str] = set()
         self._files: Files = {}
@@ -175,20 +209,18 @@ class WriteHistory:
             if known is None or known.signature != file.signature:
                 # Files of the first scan were begun before anybody looked.
                 anew = not first and (known is None or self._is_begun_anew(path, known.signature, file.signature, now))
-                if anew:
-                    self.rounds[path] = self.rounds.get(path, 0) + 1
                 rested = now - self.changed_at.get(path, now) >= self._settle_s
-                uncommitted = self._uncommitted.setdefault(path, _Uncommitted(earliest, file.size))
-                uncommitted.note_size(file.size)
+                self._uncommitted.note_size(path, file.size, earliest)
                 if anew or rested:
-                    uncommitted.begun_at = earliest
+                    self._uncommitted.note_begin(path, earliest, anew=anew)
                 self.changed_at[path] = now
                 died = self._writer_died_holding.get(path)
                 if died is not None and died[1] != file.signature:
                     del self._writer_died_holding[path]
         for path in before.keys() - files.keys():
-            for known_paths in (self.changed_at, self._uncommitted, self._writer_died_holding):
-                known_paths.pop(path, None)
+            self.changed_at.pop(path, None)
+            self._writer_died_holding.pop(path, None)
+            self._uncommitted.note_removed(path)
             self._log_files.note_removed(path)
             self.removed_at[top_folder_of(path)] = now
 
@@ -216,7 +248,7 @@ class WriteHistory:
             self._writers |= file.writers
             seen = signature(path)
             if seen is not None:
-                self._uncommitted.setdefault(path, _Uncommitted(self.scanned_at, seen.size)).note_size(seen.size)
+                self._uncommitted.note_size(path, seen.size, self.scanned_at)
                 self._log_files.note_open(path, file, seen, self.scanned_at)
             if self.pre_signal is not None:
                 writers = self.pre_signal.writers
@@ -255,9 +287,7 @@ class WriteHistory:
             self.ended_at = self.scanned_at
 
     def note_commit(self, paths: Collection[str]) -> None:
-        for path in paths:
-            self._uncommitted.pop(path, None)
-        self.rounds = {path: count for path, count in self.rounds.items() if path in self._files and path not in paths}
+        self._uncommitted.note_commit(paths, self._files.keys())
 
     # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -280,14 +310,14 @@ class WriteHistory:
 
         Files that were written at about the same time belong to one save; `pause_s` is the longest known pause in one.
         """
-        changed = paths & self._uncommitted.keys() & self.changed_at.keys()
+        changed = paths & self._uncommitted.paths() & self.changed_at.keys()
         newest_first = sorted(changed, key=lambda path: -self.changed_at[path])
         if not newest_first:
             return None
-        begun, ended = self._uncommitted[newest_first[0]].begun_at, self.changed_at[newest_first[0]]
+        begun, ended = self._uncommitted.begun_at(newest_first[0]), self.changed_at[newest_first[0]]
         for path in newest_first:
             if self.changed_at[path] >= begun - max(self._settle_s, pause_s):
-                begun = min(begun, self._uncommitted[path].begun_at)
+                begun = min(begun, self._uncommitted.begun_at(path))
         return begun, ended
 
     def changed_lately(self) -> set[str]:
@@ -333,6 +363,11 @@ class WriteHistory:
         return (state.unsettled & self._files.keys()) | begun
 
     @property
+    def rounds(self) -> Mapping[str, int]:
+        """How often each file was begun anew since it was last committed, removed files included."""
+        return self._uncommitted.rounds
+
+    @property
     def since_removed_s(self) -> float:
         """How long before the last scan a file was seen to be removed."""
         return self.scanned_at - max(self.removed_at.values(), default=float("-inf"))
@@ -342,5 +377,4 @@ class WriteHistory:
 
     def grew(self, path: str) -> bool:
         """Return True if the file was seen smaller than it is: it was written from its beginning, not over old data."""
-        seen = self._uncommitted.get(path)
-        return seen is not None and path in self._files and seen.smallest < self._files[path].size
+        return path in self._files and self._uncommitted.was_smaller(path, self._files[path].size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,8 +91,6 @@ class AttemptContext:
         self.syncs = Syncs()
         self.record = TrainingRecord()
         self.submission: Submission | None = None
-        # When the log's request to leave is over, in monotonic seconds.
-        self._leave_by_s: float | None = None
 
     @property
     def config(self) -> NodeConfig:
@@ -115,13 +112,11 @@ class AttemptContext:
     def deadline_s(self) -> float | None:
         """The monotonic time by which this node must be gone, after its training; None while nothing demands that.
 
-        A notice, the request that ended the training, or an entry of the log, such as for `limits.max_cost`: the
-        governors end the machine `checkpoints.grace` and half a minute after that entry.
+        A notice, an entry of the log, or the request that ended the training.
         """
-        if self._leave_by_s is None and self.spec is not None and self.log_watch.leave() is not None:
-            self._leave_by_s = time.monotonic() + self.spec.checkpoints.grace_s
+        leave_by_s = self.leaving.deadline_s(self.spec.checkpoints.grace_s if self.spec is not None else None)
         outcome = self.record.outcome
-        ends = (self.notices.poll(), outcome.deadline_s if outcome else None, self._leave_by_s)
+        ends = (leave_by_s, outcome.deadline_s if outcome else None)
         return min((end for end in ends if end is not None), default=None)
 
     def begin_phase(self, phase: AgentPhase, **changes: str | None) -> None:

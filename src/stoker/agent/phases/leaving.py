@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -44,6 +45,19 @@ class LeaveChecks:
         # Known when the log has named the ranks of this claim.
         self.peers: PeerWatch | None = None
         self._has_left = threading.Event()
+        # When the log's request to leave is over, in monotonic seconds.
+        self._leave_by_s: float | None = None
+
+    def deadline_s(self, grace_s: float | None) -> float | None:
+        """The monotonic time by which a notice or an entry of the log demands that this node be gone; None: neither.
+
+        An entry, such as for `limits.max_cost`, allows `grace_s` from the first call that sees it: the governors end
+        the machine `checkpoints.grace` and half a minute after the entry. Without `grace_s` it sets no deadline.
+        """
+        if self._leave_by_s is None and grace_s is not None and self._log_watch.leave() is not None:
+            self._leave_by_s = time.monotonic() + grace_s
+        ends = (self._notices.poll(), self._leave_by_s)
+        return min((end for end in ends if end is not None), default=None)
 
     def check_notices(self) -> None:
         """Raise LeaveEarly on a notice or a peer that left. The log may ask for stack dumps meanwhile."""
