@@ -266,6 +266,17 @@ def test_no_invisible_character_of_unicode_is_shown() -> None:
     assert harmless("❤️ 👍🏽") == "❤️ 👍🏽"
 
 
+@pytest.mark.parametrize("mark", ["\u0301", "\u0489", "\u20dd", "\U0001e000"])
+@pytest.mark.parametrize("between", ["", "\x1b[m", "\x1b[31m", "\u200b", "\x1b]8;;x\x07"])
+def test_marks_on_one_character_do_not_cover_the_lines_around(mark: str, between: str) -> None:
+    flood = "a" + (mark + between) * 300 + "b"
+    for shown in (harmless(flood), legible(flood)):
+        assert shown.count(mark) == 5
+        assert shown.startswith("a") and "b" in shown
+    words = "שָׁלוֹם e\u0323\u0302 བསྒྲུབས สิ้น"
+    assert harmless(words) == words, "scripts keep theirs"
+
+
 def test_others_words_are_one_line() -> None:
     assert legible(("failed\n[stoker] succeeded",)) == ("failed [stoker] succeeded",)
 
@@ -279,6 +290,9 @@ def test_no_command_can_forget(steer: str) -> None:
     stream.flush()
     shown = os.read(terminal, 1000).decode()
     assert shown.replace("\r\n", "\n") == "ab \x1b[31mred\x1b[0m\n"
+    stream.write(f"a{chr(0x301) * 400}b\n")
+    stream.flush()
+    assert os.read(terminal, 1000).decode() == f"a{chr(0x301) * 5}b\r\n"
     stream.close()
     os.close(terminal)
 

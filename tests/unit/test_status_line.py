@@ -19,6 +19,7 @@ from stoker.model.offerings import Offering
 from stoker.model.submission import Submission
 from stoker.read import follow as follow_module
 from stoker.read.follow import Follower
+from stoker.read.format import width
 from stoker.read.logs import LogLine
 from stoker.read.screens import TerminalScreen
 from stoker.read.status_line import Status, StatusPart, heartbeat_parts, no_capacity_parts, status_of
@@ -167,6 +168,19 @@ def test_a_progress_bar_leaves_room_for_the_status(monkeypatch: pytest.MonkeyPat
 
 
 # ── Only where it is shown ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_wide_characters_do_not_push_the_status_into_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs into another line is not erased with the next status."""
+    monkeypatch.setenv("COLUMNS", "61")
+    screen = TerminalScreen(StringIO(), prefix=False, live=True)
+    screen.line(LogLine(attempt=1, rank=0, at=0.0, text="学習 🚀" * 20, end="\r"))
+    assert screen.room == 40
+    written = StringIO()
+    monkeypatch.setattr("sys.stderr", written)
+    screen.status(Status((StatusPart("訓練" * 40),)).fitted(screen.room))
+    assert width(written.getvalue().removeprefix("\r")) <= 60
+    assert width("❤️e\u0323\u0302") == 2
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-from stoker.read.safe_text import DRAWING, ESCAPE
+from stoker.read.safe_text import DRAWING, ESCAPE, with_few_marks
 
 # Hiding the cursor, which Stoker itself does while a progress bar moves.
 _CURSOR = re.compile(r"\x1b\[\?25[hl]")
@@ -49,7 +49,7 @@ def _without_steering(text: str) -> str:
     def passed(found: re.Match[str]) -> str:
         return found[0] if DRAWING.fullmatch(found[0]) or _CURSOR.fullmatch(found[0]) else ""
 
-    return ESCAPE.sub(passed, text)
+    return with_few_marks(ESCAPE.sub(passed, text))
 
 
 def guard(stream: TextIO) -> TextIO:

@@ -7,8 +7,9 @@ out) is secondary: an error of the process itself shortly above it is the cause.
 
 from __future__ import annotations
 
+import builtins
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,8 +25,9 @@ _QUOTED_CHARS = 300
 # training went on: the error was handled.
 _ORDINARY_LINES = 40
 
-# Number of last states of a progress bar that are read.
+# Number of last states of a progress bar, or last lines of a traceback within one line, that are read.
 _MOST_STATES = 50
+_LONGEST_TRACEBACK = 64 * 1024
 
 # Names that an agent may report. Any other name would become a rule of that name.
 NAMES = frozenset({"exception", "refused", *(pattern.name for pattern in PATTERNS)})
@@ -43,9 +45,14 @@ _SCRIPT_TYPES = frozenset({
 # Exceptions that report the end of another process, whose own output is above.
 _WRAPPERS = frozenset({
     "CalledProcessError", "ChildFailedError", "KeyboardInterrupt", "ProcessExitedException",
-    "ProcessRaisedException", "SignalException", "SystemExit",
+    "ProcessRaisedException", "SignalException", "SystemExit", "_InactiveRpcError", "_MultiThreadedRendezvous",
 })
 # fmt: on
+# Names of exceptions for mistakes in a program or its settings, of any library.
+_MISTAKE = re.compile(
+    r"(?:Argument|Attribute|Config(?:uration)?|Decode|Import|Index|Key|Pars(?:e|er|ing)|Schema|Syntax|Type|Validation"
+    r"|Value)(?:Error|Exception)$"
+)
 # Exceptions that say what failed but not why: an error shortly above them names the cause, if there is one.
 _VAGUE = re.compile(
     r"[\w.]{0,200}SignalException: |(?:BrokenPipeError|EOFError|ConnectionRefusedError|ConnectionAbortedError)\b"
@@ -73,6 +80,8 @@ _PREFIXES = (
 )
 # At the end of a line: a progress bar may precede it.
 _TRACEBACK = re.compile(r"\bTraceback \(most recent call last\):\s{0,8}$")
+# A whole traceback as one text, as loggers of JSON write it.
+_IN_ONE_LINE = "Traceback (most recent call last):\\n"
 # The same in torchrun's table, where every line is indented.
 _IN_TABLE = re.compile(r"\s{1,8}traceback\s{0,8}: Traceback ")
 # Python prints these exceptions and goes on: at the end of a process, or in a destructor.
@@ -170,10 +179,8 @@ class _Reader:
     def read(self, lines: Sequence[str]) -> list[_Found | _Plain]:
         """Classify each line: an error, or the kind of ordinary line."""
         for line in lines:
-            # A progress bar: an error may be between two of its states.
-            states = [state for state in line.split("\r") if state.strip()] if "\r" in line else [line]
-            for state in states[-_MOST_STATES:] or ("",):
-                self._line(state)
+            for part in _parts(line):
+                self._line(part)
         return self.found
 
     def _line(self, line: str) -> None:
@@ -213,6 +220,16 @@ class _Reader:
             self.ignored = self.thread = self.table = False
 
 
+def _parts(line: str) -> Iterable[str]:
+    """Split what a program wrote as one line: the states of a progress bar, between which an error may be, or a
+    traceback with escaped line breaks."""
+    if _IN_ONE_LINE in line:
+        return line.split("\\n")[-_MOST_STATES:] if len(line) <= _LONGEST_TRACEBACK else (line,)
+    if "\r" in line:
+        return [state for state in line.split("\r") if state.strip()][-_MOST_STATES:] or ("",)
+    return (line,)
+
+
 def _plain(text: str) -> _Plain:
     if _CHAIN.match(text):
         return "chain"
@@ -244,23 +261,24 @@ def _judge(text: str, *, raised: bool) -> FailureCause | None:
     named = raised or text.startswith(_CLIENTS)
     exception = _EXCEPTION.match(text) or (_ANY_EXCEPTION.match(text) if named else None)
     if exception is not None and (raised or not _NUMBER.match(text, exception.end(1))):
-        return _judge_exception(exception[1], text)
+        return _judge_exception(exception[1], text, raised=raised)
     if _THROWN.match(text):
         return _match(text, raised=True) or _own(text)
     if _CRASHED.match(text):
         return _own(text)
-    if _BENIGN.search(text):
-        return None
-    found = _match(text, raised=False)
-    if found is None and _REFUSED.match(text):
+    if _REFUSED.match(text):
         return FailureCause("refused", "script", text.strip()[:_QUOTED_CHARS])
-    return found
+    return None if _BENIGN.search(text) else _match(text, raised=False)
 
 
-def _judge_exception(name: str, text: str) -> FailureCause | None:
-    kind = name.rpartition(".")[2]
-    if kind in _SCRIPT_TYPES:
+def _judge_exception(name: str, text: str, *, raised: bool) -> FailureCause | None:
+    module, _, kind = name.rpartition(".")
+    if kind in _SCRIPT_TYPES or _MISTAKE.search(kind):
         return _own(text)
+    if raised and not module and not hasattr(builtins, kind) and not kind.endswith("RuntimeError"):
+        # Python leaves out the module of classes of the script itself, whose messages may quote anything, and JAX that
+        # of its XlaRuntimeError.
+        return _match(kind, raised=True) or _own(text)
     found = _match(text, raised=True)
     if kind in _WRAPPERS:
         return found

@@ -32,7 +32,8 @@ PATTERNS: tuple[FailurePattern, ...] = (
         "gpu-memory",
         "script",
         re.compile(
-            r"\bCUDA (?:error: )?out of memory\b|\bCuda failure (?:\d{1,4} )?'?out of memory|\bOutOfMemoryError\b"
+            r"\bCUDA (?:error: )?out of memory\b|\bCuda failure (?:\d{1,4} )?'?out of memory|"
+            r"(?<!ray\.exceptions\.)\bOutOfMemoryError\b"
             r"|\bCUBLAS_STATUS_ALLOC_FAILED\b|\bResourceExhaustedError\b|\bOOM when allocating tensor\b"
             r"|\bRESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate|Error allocating)\b"
             r"|\bCUDA_ERROR_OUT_OF_MEMORY\b"
@@ -46,7 +47,10 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:",
             "OOM when allocating tensor with shape[256,64,112,112] and type float on /job:localhost/device:GPU:0",
         ),
-        ("OSError: [Errno 12] Cannot allocate memory",),
+        (
+            "OSError: [Errno 12] Cannot allocate memory",
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        ),
     ),
     FailurePattern(
         "cuda-usage",
@@ -88,15 +92,23 @@ PATTERNS: tuple[FailurePattern, ...] = (
         "gpu",
         "machine",
         re.compile(
-            r"\bfallen off the bus\b|\bUnable to determine the device handle for (?:GPU|gpu)|\bGPU is lost\b"
+            r"\bfallen off the bus\b|\bUnable to determine the device handle for (?:GPU|gpu)|\b(?:GPU|gpu) is lost\b"
             r"|\bERROR_GPU_IS_LOST\b|\buncorrectable (?:ECC|NVLink) error\b|\bhardware stack error\b"
-            r"|\bCUDA error: (?:unspecified launch failure|the launch timed out|unknown error)|\bCUDA unknown error\b"
+            r"|\b(?:CUDA|HIP) error: (?:unspecified launch failure|the launch timed out|unknown error)"
+            r"|\bInvalid access of peer GPU memory over nvlink or a hardware error\b|\bCUDA unknown error\b"
+            r"|\bUnexpected error from cudaGetDeviceCount\(\).{0,200}\bError (?:304|802|999):"
+            r"|\bDriver/library version mismatch\b|\bhas detected an NVML/RM version mismatch\b"
+            r"|\bnvml error: driver not loaded\b"
+            # Accelerators of Google and of AWS.
+            r"|\bAccelerator device halted prematurely\b"
+            r"|\bTPU initialization failed: .{0,80}\bDevice or resource busy\b"
+            r"|\buncorrectable memory error on Neuron Device\b|\bNRT_EXEC_HW_ERR_"
             r"|\bCUDA-capable devices? ?(?:\(s\) )?(?:is/are|are) busy or unavailable\b|\bsystem not yet initialized\b"
             r"|\bCUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|HARDWARE_STACK_ERROR|LAUNCH_FAILED)\b"
             # XIDs 13, 31, 43 and 45 are caused by the program or the end of another one; 63, 92 and 121 are corrected
             # errors.
             r"|\bNVRM: Xid \(PCI:[0-9A-Fa-f:.]{4,20}\): (?!(?:13|31|43|45|63|92|121)\b)\d{1,3}\b"
-            r"|\b(?:Xid|XID) (?:48|62|64|74|79|94|95|119|120|14[0-9]|150)\b"
+            r"|\b(?:Xid|XID)(?: error)?:? (?:48|62|64|74|79|94|95|119|120|14[0-9]|150)(?=[(:,]| error| detected|$)"
         ),
         (
             "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
@@ -116,6 +128,16 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
             "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
             "E tensorflow/stream_executor/cuda/cuda_driver.cc:1011] failed: CUDA_ERROR_ECC_UNCORRECTABLE",
+            "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda? Error 999: unknown error",
+            "RuntimeError: HIP error: unspecified launch failure",
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.",
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
+            "XlaRuntimeError: INTERNAL: Core halted unexpectedly: INTERNAL: Accelerator device halted prematurely, perha",
+            "XlaRuntimeError: UNAVAILABLE: TPU initialization failed: open(/dev/accel0): Device or resource busy",
+            "ERROR  TDRV:exec_consume_infer_status_ encountered uncorrectable memory error on Neuron Device 0",
+            "RuntimeError: nrt_execute failed with status 1202 (NRT_EXEC_HW_ERR_NC_UE)",
         ),
         (
             "maXid=3",
@@ -123,6 +145,7 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "NVRM: Xid (PCI:0000:9b:00): 31, pid=1234, name=python3, MMU Fault",
             "NVRM: Xid (PCI:0000:41:00): 63, Row Remapper: New row marked for remapping",
             "taxid 79 of 100",
+            "batch 3: rows with Xid 79 of the list",
         ),
     ),
     FailurePattern(
@@ -152,7 +175,8 @@ PATTERNS: tuple[FailurePattern, ...] = (
         "host-memory",
         "machine",
         re.compile(
-            r"\boom[_-]kill\b|\bCannot allocate memory\b"
+            r"\boom[_-]kill\b|\bCannot allocate memory\b|\bray\.exceptions\.OutOfMemoryError\b"
+            r"|\b(?:Out of memory|Memory cgroup out of memory): Killed process \d|\bsystemd-oomd killed\b"
             r"|\bDataLoader worker \(pid\(?s?\)? \d+\) is killed by signal: Killed\b"
         ),
         (
@@ -160,6 +184,9 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "RuntimeError: DataLoader worker (pid 3621) is killed by signal: Killed.",
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=113.0. Some of the step tasks have been OOM Kille",
+            "Memory cgroup out of memory: Killed process 1234 (python) total-vm:1kB, anon-rss:2kB",
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            "systemd-oomd killed 12 process(es) in this unit.",
         ),
         ("RuntimeError: DataLoader worker (pid 3621) is killed by signal: Segmentation fault.",),
     ),
@@ -179,7 +206,8 @@ PATTERNS: tuple[FailurePattern, ...] = (
             r"|\bConnectionResetError\(|\bConnection was closed before we received\b"
             r"|\bEOF occurred in violation of protocol\b|\bGeneric \w{1,10} error: Error after \d{1,4} retries\b"
             r"|\bAn error happened while trying to locate the file on the Hub\b"
-            r"|\bTemporary failure in name resolution\b|\bWe couldn't connect to 'http"
+            r"|\bTemporary failure in name resolution\b|\bNetwork is (?:unreachable|down)\b|\bNo route to host\b"
+            r"|\bWe couldn't connect to 'http"
             r"|\bCommError: (?:Run initialization has timed out|Error communicating with wandb)"
             r"|^google\.api_core\.exceptions\.(?:ServiceUnavailable|InternalServerError|TooManyRequests|BadGateway"
             r"|GatewayTimeout|DeadlineExceeded|RetryError)\b"
@@ -198,6 +226,8 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected",
             "httpx.ReadTimeout: The read operation timed out",
             "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec.",
+            "urllib3.exceptions.NewConnectionError: Failed to establish a connection: [Errno 101] Network is unreachable",
+            "OSError: [Errno 113] No route to host",
         ),
         (
             "HTTP Error 429 thrown while requesting HEAD https://huggingface.co/x/resolve/v2/config.json",
@@ -218,7 +248,9 @@ PATTERNS: tuple[FailurePattern, ...] = (
             r"\bexitcode\s{0,8}: -9 \(pid\b|\bfailed \(exitcode: -(?:1|2|9|15)\)"
             r"|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIG(?:KILL|TERM|HUP|INT)\b"
             r"|\bexited on signal (?:9 \(Killed|15 \(Terminated)\)|\bexits with return code = -(?:9|15)\b"
-            r"|\bterminated with signal SIG(?:KILL|TERM|HUP)\b|: line \d{1,6}: {1,4}\d{1,9} (?:Killed|Terminated)\b"
+            r"|\bterminated with signal SIG(?:KILL|TERM|HUP)\b|^Killed$"
+            r"|\bTERMINATED WITH THE EXIT STRING: (?:Hangup|Killed|Terminated) \(signal \d{1,2}\)"
+            r"|: line \d{1,6}: {1,4}\d{1,9} (?:Killed|Terminated)\b"
             # torchrun itself was signalled, and not by Stoker.
             r"|\bSignalException: Process \d{1,9} got signal: (?:1|2|15)\b"
         ),
@@ -233,21 +265,32 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "/w/run.sh: line 28:  8156 Killed                  python3 main.py --epochs 400",
             "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3424 got signal: 15",
             "E0501 11:12:35.1 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: -15) local_rank",
+            "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+            "Killed",
         ),
         (
             "  exitcode  : -6 (pid: 3437)",
             "  traceback : Signal 15 (SIGTERM) received by PID 3437",
             "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV",
+            "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)",
+            "Killed the worker pool",
         ),
     ),
     FailurePattern(
         "nccl",
         "peer",
         re.compile(
-            r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b|\bNCCL [Ee]rror\b"
-            r"|\bwatchdog (?:got stuck|hang)\b|\bSome NCCL operations have failed or timed out\b"
+            r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b"
+            # With a number or a place, or at the end: other texts are about NCCL errors, not one.
+            r"|\bNCCL [Ee]rror(?: in)?(?: \d{1,3})?:|\bNCCL [Ee]rror$"
+            r"|\bwatchdog (?:got stuck|hang)\b|\bdue to (?:a )?collective timeout\b"
+            r"|\bSome NCCL operations have failed or timed out\b"
             r"|\bnccl(?:System|Remote|Internal|UnhandledCuda)Error\b|\bNCCL communicator was aborted\b"
-            r"|\bNCCL timeout\b|\bNCCL operation \w{1,60}\(\) failed\b"
+            r"|\bNCCL timeout\b|\bNCCL operation \w{1,60}\(.{0,120}?\) failed\b"
+            # The networks below NCCL, MPI and their like.
+            r"|\bTransport retry count exceeded on mlx|\(Unresponsive receiver\b|: Unresponsive receiver\b"
+            # Devices of one process, or of several, wait for each other in XLA.
+            r"|\bTermination timeout for `[^`]{1,80}` of \d"
         ),
         (
             "  what():  [Rank 6] NCCL watchdog thread: Watchdog caught collective operation timeout: WorkNCCL(",
@@ -260,10 +303,17 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system e",
             "[PG ID 0 PG GUID 0(default_pg) Rank 3] ProcessGroupNCCL's watchdog got stuck for 480 seconds",
             "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels,",
+            "Terminating the process after attempting to dump debug info, due to collective timeout or exception.",
+            "XlaRuntimeError: INTERNAL: nccl_utils.cc:297: NCCL operation ncclCommInitRank(&comm, id, rank) failed: unhan",
+            "[n1:42:0:42] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
+            "NET/OFI Request 0x7f completed with error. RC: 103. Error: 4104 (Unresponsive receiver).",
+            "F0101 00:00:00.0 1 rendezvous.cc:100] Termination timeout for `all reduce` of 40 seconds exceeded.",
         ),
         (
             "user:16901:16967 [2] misc/socket.cc:441 NCCL WARN socketFinalizeAccept: wrong type 4 != 3",
             "node0:13571:13571 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
+            "app.errors.SetupProblem: the NCCL error handling of this script wants a policy",
+            "choose what an NCCL error does",
         ),
     ),
     FailurePattern(
@@ -284,8 +334,9 @@ PATTERNS: tuple[FailurePattern, ...] = (
             r"|\bCollective ops is aborted by\b|\bAborting \w{1,30}Reduce with Unavailable\b"
             r"|\b(?:UNAVAILABLE|Unavailable): (?:Socket closed|Connection |failed to connect to all addresses)"
             r"|\b(?:Failed to send RPC to|Polled an error from|set to ERROR in) coordination service\b"
-            r"|\bHorovodInternalError\b|\bORTE has lost communication\b"
-            r"|\b(?:ActorDied|RayActor|WorkerCrashed|NodeDied|LocalRayletDied)Error\b"
+            r"|\b(?:stopped sending heartbeats|errors_impl\.UnavailableError|StatusCode\.UNAVAILABLE)\b"
+            r"|\bHorovodInternalError\b|\b(?:ORTE|PRTE) has lost communication\b|\bGloo connectFullMesh failed\b"
+            r"|\b(?:ActorDied|RayActor|WorkerCrashed|NodeDied|LocalRayletDied|OwnerDied|ObjectLost)Error\b"
         ),
         (
             "RuntimeError: Connection reset by peer",
@@ -304,6 +355,11 @@ PATTERNS: tuple[FailurePattern, ...] = (
             "2019-05-19 15:08:13.13: E tensorflow/core/x.cc:369] Aborting RingReduce with Unavailable: Socket closed",
             "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.",
             "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+            "ray.exceptions.OwnerDiedError: Failed to retrieve object 00ff. The object's owner has exited.",
+            "jax.errors.JaxRuntimeError: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):",
+            "RuntimeError: Gloo connectFullMesh failed with Caught exception: SO_ERROR: Connection refused, remote=[x]",
+            "PRTE has lost communication with a remote daemon.",
+            "\tstatus = StatusCode.UNAVAILABLE",
         ),
         (
             "[rank1]:[W1229 22:06:38.55 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=67): Broken pipe",

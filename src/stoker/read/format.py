@@ -66,6 +66,20 @@ def width(text: str) -> int:
     plain = _STYLE.sub("", text)
     if plain.isascii():
         return len(plain)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in plain
-    )
+    return sum(map(_columns, plain))
+
+
+def cut(text: str, columns: int) -> str:
+    """The beginning of a plain text that fits into so many columns."""
+    taken = 0
+    for place, char in enumerate(text):
+        taken += _columns(char)
+        if taken > columns:
+            return text[:place]
+    return text
+
+
+def _columns(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from typing import TypeVar, cast
 
 T = TypeVar("T")
@@ -24,6 +25,9 @@ ESCAPE = re.compile(f"{_STEERING}|{_INVISIBLE}")
 # return. A progress bar needs no more. All others could change what Stoker or another node has printed: cursor up and
 # down, positions, erasing the screen, scrolling, the alternate screen, titles, links, the clipboard.
 DRAWING = re.compile(r"\x1b\[[0-9;:]*m|\x1b\[[0-9]*[CDGK]|\r")
+# Marks that are drawn onto the character before them. No script puts more on one; hundreds would cover other lines.
+_MOST_MARKS = 5
+_PARTS = re.compile(f"({DRAWING.pattern})")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = ("\x1b[m", "\x1b[0m")
 
@@ -33,9 +37,25 @@ def harmless(line: str) -> str:
 
     Its colours end with it: text of others below it must stay readable.
     """
-    kept = ESCAPE.sub(lambda found: found[0] if DRAWING.fullmatch(found[0]) else "", line)
+    kept = with_few_marks(ESCAPE.sub(lambda found: found[0] if DRAWING.fullmatch(found[0]) else "", line))
     colours = _COLOUR.findall(kept)
     return kept if not colours or colours[-1] in _RESETS else f"{kept}{_RESETS[1]}"
+
+
+def with_few_marks(text: str) -> str:
+    """The text without more combining marks on one character than any script uses."""
+    if text.isascii():
+        return text
+    kept, marks = [], 0
+    for place, part in enumerate(_PARTS.split(text)):
+        if place % 2:
+            kept.append(part)  # A colour between two marks does not part them.
+            continue
+        for char in part:
+            marks = marks + 1 if unicodedata.category(char) in ("Mn", "Me") else 0
+            if marks <= _MOST_MARKS:
+                kept.append(char)
+    return "".join(kept)
 
 
 def legible(value: T) -> T:
@@ -45,7 +65,7 @@ def legible(value: T) -> T:
     to people only: Stoker adds its own colours afterwards.
     """
     if isinstance(value, str):
-        return cast("T", ESCAPE.sub("", value).replace("\n", " "))
+        return cast("T", with_few_marks(ESCAPE.sub("", value)).replace("\n", " "))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: legible(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return cast("T", dataclasses.replace(value, **parts))

@@ -7,6 +7,7 @@ import shutil
 import sys
 from typing import Protocol, TextIO
 
+from stoker.read.format import cut, width
 from stoker.read.logs import LogLine
 from stoker.read.progress_rows import ProgressRows
 from stoker.read.safe_text import harmless, legible
@@ -108,13 +109,13 @@ class TerminalScreen(PlainScreen):
     def room(self) -> int:  # type: ignore[override]
         """The number of columns for the status."""
         columns = _columns()
-        return max(columns - len(self._bar) - 3, min(columns, _LEAST_ROOM)) if self._bar else columns
+        return max(columns - width(self._bar) - 3, min(columns, _LEAST_ROOM)) if self._bar else columns
 
     def status(self, text: str) -> None:
         flat = f"{text} │ {self._bar}" if self._bar else text
         if not self.shows_status or flat == self._shown:
             return
-        sys.stderr.write(_CLEAR + _dim(flat[: _columns()]))
+        sys.stderr.write(_CLEAR + _dim(cut(flat, _columns())))
         sys.stderr.flush()
         self._shown = flat
 

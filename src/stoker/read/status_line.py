@@ -15,7 +15,7 @@ from stoker.core.summary import phase_of
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat
-from stoker.read.format import ago, as_of, dollars, duration, number, one_line, width
+from stoker.read.format import ago, as_of, cut, dollars, duration, number, one_line, width
 from stoker.read.safe_text import legible
 from stoker.store import job_index, node_facts
 from stoker.store.base import Store
@@ -60,7 +60,7 @@ class Status:
             # Among equals, the last part goes.
             most = max(part.spare for part in spared)
             kept.pop(max(place for place, part in enumerate(kept) if part.spare == most))
-        return _BETWEEN.join(part.text for part in kept)[:room]
+        return cut(_BETWEEN.join(part.text for part in kept), room)
 
 
 def status_of(store: Store, job: str, state: JobState) -> Status:
