@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.providers.ec2 import prices
-from stoker.providers.ec2.catalog import MachineType, described
+from stoker.providers.ec2.catalog import Ec2MachineType, described
 
 DATA = Path(__file__).resolve().parents[1] / "src/stoker/providers/ec2/data"
 _MIB = 1024**2
@@ -52,7 +52,7 @@ def _kept(name: str) -> bool:
     return not size.startswith("metal") and bool(_ACCELERATED.fullmatch(family) or _PLAIN.fullmatch(family))
 
 
-def _distinguished(machines: Iterable[MachineType]) -> list[MachineType]:
+def _distinguished(machines: Iterable[Ec2MachineType]) -> list[Ec2MachineType]:
     """A GPU that is sold with more or less memory under one name gets its memory into its name."""
     from dataclasses import replace
 
@@ -67,7 +67,7 @@ def _distinguished(machines: Iterable[MachineType]) -> list[MachineType]:
     ]
 
 
-def _row(machine: MachineType) -> dict[str, Any]:
+def _row(machine: Ec2MachineType) -> dict[str, Any]:
     """What differs from the defaults, in the order in which people read it."""
     row: dict[str, Any] = {"cpus": machine.cpus, "memory_mib": (machine.memory_bytes or 0) // _MIB}
     if machine.gpu:

@@ -144,7 +144,10 @@ def test_what_it_may_not_pass_is_told_with_the_command(
 
 
 def test_passes_are_looked_for_where_they_are_written() -> None:
-    assert deployment_record.GOVERNOR_NAMES == {"aws": LAMBDA, "gcp": CLOUD_RUN}
+    assert {cloud: each.governor for cloud, each in deployment_record.CLOUDS.items()} == {
+        "aws": LAMBDA,
+        "gcp": CLOUD_RUN,
+    }
 
 
 def test_stopping_and_resuming_from_python_wake_it(

@@ -29,7 +29,7 @@ from stoker.providers.boot.agent_service import InstallPaths, agent_unit
 from stoker.providers.boot.install import unpack
 from stoker.providers.boot.retry import BootFailed, RetryableFailure
 from stoker.providers.boot.script import BootSettings
-from stoker.providers.ec2.bootstrap import Bucket as S3Bucket
+from stoker.providers.ec2.bootstrap import Ec2BootBucket
 from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
 from stoker.providers.image_info import newer_image
 from stoker.submit.agent_bundle import local_tag
@@ -497,8 +497,8 @@ class Answer(io.BytesIO):
         return self.headers.get(name.lower())
 
 
-def a_bucket(name: str = "bucket", **environ: str) -> S3Bucket:
-    return S3Bucket(name, environ, "us-east-1", Who())  # type: ignore[arg-type]
+def a_bucket(name: str = "bucket", **environ: str) -> Ec2BootBucket:
+    return Ec2BootBucket(name, environ, "us-east-1", Who())  # type: ignore[arg-type]
 
 
 def test_where_a_bucket_is() -> None:

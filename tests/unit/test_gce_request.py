@@ -326,7 +326,7 @@ class TestImages:
         ],
     )
     def test_what_is_meant(self, wanted: str, source: str) -> None:
-        assert images.find(wanted, "x86_64") == images.Image(source)
+        assert images.find(wanted, "x86_64") == images.GceImage(source)
 
     def test_arm_has_its_own(self) -> None:
         found = machine_of(order(replace(E2, machine="t2a-standard-4")))["disks"][0]["initializeParams"]["sourceImage"]

@@ -257,11 +257,11 @@ def print_requests(requests: list[Any], *, as_json: bool) -> None:
 def print_deployed(deployed: Any, *, as_json: bool) -> None:
     """Print the name, the place and the cost of the deployed governor."""
     from stoker.cli.format import print_json, say, to_json
+    from stoker.governor.deployment_record import CLOUDS
 
     if as_json:
         print_json(to_json(deployed))
         return
     say(f"{deployed.name} governs from now on, in {deployed.region}: woken by events, and once a minute while a job is")
-    # As docs/serverless.md computes it: the slow tick, the alarms on AWS, and Cloud Scheduler's price for two clocks.
-    cost = "about 30 cents" if deployed.cloud == "gcp" else "about 50 cents"
+    cost = CLOUDS[deployed.cloud].monthly_cost
     say(f"active. At rest it costs {cost} a month. `stoker deploy {deployed.cloud} --remove` takes it away")

@@ -185,7 +185,9 @@ def _wake_deployed(store: Store, policy: Policy) -> None:
 
 def _uncovered_jobs(deployed: DeploymentRecord, policy: Policy) -> list[str]:
     """A line about external training jobs that the policy covers, and the deployed governor does not."""
-    if policy.sagemaker is None or deployed.cloud != "aws":
+    from stoker.governor.deployment_record import CLOUDS
+
+    if policy.sagemaker is None or not CLOUDS[deployed.cloud].external_jobs:
         return []
     silent = [each for each in policy.sagemaker.regions if each not in (deployed.region, *deployed.elsewhere)]
     found = []
@@ -193,7 +195,7 @@ def _uncovered_jobs(deployed: DeploymentRecord, policy: Policy) -> list[str]:
         found.append(f"sagemaker: the governor {deployed.name} may not touch external training jobs")
     elif silent:
         found.append(f"sagemaker.regions: the governor {deployed.name} gets no events from {', '.join(silent)}")
-    return [f"{each}; `stoker deploy aws --sagemaker` corrects that" for each in found]
+    return [f"{each}; `stoker deploy {deployed.cloud} --sagemaker` corrects that" for each in found]
 
 
 def _rules_before(store: Store, version: int) -> int:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Literal, Protocol, cast
 
 from stoker.governor import deployment_record
-from stoker.governor.deployment_record import GOVERNOR_NAMES, DeploymentRecord
+from stoker.governor.deployment_record import CLOUDS, DeploymentRecord
 from stoker.governor.pass_record import governor_name
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError, UserError
@@ -23,7 +23,7 @@ from stoker.store.store_clock import read_clock
 
 # The slow tick comes every 15 minutes, and a call may take 5.
 ALIVE_S = 20 * 60
-_CLOUDS = {"aws": "stoker.deploy.aws_status", "gcp": "stoker.deploy.gcp_status"}
+_MODULES = {"aws": "stoker.deploy.aws_status", "gcp": "stoker.deploy.gcp_status"}
 
 State = Literal["good", "bad", "unknown"]
 
@@ -69,7 +69,7 @@ def check_deployments(store: Store) -> tuple[Health, ...]:
     """Check every governor that is deployed for this store. Raises StoreError."""
     if store.is_local:
         return ()
-    found = [deployed for cloud in sorted(_CLOUDS) if (deployed := deployment_record.read(store, cloud)) is not None]
+    found = [deployed for cloud in sorted(_MODULES) if (deployed := deployment_record.read(store, cloud)) is not None]
     if not found:
         return ()
     now = read_clock(store, governor_name(), time.monotonic).now()
@@ -77,9 +77,9 @@ def check_deployments(store: Store) -> tuple[Health, ...]:
 
 
 def _health(store: Store, deployed: DeploymentRecord, now: datetime) -> Health:
-    passed = store.head(keys.governor(GOVERNOR_NAMES[deployed.cloud]))
+    passed = store.head(keys.governor(CLOUDS[deployed.cloud].governor))
     at = passed.modified if passed is not None else None
-    cloud = cast("StatusModule", importlib.import_module(_CLOUDS[deployed.cloud]))
+    cloud = cast("StatusModule", importlib.import_module(_MODULES[deployed.cloud]))
     ago_s = max(0.0, (now - at).total_seconds()) if at is not None else None
     return Health(deployed, at, ago_s, cloud.check_parts(deployed, store.url))
 

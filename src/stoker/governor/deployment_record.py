@@ -16,9 +16,25 @@ from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store.base import Store
 
-# By cloud: the module that wakes a governor there, and the governor's name in pass records.
-_CLOUDS = {"aws": "stoker.deploy.aws", "gcp": "stoker.deploy.gcp"}
-GOVERNOR_NAMES = {"aws": "aws-lambda", "gcp": "cloud-run"}
+
+@dataclass(frozen=True)
+class GovernorCloud:
+    """The facts about the governors that can be deployed to one cloud."""
+
+    # The module that wakes them: see `WakesGovernor`.
+    module: str
+    # Their name in pass records.
+    governor: str
+    # The cost at rest, as docs/serverless.md computes it: the slow tick, alarms, and the price of two clocks.
+    monthly_cost: str
+    # External training jobs are in this cloud.
+    external_jobs: bool
+
+
+CLOUDS = {
+    "aws": GovernorCloud("stoker.deploy.aws", "aws-lambda", "about 50 cents", external_jobs=True),
+    "gcp": GovernorCloud("stoker.deploy.gcp", "cloud-run", "about 30 cents", external_jobs=False),
+}
 # The longest time between the call and the pass: a cold start takes seconds.
 ANSWERS_WITHIN_S = 15.0
 _POLL_S = 0.3
@@ -52,7 +68,7 @@ class DeploymentRecord:
     state: Literal["there", "making", "removing"] = "there"
 
 
-class DeploymentCloud(Protocol):
+class WakesGovernor(Protocol):
     """A module of `stoker.deploy` for one cloud."""
 
     def wake(self, deployed: DeploymentRecord, jobs: tuple[str, ...]) -> None:
@@ -85,7 +101,7 @@ def find(store: Store) -> DeploymentRecord | None:
         return None
     named = sorted(meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".json"))
     clouds = [key.removeprefix(keys.DEPLOYED).removesuffix(".json") for key in named]
-    found = (read(store, cloud) for cloud in clouds if cloud in _CLOUDS)
+    found = (read(store, cloud) for cloud in clouds if cloud in CLOUDS)
     return next((each for each in found if each is not None and each.state == "there"), None)
 
 
@@ -119,7 +135,7 @@ def without_regions(deployed: DeploymentRecord, regions: Iterable[str]) -> Deplo
 
 def last_pass(store: Store, cloud: str) -> str | None:
     """A value that changes with each pass of the governor in this cloud; None before the first."""
-    found = store.head(keys.governor(GOVERNOR_NAMES[cloud]))
+    found = store.head(keys.governor(CLOUDS[cloud].governor))
     return None if found is None else f"{found.modified} {found.etag}"
 
 
@@ -142,7 +158,7 @@ def wake(store: Store, jobs: Iterable[str], *, within_s: float | None = None) ->
     if deployed is None:
         return None
     before = last_pass(store, deployed.cloud) if within_s is not None else None
-    cloud = cast("DeploymentCloud", importlib.import_module(_CLOUDS[deployed.cloud]))
+    cloud = cast("WakesGovernor", importlib.import_module(CLOUDS[deployed.cloud].module))
     try:
         cloud.wake(deployed, tuple(jobs))
     except StokerError as error:

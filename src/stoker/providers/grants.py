@@ -77,8 +77,27 @@ class MachineRole:
     field: str
     name: str
     default: str
-    # A deployment for SageMaker may pass every such role.
-    covered_by_sagemaker: bool = False
+
+
+@dataclass(frozen=True)
+class DeployedGrants:
+    """The grants of a deployed governor that decide which roles it may pass on."""
+
+    # Its project, in a cloud that has projects.
+    project: str
+    # Roles that it may pass on beside those of `stoker iam`.
+    identities: tuple[str, ...]
+    # It governs external training jobs of SageMaker.
+    sagemaker: bool
+
+
+@dataclass(frozen=True)
+class RoleRefusal:
+    """A role that a deployed governor may not pass on: the verb, the role's name, and the option that allows it."""
+
+    verb: str
+    name: str
+    option: str
 
 
 class IamModule(Protocol):
@@ -105,6 +124,9 @@ class IamModule(Protocol):
 
     def machine_role(self, resources: Resources) -> MachineRole | None:
         """The role that these resources name for their machines; None if they name none."""
+
+    def refusal(self, role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
+        """The refusal of a deployed governor to pass this role on; None if it may."""
 
 
 def check_job_name(job: str | None) -> None:

@@ -29,7 +29,7 @@ from stoker.providers.boot.retry import (
 )
 
 
-class Identity:
+class Ec2Identity:
     """This machine, read from its metadata. Raises BootFailed if the metadata are not available."""
 
     def __init__(self, imds: Imds) -> None:
@@ -70,10 +70,10 @@ class Identity:
         return found
 
 
-class Bucket:
+class Ec2BootBucket:
     """Signed requests to one bucket, until the agent with its own client is installed."""
 
-    def __init__(self, name: str, environ: "dict[str, str]", region: str, identity: Identity) -> None:
+    def __init__(self, name: str, environ: "dict[str, str]", region: str, identity: Ec2Identity) -> None:
         self._name = name
         self._endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
         self.region = region
@@ -134,12 +134,12 @@ class Ec2(BootCloud):
 
     def __init__(self, config: "dict[str, Any]") -> None:
         environ = config["environ"]
-        self._identity = Identity(Imds(environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")))
+        self._identity = Ec2Identity(Imds(environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")))
         self.instance = self._identity.instance
         self.rank = self._identity.rank
         self.zone = self._identity.zone
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or self._identity.region
-        self._bucket = Bucket(config["bucket"], environ, region, self._identity)
+        self._bucket = Ec2BootBucket(config["bucket"], environ, region, self._identity)
 
     def get(self, key: str, target: Path) -> str:
         return self._bucket.get(key, target)

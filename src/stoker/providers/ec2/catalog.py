@@ -26,17 +26,17 @@ _OPTIONS = re.compile(r"[a-z]+[0-9]+([a-z]*)")
 
 
 @dataclass(frozen=True)
-class MachineType(machine_types.MachineType):
+class Ec2MachineType(machine_types.MachineType):
     """The facts about an EC2 machine type."""
 
     efa_interfaces: int = 0
 
 
 @lru_cache(maxsize=1)
-def table() -> Mapping[str, MachineType]:
+def table() -> Mapping[str, Ec2MachineType]:
     """Every machine type of the table, by name."""
     return {
-        name: MachineType(
+        name: Ec2MachineType(
             name=name,
             **row_facts(row),
             efa_interfaces=row.get("efa", 0),
@@ -47,28 +47,28 @@ def table() -> Mapping[str, MachineType]:
     }
 
 
-def find(name: str) -> MachineType | None:
+def find(name: str) -> Ec2MachineType | None:
     """The machine type of the table; None if it is missing there."""
     return table().get(name)
 
 
-def facts(name: str) -> MachineType:
+def facts(name: str) -> Ec2MachineType:
     """The machine type of the table, otherwise the facts that its name tells: only the processor."""
     found = find(name)
     if found is not None:
         return found
     options = _OPTIONS.match(name)
     arch: Arch = "arm64" if options and "g" in options[1] else "x86_64"
-    return MachineType(name=name, cpus=None, memory_bytes=None, arch=arch)
+    return Ec2MachineType(name=name, cpus=None, memory_bytes=None, arch=arch)
 
 
-def described(found: Mapping[str, Any]) -> MachineType:
+def described(found: Mapping[str, Any]) -> Ec2MachineType:
     """Convert a machine type from DescribeInstanceTypes."""
     gpu: Mapping[str, Any] = next(iter(found.get("GpuInfo", {}).get("Gpus", ())), {})
     neuron: Mapping[str, Any] = next(iter(found.get("NeuronInfo", {}).get("NeuronDevices", ())), {})
     accelerator = gpu or neuron
     network = found.get("NetworkInfo", {})
-    return MachineType(
+    return Ec2MachineType(
         name=found["InstanceType"],
         cpus=found["VCpuInfo"]["DefaultVCpus"],
         memory_bytes=found["MemoryInfo"]["SizeInMiB"] * _MIB,
@@ -88,7 +88,7 @@ def _extra_needs(resources: Resources) -> dict[str, str]:
     return {"ec2.efa": "EFA"} if resources.ec2 is not None and resources.ec2.efa else {}
 
 
-def _mismatch(machine: MachineType, resources: Resources) -> str:
+def _mismatch(machine: Ec2MachineType, resources: Resources) -> str:
     if not _extra_needs(resources) or machine.efa_interfaces:
         return ""
     return f"resources.ec2.efa: {machine.name} has no Elastic Fabric Adapter; leave efa out, or name another machine"

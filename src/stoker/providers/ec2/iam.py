@@ -18,7 +18,16 @@ from stoker.providers.ec2 import permissions, tags
 from stoker.providers.ec2.permissions import FIS_ROLE
 from stoker.providers.ec2.request import DEFAULT_PROFILE
 from stoker.providers.ec2.statements import allow, fill, machine_service, partition
-from stoker.providers.grants import Grant, Grants, MachineRole, check_job_name, jobs_of, paragraphs
+from stoker.providers.grants import (
+    DeployedGrants,
+    Grant,
+    Grants,
+    MachineRole,
+    RoleRefusal,
+    check_job_name,
+    jobs_of,
+    paragraphs,
+)
 from stoker.store.find_job import SUFFIX_LENGTH
 
 
@@ -49,6 +58,22 @@ def machine_role(resources: Resources) -> MachineRole | None:
     """The instance profile that these resources name."""
     profile = resources.ec2.profile if resources.ec2 is not None else None
     return None if profile is None else MachineRole("aws", "resources.ec2.profile", profile, DEFAULT_PROFILE)
+
+
+def refusal(role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
+    """The refusal of a deployed governor to pass this role on.
+
+    It may pass the role of `stoker iam`, and roles whose names begin with that name and a hyphen.
+    """
+    name = _role_name(role.name)
+    if name == role.default or name.startswith(f"{role.default}-") or name in map(_role_name, granted.identities):
+        return None
+    return RoleRefusal("pass the role", name, f"--pass-role {name}")
+
+
+def _role_name(role: str) -> str:
+    """The role's name without account and path. A profile has the name of its role unless another was chosen."""
+    return role.rpartition("/")[2]
 
 
 # ── The names in the tables ───────────────────────────────────────────────────────────────────────────────────────────

@@ -43,7 +43,7 @@ ALIASES = (
 
 
 @dataclass(frozen=True)
-class Image:
+class Ec2Image:
     """The image of a request. `name` is set if the id must be looked up first, by the image's name.
 
     `root` is its root device; None if only EC2 knows it.
@@ -54,21 +54,21 @@ class Image:
     root: str | None = None
 
 
-def find(wanted: str, arch: Arch) -> Image:
+def find(wanted: str, arch: Arch) -> Ec2Image:
     """The image for an id, an alias, a parameter or a name. Raises UserError for an unknown alias."""
     if _ID.fullmatch(wanted):
-        return Image(wanted)
+        return Ec2Image(wanted)
     if wanted.startswith("ssm:"):
-        return Image(f"resolve:ssm:{wanted.removeprefix('ssm:')}")
+        return Ec2Image(f"resolve:ssm:{wanted.removeprefix('ssm:')}")
     parameter, root = _alias(wanted, arch)
     if parameter is not None:
-        return Image(f"resolve:ssm:{parameter}", root=root)
+        return Ec2Image(f"resolve:ssm:{parameter}", root=root)
     if re.match(r"(dlami|ubuntu|debian)/", wanted):
         raise UserError(f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, an id, or a name")
-    return Image(None, name=wanted)
+    return Ec2Image(None, name=wanted)
 
 
-def default(arch: Arch, gpus: int) -> Image:
+def default(arch: Arch, gpus: int) -> Ec2Image:
     """The image for a job that names none: with drivers and PyTorch if the machine has GPUs."""
     return find(DEFAULT_GPU if gpus else DEFAULT, arch)
 

@@ -18,7 +18,7 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers import offerings
 from stoker.providers.ec2 import catalog, places, prices
-from stoker.providers.ec2.catalog import MachineType
+from stoker.providers.ec2.catalog import Ec2MachineType
 from stoker.providers.ec2.client import pages
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def why_none(resources: Resources) -> str:
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _learn(ec2: EC2Client, names: list[str]) -> dict[str, MachineType]:
+def _learn(ec2: EC2Client, names: list[str]) -> dict[str, Ec2MachineType]:
     """The facts of types that the table does not have. Types that EC2 does not know either are left out."""
     # A filter, because a request by name fails for all types if one does not exist.
     filters = [{"Name": "instance-type", "Values": names}]
@@ -141,14 +141,14 @@ def _region(resources: Resources) -> str:
     return resources.region
 
 
-def _candidates(resources: Resources, region: str) -> list[MachineType]:
+def _candidates(resources: Resources, region: str) -> list[Ec2MachineType]:
     fitting = catalog.fitting(resources)
     return offerings.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
 
 
 def _offerings(
     region: str,
-    machines: Iterable[MachineType],
+    machines: Iterable[Ec2MachineType],
     where: Mapping[str, tuple[str, ...]],
     spot: Mapping[tuple[str, str], float],
     spot_source: str,

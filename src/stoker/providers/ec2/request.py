@@ -112,7 +112,7 @@ def group_name(order: LaunchOrder) -> str:
     return f"stoker-{token(order)}"
 
 
-def find_image(order: LaunchOrder) -> images.Image:
+def find_image(order: LaunchOrder) -> images.Ec2Image:
     arch = catalog.facts(order.offering.machine).arch
     wanted = order.spec.resources.image
     return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
@@ -135,7 +135,7 @@ def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 # ── The machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Image, group: str | None) -> dict[str, Any]:
+def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: str | None) -> dict[str, Any]:
     spec = order.spec
     params: dict[str, Any] = {
         "ImageId": image.id or IMAGE_ID,
@@ -247,7 +247,7 @@ def _group(order: LaunchOrder, name: str) -> dict[str, Any]:
     return {"GroupName": name, "Strategy": "cluster", "TagSpecifications": tagged}
 
 
-def _look_up(image: images.Image) -> dict[str, Any]:
+def _look_up(image: images.Ec2Image) -> dict[str, Any]:
     if image.id is None:
         return {"Filters": [{"Name": "name", "Values": [image.name]}, {"Name": "state", "Values": ["available"]}]}
     return {"ImageIds": [image.id]}

@@ -51,7 +51,7 @@ _DEFAULT_USER = "ec2-user"
 
 
 @dataclass(frozen=True)
-class Target:
+class Ec2Target:
     """A machine and the facts that a login needs."""
 
     instance: str
@@ -80,7 +80,7 @@ def shell_command(
 
 
 def _first_open(
-    clients: Clients, target: Target, shell_request: ShellRequest, folder: Path, answers: Callable[[str], bool]
+    clients: Clients, target: Ec2Target, shell_request: ShellRequest, folder: Path, answers: Callable[[str], bool]
 ) -> ShellCommand:
     def at_port(key: Callable[[], list[str]]) -> tuple[str, ...]:
         where = next((address for address in target.addresses if answers(address)), None)
@@ -153,7 +153,9 @@ def _hint(name: str, shell_request: ShellRequest, *, temporary_key: bool) -> str
 # ── The machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_target(clients: Clients, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None) -> Target:
+def find_target(
+    clients: Clients, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None
+) -> Ec2Target:
     """Find the machine's addresses and login user. Raises UserError if it does not run."""
     ec2 = clients.get("ec2", region)
     answer = call_aws(instance, lambda: ec2.describe_instances(InstanceIds=[instance]))
@@ -163,7 +165,7 @@ def find_target(clients: Clients, instance: str, shell_request: ShellRequest, sp
         raise UserError(f"{instance} is {state}; only a running machine can be reached")
     machine = found[0]
     addresses = [machine.get("PublicIpAddress"), machine.get("PrivateIpAddress")]
-    return Target(
+    return Ec2Target(
         instance=instance,
         region=str(ec2.meta.region_name),
         user=shell_request.user or user_of(spec.resources.image) or _user_by_name(ec2, machine["ImageId"]),
@@ -194,14 +196,14 @@ def _user_in(text: str) -> str | None:
     return next((user for word, user in _USERS if word in text.lower()), None)
 
 
-def _ssh_target(target: Target, where: str) -> SshTarget:
+def _ssh_target(target: Ec2Target, where: str) -> SshTarget:
     return SshTarget(target.instance, target.user, where, _KNOWN)
 
 
 # ── Keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _key_options(target: Target, shell_request: ShellRequest) -> list[str]:
+def _key_options(target: Ec2Target, shell_request: ShellRequest) -> list[str]:
     """ssh's options for the machine's key pair, or for the key that the user names."""
     if shell_request.identity is not None:
         return own_identity(shell_request)
@@ -217,7 +219,7 @@ def _key_options(target: Target, shell_request: ShellRequest) -> list[str]:
     return []
 
 
-def _send_temporary_key(clients: Clients, target: Target, folder: Path) -> list[str]:
+def _send_temporary_key(clients: Clients, target: Ec2Target, folder: Path) -> list[str]:
     """Make a key and let EC2 Instance Connect install it on the machine for a minute."""
     key = make_key(folder)
     public = key.with_suffix(".pub").read_text()
@@ -238,7 +240,7 @@ def _send_temporary_key(clients: Clients, target: Target, folder: Path) -> list[
 # ── Programs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _ssm_proxy(target: Target) -> str:
+def _ssm_proxy(target: Ec2Target) -> str:
     program = _aws()
     return shlex.join(
         [
@@ -248,7 +250,7 @@ def _ssm_proxy(target: Target) -> str:
     )
 
 
-def _session(target: Target) -> tuple[str, ...]:
+def _session(target: Ec2Target) -> tuple[str, ...]:
     return (_aws(), "ssm", "start-session", "--region", target.region, "--target", target.instance)
 
 

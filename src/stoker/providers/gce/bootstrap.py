@@ -43,7 +43,7 @@ _NETWORK = "give its subnet Private Google Access or a Cloud NAT, or the machine
 Answer = http.client.HTTPResponse
 
 
-class Identity:
+class GceIdentity:
     """The identity of this machine, from its metadata. Raises BootFailed when they do not answer."""
 
     def __init__(self, metadata: Metadata) -> None:
@@ -102,10 +102,10 @@ class Identity:
             return "the service account"
 
 
-class Bucket:
+class GceBootBucket:
     """Requests to one bucket as the service account, over the XML API, for the time before the agent runs."""
 
-    def __init__(self, name: str, environ: "dict[str, str]", identity: Identity) -> None:
+    def __init__(self, name: str, environ: "dict[str, str]", identity: GceIdentity) -> None:
         self._name = name
         endpoint = environ.get("STORAGE_EMULATOR_HOST") or _STORAGE
         self._endpoint = endpoint if "://" in endpoint else "http://" + endpoint
@@ -153,11 +153,11 @@ class Gce(BootCloud):
         environ = config["environ"]
         host = environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP")
         self._metadata = Metadata(host)
-        self._identity = Identity(self._metadata)
+        self._identity = GceIdentity(self._metadata)
         self.zone = self._identity.zone
         self.instance = f"{self.zone}.{self._identity.number}"
         self._config = config
-        self._bucket = Bucket(config["bucket"], environ, self._identity)
+        self._bucket = GceBootBucket(config["bucket"], environ, self._identity)
 
     @property
     def rank(self) -> int:  # type: ignore[override]

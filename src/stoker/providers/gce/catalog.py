@@ -56,7 +56,7 @@ GPU_MEMORY_MIB = {
 
 
 @dataclass(frozen=True)
-class MachineType(machine_types.MachineType):
+class GceMachineType(machine_types.MachineType):
     """A machine type of Compute Engine."""
 
     # Sold on demand: neither spot nor a reservation is required.
@@ -64,20 +64,21 @@ class MachineType(machine_types.MachineType):
 
 
 @lru_cache(maxsize=1)
-def table() -> Mapping[str, MachineType]:
+def table() -> Mapping[str, GceMachineType]:
     """Every machine type of the table, by name."""
     rows = packaged_data.read_table("gce", "machines")["machines"]
     return {
-        name: MachineType(name=name, **row_facts(row), standard=row.get("standard", True)) for name, row in rows.items()
+        name: GceMachineType(name=name, **row_facts(row), standard=row.get("standard", True))
+        for name, row in rows.items()
     }
 
 
-def find(name: str) -> MachineType | None:
+def find(name: str) -> GceMachineType | None:
     """The machine type in the table; None when the table does not have it."""
     return table().get(name)
 
 
-def facts(name: str) -> MachineType:
+def facts(name: str) -> GceMachineType:
     """The machine type in the table, else what its name implies: processor, attached GPUs, custom size."""
     found = find(name)
     if found is not None:
@@ -87,7 +88,7 @@ def facts(name: str) -> MachineType:
     custom = _CUSTOM.fullmatch(base)
     cpus = host.cpus if host else int(custom["cpus"]) if custom else None
     memory_bytes = host.memory_bytes if host else int(custom["memory_mib"]) * _MIB if custom else None
-    return MachineType(
+    return GceMachineType(
         name=name,
         cpus=cpus,
         memory_bytes=memory_bytes,
@@ -118,12 +119,12 @@ def arch_of(name: str) -> Arch:
     return "arm64" if _ARM.match(name) else "x86_64"
 
 
-def from_api(found: Mapping[str, Any]) -> MachineType:
+def from_api(found: Mapping[str, Any]) -> GceMachineType:
     """The machine type of an entry of Compute Engine's `machineTypes`."""
     built_in: Mapping[str, Any] = next(iter(found.get("accelerators") or ()), {})
     kind, count = built_in.get("guestAcceleratorType"), built_in.get("guestAcceleratorCount", 0)
     name = str(found["name"])
-    return MachineType(
+    return GceMachineType(
         name=name,
         cpus=int(found["guestCpus"]),
         memory_bytes=int(found["memoryMb"]) * _MIB,

@@ -28,13 +28,24 @@ from stoker.providers.gce.iam_bindings import (
     quoted,
 )
 from stoker.providers.gce.iam_commands import SETUP, account_email, bind, bind_each, create_account, create_role
-from stoker.providers.gce.identity import DEFAULT_ACCOUNT
-from stoker.providers.grants import Grant, Grants, MachineRole, check_job_name, jobs_of, paragraphs
+from stoker.providers.gce.identity import DEFAULT_ACCOUNT, email
+from stoker.providers.grants import (
+    DeployedGrants,
+    Grant,
+    Grants,
+    MachineRole,
+    RoleRefusal,
+    check_job_name,
+    jobs_of,
+    paragraphs,
+)
 
 # https://cloud.google.com/iam/docs/service-accounts-create
 _LONGEST_ACCOUNT = 30
 # Names of machines are cut where a job's name is long; no name is cut within this many characters: see `names`.
 _UNCUT_LENGTH = 40
+# The end of the address of Compute Engine's default account. Before it is the project's number.
+_COMPUTE = "-compute@developer.gserviceaccount.com"
 
 # ── The bindings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 # The roles' own permissions are in `permissions`, each with its reason.
@@ -113,6 +124,19 @@ def machine_role(resources: Resources) -> MachineRole | None:
     """The service account that these resources name."""
     account = resources.gce.service_account if resources.gce is not None else None
     return None if account is None else MachineRole("gcp", "resources.gce.service_account", account, DEFAULT_ACCOUNT)
+
+
+def refusal(role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
+    """The refusal of a deployed governor to act as this account."""
+    address = email(granted.project, role.name)
+    if address == "default":
+        # No record of a deployment holds the project's number.
+        if any(each.endswith(_COMPUTE) for each in granted.identities):
+            return None
+        address = f"NUMBER{_COMPUTE}"
+    if address in (email(granted.project, role.default), *granted.identities):
+        return None
+    return RoleRefusal("act as", address, f"--service-account {address}")
 
 
 def _node(

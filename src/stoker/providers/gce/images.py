@@ -52,7 +52,7 @@ _IMAGE = re.compile(rf"((?P<project>{_PROJECT})/)?(?P<name>{_NAME})")
 
 
 @dataclass(frozen=True)
-class Image:
+class GceImage:
     """An image as the source of a disk in a request. Without a project, it belongs to the machines' own project."""
 
     source: str
@@ -63,28 +63,28 @@ class Image:
         return f"projects/{_DEEP_LEARNING}/" in self.source
 
 
-def find(wanted: str, arch: Arch) -> Image:
+def find(wanted: str, arch: Arch) -> GceImage:
     """Find an image by an alias, a link, `family:PROJECT/FAMILY`, or `PROJECT/IMAGE`.
 
     Raises UserError for an invalid name, and for an unknown alias.
     """
     alias = _alias(wanted, arch)
     if alias is not None:
-        return Image(alias)
+        return GceImage(alias)
     problem = f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, family:PROJECT/FAMILY"
     if re.match(r"(dlvm|ubuntu|debian)/", wanted):
         raise UserError(f"{problem} or PROJECT/IMAGE")
     link, family, image = _LINK.fullmatch(wanted), _FAMILY.fullmatch(wanted), _IMAGE.fullmatch(wanted)
     if link is not None:
-        return Image(link["path"])
+        return GceImage(link["path"])
     if family is not None:
-        return Image(_of(family["project"], f"family/{family['family']}"))
+        return GceImage(_of(family["project"], f"family/{family['family']}"))
     if image is not None:
-        return Image(_of(image["project"], image["name"]))
+        return GceImage(_of(image["project"], image["name"]))
     raise UserError(f"{problem} or PROJECT/IMAGE")
 
 
-def default(arch: Arch, gpus: int) -> Image:
+def default(arch: Arch, gpus: int) -> GceImage:
     """The image of a job that names none: with drivers and PyTorch where there are GPUs."""
     return find(DEFAULT_GPU if gpus else DEFAULT, arch)
 

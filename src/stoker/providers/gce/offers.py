@@ -16,7 +16,7 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers import offerings
 from stoker.providers.gce import catalog, places, prices
-from stoker.providers.gce.catalog import MachineType
+from stoker.providers.gce.catalog import GceMachineType
 from stoker.providers.gce.places import ProjectRegion
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def live(api: Api, resources: Resources, place: ProjectRegion) -> tuple[Offering
         listed.append(_listed(api, place, "acceleratorTypes", gpus))
     cards = _cards(listed[-1]) if gpus else {}
     where: dict[str, tuple[str, ...]] = {}
-    found: list[MachineType] = []
+    found: list[GceMachineType] = []
     for machine in machines:
         base, accelerator, count = catalog.split_name(machine.name)
         description = next(iter(types.get(base, {}).values()), None)
@@ -134,12 +134,12 @@ def _listed(api: Api, place: ProjectRegion, kind: str, names: Iterable[str]) -> 
 # ── Selection ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _candidates(resources: Resources, region: str) -> list[MachineType]:
+def _candidates(resources: Resources, region: str) -> list[GceMachineType]:
     fitting = catalog.fitting(resources)
     return offerings.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
 
 
-def _known_zones(machine: MachineType, region: str, resources: Resources) -> tuple[str, ...]:
+def _known_zones(machine: GceMachineType, region: str, resources: Resources) -> tuple[str, ...]:
     """The zones of a machine type by the table; all zones where a job names the type, or the region is new."""
     accelerator = catalog.split_name(machine.name)[1]
     known = places.zones_with(accelerator or catalog.family(machine.name), region)
@@ -148,7 +148,7 @@ def _known_zones(machine: MachineType, region: str, resources: Resources) -> tup
     return places.zones_of(region) or (f"{region}-a",)
 
 
-def _fewest(resources: Resources, machines: list[MachineType]) -> float:
+def _fewest(resources: Resources, machines: list[GceMachineType]) -> float:
     """The fewest GPUs of any machine that this job may use, whether a zone has it or not."""
     if resources.machine:
         return math.inf
@@ -156,7 +156,7 @@ def _fewest(resources: Resources, machines: list[MachineType]) -> float:
     return min(sold, default=math.inf)
 
 
-def _ways(resources: Resources, machine: MachineType) -> tuple[bool, bool]:
+def _ways(resources: Resources, machine: GceMachineType) -> tuple[bool, bool]:
     """Return whether this job may have the machine on demand, and on spot."""
     reserved = resources.gce is not None and resources.gce.reservation is not None
     standard = offerings.is_wanted(resources, spot=False) and (machine.standard or reserved)
@@ -169,7 +169,7 @@ def _wanted(zone: str, named: tuple[str, ...]) -> bool:
 
 
 def _offered(
-    resources: Resources, place: ProjectRegion, machines: list[MachineType], where: _Where
+    resources: Resources, place: ProjectRegion, machines: list[GceMachineType], where: _Where
 ) -> tuple[Offering, ...]:
     make = partial(offerings.offering, PROVIDER)
     reserved = resources.gce is not None and resources.gce.reservation is not None

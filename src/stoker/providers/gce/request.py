@@ -60,7 +60,7 @@ def request_id(order: LaunchOrder, purpose: str = "") -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{order.store}\0{order.token}\0{purpose}"))
 
 
-def find_image(order: LaunchOrder) -> images.Image:
+def find_image(order: LaunchOrder) -> images.GceImage:
     arch = catalog.facts(order.offering.machine).arch
     wanted = order.spec.resources.image
     return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
@@ -179,7 +179,7 @@ def _properties(
     return found
 
 
-def _metadata(order: LaunchOrder, image: images.Image) -> list[dict[str, str]]:
+def _metadata(order: LaunchOrder, image: images.GceImage) -> list[dict[str, str]]:
     items = [
         {"key": "startup-script", "value": startup.startup_script(order)},
         {"key": "shutdown-script", "value": startup.shutdown_script()},
@@ -192,7 +192,7 @@ def _metadata(order: LaunchOrder, image: images.Image) -> list[dict[str, str]]:
     return items
 
 
-def _disk(order: LaunchOrder, image: images.Image, link: str) -> dict[str, Any]:
+def _disk(order: LaunchOrder, image: images.GceImage, link: str) -> dict[str, Any]:
     kind = "hyperdisk-balanced" if _HYPERDISK.match(order.offering.machine) else "pd-balanced"
     made: dict[str, Any] = {
         "sourceImage": image.source,

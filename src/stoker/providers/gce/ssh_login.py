@@ -57,7 +57,7 @@ _ON = ("true", "y", "yes", "1")
 
 
 @dataclass(frozen=True)
-class Target:
+class GceTarget:
     """A machine to connect to."""
 
     path: str
@@ -106,7 +106,7 @@ class _Connection:
     def __init__(
         self,
         api: Api,
-        target: Target,
+        target: GceTarget,
         shell_request: ShellRequest,
         folder: Path,
         answers: Callable[[str], bool],
@@ -208,7 +208,7 @@ class _Connection:
 # ── The machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_target(api: Api, path: str) -> Target:
+def find_target(api: Api, path: str) -> GceTarget:
     """Look up the machine. Raises UserError when it does not run."""
     parts = path.strip("/").split("/")
     project, zone = parts[parts.index("projects") + 1], parts[parts.index("zones") + 1]
@@ -222,7 +222,7 @@ def find_target(api: Api, path: str) -> Target:
     for card in found.get("networkInterfaces") or ():
         addresses += [each["natIP"] for each in card.get("accessConfigs") or () if each.get("natIP")]
     addresses += [card["networkIP"] for card in found.get("networkInterfaces") or () if card.get("networkIP")]
-    return Target(
+    return GceTarget(
         path=path,
         project=project,
         zone=zone,
@@ -233,7 +233,7 @@ def find_target(api: Api, path: str) -> Target:
     )
 
 
-def os_login(api: Api, target: Target) -> bool:
+def os_login(api: Api, target: GceTarget) -> bool:
     """Return whether OS Login is on. The machine's own setting has precedence over the project's."""
     setting = target.metadata.get(_OS_LOGIN)
     if setting is None:
@@ -305,7 +305,7 @@ def _accepts_key(argv: tuple[str, ...]) -> bool:
 # ── Programs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _through_gcloud(target: Target, shell_request: ShellRequest, tunnel: bool) -> tuple[str, ...]:
+def _through_gcloud(target: GceTarget, shell_request: ShellRequest, tunnel: bool) -> tuple[str, ...]:
     """The command where OS Login is on: only gcloud knows the person's user name. Its status is that of its ssh."""
     program = _gcloud(" to log in where OS Login is on")
     who = f"{shell_request.user}@{target.name}" if shell_request.user else target.name

@@ -14,7 +14,7 @@ from stoker.providers.ec2 import permissions
 from stoker.providers.ec2.permissions import Statement
 from stoker.providers.ec2.statements import fill
 from stoker.providers.ec2.tags import STORE
-from stoker.providers.grants import Grant, Grants, MachineRole, check_job_name, jobs_of
+from stoker.providers.grants import DeployedGrants, Grant, Grants, MachineRole, RoleRefusal, check_job_name, jobs_of
 from stoker.providers.sagemaker import names as training_names
 from stoker.providers.sagemaker.links import LOG_GROUP
 from stoker.providers.sagemaker.request import DEFAULT_ROLE
@@ -143,7 +143,12 @@ def machine_role(resources: Resources) -> MachineRole | None:
     if resources.sagemaker is None:
         return None
     name = resources.sagemaker.role or DEFAULT_ROLE
-    return MachineRole("aws", "resources.sagemaker.role", name, DEFAULT_ROLE, covered_by_sagemaker=True)
+    return MachineRole("aws", "resources.sagemaker.role", name, DEFAULT_ROLE)
+
+
+def refusal(role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
+    """The refusal of a deployed governor to pass this role on. One for SageMaker may pass every role."""
+    return None if granted.sagemaker else ec2.refusal(role, granted)
 
 
 def _managed(name: str, about: str, statements: list[dict[str, Any]]) -> Grant:
