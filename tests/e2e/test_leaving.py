@@ -164,6 +164,8 @@ def test_a_stopped_command_is_taken_for_silent(monkeypatch: pytest.MonkeyPatch) 
         return now_s[0]
 
     assert handover_guard.watch(reader, silent_s=90, monotonic=later) == ("spirals-aaaa",)
+    os.write(writer, b"job spirals-dddd\n")  # Stopped before its first pass.
+    assert handover_guard.watch(reader, silent_s=90, monotonic=later) == ("spirals-dddd",)
     os.write(writer, b"job spirals-bbbb\nreleased\n")
     assert handover_guard.watch(reader) is None
     os.write(writer, b"job spirals-cccc\n")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stoker import client
+from stoker.core.policy_rules import is_submitter
 from stoker.jobfile import Job, document
 from stoker.model.errors import SpecError, UserError
 from stoker.model.resources import Resources
@@ -352,6 +353,16 @@ def test_a_name_exempts_nobody_and_a_submitter_does(store: Store) -> None:
             client.submit(job(name=name, nodes=2, tags={"job": name, "id": name}), store=store)
     write_policy(store, rule % f"submitter: '{local_user()}'", "jane")
     assert client.submit(job(name="other", nodes=2), store=store)
+
+
+def test_a_computers_name_makes_nobody_a_submitter_that_the_cloud_names() -> None:
+    """Eve calls her computer `corp.com`, and gives the cloud no chance to name her."""
+    eve = "os:eve@corp.com"
+    for wanted in ("*@corp.com", "*eve*", "/.*@corp\\.com/", "[o]s:*", "?s:*"):
+        assert not is_submitter(wanted, eve), wanted
+    for wanted in ("*", "os:*", "os:*@corp.com", eve, "/os:.*/", "/^os:eve@.*$/"):
+        assert is_submitter(wanted, eve), wanted
+    assert is_submitter("*@corp.com", "jane@corp.com")
 
 
 def test_a_doubt_is_told_where_rules_name_submitters(

@@ -16,7 +16,7 @@ from stoker.core.safe_regex import compile_pattern
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
 from stoker.model.policy import ANY, Channel, Exemption, Policy, Rule, TagValues
-from stoker.model.spec import SUBMITTER_TAG, Spec
+from stoker.model.spec import LOCAL_SUBMITTER, SUBMITTER_TAG, Spec
 
 # Prefix of the name of a policy rule in decisions.
 PREFIX = "policy:"
@@ -115,7 +115,12 @@ def matches_tag(name: str, wanted: TagValues, value: str) -> bool:
 
 
 def is_submitter(wanted: str, value: str) -> bool:
-    """Return whether a submitter matches: by name, with `*` for any characters, or by a pattern between slashes."""
+    """Return whether a submitter matches: by name, with `*` for any characters, or by a pattern between slashes.
+
+    `*@corp.com` is not the user of a computer that is called so: only `*` alone and names that begin with `os:` are.
+    """
+    if value.startswith(LOCAL_SUBMITTER) and wanted != "*" and not wanted.lstrip("/^").startswith(LOCAL_SUBMITTER):
+        return False
     return _matches(wanted, value) or fnmatchcase(value, wanted)
 
 

@@ -145,13 +145,13 @@ def watch(
 ) -> tuple[str, ...] | None:
     """Wait until the guarded process ends or falls silent. Returns the jobs to take over; None: it released them.
 
-    Silence before the first pass does not count: inputs may be uploaded for hours. The monotonic clock stands still
+    Silence before the first job does not count: inputs may be uploaded for hours. The monotonic clock stands still
     while the computer sleeps, so a closed lid is no silence.
     """
     jobs: list[str] = []
-    rest, passed_s = b"", None
+    rest, heard_s = b"", None
     while True:
-        left_s = None if passed_s is None else max(0.0, passed_s + silent_s - monotonic())
+        left_s = None if heard_s is None else max(0.0, heard_s + silent_s - monotonic())
         if not select.select([pipe], [], [], left_s)[0]:
             return tuple(jobs)
         data = os.read(pipe, _READ_BYTES)
@@ -163,8 +163,7 @@ def watch(
                 return None
             if line.startswith(_JOB):
                 jobs.append(line.removeprefix(_JOB).decode())
-            elif line == _PASS:
-                passed_s = monotonic()
+            heard_s = monotonic()
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ InputMode = Literal["copy", "mount", "stream"]
 
 # The tag with the submitter of a job. The client sets it, and a job file cannot: see `stoker.submit.identity`.
 SUBMITTER_TAG = "submitter"
+# How a submitter begins that no cloud has named: a user of a computer, both of which have any name that a person gives.
+LOCAL_SUBMITTER = "os:"
 
 # Default of `MASTER_PORT` if each node has its own address; the job's `env` may name another.
 DEFAULT_MASTER_PORT = 29500

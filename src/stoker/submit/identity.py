@@ -31,7 +31,7 @@ from stoker.cloudapi.aws.imds import ImdsError
 from stoker.cloudapi.google.metadata import EMAIL, Metadata, MetadataError
 from stoker.model import codec
 from stoker.model.errors import CodecError, UserError
-from stoker.model.spec import SUBMITTER_TAG, Spec
+from stoker.model.spec import LOCAL_SUBMITTER, SUBMITTER_TAG, Spec
 from stoker.store.base import Store
 from stoker.store.gcs import emulator_address
 from stoker.store.google_accounts import credentials_file
@@ -92,7 +92,7 @@ def local_user() -> str:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         name = str(os.getuid())  # A container without a passwd entry.
-    return f"os:{name}@{socket.gethostname()}"
+    return f"{LOCAL_SUBMITTER}{name}@{socket.gethostname()}"
 
 
 def role_of_session(arn: str) -> str:
