@@ -104,6 +104,7 @@ def test_a_machine_that_is_taken_away_waits_for_no_environment(tmp_path: Path, m
     kept.wait(lambda: 0.0)
     assert time.monotonic() - began_s < 30.0 and said == [] and kept._wanted is False
     cache.release.set()
+    kept._thread.join(60.0)  # While `with_compiled` is still replaced.
 
 
 def test_an_environment_that_is_not_there_is_not_whole(tmp_path: Path) -> None:
