@@ -10,6 +10,8 @@ from datetime import datetime
 import pytest
 from harness import EXAMPLES, PATIENCE_S, World, chain, fields, until
 
+from stoker.agent.checkpoints.sync_options import LOCAL_SETTLE_S
+
 
 def test_nothing_is_trained_twice(world: World) -> None:
     spirals = EXAMPLES / "spirals"
@@ -220,3 +222,37 @@ def test_a_machine_that_is_taken_in_the_middle_of_a_save(world: World) -> None:
     assert told == [
         "[stoker] model.json is not part of the checkpoint: its JSON is cut off; the checkpoint stays at model (1.1)"
     ]
+
+
+def test_a_file_that_rests_half_written_when_its_agent_is_killed_is_no_checkpoint(world: World) -> None:
+    """The training dies with its agent, and its file is closed like any other."""
+    world.write(
+        "import os, pathlib, time\n"
+        "path = pathlib.Path('checkpoints/model.bin')\n"
+        "path.parent.mkdir(exist_ok=True)\n"
+        "found = path.read_text() if path.exists() else ''\n"
+        "print('found', found, flush=True)\n"
+        "if found: raise SystemExit\n"
+        "path.write_text('whole')\n"
+        "while not pathlib.Path(os.environ['TRUTH'], 'go').exists(): time.sleep(0.05)\n"
+        "with path.open('w') as file:\n"
+        "    file.write('half')\n"
+        "    file.flush()\n"
+        "    print('waits', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    job = world.submit()
+    until(lambda: world.checkpoints(job), "the first save is committed")
+    (world.truth / "go").touch()
+    until(lambda: "waits" in world.lines(job), "the second save is half written")
+    (stamp,) = world.root.rglob("scratch/alive")
+    (written,) = [path for path in world.root.rglob("checkpoints/model.bin") if path.read_text() == "half"]
+    rested_s = LOCAL_SETTLE_S + 1.0
+    until(
+        lambda: stamp.stat().st_mtime > written.stat().st_mtime + rested_s,
+        "the file has rested for longer than the folder takes to settle",
+    )
+    assert world.kill("agent")
+    summary = world.ended(job)
+    assert summary.phase == "succeeded", world.story(job)
+    assert "found whole" in world.lines(job), world.lines(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_a_checkpoint_is_saved_only_where_the_job_still_waits_for_it(closed: boo
     (checkpoint / "weights").write_bytes(b"w")
     # Written long before the agent was last seen alive.
     node.paths.scratch.mkdir(parents=True)
-    (node.paths.scratch / "alive").write_text(boot_id())
+    (node.paths.scratch / "alive").write_text(json.dumps({"boot": boot_id(), "maybe_half_written": []}))
     for path in (checkpoint / "weights", checkpoint, checkpoint.parent):
         os.utime(path, (1e9, 1e9))
     flush(node)

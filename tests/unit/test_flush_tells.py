@@ -131,7 +131,7 @@ def saved_by(node: AgentNode, name: str, folder: str = "checkpoints") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"weights")
     node.paths.scratch.mkdir(parents=True, exist_ok=True)
-    (node.paths.scratch / "alive").write_text(boot_id())
+    (node.paths.scratch / "alive").write_text(json.dumps({"boot": boot_id(), "maybe_half_written": []}))
     for each in (path, path.parent):
         os.utime(each, (1e9, 1e9))
 

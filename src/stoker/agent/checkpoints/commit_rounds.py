@@ -160,6 +160,7 @@ class CommitRounds:
         self.loose.stored_sizes = {path: blob.size for path, blob in self.watch.last_commit.blobs.items()}
         self.watch.learn_restored({}, read=False)
         self.watch.note_end()
+        self.watch.note_half_written(last_alive.maybe_half_written)
         if last_alive.same_boot:
             # Files that were written shortly before the agent died may be half written.
             self.watch.mark_quiet(last_alive.at_ns - int(options.effective_settle_s * 1e9))

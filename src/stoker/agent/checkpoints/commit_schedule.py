@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.prune import Pruner
-from stoker.model.errors import StoreError
+from stoker.model import codec
+from stoker.model.errors import CodecError, StoreError
 from stoker.processes import boot_id
 
 log = logging.getLogger(__name__)
@@ -22,7 +25,12 @@ _MAX_HURRIED_BACKOFF_S = 2.0
 _PRUNE_SPARE_S = 5.0
 # … and after a notice with this much.
 _PRUNE_SPARE_AFTER_NOTICE_S = 30.0
+# The interval between two stamps; it is longer where a stamp would take more than this share of a core.
 _STAMP_EVERY_S = 1.0
+_MAX_STAMP_S = 60.0
+_STAMP_CPU_SHARE = 0.01
+# Far more than a training can have open.
+_MAX_STAMP_BYTES = 64 * 1024 * 1024
 _NEVER = float("-inf")
 
 
@@ -128,45 +136,68 @@ class LastAlive:
     """When the agent before was last alive, by the clock that stamps files.
 
     `same_boot`: the machine has not been started anew since, so that everything that was written is there.
+    `maybe_half_written` are files that were open for writing at that time, or whose writers had died with them open,
+    however long ago they were written.
     """
 
     at_ns: int
     same_boot: bool
+    maybe_half_written: frozenset[str] = frozenset()
 
 
 class AliveStamp:
-    """A file with the id of the machine's boot, which the agent touches while the training runs.
+    """A file with the id of the machine's boot and the files that may be half written, for the next agent.
 
-    An agent that is restarted reads from it that a training ran in this folder, and until when files were watched.
+    An agent that is restarted reads from it that a training ran in this folder, until when files were watched, and
+    which of them may be half written although they had rested. `observe` gives these as they are now.
+
+    The stamp's own time is one just before they were observed: a file that was opened later was written later, too.
     """
 
-    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
+    def __init__(self, path: Path, observe: Callable[[], Collection[str]], monotonic: Callable[[], float]) -> None:
         self.path = path
+        self._observe = observe
         self._monotonic = monotonic
         self._touch_at = _NEVER
-        self._has_boot = False
+        self._written = ""
 
     def read(self) -> LastAlive | None:
         """Return what the agent before left; None if there is nothing: no training began here."""
         try:
-            with self.path.open(encoding="ascii", errors="replace") as file:
-                return LastAlive(os.fstat(file.fileno()).st_mtime_ns, file.read(100) == boot_id())
+            with self.path.open("rb") as file:
+                at_ns, data = os.fstat(file.fileno()).st_mtime_ns, file.read(_MAX_STAMP_BYTES)
         except OSError as error:
             log.debug("no stamp: %s", error)
             return None
+        try:
+            tree = codec.parse(data)
+            names = frozenset(str(name) for name in tree["maybe_half_written"])
+            return LastAlive(at_ns, tree["boot"] == boot_id(), names)
+        except (CodecError, LookupError, TypeError):
+            # A crash of the machine emptied it. Any file may have been open: none counts as quiet.
+            return LastAlive(0, same_boot=False)
 
     def touch_if_due(self) -> None:
         if self._monotonic() >= self._touch_at:
             self.touch()
 
     def touch(self) -> None:
-        self._touch_at = self._monotonic() + _STAMP_EVERY_S
+        draft = self.path.with_name(f"{self.path.name}.draft")
+        began_s = time.thread_time()
         try:
-            if self._has_boot:
-                self.path.touch()
-                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(boot_id(), encoding="ascii")
-            self._has_boot = True
+            # The clock that stamps files may be that of another machine.
+            draft.touch()
+            now_ns = draft.stat().st_mtime_ns
+            text = json.dumps({"boot": boot_id(), "maybe_half_written": sorted(self._observe())})
+            if text != self._written or not self.path.exists():
+                draft.write_text(text, encoding="ascii")
+                os.utime(draft, ns=(now_ns, now_ns))
+                draft.replace(self.path)
+                self._written = text
+            else:
+                os.utime(self.path, ns=(now_ns, now_ns))
         except OSError as error:
             log.debug("no stamp: %s", error)
+        cost_s = (time.thread_time() - began_s) / _STAMP_CPU_SHARE
+        self._touch_at = self._monotonic() + min(max(_STAMP_EVERY_S, cost_s), _MAX_STAMP_S)

@@ -132,6 +132,12 @@ class FolderWatch:
         finally:
             self.lock.release()
 
+    def maybe_half_written(self) -> Collection[str]:
+        """Return the files that may be half written at this moment, however long ago they were written."""
+        with self.lock:
+            self._note_open()
+            return self.history.maybe_half_written()
+
     def check(self, path: str) -> FormatCheck:
         """Check a file of the last scan by its format."""
         return self._checks.check(self.files.get(path))
@@ -211,6 +217,11 @@ class FolderWatch:
         before = {unit: nth for unit, nth in self.last_commit.begun.items() if unit in carried}
         now = self.cycles.companions.begun()
         return {unit: nth for unit, nth in now.items() if unit not in changed | carried} | before
+
+    def note_half_written(self, paths: Collection[str]) -> None:
+        """After a restart of the agent: these files were open when the training died, and may be half written."""
+        for path in self.files.keys() & paths:
+            self.history.note_writer_died(path, self.files[path].signature)
 
     def mark_quiet(self, before_ns: int) -> None:
         """After a restart of the agent: files last written before this time were quiet when the training died."""

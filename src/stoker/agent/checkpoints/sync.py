@@ -46,7 +46,7 @@ class CheckpointSync:
         self._options = options
         self._deadlines = Deadlines(options.monotonic)
         self._rounds = CommitRounds(options, self._deadlines)
-        self._alive = AliveStamp(options.scratch / "alive", options.monotonic)
+        self._alive = AliveStamp(options.scratch / "alive", self._rounds.watch.maybe_half_written, options.monotonic)
         self._compared = False
         self._open_at_kill: frozenset[str] = frozenset()
         self._lock = threading.Lock()
@@ -179,8 +179,8 @@ class CheckpointSync:
 
     def begin(self) -> None:
         """Do the first part of `start`, for callers that call `tick` themselves."""
-        self._alive.touch()
         self._rounds.begin()
+        self._alive.touch()
 
     def tick(self) -> float:
         """Run one round, and return how many seconds to wait before the next."""

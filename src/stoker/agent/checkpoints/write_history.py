@@ -242,7 +242,7 @@ class WriteHistory:
             if self.pre_signal is not None and path in self.pre_signal.open:
                 self.pre_signal.closed_as.setdefault(path, seen)
             if not was.writers & members and path not in self._log_files.all(self._files, self.scanned_at):
-                self._writer_died_holding[path] = (self.scanned_at, seen)
+                self.note_writer_died(path, seen)
         for path, file in found.items():
             self._writer_died_holding.pop(path, None)
             self._writers |= file.writers
@@ -255,6 +255,10 @@ class WriteHistory:
                 writers[path] = writers.get(path, frozenset()) | file.writers
         self._log_files.retain(self._files, found)
         self.open, self.members = dict(found), members
+
+    def note_writer_died(self, path: str, signature: Signature) -> None:
+        """Record that the writer of a file has died while holding it open."""
+        self._writer_died_holding[path] = (self.scanned_at, signature)
 
     def record_pre_signal(self) -> None:
         """Record the state just before the training is signalled to end. Files and handles were observed just now."""
@@ -303,6 +307,12 @@ class WriteHistory:
         """Return the unsettled files, without `open_logs`."""
         open_now = (self.open.keys() & self._files.keys()) - self._log_files.held_in_place(self._now)
         return (open_now | self.changed_lately() | self.writer_died_holding()) - set(open_logs)
+
+    def maybe_half_written(self) -> set[str]:
+        """Return the files that may be half written however long they have rested, logs excluded. Files that no scan
+        has seen yet are among them."""
+        opened = self.open.keys() - self._log_files.held_in_place(self._now)
+        return (opened | self.writer_died_holding() | self.maybe_cut_off()) - self.open_logs()
 
     def save_span(self, paths: Set[str], pause_s: float = 0.0) -> tuple[float, float] | None:
         """Return when the newest save among these uncommitted files was begun, at the earliest, and when it was last
