@@ -138,7 +138,7 @@ def scan(
     be read is in the result, as a file with the mode of a folder: otherwise nothing would show that its files are
     missing.
     """
-    pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
+    pattern = _matching(tuple(ignored))
     try:
         handle = os.open(folder, OPEN_FOLDER) if confinement is None else confinement.open(folder)
     except OSError:
@@ -149,6 +149,12 @@ def scan(
         return {file.path: file for file in _scan(rules, handle, "")}
     finally:
         os.close(handle)
+
+
+@lru_cache(maxsize=16)
+def _matching(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the pattern of these names. A folder is scanned twice a second."""
+    return re.compile("|".join(translate(name) for name in names) if names else r"(?!)")
 
 
 @dataclass(frozen=True)

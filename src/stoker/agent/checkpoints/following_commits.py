@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 # How far apart ranks may write the same save, with the time until a heartbeat of another rank is read.
 SKEW_S = 20.0
+# A rank that wrote nothing for so many saves in a row is taken for one that does not write at every save.
+_IDLE_SAVES = 2
 
 
 class FollowingCommits(FolderCommits):
@@ -26,8 +28,8 @@ class FollowingCommits(FolderCommits):
     # The last proposal that was seen, and when it was seen first.
     _seen, _seen_at = 0, float("-inf")
     _last_answer: SaveAnswer | None = None
-    # This rank's last write, and since when rank 0 has proposed saves to which this rank wrote nothing.
-    _idle: tuple[float, float] | None = None
+    # How many saves in a row this rank wrote nothing for.
+    _idle_saves = 0
     _follow_at = float("-inf")
     _is_final = _sent_ahead = False
 
@@ -128,12 +130,11 @@ class FollowingCommits(FolderCommits):
         later_s = seen_at - last - proposal.quiet_s
         if later_s <= SKEW_S and not (proposal.ended and later_s < -SKEW_S):
             return True
-        # It wrote nothing for this save: its part may come late, or it does not write at every save. Once its training
-        # has ended, no part will come: then it joins only if it was seen before that it does not write at every save.
-        if self._idle is None or self._idle[0] != last:
-            self._idle = (last, self._seen_at)
-        until = self._seen_at if proposal.ended or self._is_final else self._monotonic()
-        return later_s > SKEW_S and until - self._idle[1] >= self._options.busy_s
+        if proposal.ended or self._is_final:
+            # No part will come any more. A rank that was seen not to write at every save has none to come.
+            return later_s > SKEW_S and self._idle_saves >= _IDLE_SAVES
+        # It wrote nothing for this save: its part may come late, or it does not write at every save.
+        return later_s > SKEW_S and self._monotonic() - self._seen_at >= self._options.busy_s
 
     def _commit_part(self, part: SavePart, *, final: bool) -> bool:
         if part.blobs is None:
@@ -151,6 +152,10 @@ class FollowingCommits(FolderCommits):
         leader = self._leader(part.token)
         if leader is None or leader.manifest is None:
             return False
+        if self._options.rank not in leader.manifest.ranks:
+            # This rank got its first files while that save was committed.
+            self._drop("rank 0 has committed the save without this rank")
+            return False
         if any(self._sender.upload_of(blob.digest) != blob.upload for blob in part.blobs.values()):
             # They were pruned meanwhile.
             part.blobs = None
@@ -163,6 +168,8 @@ class FollowingCommits(FolderCommits):
             generation=leader.manifest.generation,
             pause_s=self._watch.longest_pause_s(part.blobs),
         )
+        is_idle = not self._watch.dirty.files.keys() & saved_files(part.contents).keys()
+        self._idle_saves = self._idle_saves + 1 if is_idle else 0
         contents, blobs, saved_at = part.contents, part.blobs, self._chooser.saved_at(part.contents)
         self._part = None
         self._manifests.publish(ManifestDraft(manifest, lambda _key: self._note_commit(contents, blobs), saved_at))
@@ -173,11 +180,11 @@ class FollowingCommits(FolderCommits):
         self._part = None
 
     def _leader(self, token: int) -> StoredManifest | None:
-        """Return rank 0's commit of the save with this token, if this rank takes part."""
+        """Return rank 0's commit of the save with this token."""
         for item in self._manifests.read():
             manifest = item.manifest
             if item.place.rank == 0 and manifest is not None and manifest.generation == -token:
-                return item if self._options.rank in manifest.ranks else None
+                return item
         return None
 
 

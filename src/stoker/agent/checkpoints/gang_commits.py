@@ -4,8 +4,8 @@ Each rank sees its own folder alone, and no file says to which save of another r
 
 1. Rank 0's folder has settled. Rank 0 proposes a save.
 2. Each other rank chooses its part, the settled folder as it is now, and answers; or it answers that it has no files.
-3. All have answered and rank 0's folder is still the same: the save is agreed. When each rank chose its part, rank 0's
-   folder was in the state that is committed, and had been for a while.
+3. All have answered and, for as long as ranks may be apart after that, rank 0's folder stays the same: the save is
+   agreed. A rank that answered with its next save was ahead of rank 0, which would have begun that save by then.
 4. All send their parts. Rank 0 commits and names the ranks; each of them then commits its part under the same token.
 
 A part that changes before it is sent is dropped. Then the save stays incomplete, and the one before it counts.
@@ -31,8 +31,11 @@ from stoker.store.checkpoints import list_checkpoints
 
 log = logging.getLogger(__name__)
 
-# A rank that had no files at an earlier save is waited for no longer than this. The others are waited for.
-ANSWER_PATIENCE_S = 60.0
+# A rank that had no files at an earlier save is waited for no longer than this: a heartbeat that takes longer is taken
+# for the silence of a lost node. The others are waited for.
+ANSWER_PATIENCE_S = 300.0
+# A save that waits for a rank is reported after this time.
+_SAY_AFTER_S = 60.0
 # At the end of its training rank 0 waits this long for a word of ranks that have said nothing yet.
 END_PATIENCE_S = 10.0
 # Most names in a proposal.
@@ -64,7 +67,9 @@ class LeadingCommits(FolderCommits):
     _proposed: _OpenProposal | None = None
     _part: SavePart | None = None
     _committed = 0
-    # The token for which the folder was scanned when all had answered.
+    # The answers that are complete: the token, the ranks that have a part, and since when.
+    _answered: tuple[int, tuple[int, ...], float] | None = None
+    # The token for which the folder was scanned when it was time to agree.
     _checked = 0
     _waiting_for: tuple[int, ...] = ()
     # When the last commit was begun, the token of the proposal that was made for it, and whether it was sent before.
@@ -89,21 +94,22 @@ class LeadingCommits(FolderCommits):
         if final:
             return self._advance_final()
         proposed, missing = self._proposed, self._missing()
-        all_answered = proposed is not None and not missing
-        check_now = all_answered and proposed is not None and proposed.token != self._checked
+        is_due = proposed is not None and not missing and self._is_time_to_agree(proposed)
+        check_now = is_due and proposed is not None and proposed.token != self._checked
         if not self._may_choose(now=check_now):
             return False
-        if proposed is not None and all_answered:
+        if proposed is not None and is_due:
             self._checked = proposed.token
         contents = self._chooser.choose()
         if contents is None:
             return False
-        is_settled = not (contents.carried or contents.left_out or contents.copies or contents.to_copy - contents.logs)
+        is_settled = self._is_settled(contents)
         is_same = proposed is not None and proposed.saved == saved_files(contents)
-        if proposed is None or (is_settled and not is_same and (missing or self._savers())):
+        if proposed is None or (is_settled and not is_same):
+            # Also where the others had no files: they may have got their first ones since they answered.
             self._propose(contents)
             return False
-        if missing:
+        if missing or not is_due:
             return False
         if not self._savers():
             return self._commit_alone(self._dated(contents))
@@ -112,6 +118,11 @@ class LeadingCommits(FolderCommits):
             return False
         self._part = SavePart(proposed.token, self._dated(contents), (0, *self._savers()))
         return self._commit_part(self._part)
+
+    def _is_settled(self, contents: CommitContents) -> bool:
+        """Return True if the contents are the whole folder, at rest."""
+        is_whole = not (contents.carried or contents.left_out) and contents.files.keys() == self._watch.files.keys()
+        return is_whole and not (contents.copies or contents.to_copy - contents.logs)
 
     def _propose(self, contents: CommitContents, *, ended: bool = False) -> None:
         gang, history = self._options.gang, self._watch.history
@@ -124,6 +135,16 @@ class LeadingCommits(FolderCommits):
         newest = tuple(sorted(newest_names(saved).values()))[:_NAMES]
         quiet_s = (self.ended_at if ended else history.scanned_at) - last
         gang.propose(SaveProposal(token, round(quiet_s, 3), newest, self._committed, ended))
+
+    def _is_time_to_agree(self, proposed: _OpenProposal) -> bool:
+        """Return True if all have answered for so long that rank 0 would have begun its next save if another rank had.
+
+        Call it only when all have answered.
+        """
+        savers = self._savers()
+        if self._answered is None or self._answered[:2] != (proposed.token, savers):
+            self._answered = (proposed.token, savers, self._monotonic())
+        return not savers or self._monotonic() - self._answered[2] >= self._options.effective_settle_s
 
     def _missing(self) -> tuple[int, ...]:
         """Return the ranks that have not answered the proposal, and of which nothing is known."""
@@ -139,7 +160,7 @@ class LeadingCommits(FolderCommits):
             silent = answer is not None and not answer.saves and waited_s >= ANSWER_PATIENCE_S
             if not silent and (answer is None or answer.token != proposed.token):
                 missing.append(rank)
-        self._waiting_for = tuple(missing) if waited_s >= ANSWER_PATIENCE_S else ()
+        self._waiting_for = tuple(missing) if waited_s >= _SAY_AFTER_S else ()
         return tuple(missing)
 
     def _savers(self) -> tuple[int, ...]:
