@@ -2,6 +2,8 @@
 
 A folder without a number is written over by the next save. Two of them belong together if the program has begun them
 in turn: one, the other, the first again. From then on a save has both, or it is not whole.
+
+Why: docs/decisions/companion-folders.md.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ A part that changes before it is sent is dropped. Then the save stays incomplete
 
 After the end of its training rank 0 waits for no answer. It states how long before its end it wrote last; another rank
 joins if the same is true of it. These are durations: no clock of one machine is compared with that of another.
+
+Why: docs/decisions/ranks-agree-on-a-save.md.
 """
 
 from __future__ import annotations
