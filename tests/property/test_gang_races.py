@@ -19,7 +19,7 @@ from gang_story import Story
 
 pytestmark = pytest.mark.slow
 
-SEEDS = range(int(os.environ.get("STOKER_GANG_SEEDS", "12")))
+SEEDS = range(int(os.environ.get("STOKER_GANG_SEEDS", "8")))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
