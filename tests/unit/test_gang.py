@@ -349,12 +349,12 @@ def test_a_peer_that_cannot_be_read_has_not_left(
 
 def test_answers_and_proposals_of_saves_are_heard(world: AgentWorld, watches: Watches) -> None:
     claim = world.claim(nodes=3)
-    beats(world, claim, 0, save_proposal=SaveProposal(7, 2.5, ("epoch_2",)))
-    beats(world, claim, 1, save_answer=SaveAnswer(7, True))
-    beats(world, claim, 2)
     lead, _ = watches(world.store, claim, 0)
     follower, _ = watches(world.store.client(), claim, 1)
     assert lead.answers() == {} and follower.proposal is None
+    beats(world, claim, 0, save_proposal=SaveProposal(7, 2.5, ("epoch_2",)))
+    beats(world, claim, 1, save_answer=SaveAnswer(7, True))
+    beats(world, claim, 2)
     wait_for(lambda: lead.answers() == {1: SaveAnswer(7, True)})
     wait_for(lambda: follower.proposal == SaveProposal(7, 2.5, ("epoch_2",)))
 
