@@ -12,7 +12,6 @@ import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from stoker.agent.environment import read_requirements
 from stoker.agent.environment.read_requirements import DEFAULT_FILE, FIELD, NOTHING, Requirements
@@ -94,23 +93,22 @@ def _check_packages(found: Requirements) -> None:
     """Raise UserError for the first mistake, with the file and the line."""
     for name, data in (found.files | found.settings).items():
         if name.endswith((".toml", ".lock")):
-            _check_toml(FIELD, name, data)
+            _check_toml(name, data)
         elif b"\0" not in data:  # UTF-16 is for uv to read.
             _check_requirements(name, data.decode("utf-8-sig", errors="replace"))
 
 
-def _check_toml(field: str, name: str, data: bytes) -> dict[str, Any]:
-    """The contents of a TOML file. Raises UserError where it is invalid."""
+def _check_toml(name: str, data: bytes) -> None:
+    """Raise UserError for a TOML file that is invalid."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        found: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
+        tomllib.loads(data.decode("utf-8-sig"))
     except ValueError as error:
         problem = " ".join(str(error).split())
-        raise UserError(f"{field}: {name} is not valid TOML: {problem}; correct it") from None
-    return found
+        raise UserError(f"{FIELD}: {name} is not valid TOML: {problem}; correct it") from None
 
 
 def _check_yaml(field: str, name: str, data: bytes) -> None:

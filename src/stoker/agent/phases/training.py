@@ -176,11 +176,10 @@ class TrainingPhase:
         """Make durable what the training saved, within `seconds`. Return whether nothing is left to make durable."""
         return self._commit(ShutdownBudget(seconds, self._context.notices.poll), end)
 
-    def commit_at_leisure(self, end: TrainingEnd) -> bool:
-        """Make durable what a training saved that ended by itself, for as long as bytes move. Return as
-        `commit_last`."""
+    def commit_at_leisure(self, end: TrainingEnd) -> None:
+        """Make durable what a training saved that ended by itself, for as long as bytes move."""
         budget = ShutdownBudget(FLUSH_LIMIT_S, self._context.deadline_s, progress=lambda: UPLOADS.total)
-        return self._commit(budget, end)
+        self._commit(budget, end)
 
     def _commit(self, budget: ShutdownBudget, end: TrainingEnd) -> bool:
         context, sync = self._context, self._context.syncs.checkpoints
