@@ -90,7 +90,7 @@ class CollectionWorld:
     def _submit(self) -> None:
         data = self.random.choice(_CONTENTS)
         digest = hashlib.sha256(data).hexdigest()
-        packed = PackedCode(cast(Path, _Archive(data)), digest, len(data), 1, len(data), None, None, ())
+        packed = PackedCode(cast(Path, _Archive(data)), digest, len(data), 1, None, None, ())
         send(PreparedJob(make_spec(), CAPABILITIES, (), (), packed=packed), self.client)
 
     def _clone(self) -> None:

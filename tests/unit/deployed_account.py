@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
+from command_line import Stoker, run
 
 from stoker.cli import deploy as command
-from stoker.cli import main
 from stoker.deploy import aws, aws_remove, package
 from stoker.deploy.aws_entry_point import NAME
 from stoker.deploy.package import Package
@@ -23,7 +24,6 @@ from stoker.testing.memory_store import MemoryStore
 
 URL = "s3://bucket/team"
 HOME = "us-east-1"
-Stoker = Callable[..., tuple[int, str, str]]
 
 
 @dataclass
@@ -249,15 +249,7 @@ def account(bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Account:
 @pytest.fixture
 def stoker(account: Account, capsys: pytest.CaptureFixture[str]) -> Stoker:
     """The command line, with this account and this bucket."""
-
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
+    return partial(run, capsys)
 
 
 def governor_name() -> str:

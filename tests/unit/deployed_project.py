@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 
 import pytest
+from command_line import Stoker, run
 from google.auth.credentials import AnonymousCredentials
 
 from stoker.cli import deploy as command
-from stoker.cli import main
 from stoker.deploy import gcp_bindings, gcp_resources
 from stoker.deploy.gcp_entry_point import NAME
 from stoker.governor.pass_record import record_pass
@@ -19,7 +20,6 @@ from tests.support.google_functions import GoogleProject, google_project
 
 URL, PROJECT, REGION = "gs://bucket/team", "vision-1", "us-central1"
 PLAN = gcp_resources.plan_deployment(URL, PROJECT, REGION, "0" * 64, {})
-Stoker = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -45,12 +45,4 @@ def google(bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Goo
 @pytest.fixture
 def stoker(google: GoogleProject, capsys: pytest.CaptureFixture[str]) -> Stoker:
     """The command line, with this project and this bucket."""
-
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
+    return partial(run, capsys)

@@ -9,10 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from command_line import Stoker, stoker, store
 
 from stoker import client
-from stoker.cli import main
-from stoker.governor import background
 from stoker.jobfile import Job, env_file
 from stoker.maintenance import delete
 from stoker.maintenance.reindex import reindex
@@ -21,36 +20,11 @@ from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Offering
 from stoker.store import job_log
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
 
-Stoker = Callable[..., tuple[int, str, str]]
+__all__ = ["stoker", "store"]
+
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("print('hello')\n")
-    monkeypatch.chdir(tmp_path / "code")
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def stoker(capsys: pytest.CaptureFixture[str]) -> Stoker:
-    """Run a command line in this process; return its exit code, stdout and stderr."""
-
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
 
 
 def submit(store: Store, name: str = "train", *events: Event) -> str:

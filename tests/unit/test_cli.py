@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from io import StringIO
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import click
 import pytest
+from command_line import Stoker, stoker, store
 
 from stoker import client
 from stoker.cli import COMMANDS, cli, main, run
@@ -37,39 +37,13 @@ from stoker.read.logs import LogLine
 from stoker.read.node_chunks import node_logs
 from stoker.read.screens import TerminalScreen
 from stoker.store import job_index, job_log
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
 from stoker.submit.prepared_job import PreparedJob
 
-Stoker = Callable[..., tuple[int, str, str]]
+__all__ = ["stoker", "store"]
+
 SPOT = Offering(provider="p", machine="m", zone="z", spot=True, price=1.0, on_demand_price=4.0)
 FULL = replace(SPOT, spot=False, price=4.0)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "ensure_governor", lambda _url: None)
-    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("print('hello')\n")
-    monkeypatch.chdir(tmp_path / "code")
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def stoker(capsys: pytest.CaptureFixture[str]) -> Stoker:
-    """Run a command line; answers its exit code, stdout and stderr."""
-
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
 
 
 def append(store: Store, job: str, *events: Event) -> None:

@@ -18,9 +18,10 @@ from types import SimpleNamespace
 
 import click
 import pytest
+from command_line import Stoker, stoker, store
 
 from stoker import client
-from stoker.cli import cli, main, ps
+from stoker.cli import cli, ps
 from stoker.cli.follow_and_govern import come_back_hint
 from stoker.governor import background
 from stoker.jobfile import Job
@@ -32,38 +33,14 @@ from stoker.read import govern_while_following
 from stoker.read.format import width
 from stoker.read.job_list import Filter, list_jobs
 from stoker.store import job_log
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
+
+__all__ = ["stoker", "store"]
 
 pytestmark = pytest.mark.slow
 
-Stoker = Callable[..., tuple[int, str, str]]
 HERE = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0)
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "ensure_governor", lambda _url: None)
-    monkeypatch.setattr(background, "ensure_governed", lambda _store, _jobs: background.GovernorChoice())
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("print('hello')\n")
-    monkeypatch.chdir(tmp_path / "code")
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def stoker(capsys: pytest.CaptureFixture[str]) -> Stoker:
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
 
 
 def submit(store: Store, name: str, *events: Event, **tags: str) -> str:

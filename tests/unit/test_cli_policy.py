@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
+from command_line import Stoker, run
 from external_world import REGION, World
 
-from stoker.cli import main
 from stoker.cli.run import _abridged
 from stoker.model import codec, keys
 from stoker.policy import versions
@@ -19,7 +19,6 @@ from stoker.store import external_job_index
 from stoker.store.base import Store, open_store
 from stoker.store.external_job_index import ExternalJobRow
 
-Stoker = Callable[..., tuple[int, str, str]]
 TOPIC = "sns:arn:aws:sns:us-east-1:111122223333:t"
 
 
@@ -36,14 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture
 def stoker(store: Store, capsys: pytest.CaptureFixture[str]) -> Stoker:
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
+    return partial(run, capsys)
 
 
 # ── Channels and regions that have no effect ──────────────────────────────────────────────────────────────────────────

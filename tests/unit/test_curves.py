@@ -10,9 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from stoker import client
-from stoker.cli import main
 from stoker.core.summary import AttemptSummary, Summary
 from stoker.jobfile import Job
 from stoker.model import keys
@@ -135,14 +135,6 @@ def trained(store: Store, name: str, *samples: log_chunks.Sample) -> str:
 
 def sample(step: int | None, loss: float, at: float = START) -> log_chunks.Sample:
     return log_chunks.Sample(at, step, {"loss": loss, "acc": 1 - loss})
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    said = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, said.out, said.err
 
 
 def test_a_name_means_all_of_its_jobs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

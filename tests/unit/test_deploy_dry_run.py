@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from command_line import Stoker, run
 
-from stoker.cli import main
 from stoker.deploy import package
 from stoker.model.errors import UserError
 from stoker.submit.agent_bundle import NoAgentAvailable
 
 pytestmark = pytest.mark.slow
 
-Stoker = Callable[..., tuple[int, str, str]]
 AWS = ("--store", "s3://bucket/p", "deploy", "aws", "--dry-run")
 GCP = ("--store", "gs://bucket/p", "deploy", "gcp", "--dry-run")
 
@@ -29,14 +28,7 @@ def stoker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
 
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
+    return partial(run, capsys)
 
 
 def unserved(tag: str, _offline: bool) -> dict[str, bytes]:

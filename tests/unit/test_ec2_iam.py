@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
 
 import stoker.providers.ec2 as package
-from stoker.cli import main
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.providers.ec2 import iam, permissions
@@ -229,14 +229,6 @@ def test_policies_fit() -> None:
 def test_what_cannot_be_granted(store: str, job: str | None, wrong: str) -> None:
     with pytest.raises(UserError, match=wrong):
         iam.grants(store, job=job)
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    told = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, told.out, told.err
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 
-from stoker.cli import main
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
@@ -48,14 +48,6 @@ def test_every_question_to_ec2_says_so(region: str | None) -> None:
     ):
         with pytest.raises(UserError, match=r"^resources\.provider: ec2 needs boto3; pip install 'stoker\[aws\]'$"):
             ask()
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    told = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, told.out, told.err
 
 
 def test_the_commands_say_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

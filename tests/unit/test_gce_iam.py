@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
 
-from stoker.cli import main
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
@@ -285,14 +285,6 @@ def test_what_cannot_be_granted(store: str, job: str | None, wrong: str) -> None
 
 
 # ── The script ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    told = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, told.out, told.err
 
 
 # Keeps what it is asked; answers as the test wants.

@@ -12,6 +12,7 @@ import pytest
 from stoker.governor import background, handover_guard
 from stoker.governor.handover_guard import HandoverGuard, guarding, watch
 from stoker.model.errors import StoreDenied, UserError
+from stoker.processes import detached
 
 URL = "file:///somewhere"
 
@@ -325,7 +326,7 @@ def test_the_guard_runs_in_a_session_of_its_own_and_says_things_in_the_governors
 ) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     started: list[tuple[list[str], dict[str, object]]] = []
-    monkeypatch.setattr(handover_guard.subprocess, "Popen", lambda line, **how: started.append((line, how)))
+    monkeypatch.setattr(detached.subprocess, "Popen", lambda line, **how: started.append((line, how)))
     output = tmp_path / "home" / "governors" / "x.log"
     output.parent.mkdir(parents=True)
     output.write_bytes(b"before\n")

@@ -17,6 +17,7 @@ from stoker.governor.loop import Pass
 from stoker.model import keys
 from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Record, Submitted
+from stoker.processes import detached
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
 
@@ -158,7 +159,7 @@ def test_the_log_of_the_governor_before_is_kept_up_to_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, kept: bool
 ) -> None:
     started: list[tuple[list[str], dict[str, object]]] = []
-    monkeypatch.setattr(background.subprocess, "Popen", lambda line, **how: started.append((line, how)))
+    monkeypatch.setattr(detached.subprocess, "Popen", lambda line, **how: started.append((line, how)))
     said = tmp_path / "x.log"
     said.write_bytes(b"x" * size)
     background._spawn("file:///s", tmp_path / "x.lock", 7, said)
@@ -169,7 +170,7 @@ def test_the_log_of_the_governor_before_is_kept_up_to_its_size(
 
 
 def test_the_first_governor_of_a_store_has_no_log_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background.subprocess, "Popen", lambda *_, **__: None)
+    monkeypatch.setattr(detached.subprocess, "Popen", lambda *_, **__: None)
     background._spawn("file:///s", tmp_path / "x.lock", 7, tmp_path / "x.log")
     assert (tmp_path / "x.log").read_bytes() == b""
 

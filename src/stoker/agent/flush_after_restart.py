@@ -5,7 +5,6 @@ The agent makes durable what its predecessor left, and writes the exit.
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from dataclasses import replace
 
 from stoker.agent import job_folders
 from stoker.agent.checkpoints.folder_snapshot import Selection
-from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions, SyncStatus
+from stoker.agent.checkpoints.sync import CheckpointSync, SyncStatus
 from stoker.agent.health.missing_saves import find_saves
 from stoker.agent.heartbeat import HeartbeatThread
 from stoker.agent.job_log_watch import JobLogWatch
@@ -39,8 +38,6 @@ from stoker.store.checkpoint_manifests import TRUST_NONE, trusted_claims
 from stoker.store.job_index import read_submission
 from stoker.store.node_facts import read_fact
 from stoker.store.upload_progress import UPLOADS
-
-_log = logging.getLogger(__name__)
 
 _COPY_S = 10.0
 _INHERITED = (
@@ -238,28 +235,13 @@ def _submission(node: AgentNode, until_s: float) -> tuple[JobState | None, Submi
 def _flush_checkpoints(
     node: AgentNode, state: JobState | None, submission: Submission, budget: ShutdownBudget
 ) -> CheckpointSync | None:
-    folder = job_folders.checkpoint_folder(node.paths, submission.spec)
-    if not folder.is_dir():
+    if not job_folders.checkpoint_folder(node.paths, submission.spec).is_dir():
         return None
     # Without a baseline no training began on this machine, and nothing is committed.
     baseline = Baseline.read(node.paths.baseline) or Baseline()
-    options = SyncOptions(
-        store=node.store,
-        job=node.config.job,
-        claim=node.config.claim,
-        rank=node.config.rank,
-        nodes=node.config.nodes,
-        folder=folder,
-        channel=node.paths.channel,
-        scratch=node.paths.scratch,
-        keep=submission.spec.checkpoints.keep,
-        trust=trusted_claims(state, own=node.config.claim) if state is not None else TRUST_NONE,
-        recovering=True,
-        selection=job_folders.checkpoint_selection(
-            node.paths, submission.spec, baseline, job_folders.confinement(node, submission.spec)
-        ),
-    )
-    sync = CheckpointSync(options)
+    trust = trusted_claims(state, own=node.config.claim) if state is not None else TRUST_NONE
+    options = job_folders.sync_options(node, submission.spec, baseline, trust)
+    sync = CheckpointSync(replace(options, recovering=True))
     if budget.has_deadline:
         sync.hurry(budget.share_s())
     # Under a notice a part of the time is left for the log, too.

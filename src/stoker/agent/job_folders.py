@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.agent.checkpoints.folder_snapshot import Files, LinkWarnings, Selection, scan
+from stoker.agent.checkpoints.sync_options import SyncOptions
 from stoker.agent.confinement import Confinement
 from stoker.agent.node import AgentNode
 from stoker.agent.output_files import Baseline, OutputFiles, OutputSource, without_caches
@@ -27,6 +28,7 @@ from stoker.model.node_config import NodePaths
 from stoker.model.path_patterns import PathFilter, base_of, below, common_base, entries_of, has_wildcard, is_pattern
 from stoker.model.spec import Checkpoints, Spec
 from stoker.providers.base import RunsInContainer
+from stoker.store.checkpoint_manifests import TrustedClaims
 
 # The output folder of a job that names none, below the code; `stoker.train` takes the same one outside Stoker.
 OUTPUTS = "outputs"
@@ -91,6 +93,34 @@ def checkpoint_selection(
 
     takes = chosen.takes if chosen is not None else lambda _path: True
     return Selection(scan_own, takes, confinement, baseline.has_file)
+
+
+def sync_options(
+    node: AgentNode,
+    spec: Spec,
+    baseline: Baseline,
+    trust: TrustedClaims,
+    say: Callable[[str], None] = lambda _text: None,
+) -> SyncOptions:
+    """Return the options of the checkpoint sync that are the same for every agent of this node.
+
+    `baseline`: the files from before the training. `say` as for `checkpoint_selection`.
+    """
+    config, paths = node.config, node.paths
+    return SyncOptions(
+        store=node.store,
+        job=config.job,
+        claim=config.claim,
+        rank=config.rank,
+        nodes=config.nodes,
+        folder=checkpoint_folder(paths, spec),
+        channel=paths.channel,
+        scratch=paths.scratch,
+        keep=spec.checkpoints.keep,
+        trust=trust,
+        selection=checkpoint_selection(paths, spec, baseline, confinement(node, spec), say),
+        say=say,
+    )
 
 
 def watched(paths: NodePaths, spec: Spec) -> list[Path]:

@@ -131,16 +131,14 @@ class MetricsPump:
         regexes: Mapping[str, str] | None = None,
         *,
         earlier: Sequence[str] = (),
-        is_local: bool | None = None,
     ) -> None:
-        is_local = store.is_local if is_local is None else is_local
         self._store = store
         self._reports = ReportReader(path)
         self._earlier = tuple(earlier)
         self._scanner = MetricScanner(regexes or {})
         self._scanner_lock = threading.Lock()
         self._writer = ChunkWriter(store, lambda n, size: keys.metrics_chunk(node, n, size))
-        self._flush_s = LOCAL_FLUSH_S if is_local else REMOTE_FLUSH_S
+        self._flush_s = LOCAL_FLUSH_S if store.is_local else REMOTE_FLUSH_S
         self._flushed_at = -self._flush_s
         self._mark = MetricsMark(0)
         # Guards the following, which the threads that scan the log and sample the machine share.

@@ -96,7 +96,7 @@ def aws(
     store = opened_store()
     for flag, named in (("--region", region), *(("--events-from", each) for each in elsewhere)):
         check_region(flag, named)
-    check_channels.check_grantable(notify, "--notify", "AWS")
+    check_channels.check_grantable(notify, "AWS")
     check_roles_and_keys(roles, keys)
     where = _region(store, region, offline=dry_run)
     if where in forget:
@@ -247,7 +247,7 @@ def gcp(
     from stoker.submit.local_environment import store_environ
 
     store = opened_store()
-    check_channels.check_grantable(notify, "--notify", "Google Cloud")
+    check_channels.check_grantable(notify, "Google Cloud")
     on_google = store.url.startswith("gs://")
     recorded = deployment_record.read(store, gcp_resources.CLOUD) if on_google and not dry_run else None
     owner = project or (recorded.project if recorded else None) or google_project(offline=dry_run)

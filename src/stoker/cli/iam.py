@@ -68,7 +68,7 @@ def command(
     check_channels.check_addresses(notify, "--notify")
     granting, url = registry.iam(provider), open_store(named).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
-    check_channels.check_grantable(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
+    check_channels.check_grantable(notify, "Google Cloud" if url.startswith("gs://") else "AWS")
     found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)
     if policy is not None:
         chosen = [grant for grant in found.grants if grant.name == policy]

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.completers import complete_jobs_that, complete_node, has_machine
-from stoker.cli.options import DURATION, job_argument_of, named_job, opened_store, store_option
+from stoker.cli.completers import complete_jobs_that, has_machine
+from stoker.cli.options import DURATION, job_argument_of, named_job, node_option, opened_store, store_option
 
 
 @click.command("interrupt")
 @job_argument_of(complete_jobs_that(has_machine))
-@click.option(
-    "--node",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="R",
-    shell_complete=complete_node,
-    help="The node to interrupt; 0 by default.",
-)
+@node_option("interrupt")
 @click.option("--grace", "grace_s", type=DURATION, default="30s", metavar="TIME", help="Time to save; 30s by default.")
 @store_option
 def command(job: str, node: int, grace_s: float) -> None:

@@ -285,7 +285,7 @@ def print_end(record: IndexRecord, store: Store, *, as_json: bool = False) -> in
     return 0 if record.summary.outcome == "succeeded" else 1
 
 
-def lasted_s(summary: Summary, now: datetime | None = None) -> float:
+def lasted_s(summary: Summary) -> float:
     """Seconds from submission to the end, or to now."""
-    end = summary.ended_at or now or datetime.now(timezone.utc)
+    end = summary.ended_at or datetime.now(timezone.utc)
     return (end - summary.submitted_at).total_seconds()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
-from stoker.cli.completers import complete_attempt, complete_node
-from stoker.cli.options import job_argument, named_job, opened_store, store_option
+from stoker.cli.completers import complete_node
+from stoker.cli.options import attempt_option, job_argument, named_job, opened_store, store_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,13 +34,7 @@ _MOST_EVIDENCE = 16 * 1024 * 1024
     shell_complete=complete_node,
     help="Only this node.",
 )
-@click.option(
-    "--attempt",
-    type=click.IntRange(min=1),
-    metavar="N",
-    shell_complete=complete_attempt,
-    help="Only this attempt.",
-)
+@attempt_option("Only this attempt.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--evidence", is_flag=True, help="Print the stack dumps of a job that stalled instead of its log.")
 @store_option

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completers import complete_provider
-from stoker.cli.options import NamedPath, json_option, opened_store, set_option, store_option
+from stoker.cli.options import NamedPath, json_option, opened_store, provider_option, set_option, store_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,12 +23,7 @@ _LIMIT = 20
 @click.command("offers")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=NamedPath(path_type=Path))
 @set_option
-@click.option(
-    "--provider",
-    metavar="P",
-    shell_complete=complete_provider,
-    help="The provider of the machines: local, ec2, gce or sagemaker.",
-)
+@provider_option()
 @click.option("--zones", is_flag=True, help="Show every zone, not only the best zone of each machine.")
 @click.option(
     "--limit",

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from stoker.cli.completers import complete_checkpoint, complete_field, complete_job
+from stoker.cli.completers import (
+    complete_attempt,
+    complete_checkpoint,
+    complete_field,
+    complete_job,
+    complete_node,
+    complete_provider,
+)
 from stoker.model.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
@@ -47,6 +54,31 @@ def set_option(command: F) -> F:
         shell_complete=complete_field,
         help="Set a field of the job file, such as params.lr=1e-3; may be repeated.",
     )(command)
+
+
+def provider_option(
+    text: str = "The provider of the machines: local, ec2, gce or sagemaker.",
+) -> Callable[[F], F]:
+    return click.option("--provider", metavar="P", shell_complete=complete_provider, help=text)
+
+
+def attempt_option(text: str) -> Callable[[F], F]:
+    """`--attempt N`, an attempt of the job that the command names."""
+    return click.option(
+        "--attempt", type=click.IntRange(min=1), metavar="N", shell_complete=complete_attempt, help=text
+    )
+
+
+def node_option(purpose: str) -> Callable[[F], F]:
+    """`--node R`, a node of the job that the command names, by default the first one."""
+    return click.option(
+        "--node",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="R",
+        shell_complete=complete_node,
+        help=f"The node to {purpose}; 0 by default.",
+    )
 
 
 def yes_option(command: F) -> F:

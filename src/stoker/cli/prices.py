@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.completers import complete_provider
-from stoker.cli.options import json_option
+from stoker.cli.options import json_option, provider_option
 
 if TYPE_CHECKING:
     from stoker.providers.price_book import PricesModule, RegionPrices
@@ -20,12 +19,7 @@ _SHOWN = 20
 
 
 @click.command("prices")
-@click.option(
-    "--provider",
-    metavar="P",
-    shell_complete=complete_provider,
-    help="The provider whose prices to show. [default: all with a price table]",
-)
+@provider_option("The provider whose prices to show. [default: all with a price table]")
 @click.option("--region", "regions", metavar="R", multiple=True, help="Only this region; may be repeated.")
 @click.option("--refresh", is_flag=True, help="Fetch the provider's price list, and store it on this computer.")
 @json_option

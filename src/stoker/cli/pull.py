@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completers import complete_attempt
-from stoker.cli.options import NamedPath, checkpoint_option, job_argument, named_job, opened_store, store_option
+from stoker.cli.options import (
+    NamedPath,
+    attempt_option,
+    checkpoint_option,
+    job_argument,
+    named_job,
+    opened_store,
+    store_option,
+)
 from stoker.model.keys import UNFINISHED
 
 if TYPE_CHECKING:
@@ -27,13 +34,7 @@ _MOST_NAMED = 3
 @click.argument("folder", required=False, type=NamedPath(path_type=Path))
 @checkpoint_option("The checkpoint, by its REF in `stoker checkpoints` or its name; default: the newest.")
 @click.option("--outputs", is_flag=True, help="Fetch the outputs instead, of all attempts in one folder.")
-@click.option(
-    "--attempt",
-    type=click.IntRange(min=1),
-    metavar="N",
-    shell_complete=complete_attempt,
-    help="Fetch the outputs of this attempt alone.",
-)
+@attempt_option("Fetch the outputs of this attempt alone.")
 @store_option
 def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool, attempt: int | None) -> None:
     """Fetch a checkpoint or the outputs as plain files into FOLDER, by default one with the name of the job.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.completers import complete_file, complete_provider
+from stoker.cli.completers import complete_file
 from stoker.cli.follow_and_govern import detach as detach_job
 from stoker.cli.follow_and_govern import follow_job
 from stoker.cli.format import print_json, report_governor, say, size, to_json
@@ -20,6 +20,7 @@ from stoker.cli.options import (
     TrailingCommand,
     json_option,
     opened_store,
+    provider_option,
     set_option,
     store_option,
     trailing,
@@ -43,12 +44,7 @@ _MOST_TEXT = 1000
 @set_option
 @click.option("--name", help="The name of the job.")
 @click.option("--nodes", type=int, metavar="K", help="The number of machines that train together.")
-@click.option(
-    "--provider",
-    metavar="P",
-    shell_complete=complete_provider,
-    help="The provider of the machines: local, ec2, gce or sagemaker.",
-)
+@provider_option()
 @click.option("--spot/--no-spot", default=None, help="Use only spot machines, or none.")
 @click.option(
     "--env", "variables", multiple=True, metavar="K=V", help="Set an environment variable; K alone passes yours on."

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stoker.cli.completers import complete_file, complete_node
-from stoker.cli.options import NamedPath, named_job, opened_store
+from stoker.cli.completers import complete_file
+from stoker.cli.options import NamedPath, named_job, node_option, opened_store
 
 if TYPE_CHECKING:
     from stoker.providers.base import ShellCommand, ShellRequest
@@ -36,14 +36,7 @@ def connect_options(command: F) -> F:
             "--identity", type=NamedPath(), metavar="FILE", shell_complete=complete_file, help="The private key to use."
         ),
         click.option("--user", metavar="NAME", help="The user to log in as; default: that of the image."),
-        click.option(
-            "--node",
-            type=click.IntRange(min=0),
-            default=0,
-            metavar="R",
-            shell_complete=complete_node,
-            help="The node to connect to; 0 by default.",
-        ),
+        node_option("connect to"),
     ):
         command = option(command)
     return command

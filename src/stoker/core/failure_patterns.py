@@ -367,5 +367,3 @@ PATTERNS: tuple[FailurePattern, ...] = (
         ),
     ),
 )
-# Names of the kinds that excuse the script: rules by which an attempt may be closed.
-EXCUSES = tuple(dict.fromkeys(pattern.name for pattern in PATTERNS if pattern.blame != "script"))

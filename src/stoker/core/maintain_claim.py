@@ -225,15 +225,15 @@ def _warn_unsafe(decision: JobDecision, claim: Claim) -> bool:
     return decision.append(Warned(code=code), reason)
 
 
-def warn_unsaved(decision: JobDecision) -> bool:
+def warn_unsaved(decision: JobDecision) -> None:
     """Warn that the next attempt starts from the beginning, if the last one ended by no fault of the script and left no
     checkpoint. Not repeated if its missing checkpoint was warned of before."""
     claim = next((claim for claim in reversed(decision.state.attempts) if claim.closed), None)
     closed = claim.closed if claim is not None else None
     if claim is None or closed is None or closed.outcome not in _UNSAVED or closed.trained_s <= 0.0:
-        return False
+        return
     code = f"no-checkpoint:{closed.claim}"
     if closed.checkpoint is not None or closed.restored_from is not None or code in decision.state.warned:
-        return False
+        return
     reason = f"attempt {claim.attempt}: {claim.closed_reason}; {FROM_THE_BEGINNING}"
-    return decision.append(Warned(code=code), reason)
+    decision.append(Warned(code=code), reason)

@@ -254,13 +254,8 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         say("its clock is on: there may be jobs to govern")
     alarms = aws_monitoring.alarm_names(deployment.name)
     say(f"{len(alarms)} alarms watch it: {aws_monitoring.topic_name(deployment.name)}")
-    try:
+    with deployment_record.proving(store, begun, wanted):
         _try(clients, deployment)
-    except ProviderError:
-        # The record keeps the state `making`, so that no client relies on this governor.
-        deployment_record.write(store, replace(begun, state="making"))
-        raise
-    deployment_record.write(store, wanted)
     packages.delete_others(store, package)
     return wanted
 

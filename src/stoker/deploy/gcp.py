@@ -75,13 +75,8 @@ def deploy(
     switch = ScheduleSwitch(store, SchedulerJob(plan.clock, api))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
-    try:
+    with deployment_record.proving(store, begun, wanted):
         _try(store, wanted)
-    except ProviderError:
-        # The record keeps the state `making`, so that no client relies on this governor.
-        deployment_record.write(store, replace(begun, state="making"))
-        raise
-    deployment_record.write(store, wanted)
     packages.delete_others(store, package)
     return wanted
 

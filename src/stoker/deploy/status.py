@@ -39,10 +39,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Health:
-    """The state of a deployed governor. `passed_at` is by the store's clock; None: it never made a pass."""
+    """The state of a deployed governor. `passed_ago_s` is None if it never made a pass."""
 
     deployed: DeploymentRecord
-    passed_at: datetime | None
     passed_ago_s: float | None
     checks: tuple[Check, ...]
 
@@ -81,7 +80,7 @@ def _health(store: Store, deployed: DeploymentRecord, now: datetime) -> Health:
     at = passed.modified if passed is not None else None
     cloud = cast("StatusModule", importlib.import_module(_MODULES[deployed.cloud]))
     ago_s = max(0.0, (now - at).total_seconds()) if at is not None else None
-    return Health(deployed, at, ago_s, cloud.check_parts(deployed, store.url))
+    return Health(deployed, ago_s, cloud.check_parts(deployed, store.url))
 
 
 def checked(what: str, ask: Callable[[], tuple[State, str]]) -> Check:

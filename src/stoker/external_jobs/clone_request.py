@@ -44,8 +44,6 @@ COPIED_FIELDS = (
     "MlflowConfig",
     "ModelPackageConfig",
 )
-# Fields of a request that no description has: a clone is without them.
-UNDESCRIBED_FIELDS = ("SessionChainingConfig",)
 # Parts of a description that a request may not have.
 _READ_ONLY = {"ResourceConfig": ("SelectedInstanceType", "SelectedInstanceCount")}
 # An empty value of these in a description means that there is no key.

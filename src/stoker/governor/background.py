@@ -40,7 +40,7 @@ from stoker.governor.observe import is_idle
 from stoker.model.errors import NotGoverned, StokerError, StoreDenied
 from stoker.model.spec import Spec
 from stoker.notifications.outbox_store import has_unsent_events
-from stoker.processes.absolute_environment import absolute_environment
+from stoker.processes.detached import start_detached
 from stoker.providers import registry
 from stoker.store import job_log
 from stoker.store.base import Store, open_store
@@ -239,19 +239,9 @@ def _try_lock(handle: int) -> bool:
 
 
 def _spawn(store_url: str, lock: Path, handle: int, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab" if _kept_bytes(log) else "wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "stoker.governor.background", store_url, str(lock), str(handle)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Its own session: closing the terminal does not end it.
-            start_new_session=True,
-            # Not in the caller's folder, which may be deleted or unmounted while it runs.
-            cwd=lock.parent,
-            env=absolute_environment(),
-            pass_fds=(handle,),
-        )
+    if not _kept_bytes(log):
+        log.write_bytes(b"")
+    return start_detached("stoker.governor.background", (store_url, str(lock), str(handle)), log, handle)
 
 
 def _kept_bytes(log: Path) -> int:

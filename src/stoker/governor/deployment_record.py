@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 from stoker.model import codec, keys
-from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.errors import (
+    CodecError,
+    ProviderError,
+    StokerError,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+    UserError,
+)
 from stoker.store.base import Store
 
 
@@ -121,6 +130,20 @@ def record_before_change(wanted: DeploymentRecord, before: DeploymentRecord | No
         alerts=tuple(dict.fromkeys((*wanted.alerts, *before.alerts))),
         state="there" if before.state == "there" else "making",
     )
+
+
+@contextmanager
+def proving(store: Store, begun: DeploymentRecord, wanted: DeploymentRecord) -> Iterator[None]:
+    """Write the record `wanted` once the block has proved that the governor works.
+
+    Where it raises ProviderError, the record gets the state `making`, so that no client relies on this governor.
+    """
+    try:
+        yield
+    except ProviderError:
+        write(store, replace(begun, state="making"))
+        raise
+    write(store, wanted)
 
 
 def without_regions(deployed: DeploymentRecord, regions: Iterable[str]) -> DeploymentRecord:

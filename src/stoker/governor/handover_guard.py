@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -120,21 +119,9 @@ def guarding(store_url: str) -> Iterator[HandoverGuard]:
 
 
 def _spawn(store_url: str, reader: int, output: Path) -> None:
-    from stoker.processes.absolute_environment import absolute_environment
+    from stoker.processes.detached import start_detached
 
-    with output.open("ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-m", "stoker.governor.handover_guard", str(reader), store_url],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            # Its own session: signals to the terminal's processes do not reach it.
-            start_new_session=True,
-            # Not in the caller's folder, which may be deleted or unmounted while it runs.
-            cwd=output.parent,
-            env=absolute_environment(),
-            pass_fds=(reader,),
-        )
+    start_detached("stoker.governor.handover_guard", (str(reader), store_url), output, reader)
 
 
 # ── The guard's own process ───────────────────────────────────────────────────────────────────────────────────────────

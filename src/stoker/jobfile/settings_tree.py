@@ -98,10 +98,10 @@ def read_layer(
     return Layer(root, folder)
 
 
-def layer_of(values: Mapping[str, Any], source: str, *, folder: Path | None = None) -> Layer:
+def layer_of(values: Mapping[str, Any], source: str) -> Layer:
     """Settings from Python: flags, or the arguments of `stoker.Job`. A None at the top means not given."""
     given = {key: value for key, value in values.items() if value is not None}
-    return Layer(_from_python(given, Origin(source), ""), folder)
+    return Layer(_from_python(given, Origin(source), ""))
 
 
 def assignments(texts: Iterable[str] | str, source: str = "--set") -> Layer:

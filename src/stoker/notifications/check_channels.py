@@ -31,10 +31,10 @@ def _grant_kind(to: str) -> str:
     return "sns" if channel_address.topic_of(to) is not None else to.partition(":")[0]
 
 
-def check_grantable(addresses: Iterable[str], where: str, cloud: Literal["AWS", "Google Cloud"]) -> None:
-    """Raise UserError for an address that `cloud` cannot grant: naming it would change nothing."""
+def check_grantable(addresses: Iterable[str], cloud: Literal["AWS", "Google Cloud"]) -> None:
+    """Raise UserError for an address of `--notify` that `cloud` cannot grant: naming it would change nothing."""
     addresses = tuple(addresses)
-    check_addresses(addresses, where)
+    check_addresses(addresses, "--notify")
     for to in addresses:
         kind = _grant_kind(to)
         if kind in _GRANTABLE[cloud]:
@@ -46,7 +46,7 @@ def check_grantable(addresses: Iterable[str], where: str, cloud: Literal["AWS", 
             problem = f"is not in {cloud}; use a channel of this cloud"
         else:
             problem = "needs no grant; the policy's `notify` alone names it"
-        raise UserError(f"{where}: {channel_address.masked(to)} {problem}. Here: {may}")
+        raise UserError(f"--notify: {channel_address.masked(to)} {problem}. Here: {may}")
 
 
 def grantable_addresses(

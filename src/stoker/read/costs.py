@@ -58,11 +58,6 @@ class CostRow:
         """The saved share of the on-demand cost, where both are known."""
         return self.saved.known / self._basis if self.saved.known is not None and self._basis > 0 else None
 
-    @property
-    def wasted(self) -> float:
-        """The known part of the waste, in dollars."""
-        return sum(each.known or 0.0 for each in (self.idle, self.lost, self.startup, self.waiting))
-
     def add(self, job: str, cost: Cost) -> None:
         self.jobs.add(job)
         self.spent.add(cost.spent)

@@ -7,7 +7,6 @@ its key, or names a path outside the folder is left out, with a warning in the l
 
 from __future__ import annotations
 
-import logging
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +23,6 @@ from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import (
     LOCAL_WORKERS,
     REMOTE_WORKERS,
-    Cache,
     ManifestKey,
     StoredManifest,
     TrustedClaims,
@@ -35,8 +33,6 @@ from stoker.store.checkpoint_manifests import (
 from stoker.store.link_targets import safe_link
 from stoker.store.parallel import run_all
 from stoker.store.safe_extraction import Extraction, Staging
-
-log = logging.getLogger(__name__)
 
 # The blob of a link is the text of its target.
 _LINK_BYTES = 4096
@@ -89,15 +85,13 @@ class CheckpointFile:
     blob: BlobRef
 
 
-def list_checkpoints(
-    store: Store, job: str, *, trust: TrustedClaims | None = None, cache: Cache | None = None
-) -> list[Checkpoint]:
+def list_checkpoints(store: Store, job: str, *, trust: TrustedClaims | None = None) -> list[Checkpoint]:
     """List the checkpoints that rank 0 committed, oldest first, complete or not. Without `trust`, the job's log is
     read.
 
     Raises StoreUnavailable or StoreDenied: an empty list always means that there are none.
     """
-    return group_by_save(read_manifests(store, job, keys.checkpoints(job), trust=trust, cache=cache))
+    return group_by_save(read_manifests(store, job, keys.checkpoints(job), trust=trust))
 
 
 def find_checkpoint(store: Store, job: str, key: str, *, trust: TrustedClaims | None = None) -> Checkpoint | None:

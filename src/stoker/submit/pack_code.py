@@ -62,7 +62,6 @@ class PackedCode:
     digest: str
     size: int
     files: int
-    unpacked_size: int
     commit: str | None
     dirty: bool | None
     warnings: tuple[str, ...]
@@ -139,7 +138,6 @@ def pack(
         digest=digest,
         size=path.stat().st_size,
         files=sum(not stat.S_ISDIR(entry.status.st_mode) for entry in entries),
-        unpacked_size=unpacked,
         commit=source.commit,
         dirty=source.dirty,
         warnings=tuple(walk.warnings),

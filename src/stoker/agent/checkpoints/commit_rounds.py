@@ -51,8 +51,7 @@ class SyncStatus:
     last_age_s: float | None = None
     unsynced_bytes: int = 0
     files: int = 0
-    # How long something has been waiting to be committed, and how many saves of the script wait.
-    lag_s: float = 0.0
+    # How many saves of the script wait to be committed.
     waiting: int = 0
     # Saves that were passed over for newer ones, because the store is slower than the script.
     skipped: int = 0
@@ -99,7 +98,6 @@ class CommitRounds:
         self.backoff = RetryBackoff(clock, deadlines)
         # The last round found that a commit has to wait, without a failure.
         self._put_off = False
-        self._waiting_since: float | None = None
 
     # ── Before the first round ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,16 +245,9 @@ class CommitRounds:
     def status(self) -> SyncStatus:
         """Return the status after a round."""
         commits = self.requested if self.queue.used else self.folder_commits
-        unsynced = commits.unsynced_bytes()
-        now = self._options.monotonic()
-        if not unsynced:
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = now
         return SyncStatus(
-            unsynced_bytes=unsynced,
+            unsynced_bytes=commits.unsynced_bytes(),
             files=commits.files,
-            lag_s=0.0 if self._waiting_since is None else now - self._waiting_since,
             waiting=len(self.requested.waiting),
             skipped=self.requested.skipped,
             commits=self.manifests.commits,

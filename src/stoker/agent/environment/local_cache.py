@@ -215,8 +215,8 @@ def create_user_cache(environments: Path, uid: int, gid: int) -> Path:
     return folder
 
 
-def prune_user_caches(environments: Path, unused_for_s: float = UNUSED_FOR_S) -> None:
-    """Remove environments of all users that were unused for this long. Those that cannot be removed stay.
+def prune_user_caches(environments: Path) -> None:
+    """Remove environments of all users that were unused for `UNUSED_FOR_S`. Those that cannot be removed stay.
 
     A user without environments also loses its copy of uv, once that is as old.
     """
@@ -224,6 +224,6 @@ def prune_user_caches(environments: Path, unused_for_s: float = UNUSED_FOR_S) ->
         with suppress(OSError):
             # Read before the pruning, which changes the folder's time.
             idle_s = time.time() - folder.stat().st_mtime
-            LocalCache(folder).prune(unused_for_s)
-            if idle_s >= unused_for_s and not any(folder.glob("*.lock")):
+            LocalCache(folder).prune()
+            if idle_s >= UNUSED_FOR_S and not any(folder.glob("*.lock")):
                 shutil.rmtree(folder)

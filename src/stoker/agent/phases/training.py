@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from stoker.agent import job_folders, sagemaker_scripts
 from stoker.agent.checkpoints.restore_folder import take_baseline
-from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
+from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.agent.exit_report import how_it_ended, make_training_exit
 from stoker.agent.health.missing_saves import MissingSaves
@@ -51,28 +51,15 @@ def start_syncs(
     config, peers = context.config, context.leaving.peers
     assert peers is not None
     seen_at = [path for path in (job_folders.checkpoints_inside(spec),) if path is not None]
-    confinement = job_folders.confinement(context.node, spec)
-    selection = job_folders.checkpoint_selection(context.paths, spec, baseline, confinement, context.node.say)
-    options = SyncOptions(
-        store=context.store,
-        job=config.job,
-        claim=config.claim,
-        rank=config.rank,
-        nodes=config.nodes,
-        folder=location.checkpoints,
-        channel=context.paths.channel,
-        scratch=context.paths.scratch,
-        keep=spec.checkpoints.keep,
+    options = replace(
+        job_folders.sync_options(context.node, spec, baseline, trust, context.node.say),
         restored=context.record.restored,
-        trust=trust,
         writing=lambda aliased: open_for_writing(
             context.runtime.group.members(), location.checkpoints, seen_at, aliased
         ),
         gang=HeartbeatLink(context.heartbeat, peers) if config.nodes > 1 else None,
         lead_finished=lambda: peers.lead_finished,
-        selection=selection,
         is_output=lambda path: job_folders.is_output(context.paths, spec, path),
-        say=context.node.say,
     )
     checkpoints = context.syncs.checkpoints = CheckpointSync(options)
     checkpoints.start()
@@ -80,9 +67,9 @@ def start_syncs(
     if config.rank == 0:
         named = as_written(spec.checkpoints.dir)
         context.syncs.missing = MissingSaves(
-            location.code, location.checkpoints, named, context.node.say, baseline, selection
+            location.code, location.checkpoints, named, context.node.say, baseline, options.selection
         )
-    files = job_folders.output_files(context.paths, spec, baseline, confinement)
+    files = job_folders.output_files(context.paths, spec, baseline, job_folders.confinement(context.node, spec))
     context.syncs.outputs = OutputSync(context.store, config.job, config.claim, config.rank, files, nodes=config.nodes)
     context.syncs.outputs.start()
 
@@ -189,11 +176,10 @@ class TrainingPhase:
         """Make durable what the training saved, within `seconds`. Return whether nothing is left to make durable."""
         return self._commit(ShutdownBudget(seconds, self._context.notices.poll), end)
 
-    def commit_at_leisure(self, end: TrainingEnd) -> bool:
-        """Make durable what a training saved that ended by itself, for as long as bytes move. Return as
-        `commit_last`."""
+    def commit_at_leisure(self, end: TrainingEnd) -> None:
+        """Make durable what a training saved that ended by itself, for as long as bytes move."""
         budget = ShutdownBudget(FLUSH_LIMIT_S, self._context.deadline_s, progress=lambda: UPLOADS.total)
-        return self._commit(budget, end)
+        self._commit(budget, end)
 
     def _commit(self, budget: ShutdownBudget, end: TrainingEnd) -> bool:
         context, sync = self._context, self._context.syncs.checkpoints

@@ -22,8 +22,8 @@ from typing import Any
 from stoker.model.errors import Transient
 from stoker.model.offerings import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
-from stoker.processes.absolute_environment import absolute_environment
 from stoker.processes.container_sweep import sweep
+from stoker.processes.detached import absolute_environment
 from stoker.processes.exec_sessions import EXEC, kill_joined
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import TerminateResult

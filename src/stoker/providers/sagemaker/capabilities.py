@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.model.offerings import Capabilities
+from stoker.providers.honoured_fields import AWS_SECRETS, CLOUD_FIELDS
 
 CAPABILITIES = Capabilities(
     paid=True,
@@ -13,33 +14,14 @@ CAPABILITIES = Capabilities(
     # SageMaker searches for machines for a long time before it reports that there are none, and then pulls the image.
     boot_timeout_s=3600.0,
     silence_s=180.0,
-    honours=frozenset(
-        {
-            "environment.apt",
-            "environment.apt_mirror",
-            "environment.conda",
-            "environment.conda_channel",
-            "environment.container.image",
-            "environment.index",
-            "environment.python",
-            "environment.requirements",
-            "environment.system_packages",
-            "environment.wheels",
-            "inputs.mode:copy",
-            "inputs.mode:stream",
-            "logs.cloudwatch",
-            "resources.cpus",
-            "resources.disk",
-            "resources.gpus",
-            "resources.machine",
-            "resources.memory",
-            "resources.region",
-            "secrets:aws-codeartifact",
-            "secrets:aws-ecr",
-            "secrets:aws-sm",
-            "secrets:aws-ssm",
-        }
-    ),
+    honours=CLOUD_FIELDS
+    | AWS_SECRETS
+    | {
+        "environment.container.image",
+        "logs.cloudwatch",
+        "resources.disk",
+        "resources.region",
+    },
     interrupts=True,
     bundled=True,
     # Capacity that SageMaker did not find within half an hour will not appear a minute later.

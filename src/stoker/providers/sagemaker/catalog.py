@@ -50,6 +50,5 @@ _CATALOG = machine_types.Catalog(
     is_misspelt=lambda name: not name.startswith(PREFIX),
 )
 fitting = _CATALOG.fitting
-serves = _CATALOG.serves
 why_none = _CATALOG.why_none
 unchecked = _CATALOG.unchecked

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.processes.absolute_environment import absolute_environment
+from stoker.processes.detached import absolute_environment
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""The environment of a process that is started in another folder than the one a person works in."""
+"""Start processes that outlive the command that starts them, in another folder than the one a person works in."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 # Names of variables that hold a path, by how programs call them: GOOGLE_APPLICATION_CREDENTIALS, AWS_CONFIG_FILE,
@@ -12,6 +14,23 @@ from pathlib import Path
 _PATHS = re.compile(r"((^|_)FILE|DIR|HOME|CONFIG|CREDENTIALS|BUNDLE|STORE|SOCK|PREFIX|EXE|NETRC|TMP|TEMP|VIRTUAL_ENV)$")
 # Lists of paths, such as PATH and PYTHONPATH.
 _LISTS = re.compile(r"PATH$")
+
+
+def start_detached(module: str, arguments: Iterable[str], output: Path, handle: int) -> subprocess.Popen[bytes]:
+    """Run a module of Stoker. It inherits `handle`, and writes to the end of the file `output`. Raises OSError."""
+    with output.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Its own session: closing the terminal does not end it, and signals to the terminal do not reach it.
+            start_new_session=True,
+            # Not in the caller's folder, which may be deleted or unmounted while it runs.
+            cwd=output.parent,
+            env=absolute_environment(),
+            pass_fds=(handle,),
+        )
 
 
 def absolute_environment(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, str]:
