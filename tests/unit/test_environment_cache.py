@@ -131,6 +131,30 @@ def test_an_environment_that_changed_meanwhile_is_not_kept(made: Path, change: s
     assert StoreCache(kept_in, "job-abcd").find("k") is None
 
 
+def test_a_file_that_is_cut_off_while_it_is_read_is_not_kept(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing, whole = list_folder(made), (made / "lib/site/m9.py").stat()
+
+    class Stat:
+        """The file is cut off right after its status was read."""
+
+        path = os.path
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        @staticmethod
+        def fstat(number: int) -> os.stat_result:
+            status = os.fstat(number)
+            if status.st_ino != whole.st_ino:
+                return status
+            os.truncate(made / "lib/site/m9.py", 1)
+            return whole
+
+    monkeypatch.setattr(archive, "os", Stat())
+    with pytest.raises(FolderChanged, match=r"m9.py was changed"):
+        archive.read_part(made, listing, 0, listing.size)
+
+
 # ── Attacks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 PACKER = """\

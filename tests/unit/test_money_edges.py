@@ -198,6 +198,9 @@ def test_who_can_get_the_money_in_this_period_is_in_the_queue() -> None:
     kept = (Expense("gone", {}, TODAY, 4.0, True),)
     found = books(waiter("b", 6_000_000), waiter("a", 1_000_000), waiter("c", 6_000_001), kept=kept)
     assert [each.job for each in found.of(RULE, {}).queue] == ["a", "b"]
+    for by in (TEN, policy("name: money, budget: {dollars: 10, period: day, by: team}")):
+        untouched = books(waiter("a", 10_000_000), waiter("b", 10_000_001), by=by)
+        assert [each.job for each in untouched.of(by.rules[0], {}).queue] == ["a"]
     only_told = policy("name: money, budget: {dollars: 10, period: day}, then: warn")
     assert books(waiter("a", 1), by=only_told).of(only_told.rules[0], {}).queue == ()
 

@@ -12,6 +12,8 @@ import pytest
 from checkpoint_world import World, checkpoints, restored_content
 
 from stoker.agent.checkpoints.file_numbers import counts_time, generation_of, newest_counts
+from stoker.agent.checkpoints.folder_snapshot import File, Signature
+from stoker.agent.checkpoints.save_cycles import _SaveUnderWay
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.store.base import Store
 
@@ -296,3 +298,12 @@ def test_files_of_all_ranks_are_of_one_save(saver: Saver, store: Store, tmp_path
         saver.write(path, 3)
     saver.die()
     assert steps(store, tmp_path / "back") == dict.fromkeys(ranks, 1 if half else 3)
+
+
+def test_the_newest_file_is_compared_with_the_others() -> None:
+    save = _SaveUnderWay()
+    for path in ("epoch-1.pt", "epoch-2.pt", "loss-9.txt"):
+        save.add(File(path, Signature(1, 1, 1, 1, 1), 0o644))
+    assert save.newest_beside("epoch-2.pt", "epoch-#.pt") == generation_of("epoch-1.pt")
+    assert save.newest_beside("epoch-3.pt", "epoch-#.pt") == generation_of("epoch-2.pt")
+    assert save.newest_beside("loss-9.txt", "loss-#.txt") is None
