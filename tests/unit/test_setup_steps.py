@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stoker.agent.environment import steps as steps_module
+from stoker.agent.environment.error_hints import InstallErrorCause
 from stoker.agent.environment.steps import SLOW_S, SetupSteps, Step, nothing_to_undo
 from stoker.agent.logs.log_pump import say
 from stoker.agent.runtime import Command, HostRuntime
@@ -100,6 +103,28 @@ def test_what_did_not_answer_is_asked_again(host: HostRuntime, tmp_path: Path) -
     again = f"a.txt: {AWAY}; trying again in 0 s"
     assert said == ["running a.txt", again, "running a.txt", again, "running a.txt"]
     assert undone == [2, 4]
+
+
+def test_a_pause_lasts_as_long_as_it_says(
+    host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        now_s, slept_s = 0.0, 0.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+        def sleep(self, seconds: float) -> None:
+            self.now_s, self.slept_s = self.now_s + seconds, self.slept_s + seconds
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(time, name)
+
+    clock = Clock()
+    running = steps(host, tmp_path / "train.log")
+    monkeypatch.setattr(steps_module, "time", clock)
+    running._wait("a.txt", InstallErrorCause("away"), 40.0)
+    assert 40.0 <= clock.slept_s < 42.0
 
 
 def test_what_never_answers_is_the_machines_fault(host: HostRuntime, tmp_path: Path) -> None:

@@ -473,3 +473,15 @@ def test_a_folder_with_small_additions_to_what_was_restored_is_no_save(tmp_path:
     asked.settle()
     last = asked.sync.status().last
     assert last is not None and last.is_save, "the script asked for it"
+
+
+def test_restored_files_are_not_sent_again(tmp_path: Path, store: Store) -> None:
+    first = World(tmp_path, store).begin()
+    first.write(weights="large", config="1")
+    first.settle()
+    before = blobs(store)
+    second = World(tmp_path, store, claim=2).restore_newest().begin()
+    second.write(config="2")
+    second.settle()
+    assert restored_content(store, tmp_path / "back") == {"weights.pt": b"large", "config.pt": b"2"}
+    assert len(blobs(store) - before) == 1
