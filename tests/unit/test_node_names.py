@@ -1,4 +1,4 @@
-"""The names of the nodes of a gang: what each calls itself, where that can be, and nothing that a fact could smuggle."""
+"""The names of the nodes of a gang: what each calls itself, and nothing that a fact could smuggle."""
 
 from __future__ import annotations
 
@@ -80,7 +80,13 @@ def test_a_node_that_can_have_no_name_goes_by_its_address() -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "name"),
-    [(("laptop",), "laptop"), (("localhost",), "localhost"), ((), "10.0.0.1"), (("",), "10.0.0.1"), (("a b",), "10.0.0.1")],
+    [
+        (("laptop",), "laptop"),
+        (("localhost",), "localhost"),
+        ((), "10.0.0.1"),
+        (("",), "10.0.0.1"),
+        (("a b",), "10.0.0.1"),
+    ],
 )
 def test_a_node_alone_is_called_what_its_machine_is(hosts: tuple[str, ...], name: str) -> None:
     assert node_names(hosts, TWO[:1]) == (name,)
@@ -96,7 +102,9 @@ def test_the_list_of_thousands_of_long_names_fits_into_a_variable() -> None:
 
 def test_addresses() -> None:
     assert all(map(is_address, ("10.0.0.1", "fd00::1", "127.0.0.1")))
-    assert not any(map(is_address, ("", "a", "10.0.0.1\n10.0.0.2 x", "10.0.0.1 x", "10.0.0", "fe80::1%eth0", "fe80::1%\nx")))
+    assert not any(
+        map(is_address, ("", "a", "10.0.0.1\n10.0.0.2 x", "10.0.0.1 x", "10.0.0", "fe80::1%eth0", "fe80::1%\nx"))
+    )
 
 
 def test_own_names() -> None:

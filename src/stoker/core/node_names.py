@@ -93,9 +93,7 @@ def hosts_text(known: str, names: Mapping[str, str], mark: str = "") -> str:
     kept = [line for line in known.splitlines() if not (mark and line.endswith(mark))]
     kept = [line for each in kept for line in _without_others(each, wanted)]
     present = {(address, name.lower()) for address, *found in map(_words, kept) for name in found}
-    added = [
-        f"{address}\t{name}{mark}" for name, address in names.items() if (address, name.lower()) not in present
-    ]
+    added = [f"{address}\t{name}{mark}" for name, address in names.items() if (address, name.lower()) not in present]
     return "".join(f"{line}\n" for line in (*kept, *added))
 
 

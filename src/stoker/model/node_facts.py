@@ -109,6 +109,8 @@ class Rendezvous:
     port: int
     checkpoint: str | None = None
     go: bool = False
+    # What each rank calls itself; empty if it can have no name.
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class Heartbeat:
     # When this agent started the training, by its own clock. For people only.
     training_since: datetime | None = None
     address: str | None = None
+    # What the node calls itself, known with its address; empty if it can have no name.
+    host: str = ""
     step: int | None = None
     # First step reported by this attempt.
     first_step: int | None = None
