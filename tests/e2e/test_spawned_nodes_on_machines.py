@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from cloud_world import CloudWorld
 from spawned_nodes import joined, seen
 
+from tests.support.engines import IMAGE, why_no_docker_machines
 from tests.support.machines import why_no_machines
 from tests.support.machines.with_torch import PLACE, why_no_torch_machines
 from tests.support.servers import isolated, pytest_isolated
@@ -44,18 +46,34 @@ if isolated():
         assert all(re.fullmatch(named, host) for host in hosts.values()), hosts
 
     @pytest.mark.parametrize(
-        ("lent", "setup"), [("ec2", "hostname clone"), ("gce", "")], indirect=["lent"], ids=["clones", "own names"]
+        ("lent", "what", "named"),
+        [
+            ("gce", "plain", r"stoker-\S+"),
+            ("ec2", "clones", r"node-[01]"),
+            pytest.param(
+                "ec2",
+                "containers",
+                r"ip-10-\d+-\d+-\d+",
+                marks=pytest.mark.skipif(why_no_docker_machines() is not None, reason=why_no_docker_machines() or ""),
+            ),
+        ],
+        indirect=["lent"],
     )
-    def test_names(lent: CloudWorld, setup: str) -> None:
+    def test_names(lent: CloudWorld, what: str, named: str) -> None:
         """No DNS knows these machines. Two that were made from one image may even call themselves the same."""
         lent.script("look_at_names.py")
-        job = lent.submit(nodes=2, **({"setup": setup} if setup else {}))
+        job: dict[str, Any] = {}
+        if what == "clones":
+            job["setup"] = "hostname clone"
+        elif what == "containers":
+            job |= {"environment": {"container": {"image": IMAGE}}, "resources": {"image": lent.docker_image}}
+        submitted = lent.submit(nodes=2, **job)
         with lent.governed():
-            summary = lent.ended(job)
-        assert summary.phase == "succeeded", lent.story(job)
-        nodes, ((first,), (second,)) = seen(lent.lines(job))
+            summary = lent.ended(submitted)
+        assert summary.phase == "succeeded", lent.story(submitted)
+        nodes, ((first,), (second,)) = seen(lent.lines(submitted))
         assert first != second and not [one for one in (first, second) if one.startswith("127.")]
-        assert nodes == ["node-0", "node-1"] if setup else all(re.fullmatch(r"stoker-\S+", node) for node in nodes)
+        assert len(set(nodes)) == 2 and all(re.fullmatch(named, node) for node in nodes), nodes
 
 else:
 

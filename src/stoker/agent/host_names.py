@@ -1,4 +1,4 @@
-"""What the nodes of a gang call themselves, so that a script finds its rank: `NODES.split().index(gethostname())`.
+"""Names for the nodes of a gang, so that a script finds its rank: `NODES.split().index(gethostname())`.
 
 Where a node's own name cannot be known to the others as it is, the training sees its machine under another name.
 """

@@ -38,7 +38,7 @@ class RendezvousResult:
     addresses: tuple[str, ...]
     port: int
     checkpoint: str | None
-    # What each rank calls itself; empty if it can have no name.
+    # The names that the ranks call themselves; empty for a rank that can have none.
     hosts: tuple[str, ...] = ()
 
 

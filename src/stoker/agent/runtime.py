@@ -67,7 +67,7 @@ class Command:
     root: bool = False
     # The training itself: the job may want the image's entry point around it.
     main: bool = False
-    # What the command calls its machine; empty for the machine's own name. A container keeps the name that it has.
+    # The name of the machine for the command; empty for the machine's own. A container keeps the name that it has.
     hostname: str = ""
 
 
@@ -97,7 +97,7 @@ class Runtime(Protocol):
 
     @property
     def hostname(self) -> str:
-        """What a command calls its machine, once the runtime was entered."""
+        """The name that a command finds for its machine, once the runtime was entered."""
 
     @property
     def gpus(self) -> int:

@@ -46,7 +46,7 @@ class SetupResult:
     # The variables of the runtime before the job adds its own, and the GPUs that it shows.
     base: dict[str, str] = field(default_factory=dict, repr=False)
     gpus: int = 0
-    # What this node calls itself; empty if it can have no name.
+    # The name that this node calls itself; empty if it can have none.
     host: str = ""
 
 

@@ -46,7 +46,7 @@ class TrainingLocation:
 
     attempt: int
     rank: int
-    # What each node calls itself, and its address, in rank order. A node that can have no name goes by its address.
+    # The name and the address of each node, in rank order. A node that can have no name goes by its address.
     names: tuple[str, ...]
     addresses: tuple[str, ...]
     port: int

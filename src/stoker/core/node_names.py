@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 # One label of a host name. Underscores are no part of the standard, but computers have such names.
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
-# What Linux allows: HOST_NAME_MAX.
+# HOST_NAME_MAX of Linux.
 _LONGEST = 64
 # The kernel takes 128 KiB for one variable of an environment.
 _LONGEST_LIST = 120_000

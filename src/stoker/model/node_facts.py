@@ -109,7 +109,7 @@ class Rendezvous:
     port: int
     checkpoint: str | None = None
     go: bool = False
-    # What each rank calls itself; empty if it can have no name.
+    # The names that the ranks call themselves; empty for a rank that can have none.
     hosts: tuple[str, ...] = ()
 
 
@@ -163,7 +163,7 @@ class Heartbeat:
     # When this agent started the training, by its own clock. For people only.
     training_since: datetime | None = None
     address: str | None = None
-    # What the node calls itself, known with its address; empty if it can have no name.
+    # The name that the node calls itself, written together with its address; empty if it can have none.
     host: str = ""
     step: int | None = None
     # First step reported by this attempt.

@@ -87,7 +87,7 @@ class LaunchSpec(NamedTuple):
 
     @property
     def has_view(self) -> bool:
-        """Whether the program sees another machine than all others do."""
+        """True if the program sees another machine than all others do."""
         return bool(self.mounts or self.hostname)
 
 

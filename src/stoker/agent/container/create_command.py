@@ -33,7 +33,7 @@ class ContainerPlan:
     read: Sequence[Path] = ()
     mounts: Sequence[BindMount] = ()
     run: Mapping[str, Any] = field(default_factory=dict)
-    # What the container calls itself; empty where the engine chooses.
+    # The container's host name; empty where the engine chooses.
     hostname: str = ""
 
 
