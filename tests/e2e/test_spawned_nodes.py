@@ -43,4 +43,6 @@ def test_containers_that_the_user_names_alike_say_what_a_script_sees(world: Worl
     summary = world.run(nodes=2, environment={"container": {"image": IMAGE, "run": {"hostname": "box"}}})
     lines = world.lines(summary.id)
     assert summary.phase == "succeeded" and lines.count("is box of node-0 node-1") == 2, world.story(summary.id)
-    assert len([line for line in lines if "calls itself box, as another one does" in line]) == 2
+    assert (
+        len([line for line in lines if "calls itself box, a name that does not tell it from the others" in line]) == 2
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -166,17 +167,25 @@ def test_a_machine_of_another_ones_name_that_keeps_it_says_what_a_script_sees(
     shut.close()
 
 
-def test_a_file_that_cannot_be_changed_ends_nothing(
-    world: AgentWorld, runtime: HostRuntime, machine_hosts: Path
+@pytest.mark.parametrize("shut", [False, True])
+def test_where_the_machines_own_file_cannot_be_changed_the_training_sees_another(
+    world: AgentWorld, runtime: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shut: bool
 ) -> None:
-    machine_hosts.unlink()
-    machine_hosts.mkdir()
-    node = node_of(world, Here())
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hosts_file, "_known", lambda: "")
-        command = given(node, runtime, ("vm-1", "vm-2"))
-    assert command.env["NODES"] == "vm-1 vm-2"
-    assert "/etc/hosts cannot be changed" in node.paths.train_log.read_text().splitlines()[0]
+    def refuse(_names: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(hosts_file, "add_to_machine", refuse)
+    node, own = node_of(world, Here()), runtime.hostname
+    if shut:
+        closed = Shut(make_group(TRAINING, f"shut-{os.getpid()}", sessions=tmp_path / "shut"))
+        command = given(node, closed, (own, "vm-2"))
+        assert command.env["NODES"] == f"{own} vm-2" and not command.mounts
+        (line,) = node.paths.train_log.read_text().splitlines()
+        assert "/etc/hosts cannot be changed (Read-only file system)" in line
+        closed.close()
+    else:
+        seen = ran(runtime, given(node, runtime, (own, "vm-2")), tmp_path / "log")
+        assert seen == {"name": own, "index": 0, "found": [["127.0.0.7"], ["127.0.0.8"]]}
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -63,37 +63,44 @@ def claim_host(node: AgentNode, runtime: Runtime, spec: Spec) -> str:
 
 def give_names(node: AgentNode, runtime: Runtime, spec: Spec, location: TrainingLocation, command: Command) -> Command:
     """Make all nodes of a gang known by their names to the training, and this node called by its own."""
-    named = location.named_addresses
+    named, own = location.named_addresses, location.names[location.rank]
     if len(location.addresses) == 1 or not named:
         return command
-    in_engine, own = job_folders.has_engine(node, spec), location.names[location.rank]
-    if in_engine or spec.environment.contract is not None:
-        # The file is there already; with a contract it was written with the names of its hosts.
-        if spec.environment.contract is None:
-            hosts_file.write(node.paths, spec, named, location.addresses[location.rank])
-    elif isinstance(node.machine, HasEnvironmentCache):
-        hosts_file.write(node.paths, spec, named, location.addresses[location.rank])
-        command = replace(command, mounts=(*command.mounts, *hosts_file.mounts(node.paths, spec)))
-    else:
-        _add_to_machine(node, named)
+    command = _with_names(node, runtime, spec, location, command)
     if own not in named or own == runtime.hostname:
         return command
     renamed = replace(command, hostname=own)
+    in_engine = job_folders.has_engine(node, spec)
     refused = "its container has a name already" if in_engine else _refusal(node, runtime, renamed)
     if refused:
         node.say(
-            f"this node calls itself {runtime.hostname}, as another one does, and cannot be called otherwise "
+            f"this node calls itself {runtime.hostname}, a name that does not tell it from the others, and keeps it "
             f"({refused}): NODES has {own}; {_ADVICE}"
         )
         return command
     return renamed
 
 
-def _add_to_machine(node: AgentNode, named: dict[str, str]) -> None:
-    try:
-        hosts_file.add_to_machine(named)
-    except OSError as error:
-        node.say(f"{hosts_file.HOSTS} cannot be changed ({error.strerror}): names in NODES may have no addresses here")
+def _with_names(node: AgentNode, runtime: Runtime, spec: Spec, location: TrainingLocation, command: Command) -> Command:
+    """Give the names their addresses: in the file of the view that the command has, or in the machine's own."""
+    if spec.environment.contract is not None:
+        return command  # Its file has the names of the nodes beside those of SageMaker.
+    in_engine, named = job_folders.has_engine(node, spec), location.named_addresses
+    refused = "others use this machine"
+    if not in_engine and not isinstance(node.machine, HasEnvironmentCache):
+        try:
+            hosts_file.add_to_machine(named)
+            return command
+        except OSError as error:
+            refused = error.strerror or "no access"
+    hosts_file.write(node.paths, spec, named, location.addresses[location.rank])
+    if in_engine:
+        return command  # The container has seen the file since it was created.
+    view = replace(command, mounts=(*command.mounts, *hosts_file.mounts(node.paths, spec)))
+    if _refusal(node, runtime, view):
+        node.say(f"{hosts_file.HOSTS} cannot be changed ({refused}): names in NODES may have no addresses here")
+        return command
+    return view
 
 
 def _refusal(node: AgentNode, runtime: Runtime, view: Command) -> str:

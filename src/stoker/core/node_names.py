@@ -90,7 +90,8 @@ def hosts_text(known: str, names: Mapping[str, str], mark: str = "") -> str:
     other node reaches it. Lines that end with `mark` were added before, and are replaced.
     """
     wanted = {name.lower(): address for name, address in names.items()}
-    kept = [line for line in known.splitlines() if not (mark and line.endswith(mark))]
+    lines = known.removesuffix("\n").split("\n") if known else []
+    kept = [line for line in lines if not (mark and line.endswith(mark))]
     kept = [line for each in kept for line in _without_others(each, wanted)]
     present = {(address, name.lower()) for address, *found in map(_words, kept) for name in found}
     added = [f"{address}\t{name}{mark}" for name, address in names.items() if (address, name.lower()) not in present]
