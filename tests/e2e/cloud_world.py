@@ -50,6 +50,8 @@ class CloudWorld(World):
     old_image: str
     # The image that has a docker.
     docker_image: str
+    # The image that has PyTorch.
+    torch_image: str
     provider: type
 
     def __init__(self, root: Path, cloud: Any, url: str) -> None:

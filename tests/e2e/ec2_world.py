@@ -20,6 +20,7 @@ class Ec2World(CloudWorld):
     zones = ("us-east-1a", "us-east-1b")
     old_image = "debian-11-amd64-*"
     docker_image = "docker-12-amd64-*"
+    torch_image = "torch-amd64-*"
     provider = Ec2Provider
 
     def __init__(self, root: Path, cloud: Ec2Cloud) -> None:

@@ -20,6 +20,7 @@ class GceWorld(CloudWorld):
     zones = ("us-central1-a", "us-central1-b")
     old_image = "family:debian-cloud/debian-11"
     docker_image = f"family:{PROJECT}/docker"
+    torch_image = f"family:{PROJECT}/torch"
     provider = GceProvider
 
     def __init__(self, root: Path, cloud: GceCloud) -> None:

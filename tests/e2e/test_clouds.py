@@ -54,7 +54,7 @@ if isolated():
         lent.write(
             "import os, socket, time\n"
             "rank, where = int(os.environ['NODE_RANK']), (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
-            "print('nodes', os.environ['NODES'], os.environ['NUM_NODES'])\n"
+            "print('nodes', *map(socket.gethostbyname, os.environ['NODES'].split()), os.environ['NUM_NODES'])\n"
             "if rank == 0:\n"
             "    with socket.create_server(('', where[1])) as server:\n"
             "        peer, address = server.accept()\n"
@@ -72,8 +72,8 @@ if isolated():
         assert summary.phase == "succeeded", lent.story(job)
         (said,) = [line for line in lent.lines(job) if line.startswith("rank 1 came from")]
         _, _, address = said.removesuffix(" and said hello").rpartition(" ")
-        (nodes,) = {line.split()[1] for line in lent.lines(job) if line.startswith("nodes ")}
-        assert nodes.split(",")[1] == address, said
+        (nodes,) = {tuple(line.split()[1:]) for line in lent.lines(job) if line.startswith("nodes ")}
+        assert nodes[1:] == (address, "2"), said
         assert said.endswith("and said hello")
         assert lent.launches() == 1
 

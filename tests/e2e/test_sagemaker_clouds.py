@@ -26,7 +26,8 @@ if isolated():
             "import json, os, pathlib, socket\n"
             "seen = {'cwd': os.getcwd(), 'type': os.environ['SM_CURRENT_INSTANCE_TYPE'],\n"
             "        'hosts': {h: socket.gethostbyname(h) for h in json.loads(os.environ['SM_HOSTS'])},\n"
-            "        'nodes': os.environ['NODES'], 'opt': sorted(os.listdir('/opt')),\n"
+            "        'nodes': [*map(socket.gethostbyname, os.environ['NODES'].split())],\n"
+            "        'opt': sorted(os.listdir('/opt')),\n"
             "        'interface': os.environ['SM_NETWORK_INTERFACE_NAME'], 'set up': os.listdir('/opt/added')}\n"
             "pathlib.Path('/opt/ml/checkpoints/saved').write_text('saved')\n"
             "pathlib.Path('/opt/ml/model/model').write_text('model')\n"
@@ -44,7 +45,7 @@ if isolated():
         assert set(seen) == {"algo-1", "algo-2"}
         for one in seen.values():
             assert one["cwd"] == "/opt/ml/code"
-            assert ",".join(one["hosts"][host] for host in ("algo-1", "algo-2")) == one["nodes"]
+            assert [one["hosts"][host] for host in ("algo-1", "algo-2")] == one["nodes"]
             assert one["type"].startswith("ml.") == (lent.resources["provider"] == "ec2")
             assert one["interface"] not in ("lo", "")
             assert one["set up"] == ["one"]

@@ -59,6 +59,8 @@ if isolated():
         world.write(
             "import os, socket, time\n"
             "rank, where = int(os.environ['NODE_RANK']), (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+            "nodes = os.environ['NODES'].split()\n"
+            "assert nodes.index(socket.gethostname()) == rank and socket.gethostbyname(nodes[0]) == where[0]\n"
             "print('nodes', os.environ['NODES'], os.environ['NUM_NODES'])\n"
             "if rank == 0:\n"
             "    with socket.create_server(('', where[1])) as server:\n"
@@ -74,7 +76,7 @@ if isolated():
         with world.governed():
             summary = world.ended(job)
         assert summary.phase == "succeeded", world.story(job)
-        assert "rank 1 said hello" in world.lines(job) and "nodes 127.0.1.1,127.0.1.2 2" in world.lines(job)
+        assert "rank 1 said hello" in world.lines(job) and "nodes node-0 node-1 2" in world.lines(job)
         assert len(world.cloud.names()) == 1
 
     def test_a_reclaim_saves_and_the_next_attempt_loses_no_step(training_jobs: SageMakerWorld) -> None:

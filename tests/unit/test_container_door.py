@@ -81,13 +81,13 @@ def test_nothing_of_it_stays(tmp_path: Path) -> None:
 
 
 def test_the_first_program_is_heard(door: ContainerPipes) -> None:
-    assert not door.wait_started(lambda: True)
+    assert door.wait_started(lambda: True) is None
     writer = os.open(door.begun, os.O_WRONLY)
-    os.write(writer, b"1")
-    assert not door.wait_started(lambda: True), "half a line may be anything"
-    os.write(writer, b"\n")
+    os.write(writer, b"1 box")
+    assert door.wait_started(lambda: True) is None, "half a line may be anything"
+    os.write(writer, b"1 box\n")
     # It was there, and is gone: what it said before is heard.
-    assert door.wait_started(lambda: True)
+    assert door.wait_started(lambda: True) == "box"
     os.close(writer)
 
 

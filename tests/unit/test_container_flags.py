@@ -98,6 +98,24 @@ def test_flags_that_are_not_the_users_are_refused_by_name(name: str, value: Any,
         parse_layers([layer_of(document, "a test")])
 
 
+@pytest.mark.parametrize(
+    ("run", "named"),
+    [
+        ({}, True),
+        ({"network": "none"}, True),
+        ({"hostname": "mine"}, False),
+        ({"uts": "host"}, False),
+        ({"pod": "p"}, False),
+        ({"network": "container:other"}, False),
+        ({"net": "container:other"}, False),
+    ],
+)
+def test_a_container_of_a_gang_has_a_name_unless_the_user_decides(run: dict[str, Any], named: bool) -> None:
+    plan = ContainerPlan("docker", "x", "image", Path("/pipes"), run=run, hostname="vm-2")
+    assert ("--hostname=vm-2" in arguments(plan, PLAIN)) is named
+    assert not [word for word in arguments(replace(plan, hostname="", run={}), PLAIN) if "hostname" in word[:11]]
+
+
 def test_the_command_line_that_makes_a_container() -> None:
     plan = ContainerPlan(
         engine="docker",

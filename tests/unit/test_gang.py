@@ -18,6 +18,7 @@ from stoker.agent.heartbeat import HeartbeatThread
 from stoker.agent.peers import HeartbeatLink, PeerLeft, PeerWatch
 from stoker.agent.rendezvous import GangRendezvous, RendezvousResult, sleep_interruptibly
 from stoker.model import codec, keys
+from stoker.model.errors import SetupFailed
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous, SaveAnswer, SaveProposal
 from stoker.store.base import Store
@@ -62,8 +63,8 @@ class Rank:
     def follow(self, address: str) -> threading.Thread:
         def work() -> None:
             try:
-                self.result = self.gang.follow(address, self.restore)
-            except Told as error:
+                self.result = self.gang.follow(address, self.restore, f"host-{address[-1]}")
+            except (Told, SetupFailed) as error:
                 self.result = error
 
         thread = threading.Thread(target=work, daemon=True)
@@ -96,7 +97,7 @@ def agree(world: AgentWorld, ranks: list[Rank], proposals: Iterator[str]) -> Ren
         ends_soon(rank)
     threads = [rank.follow(f"10.0.0.{number}") for number, rank in enumerate(ranks[1:], start=1)]
     try:
-        return ranks[0].gang.lead("10.0.0.0", 29500, proposals, ranks[0].restore)
+        return ranks[0].gang.lead("10.0.0.0", 29500, proposals, ranks[0].restore, "host-0")
     finally:
         for rank in ranks:
             rank.gang._pause = stop if ranks[0].tells and not ranks[0].tells[-1].rendezvous.go else rank.gang._pause  # type: ignore[union-attr]
@@ -112,7 +113,9 @@ def test_every_rank_restores_what_the_first_proposes_and_knows_all_addresses(wor
     claim = world.claim(nodes=3)
     ranks = [Rank(world, claim, rank) for rank in range(3)]
     agreement = agree(world, ranks, iter(["new", "old"]))
-    assert agreement == RendezvousResult(("10.0.0.0", "10.0.0.1", "10.0.0.2"), 29500, "new")
+    assert agreement == RendezvousResult(
+        ("10.0.0.0", "10.0.0.1", "10.0.0.2"), 29500, "new", ("host-0", "host-1", "host-2")
+    )
     assert [rank.result for rank in ranks[1:]] == [agreement, agreement]
     assert [rank.restored for rank in ranks] == [["new"]] * 3
     assert [rank.beat.now.restored_from for rank in ranks] == ["new"] * 3
@@ -131,7 +134,9 @@ def test_one_rank_that_cannot_restore_moves_all_back_by_one(world: AgentWorld, f
     agreement = agree(world, ranks, iter(["new", "old", "oldest"]))
     assert agreement.checkpoint == "old" and ranks[1].result == agreement
     assert [rank.restored[-1] for rank in ranks] == ["old", "old"]
-    assert ranks[0].beat.now.rendezvous == Rendezvous(2, agreement.addresses, 29500, "old", go=True)
+    assert ranks[0].beat.now.rendezvous == Rendezvous(
+        2, agreement.addresses, 29500, "old", go=True, hosts=agreement.hosts
+    )
     if failing == 1:
         acks = [tell.ack for tell in ranks[1].tells if tell.ack is not None]
         assert acks[0] == Ack(1, ok=False, error="new is torn") and acks[-1] == Ack(2, ok=True)
@@ -155,9 +160,32 @@ def test_without_any_checkpoint_all_begin_at_the_beginning(world: AgentWorld) ->
     assert [rank.restored for rank in ranks] == [[], []]
 
 
+@pytest.mark.parametrize(
+    "address", ["10.0.0.9 s3.amazonaws.com", "10.0.0.9\n10.0.0.9 pypi.org", "pypi.org", "0", "x" * 900]
+)
+def test_what_is_no_address_reaches_no_rank(world: AgentWorld, address: str) -> None:
+    """Facts are written by others, and addresses end in `/etc/hosts`."""
+    claim = world.claim(nodes=2)
+    lead, other = Rank(world, claim, 0), Rank(world, claim, 1)
+    ends_soon(lead)
+    thread = other.follow(address)
+    with pytest.raises(SetupFailed, match=r"^rank 1 reports an address that is none: '[^\n]{0,70}$") as failed:
+        lead.gang.lead("10.0.0.1", 29500, iter([]), lead.restore)
+    assert not failed.value.user
+    # The same where rank 0 says it.
+    for addresses in (("10.0.0.1", address), ("10.0.0.1",), ("10.0.0.1",) * 3):
+        lead.beat.change(rendezvous=Rendezvous(7, addresses, 29500, go=True))
+        thread.join(60.0)
+        assert isinstance(other.result, SetupFailed)
+        thread = other.follow("10.0.0.2")
+    other.gang._pause = stop
+    thread.join(60.0)
+
+
 def test_a_rank_alone_agrees_with_itself(world: AgentWorld) -> None:
     rank = Rank(world, world.claim(), 0)
-    assert rank.gang.lead("here", 1, iter(["new"]), rank.restore) == RendezvousResult(("here",), 1, "new")
+    agreement = rank.gang.lead("fd00::1", 1, iter(["new"]), rank.restore, "vm")
+    assert agreement == RendezvousResult(("fd00::1",), 1, "new", ("vm",))
     assert rank.pauses == []
 
 
@@ -193,7 +221,7 @@ def test_the_error_of_a_restore_is_told_in_short(world: AgentWorld) -> None:
         raise RestoreError("x" * 2000)
 
     with pytest.raises(RestoreError) as raised:
-        rank.gang.lead("here", 1, iter(["new"]), fail)
+        rank.gang.lead("127.0.0.1", 1, iter(["new"]), fail)
     assert 400 < len(raised.value.reason) < 600
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -124,6 +125,20 @@ def test_a_file_may_be_exchanged_and_names_be_found_in_it(group: Group, tree: Pa
     assert "algo-7" not in Path("/etc/hosts").read_text()
 
 
+def test_a_machine_may_have_another_name_with_mounts_and_without(group: Group, tree: Path) -> None:
+    before = socket.gethostname()
+    for mounts in ([], [(str(tree / "code"), "/opt/stoker-test")]):
+        run = group.spawn(
+            ["sh", "-c", "uname -n; sh -c 'uname -n'; pwd"],
+            mounts=mounts,
+            hostname="node-7",
+            cwd=tree,
+            stdout=subprocess.PIPE,
+        )
+        assert run.communicate()[0].decode().split() == ["node-7", "node-7", str(tree)]
+    assert socket.gethostname() == before
+
+
 def test_a_missing_folder_of_the_root_itself(group: Group, tree: Path) -> None:
     """Without a folder /opt, for one."""
     text = said(group, "ls -d /stoker-test/a/b /etc/passwd /proc/self/fd; pwd", [(tree, "/stoker-test/a/b")])
@@ -190,14 +205,16 @@ root = Path(sys.argv[1])
 (root / "ml").mkdir()
 group = make_group(TRAINING, "somebody", sessions=root / "sessions")
 try:
-    script = "exec 5>/opt/stoker-test/open; id -u; grep CapEff /proc/self/status; echo; exec sleep 600"
+    script = "exec 5>/opt/stoker-test/open; uname -n; id -u; grep CapEff /proc/self/status; echo; exec sleep 600"
     run = group.spawn(
-        ["sh", "-c", script], mounts=[(str(root / "ml"), "/opt/stoker-test")], cwd="/", stdout=subprocess.PIPE
+        ["sh", "-c", script], mounts=[(str(root / "ml"), "/opt/stoker-test")], cwd="/", stdout=subprocess.PIPE,
+        hostname="node-7",
     )
 except NotMounted as refused:
     print("refused:", refused.strerror)
     sys.exit()
-print(run.stdout.readline().decode().strip(), run.stdout.readline().decode().split()[1])
+lines = [run.stdout.readline().decode().split()[-1] for _ in range(3)]
+print(*lines)
 print(sorted(path.name for path in open_for_writing(group.members(), root / "ml", ["/opt/stoker-test"]).files))
 print(group.kill(), run.wait())
 """
@@ -236,7 +253,7 @@ def test_somebody_without_rights_stays_without(open_folder: str) -> None:
     if Path("/proc/sys/user/max_user_namespaces").read_text().strip() == "0":
         pytest.skip("this kernel has no user namespaces to give")
     lines = _run_as([], NOBODY, open_folder).splitlines()
-    assert lines == [f"{NOBODY} {'0' * 16}", "['open']", "True -9"]
+    assert lines == [f"node-7 {NOBODY} {'0' * 16}", "['open']", "True -9"]
 
 
 def test_where_it_is_not_allowed_one_line_says_so(open_folder: str) -> None:

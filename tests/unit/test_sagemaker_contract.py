@@ -59,6 +59,7 @@ def place(paths: NodePaths, *, rank: int = 0, nodes: int = 1, inputs: dict[str, 
     return TrainingLocation(
         attempt=1,
         rank=rank,
+        names=tuple(f"vm-{n + 1}" for n in range(nodes)),
         addresses=tuple(f"10.0.0.{n + 1}" for n in range(nodes)),
         port=1,
         gpus=8,
@@ -364,7 +365,7 @@ def test_the_tree(paths: NodePaths) -> None:
     assert enclosed.env["STOKER_CHECKPOINT_DIR"] == "/opt/ml/checkpoints"
     assert {"/opt/ml", "/opt/ml/code"} <= {mount.target for mount in enclosed.mounts}
     names = (paths.root / "hosts").read_text()
-    assert "10.0.0.1\talgo-1\n10.0.0.2\talgo-2\n" in names
+    assert "10.0.0.1\tvm-1\n10.0.0.2\tvm-2\n10.0.0.1\talgo-1\n10.0.0.2\talgo-2\n" in names
     assert Path("/etc/hosts").read_text() in names
 
 

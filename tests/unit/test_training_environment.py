@@ -26,6 +26,7 @@ def environment(spec: Spec = SPEC, base: dict[str, str] | None = None, **changes
     place = TrainingLocation(
         attempt=3,
         rank=1,
+        names=("vm-1", "vm-2"),
         addresses=("10.0.0.1", "10.0.0.2"),
         port=29400,
         gpus=8,
@@ -56,7 +57,7 @@ def test_every_variable_of_the_contract() -> None:
         "MASTER_PORT": "29400",
         "NUM_NODES": "2",
         "NODE_RANK": "1",
-        "NODES": "10.0.0.1,10.0.0.2",
+        "NODES": "vm-1 vm-2",
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
         "PET_MASTER_ADDR": "10.0.0.1",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 
+from stoker.agent import job_folders
 from stoker.agent.exit_report import make_exit
 from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.metrics import MetricsPump
@@ -23,7 +24,6 @@ from stoker.model.errors import SetupFailed
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Exit, ExitOutcome
 from stoker.model.submission import Submission
-from stoker.providers.base import RunsInContainer
 from stoker.store.checkpoints import RestoreError
 from stoker.store.job_index import read_submission
 
@@ -119,7 +119,7 @@ def _read_submission(context: AttemptContext, state: JobState) -> Submission:
 
 def _choose_runtime(context: AttemptContext, submission: Submission) -> None:
     """Run the job in a container if it asks for one, unless the machine itself is a container."""
-    if submission.spec.environment.container is None or isinstance(context.node.machine, RunsInContainer):
+    if not job_folders.has_engine(context.node, submission.spec):
         return
     # Imported here, since most jobs need none of it.
     from stoker.agent.container.container import ContainerRuntime

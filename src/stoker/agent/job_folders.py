@@ -59,9 +59,14 @@ def _selective(spec: Spec) -> bool:
 
 def confinement(node: AgentNode, spec: Spec) -> Confinement | None:
     """Return the rules that keep the agent from following links of a container; None without a container."""
-    if spec.environment.container is None or isinstance(node.machine, RunsInContainer):
+    if not has_engine(node, spec):
         return None
     return Confinement((node.paths.root, *written(node.paths, spec)), node.say)
+
+
+def has_engine(node: AgentNode, spec: Spec) -> bool:
+    """Return whether commands run in a container that this node's agent creates."""
+    return spec.environment.container is not None and not isinstance(node.machine, RunsInContainer)
 
 
 def checkpoint_selection(

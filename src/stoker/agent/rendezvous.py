@@ -8,11 +8,13 @@ theirs. If one rank fails, all go back one checkpoint. When every rank has ackno
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stoker.agent.heartbeat import HeartbeatThread
+from stoker.core.node_names import is_address
+from stoker.model.errors import SetupFailed
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Heartbeat, Rendezvous
 from stoker.model.observed import Known
@@ -36,6 +38,8 @@ class RendezvousResult:
     addresses: tuple[str, ...]
     port: int
     checkpoint: str | None
+    # The names that the ranks call themselves; empty for a rank that can have none.
+    hosts: tuple[str, ...] = ()
 
 
 class GangRendezvous:
@@ -58,27 +62,34 @@ class GangRendezvous:
         self._pause = pause
         self._poll_s = LOCAL_POLL_S if store.is_local else REMOTE_POLL_S
 
-    def lead(self, address: str, port: int, proposals: Iterator[str], restore: Restore) -> RendezvousResult:
-        """As rank 0: propose checkpoints, newest first, until every rank has restored the same one."""
-        addresses = (address, *(self._wait_for(rank, _address) for rank in range(1, self._claim.nodes)))
+    def lead(
+        self, address: str, port: int, proposals: Iterator[str], restore: Restore, host: str = ""
+    ) -> RendezvousResult:
+        """As rank 0: propose checkpoints, newest first, until every rank has restored the same one.
+
+        `host` is what this node calls itself. Raises SetupFailed if what a rank reports is no address.
+        """
+        found = ((address, host), *(self._wait_for(rank, _place) for rank in range(1, self._claim.nodes)))
+        addresses, hosts = tuple(place[0] for place in found), tuple(place[1] for place in found)
+        _check(addresses, self._claim.nodes)
         problem = ""
         for round_, key in enumerate(_or_none(proposals), start=1):
             if key is None and problem:
                 break  # There are checkpoints, but none can be restored: starting anew would discard work.
-            proposal = Rendezvous(round=round_, addresses=addresses, port=port, checkpoint=key)
+            proposal = Rendezvous(round=round_, addresses=addresses, port=port, checkpoint=key, hosts=hosts)
             self._heartbeat.change(rendezvous=proposal)
             acks = [self._try(round_, key, restore)]
             acks += [self._wait_for(rank, _acked(round_)) for rank in range(1, self._claim.nodes)]
             failed = [(rank, ack.error) for rank, ack in enumerate(acks) if not ack.ok]
             if not failed:
                 self._heartbeat.change(rendezvous=replace(proposal, go=True), restored_from=key)
-                return RendezvousResult(addresses, port, key)
+                return RendezvousResult(addresses, port, key, hosts)
             problem = "; ".join(f"rank {rank}: {error}" for rank, error in failed)
         raise RestoreError(f"no checkpoint could be restored: {problem}")
 
-    def follow(self, address: str, restore: Restore) -> RendezvousResult:
-        """As any other rank: restore what rank 0 proposes, until it sends `go`."""
-        self._heartbeat.change(address=address)
+    def follow(self, address: str, restore: Restore, host: str = "") -> RendezvousResult:
+        """As any other rank: restore what rank 0 proposes, until it sends `go`. Otherwise as `lead`."""
+        self._heartbeat.change(address=address, host=host)
         answered = 0
         while True:
             plan = self._wait_for(0, lambda heartbeat: heartbeat.rendezvous)
@@ -87,7 +98,8 @@ class GangRendezvous:
                 answered = plan.round
             elif plan.go:
                 self._heartbeat.change(restored_from=plan.checkpoint)
-                return RendezvousResult(plan.addresses, plan.port, plan.checkpoint)
+                _check(plan.addresses, self._claim.nodes)
+                return RendezvousResult(plan.addresses, plan.port, plan.checkpoint, plan.hosts)
             else:
                 self._pause(self._poll_s)
 
@@ -112,8 +124,17 @@ class GangRendezvous:
             self._pause(self._poll_s)
 
 
-def _address(heartbeat: Heartbeat) -> str | None:
-    return heartbeat.address
+def _place(heartbeat: Heartbeat) -> tuple[str, str] | None:
+    return (heartbeat.address, heartbeat.host) if heartbeat.address is not None else None
+
+
+def _check(addresses: Sequence[str], nodes: int) -> None:
+    """Raise SetupFailed unless there is an address for each rank: they reach the training and its `/etc/hosts`."""
+    for rank, address in enumerate(addresses):
+        if not is_address(address):
+            raise SetupFailed(f"rank {rank} reports an address that is none: {address[:60]!r}", user=False)
+    if len(addresses) != nodes:
+        raise SetupFailed(f"rank 0 reports {len(addresses)} addresses for {nodes} nodes", user=False)
 
 
 def _acked(round_: int) -> Callable[[Heartbeat], Ack | None]:

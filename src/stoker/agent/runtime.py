@@ -7,6 +7,7 @@ the paths in a command's environment hold in both.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -66,6 +67,8 @@ class Command:
     root: bool = False
     # The training itself: the job may want the image's entry point around it.
     main: bool = False
+    # The name of the machine for the command; empty for the machine's own. A container keeps the name that it has.
+    hostname: str = ""
 
 
 class RuntimeGroup(Protocol):
@@ -91,6 +94,10 @@ class Runtime(Protocol):
     @property
     def image(self) -> str | None:
         """The digest of the container's image, once it is open; None on the machine itself."""
+
+    @property
+    def hostname(self) -> str:
+        """The name that a command finds for its machine, once the runtime was entered."""
 
     @property
     def gpus(self) -> int:
@@ -140,6 +147,10 @@ class HostRuntime:
         self.group = group
 
     @property
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+    @property
     def gpus(self) -> int:
         return count_gpus()
 
@@ -165,6 +176,7 @@ class HostRuntime:
                 stderr=subprocess.STDOUT,
                 dies_with_parent=True,
                 mounts=[mount.view for mount in command.mounts],
+                hostname=command.hostname,
             )
         return output.of(run)
 

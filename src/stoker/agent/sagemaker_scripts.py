@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.agent import job_folders
+from stoker.agent import hosts_file, job_folders
 from stoker.agent.confinement import open_plain, opened_folder
 from stoker.agent.runtime import BindMount, Command, Runtime
 from stoker.agent.sagemaker_machine import ToolkitMachine
@@ -38,7 +38,6 @@ from stoker.providers import registry
 from stoker.secrets.masked_output import mask
 from stoker.store.safe_extraction import Extraction, PathObstructed
 
-_HOSTS = "/etc/hosts"
 # As much of a failure's text as SageMaker shows.
 _MOST_REASON = 1024
 # A secret must not be cut in two before it is masked.
@@ -57,8 +56,6 @@ def mounts(paths: NodePaths, spec: Spec, inputs: Mapping[str, str] | None = None
         _make_folder(paths, job_folders.outside(paths, target))
         # A mount point is needed in the tree, even if the mounted folder lies elsewhere.
         _make_folder(paths, tree[ML] / target[len(ML) + 1 :])
-    if not _hosts_file(paths).exists():
-        _write_hosts(paths, {})
     found = [BindMount(source, target) for target, source in tree.items()]
     outputs = job_folders.outputs_inside(spec)
     if outputs is not None:
@@ -69,7 +66,7 @@ def mounts(paths: NodePaths, spec: Spec, inputs: Mapping[str, str] | None = None
         found.append(BindMount(kept, outputs))
     local = {name: Path(path) for name, path in (inputs or {}).items() if "://" not in path}
     found += [_channel(paths, name, path) for name, path in local.items()]
-    return (*found, BindMount(_hosts_file(paths), _HOSTS))
+    return (*found, *hosts_file.mounts(paths, spec))
 
 
 def _channel(paths: NodePaths, name: str, source: Path) -> BindMount:
@@ -175,16 +172,6 @@ def write_tree(paths: NodePaths, spec: Spec, location: TrainingLocation, machine
     with Extraction(job_folders.sources(paths)[ML]) as tree:
         for name, value in config.items():
             tree.write(f"{CONFIG[len(ML) + 1 :]}/{name}", json.dumps(value).encode())
-    _write_hosts(paths, dict(zip(host_names(location), location.addresses, strict=True)))
-
-
-def _hosts_file(paths: NodePaths) -> Path:
-    return paths.root / "hosts"
-
-
-def _write_hosts(paths: NodePaths, names: Mapping[str, str]) -> None:
-    """Write the hosts file in place: a container that was created earlier sees the same file."""
-    known = Path(_HOSTS)
-    text = known.read_text(encoding="utf-8", errors="surrogateescape") if known.exists() else "127.0.0.1\tlocalhost\n"
-    lines = [f"{address}\t{name}\n" for name, address in names.items()]
-    _hosts_file(paths).write_text("".join([*lines, text]), encoding="utf-8", errors="surrogateescape")
+    names = location.named_addresses if len(location.addresses) > 1 else {}
+    names |= dict(zip(host_names(location), location.addresses, strict=True))
+    hosts_file.write(paths, spec, names, location.addresses[location.rank])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from stoker.agent import fetch_code, job_folders, sagemaker_machine, sagemaker_scripts
+from stoker.agent import fetch_code, host_names, job_folders, sagemaker_machine, sagemaker_scripts
 from stoker.agent.confinement import Confinement
 from stoker.agent.environment import apt
 from stoker.agent.environment.build import EnvironmentBuilder
@@ -22,6 +22,7 @@ from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.rendezvous import RendezvousResult
 from stoker.agent.runtime import Command, Runtime, RuntimeView
 from stoker.agent.training_environment import TrainingLocation, training_environment, write_library
+from stoker.core.node_names import node_names
 from stoker.model.command_line import shell_argv
 from stoker.model.job_state import JobState
 from stoker.model.package_sources import private_variables
@@ -45,6 +46,8 @@ class SetupResult:
     # The variables of the runtime before the job adds its own, and the GPUs that it shows.
     base: dict[str, str] = field(default_factory=dict, repr=False)
     gpus: int = 0
+    # The name that this node calls itself; empty if it can have none.
+    host: str = ""
 
 
 class Setup:
@@ -106,7 +109,8 @@ class Setup:
             command = self._with_index(submission, self._command(submission, result, shell_argv(submission.spec.setup)))
             steps.run(Step("setup", command, "put what does not change into `environment`, which is kept"))
         steps.report()
-        return result
+        # The last of all: the machine may have been given its name by the set-up.
+        return replace(result, host=host_names.claim_host(self._node, self._runtime, submission.spec))
 
     def cut_mounts(self) -> None:
         """Cut the mounts of inputs, so that no process waits for them any more."""
@@ -189,7 +193,10 @@ class Setup:
                 read=tuple(path for where in paths for path in (where, where.resolve())),
                 in_place=tuple(Path(path) for path in local if path is not None),
                 environments=environments,
-                mounts=sagemaker_scripts.mounts(self._paths, spec, inputs),
+                mounts=(
+                    *sagemaker_scripts.mounts(self._paths, spec, inputs),
+                    *host_names.mounts(self._node, spec),
+                ),
             )
         )
 
@@ -218,7 +225,9 @@ class Setup:
 
     def _command(self, submission: Submission, result: SetupResult, argv: tuple[str, ...]) -> Command:
         """Make a command that sees what the training will see, as far as it is known yet."""
-        alone = RendezvousResult(("127.0.0.1",) * self._node.config.nodes, 0, None)
+        ranks = range(self._node.config.nodes)
+        hosts = tuple(self._runtime.hostname if rank == self._node.config.rank else "" for rank in ranks)
+        alone = RendezvousResult(("127.0.0.1",) * len(ranks), 0, None, hosts)
         location = make_location(self._node, submission, result, alone, 0)
         return make_command(self._node, submission, result, location, argv)
 
@@ -233,6 +242,7 @@ def make_location(
     return TrainingLocation(
         attempt=attempt,
         rank=node.config.rank,
+        names=node_names(agreement.hosts, agreement.addresses),
         addresses=agreement.addresses,
         port=agreement.port,
         gpus=result.gpus,

@@ -28,7 +28,8 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("STOKER_SECRETS", "the names of the variables that hold secrets, set apart by commas, where there are any"),
     ("STOKER_CHANNEL", "folder through which `stoker.train` talks to the agent"),
     ("MASTER_ADDR, MASTER_PORT", "where rank 0 is"),
-    ("NUM_NODES, NODE_RANK, NODES", "how many nodes, which one this is, and their addresses in rank order"),
+    ("NUM_NODES, NODE_RANK", "how many nodes, and which one this is"),
+    ("NODES", "the host names of all nodes in rank order, set apart by spaces: what `gethostname()` says on each"),
     ("PET_*", "torchrun's own, so that plain `torchrun train.py` works on any number of nodes"),
     ("WANDB_RUN_ID, WANDB_RESUME", "where unset: one run of Weights & Biases across attempts"),
     ("MLFLOW_RUN_NAME", "where unset: the job's id; each attempt is a run of MLflow with this name"),
@@ -45,6 +46,8 @@ class TrainingLocation:
 
     attempt: int
     rank: int
+    # The name and the address of each node, in rank order. A node that can have no name goes by its address.
+    names: tuple[str, ...]
     addresses: tuple[str, ...]
     port: int
     gpus: int
@@ -57,6 +60,12 @@ class TrainingLocation:
     lib: Path
     # The variables of the environment that was built for the training.
     environ: Mapping[str, str]
+
+    @property
+    def named_addresses(self) -> dict[str, str]:
+        """The addresses of the nodes that have names."""
+        pairs = zip(self.names, self.addresses, strict=True)
+        return {name: address for name, address in pairs if name != address}
 
 
 def training_environment(base: Mapping[str, str], submission: Submission, location: TrainingLocation) -> dict[str, str]:
@@ -95,7 +104,7 @@ def _contract(submission: Submission, location: TrainingLocation) -> dict[str, s
         "MASTER_PORT": str(location.port),
         "NUM_NODES": str(nodes),
         "NODE_RANK": str(location.rank),
-        "NODES": ",".join(location.addresses),
+        "NODES": " ".join(location.names),
     }
     if submission.spec.secrets:
         env["STOKER_SECRETS"] = ",".join(submission.spec.secrets)

@@ -36,5 +36,6 @@ Rules of the policy, and the rest:
 | `policy_rules`, `audit` | rules that a job breaks; what audited rules would have done |
 | `health_rules`, `stalls`, `metric_rules` | stalled, idle or hopeless trainings |
 | `summary`, `job_warnings` | one job as `ps`, `show` and `compare` read it, and what to look at |
+| `node_names` | what the nodes of a gang are called |
 | `safe_regex`, `name_list` | patterns in bounded time; lists in messages |
 """

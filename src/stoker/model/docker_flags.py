@@ -98,6 +98,21 @@ def flags(run: Mapping[str, Any], engine: str) -> tuple[str, ...]:
     return tuple(word for name, value in run.items() for word in _words(_flag(name), value, engine))
 
 
+def mount_targets(run: Mapping[str, Any], engine: str) -> list[str]:
+    """The paths in the container where these flags mount something."""
+    found = []
+    for word in flags(run, engine):
+        name, _, value = word.partition("=")
+        if name == "--mount":
+            parts = (part.partition("=") for part in value.split(","))
+            found += [path for key, _, path in parts if key in ("target", "destination", "dst")]
+        elif name == "--volume":
+            found.append(value.split(":")[min(1, value.count(":"))])
+        elif name == "--tmpfs":
+            found.append(value.partition(":")[0])
+    return found
+
+
 def has_flag(run: Mapping[str, Any], *names: str) -> bool:
     """Return whether any of these flags is set, in any spelling."""
     return any(_flag(name) in names for name in run)

@@ -109,6 +109,8 @@ class Rendezvous:
     port: int
     checkpoint: str | None = None
     go: bool = False
+    # The names that the ranks call themselves; empty for a rank that can have none.
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class Heartbeat:
     # When this agent started the training, by its own clock. For people only.
     training_since: datetime | None = None
     address: str | None = None
+    # The name that the node calls itself, written together with its address; empty if it can have none.
+    host: str = ""
     step: int | None = None
     # First step reported by this attempt.
     first_step: int | None = None

@@ -50,15 +50,18 @@ class Group(ABC):
         pass_fds: Collection[int] = (),
         dies_with_parent: bool = False,
         mounts: Sequence[tuple[str, ...]] = (),
+        hostname: str = "",
     ) -> subprocess.Popen[bytes]:
         """Start a program as a member and leader of a new session, marked in its environment.
 
         `env` is the whole environment, by default the caller's. `dies_with_parent` kills the program when the *thread*
-        that calls this ends. The program and all that it forks see each source of `mounts` at its target, and no other
-        process does. Raises OSError if the program or `cwd` does not exist, NotMounted if such a view is not allowed.
+        that calls this ends. The program and all that it forks see each source of `mounts` at its target, and the
+        machine under the name `hostname`; no other process does. Raises OSError if the program or `cwd` does not exist,
+        NotMounted if such a view is not allowed.
         """
         marked = marked_environment(env, self._mark, self._owner)
-        return self._start(LaunchSpec(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts))
+        launch = LaunchSpec(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts, hostname)
+        return self._start(launch)
 
     @abstractmethod
     def _start(self, launch: LaunchSpec) -> subprocess.Popen[bytes]:

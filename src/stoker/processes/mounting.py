@@ -1,4 +1,4 @@
-"""Enter a private view of the file system: folders and files of this machine at other paths, for one process tree.
+"""Enter a private view of this machine for one process tree: folders and files at other paths, another host name.
 
 A bare Python reads this file and calls `enter` between fork and the program (see `spawn`), so it uses the standard
 library alone, and nothing of this package. The mounts disappear with the last process that sees them, and nothing is
@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 
-_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
+_NEW_MOUNTS, _NEW_NAME, _NEW_USER = 0x00020000, 0x04000000, 0x10000000
 _NOSUID, _NODEV, _BIND, _RECURSIVE, _SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
 _READ, _REMOUNT = 0x1, 0x20
 # nosuid, nodev, noexec, noatime and nodiratime, which have the same values in statvfs and mount.
@@ -26,15 +26,19 @@ _DETACH = 0x2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(mounts: list[tuple[str, ...]], cwd: str) -> None:
+def enter(mounts: list[tuple[str, ...]], cwd: str, hostname: str = "") -> None:
     """Make this process and its children see each source at its target, and change to `cwd` in this view.
 
-    A mount whose third part is `ro` is read-only. Later mounts may be inside earlier ones. Raises OSError with a text
-    that says what was refused.
+    A mount whose third part is `ro` is read-only. Later mounts may be inside earlier ones. With `hostname` the machine
+    has this name in the view. Raises OSError with a text that says what was refused.
     """
-    _unshare()
-    # Mounts that are made outside later become visible inside. None of ours becomes visible outside.
-    _call("private mounts", "mount", None, b"/", None, _RECURSIVE | _SLAVE, None)
+    _unshare((_NEW_MOUNTS if mounts else 0) | (_NEW_NAME if hostname else 0))
+    if hostname:
+        name = os.fsencode(hostname)
+        _call("a host name", "sethostname", name, len(name))
+    if mounts:
+        # Mounts that are made outside later become visible inside. None of ours becomes visible outside.
+        _call("private mounts", "mount", None, b"/", None, _RECURSIVE | _SLAVE, None)
     for source, target, *how in mounts:
         if not os.path.exists(target):
             _make_room(target, folder=os.path.isdir(source))
@@ -47,14 +51,14 @@ def enter(mounts: list[tuple[str, ...]], cwd: str) -> None:
         raise OSError(error.errno, f"going to {cwd}: {error.strerror}") from None
 
 
-def _unshare() -> None:
+def _unshare(namespaces: int) -> None:
     try:
-        _call("a mount namespace", "unshare", _NEW_MOUNTS)
+        _call("a namespace of its own", "unshare", namespaces)
     except PermissionError:
         # A user without permission to mount may do so in a new user namespace. The user id stays the same there, and
         # the program has no more rights than before.
         user, group = os.geteuid(), os.getegid()
-        _call("a user namespace", "unshare", _NEW_USER | _NEW_MOUNTS)
+        _call("a user namespace", "unshare", _NEW_USER | namespaces)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             try:
                 with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123

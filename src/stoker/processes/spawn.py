@@ -15,7 +15,7 @@ Stream = IO[bytes] | int | None
 # A program that runs between fork and the real one: code in a fork of a threaded process can deadlock, and a shell
 # would drop environment variables with unusual names, such as exported bash functions. It
 #   - joins the cgroup by writing 0, which means the writer, so that no pid can be mistaken;
-#   - enters a private view of the file system if there is one (`mounting`);
+#   - enters a private view of the machine if there is one (`mounting`);
 #   - asks the kernel to kill it with its parent, a setting that survives exec;
 #   - restores the signals that Python ignores, and the locale variable that Python may have set;
 #   - drops the agent's protection from the kernel's out-of-memory killer, which should choose the training instead.
@@ -37,7 +37,7 @@ try:
             code = {"__name__": "mounting"}
             exec(compile(file.read(), view["code"], "exec"), code)
         try:
-            code["enter"](view["mounts"], view["cwd"])
+            code["enter"](view["mounts"], view["cwd"], view["hostname"])
         except OSError as error:
             os.write(int(pipe), f"{error.errno} {error.strerror}".encode())
             os._exit(126)
@@ -65,11 +65,14 @@ except OSError as error:
 
 
 class NotMounted(OSError):
-    """This machine does not allow its user a private view of the file system. The text says what was refused."""
+    """This machine does not allow its user a private view of it. The text says what was refused."""
 
 
 class LaunchSpec(NamedTuple):
-    """A program to start. `mounts` are pairs of source and target, with a third part `ro` for read-only ones."""
+    """A program to start. `mounts` are pairs of source and target, with a third part `ro` for read-only ones.
+
+    `hostname` is what the machine is called for the program; empty for its own name.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -80,6 +83,12 @@ class LaunchSpec(NamedTuple):
     pass_fds: Collection[int] = ()
     dies_with_parent: bool = False
     mounts: Sequence[tuple[str, ...]] = ()
+    hostname: str = ""
+
+    @property
+    def has_view(self) -> bool:
+        """True if the program sees another machine than all others do."""
+        return bool(self.mounts or self.hostname)
 
 
 def start(launch: LaunchSpec, *, cgroup: str | None = None) -> subprocess.Popen[bytes]:
@@ -88,7 +97,7 @@ def start(launch: LaunchSpec, *, cgroup: str | None = None) -> subprocess.Popen[
     On return the program itself runs and is in its group: killing the group from now on includes it. Raises NotMounted,
     and OSError if the program or `cwd` is missing.
     """
-    if cgroup is None and not launch.dies_with_parent and not launch.mounts:
+    if cgroup is None and not launch.dies_with_parent and not launch.has_view:
         return _open(launch, launch.argv, launch.pass_fds)
     parent = str(os.getpid()) if launch.dies_with_parent else ""
     locale = "keep" if "LC_CTYPE" in launch.env else ""
@@ -111,11 +120,11 @@ def start(launch: LaunchSpec, *, cgroup: str | None = None) -> subprocess.Popen[
 
 
 def _view(launch: LaunchSpec) -> str:
-    if not launch.mounts:
+    if not launch.has_view:
         return ""
     code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mounting.py")  # noqa: PTH100, PTH118, PTH120
     cwd = os.fspath(launch.cwd) if launch.cwd is not None else os.getcwd()  # noqa: PTH109
-    return json.dumps({"code": code, "mounts": list(launch.mounts), "cwd": cwd})
+    return json.dumps({"code": code, "mounts": list(launch.mounts), "cwd": cwd, "hostname": launch.hostname})
 
 
 def _open(launch: LaunchSpec, argv: Sequence[str], pass_fds: Collection[int]) -> subprocess.Popen[bytes]:
@@ -123,7 +132,7 @@ def _open(launch: LaunchSpec, argv: Sequence[str], pass_fds: Collection[int]) ->
         argv,
         env=dict(launch.env),
         # With mounts the folder may not exist yet.
-        cwd=None if launch.mounts else launch.cwd,
+        cwd=None if launch.has_view else launch.cwd,
         stdin=launch.stdin,
         stdout=launch.stdout,
         stderr=launch.stderr,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.support.engines import MACHINE
+from tests.support.machines import with_torch
 from tests.support.machines.images import BOOKWORM, BULLSEYE, TRIXIE, Tree
 
 
@@ -46,4 +47,6 @@ IMAGES = (
     ),
     # Somebody's own: Debian with docker.
     Image(MACHINE, "ami-0deb12d0c00000000", "docker-12-amd64-20250601-1", ()),
+    # Somebody's own: Debian with PyTorch.
+    Image(with_torch.MACHINE, "ami-0deb1270c00000000", "torch-amd64-20250601-1", ()),
 )

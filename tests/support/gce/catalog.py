@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from tests.support.engines import MACHINE
+from tests.support.machines import with_torch
 from tests.support.machines.images import BOOKWORM, BULLSEYE, TRIXIE, Tree
 
 # The test's own, and another that the same person may use.
@@ -158,6 +159,8 @@ IMAGES = (
     ),
     # The project's own: Debian with docker.
     Image(PROJECT, "docker", "docker-v20260610", MACHINE),
+    # The project's own: Debian with PyTorch.
+    Image(PROJECT, "torch", "torch-v20260610", with_torch.MACHINE),
 )
 
 

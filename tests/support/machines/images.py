@@ -91,6 +91,8 @@ class Tree:
     # What a machine has on a disk of its own, where it can lay layers over layers: folders of it, each with the kept
     # folder that it begins as a copy of.
     disks: tuple[tuple[str, str], ...] = ()
+    # Folders of this host that a machine only reads: where it has each, and where that is here.
+    lent: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:

@@ -192,6 +192,7 @@ class Machine(Generic[S]):
                     # What nspawn keeps from its containers and a machine may do: to have containers of its own.
                     *("--capability=CAP_NET_ADMIN", "--system-call-filter=@keyring bpf"),
                     *(f"--bind={self._disk(place)}:{place}" for place, _ in self._tree.disks),
+                    *(f"--bind-ro={here}:{place}" for place, here in self._tree.lent),
                 ],
                 env={
                     "PATH": _PATH,

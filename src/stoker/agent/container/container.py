@@ -17,6 +17,7 @@ from stoker.agent.container.pipes import START_COMMAND, ContainerPipes, path_ins
 from stoker.agent.container.process_group import ContainerGroup, ContainerRun, RunningContainer
 from stoker.agent.container.symlinks import MAX_SCANNED, LinkTargets
 from stoker.agent.environment.local_cache import create_user_cache, prune_user_caches
+from stoker.agent.host_names import container_hostname
 from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.runtime import Command, RuntimeView, StepTimer
 from stoker.model import codec
@@ -64,6 +65,7 @@ class ContainerRuntime:
         self._transfer: OwnershipTransfer | None = None
         self._written: tuple[Path, ...] = ()
         self.environments: Path | None = None
+        self.hostname = ""
         self._fault: str | None = None
         self.group = ContainerGroup(lambda: remove(spec.engine, self._name))
 
@@ -121,8 +123,10 @@ class ContainerRuntime:
         if started.code:
             raise self._refused(started)
         found = self._inspect()
-        if found is None or not self._pipes.wait_started(lambda: Process.of(found[1]) is None):
+        hostname = self._pipes.wait_started(lambda: Process.of(found[1]) is None) if found is not None else None
+        if found is None or hostname is None:
             raise self._ended_at_once(plan)
+        self.hostname = hostname
         identity, init = found
         self.group.container = RunningContainer.of(identity, init)
         self._adopt_user(init, view.environments)
@@ -181,6 +185,7 @@ class ContainerRuntime:
             read=(self._root, *view.read),
             mounts=view.mounts,
             run=self._spec.run,
+            hostname=container_hostname(config),
         )
 
     def _writable(self) -> tuple[Path, ...]:

@@ -10,11 +10,12 @@ from typing import Any
 from stoker.agent.container.host_devices import HostCapabilities
 from stoker.agent.container.pipes import INSIDE
 from stoker.agent.runtime import BindMount
+from stoker.model import docker_flags
 from stoker.model.docker_flags import flags, has_flag
 
-# The container's first program reports its start, and then waits for its agent to end. `read` is built into the shell,
-# so there is no child process to wait for.
-IDLE_SCRIPT = 'echo $$ >"$2"; read -r _ <"$1"'
+# The container's first program reports its start and what the container calls itself, and then waits for its agent to
+# end. `read` is built into the shell, so there is no child process to wait for.
+IDLE_SCRIPT = 'read -r name </proc/sys/kernel/hostname; echo "$$ $name" >"$2"; read -r _ <"$1"'
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class ContainerPlan:
     read: Sequence[Path] = ()
     mounts: Sequence[BindMount] = ()
     run: Mapping[str, Any] = field(default_factory=dict)
+    # The container's host name; empty where the engine chooses.
+    hostname: str = ""
 
 
 def arguments(plan: ContainerPlan, host: HostCapabilities, script: str = IDLE_SCRIPT) -> list[str]:
@@ -68,16 +71,7 @@ def arguments(plan: ContainerPlan, host: HostCapabilities, script: str = IDLE_SC
 def mount_targets(plan: ContainerPlan) -> list[str]:
     """Return the paths in the container where the agent or the user mounts something."""
     found = [str(folder) for folder in (*plan.folders, *plan.read)] + [mount.target for mount in plan.mounts]
-    for word in flags(plan.run, plan.engine):
-        name, _, value = word.partition("=")
-        if name == "--mount":
-            parts = (part.partition("=") for part in value.split(","))
-            found += [path for key, _, path in parts if key in ("target", "destination", "dst")]
-        elif name == "--volume":
-            found.append(value.split(":")[min(1, value.count(":"))])
-        elif name == "--tmpfs":
-            found.append(value.partition(":")[0])
-    return found
+    return found + docker_flags.mount_targets(plan.run, plan.engine)
 
 
 def runs_as_agent_user(plan: ContainerPlan, host: HostCapabilities) -> bool:
@@ -113,6 +107,8 @@ def _defaults(plan: ContainerPlan, host: HostCapabilities) -> list[str]:
         # The training is given addresses and ports of the machine, and reaches its credentials over the machine's
         # network.
         found.append("--network=host")
+    if plan.hostname and not _has_own_name(plan):
+        found.append(f"--hostname={plan.hostname}")
     if host.shm_bytes and not has_flag(plan.run, "shm-size", "ipc"):
         # The engine's default of 64 MB is too small for the workers of a data loader.
         found.append(f"--shm-size={host.shm_bytes}")
@@ -125,6 +121,14 @@ def _defaults(plan: ContainerPlan, host: HostCapabilities) -> list[str]:
         # the host's own programs.
         found.append("--security-opt=label=disable")
     return found
+
+
+def _has_own_name(plan: ContainerPlan) -> bool:
+    """Tell if the user's flags decide what the container calls itself."""
+    shares = ("--network=container:", "--net=container:", "--network=ns:", "--net=ns:")
+    return has_flag(plan.run, "hostname", "uts", "pod") or any(
+        word.startswith(shares) for word in flags(plan.run, plan.engine)
+    )
 
 
 def _bind(source: Path, target: str, *, read_only: bool = False) -> str:

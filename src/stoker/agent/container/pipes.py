@@ -1,7 +1,7 @@
 """Named pipes in a folder that both the agent and the container see.
 
     alive       held open by the agent alone; the container's first program reads from it, and exits at its end
-    begun       the first program reports its start
+    begun       the first program reports its start, and the container's host name
     *.exports   the variables of a command, secrets among them, as shell code, and how to start it with them
     *.reply     the pid of the command, in the container's numbering
     *.out       the output of the command, if it must be masked
@@ -80,9 +80,11 @@ class ContainerPipes:
         self._alive = os.open(self.alive, os.O_RDWR)
         self._begun = os.open(self.begun, os.O_RDONLY | os.O_NONBLOCK)
 
-    def wait_started(self, gone: Callable[[], bool]) -> bool:
-        """Wait for the start of the container's first program. False: it is `gone`."""
-        return _read_line(self._begun, gone) is not None
+    def wait_started(self, gone: Callable[[], bool]) -> str | None:
+        """Wait for the start of the container's first program, and return the host name that it has; None: it is
+        `gone`."""
+        line = _read_line(self._begun, gone)
+        return None if line is None else line.partition(" ")[2]
 
     def close(self) -> None:
         """Let the container end. Repeating is harmless."""

@@ -39,7 +39,7 @@ def agree_and_restore(context: AttemptContext, state: JobState, spec: Spec) -> R
     trust = trusted_claims(state, own=claim.number, imported=spec.resume_from is not None)
     folder = RestoreFolder.open(context.paths, spec, config.job, job_folders.confinement(context.node, spec))
     gang = GangRendezvous(context.store, config.job, claim, config.rank, context.heartbeat, context.wait_for_others)
-    address = context.node.machine.address()
+    address, host = context.node.machine.address(), context.setup_result.host
 
     def fetch(key: str) -> None:
         try:
@@ -51,7 +51,7 @@ def agree_and_restore(context: AttemptContext, state: JobState, spec: Spec) -> R
             raise
 
     if config.rank != 0:
-        agreement = gang.follow(address, fetch)
+        agreement = gang.follow(address, fetch, host)
     else:
         given_up = poisoned_checkpoints(state, SETTINGS)
         _import_checkpoint(context, spec.resume_from, trust)
@@ -59,7 +59,7 @@ def agree_and_restore(context: AttemptContext, state: JobState, spec: Spec) -> R
             lambda: find_candidates(context.store, config.job, given_up, state.chosen_checkpoint, trust=trust)
         )
         port = context.node.machine.master_port(master_port(spec))
-        agreement = gang.lead(address, port, iter(candidates), fetch)
+        agreement = gang.lead(address, port, iter(candidates), fetch, host)
         if agreement.checkpoint in candidates:
             context.record.older_checkpoints = len(candidates) - candidates.index(agreement.checkpoint) - 1
     if agreement.checkpoint is None:

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import replace
 
-from stoker.agent import job_folders, sagemaker_scripts
+from stoker.agent import host_names, job_folders, sagemaker_scripts
 from stoker.agent.checkpoints.restore_folder import take_baseline
 from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
@@ -93,6 +93,7 @@ class TrainingPhase:
         baseline = take_baseline(context.paths, spec, context.record.restored, confinement)
         start_syncs(context, spec, location, baseline, restored.trust)
         command = make_command(context.node, self._submission, context.setup_result, location, command_argv(spec))
+        command = host_names.give_names(context.node, context.runtime, spec, location, command)
         # The last check before the start: entries of the log that were read since the permission count.
         context.leaving.check()
         context.node.say(f"attempt {attempt}{self._describe_start(restored.rendezvous.checkpoint, attempt)}")
