@@ -101,9 +101,7 @@ def test_a_filter_looks_beyond_the_latest_jobs(store: Store) -> None:
     assert len(list_jobs(store).summaries) == 4
 
 
-def test_as_many_jobs_as_wanted_are_listed_however_they_are_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_jobs_as_wanted_are_listed_however_they_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.read.job_list._PORTION", 1)
     for team in ("nlp", "nlp", "vision", "nlp"):
         end_all(store, submit(store, "gpt", FAILED, team=team))

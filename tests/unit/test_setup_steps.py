@@ -105,9 +105,7 @@ def test_what_did_not_answer_is_asked_again(host: HostRuntime, tmp_path: Path) -
     assert undone == [2, 4]
 
 
-def test_a_pause_lasts_as_long_as_it_says(
-    host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_lasts_as_long_as_it_says(host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
         now_s, slept_s = 0.0, 0.0
 
