@@ -17,7 +17,8 @@ from tests.support.machines import why_no_machines
 
 JOBS = 100
 MACHINE = "c7i.large"
-RESOURCES = {"provider": "ec2", "machine": [MACHINE], "image": "debian/12"}
+PROFILE = "stoker-node"
+RESOURCES = {"provider": "ec2", "machine": [MACHINE], "image": "debian/12", "ec2": {"profile": PROFILE}}
 # EC2 takes the size of the root volume from the image where the request names none; moto refuses such a launch.
 SIZED = RESOURCES | {"disk": "20GB"}
 
@@ -97,9 +98,7 @@ def _make_profile() -> None:
     """The profile that machines get: an account that was made ready for Stoker has it."""
     import boto3
 
-    from stoker.providers.ec2.request import DEFAULT_PROFILE
-
-    boto3.client("iam", region_name="us-east-1").create_instance_profile(InstanceProfileName=DEFAULT_PROFILE)
+    boto3.client("iam", region_name="us-east-1").create_instance_profile(InstanceProfileName=PROFILE)
 
 
 def _ec2() -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from bench import cloud_jobs
-from bench.ec2 import RESOURCES
+from bench.ec2 import PROFILE, RESOURCES
 from bench.fabricate import Machines, active_objects, name_of
 from bench.figures import Figure, Measurement, Size
 from bench.sandbox import sandbox
@@ -97,7 +97,7 @@ def thousand(size: Size) -> dict[str, float]:
 def _prepare_account() -> None:
     import boto3
 
-    boto3.client("iam", region_name="us-east-1").create_instance_profile(InstanceProfileName="stoker-node")
+    boto3.client("iam", region_name="us-east-1").create_instance_profile(InstanceProfileName=PROFILE)
     events = boto3.client("events", region_name="us-east-1")
     events.put_rule(Name=RULE, ScheduleExpression="rate(1 minute)", State="DISABLED")
 

@@ -15,7 +15,7 @@ from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Provider, SupportsLeftovers
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
-from tests.support.ec2 import IMAGES, Ec2Cloud, why_no_machines
+from tests.support.ec2 import IMAGES, PROFILE, Ec2Cloud, why_no_machines
 from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
@@ -49,7 +49,7 @@ if isolated():
         @pytest.fixture
         def order(self) -> OrderFactory:
             def made(*, store: str, claim: int = 1, nodes: int = 1) -> LaunchOrder:
-                ec2 = Ec2Resources(overrides={"UserData": IDLE})
+                ec2 = Ec2Resources(profile=PROFILE, overrides={"UserData": IDLE})
                 resources = Resources(provider="ec2", machine=("c7i.large",), region=REGION, image="debian/12", ec2=ec2)
                 return LaunchOrder(
                     job="contract-7f3k",

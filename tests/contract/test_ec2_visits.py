@@ -19,7 +19,7 @@ import pytest
 from stoker import Job, client
 from stoker.governor.loop import Governor
 from stoker.model.errors import StokerError
-from stoker.providers.ec2 import iam
+from stoker.providers.ec2 import iam, role_names
 from stoker.store.base import open_store
 from tests.support.ec2 import Ec2Cloud, ec2_cloud, why_no_machines
 from tests.support.servers import isolated, pytest_isolated
@@ -53,6 +53,8 @@ class World:
     def __init__(self, root: Path, cloud: Ec2Cloud) -> None:
         self.cloud = cloud
         self.url = f"s3://{cloud.new_bucket()}/team"
+        self.role = role_names.node_role(self.url)
+        cloud.make_profile(self.role)
         self.code = root / "code"
         self.code.mkdir()
         (self.code / "train.py").write_text(SCRIPT)
@@ -341,7 +343,7 @@ def test_the_script_of_iam_is_taken_by_aws_as_often_as_one_likes(world: World) -
     for _ in range(3):
         ran = subprocess.run(["sh", "-eu"], input=script, capture_output=True, text=True, check=False)
         assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
-    (role,) = client_of_iam.get_instance_profile(InstanceProfileName="stoker-node-vision")["InstanceProfile"]["Roles"]
+    (role,) = client_of_iam.get_instance_profile(InstanceProfileName=f"{world.role}-vision")["InstanceProfile"]["Roles"]
     written = client_of_iam.get_role_policy(RoleName=role["RoleName"], PolicyName="stoker")["PolicyDocument"]
     policies = {grant.name: grant.policy for grant in iam.grants(world.url, job="vision").grants}
     assert written == policies["node"]
@@ -350,14 +352,15 @@ def test_the_script_of_iam_is_taken_by_aws_as_often_as_one_likes(world: World) -
     for line in ran.stdout.splitlines():
         subprocess.run(line.partition(": ")[2].replace("NAME", "jane"), shell=True, check=True)
     attached = client_of_iam.list_attached_user_policies(UserName="jane")["AttachedPolicies"]
-    assert {each["PolicyName"] for each in attached} == {"stoker-person", "stoker-governor"}
+    names = {role_names.policy_name(kind, world.url): kind for kind in ("person", "governor")}
+    assert {each["PolicyName"] for each in attached} == set(names)
     for each in attached:
         # One more would be one more each time, and there may be five.
         assert len(client_of_iam.list_policy_versions(PolicyArn=each["PolicyArn"])["Versions"]) == 2
         version = client_of_iam.get_policy(PolicyArn=each["PolicyArn"])["Policy"]["DefaultVersionId"]
         found = client_of_iam.get_policy_version(PolicyArn=each["PolicyArn"], VersionId=version)["PolicyVersion"]
-        assert found["Document"] == policies[each["PolicyName"].removeprefix("stoker-")]
-    code, found = findings(world, "--set", "resources.ec2.profile=stoker-node-vision")
+        assert found["Document"] == policies[names[each["PolicyName"]]]
+    code, found = findings(world, "--set", f"resources.ec2.profile={world.role}-vision")
     assert code == 0 and found["instance profile"]["ok"] is True
 
 

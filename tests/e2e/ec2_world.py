@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from cloud_world import CloudWorld
 
+from stoker.providers.ec2 import role_names
 from stoker.providers.ec2.provider import Ec2Provider
 from tests.support.ec2 import Ec2Cloud
 
@@ -25,6 +26,7 @@ class Ec2World(CloudWorld):
 
     def __init__(self, root: Path, cloud: Ec2Cloud) -> None:
         super().__init__(root, cloud, f"s3://{cloud.new_bucket()}/team")
+        cloud.make_profile(role_names.node_role(self.url))
 
     def notice(self, job: str, in_s: float | None = None) -> None:
         self.cloud.machine(self.instance(job)).notice(in_s=120 if in_s is None else in_s)

@@ -58,6 +58,7 @@ if isolated():
 
     def submit(store: Store, folder: Path) -> str:
         resources = {"provider": "ec2", "machine": ["c7i.large"], "image": "debian/12", "spot": True, "disk": "40GB"}
+        resources["ec2"] = {"profile": "stoker-node"}
         folder.joinpath("train.py").write_text("print('hello')\n")
         return client.submit(
             Job(name="x", run="python train.py", code=str(folder), resources=resources), store=store, detach=False

@@ -52,6 +52,8 @@ class Bucket:
 
     objects: dict[str, bytes] = field(default_factory=dict)
     denied: set[str] = field(default_factory=set)
+    # S3's message for what is denied.
+    message: str = "Access Denied"
     trouble: list[int] = field(default_factory=list)
     region: str = "us-east-1"
     asked: list[str] = field(default_factory=list)
@@ -141,7 +143,8 @@ def _bucket_handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
                 self.error(404, "NoSuchKey")
 
         def error(self, status: int, code: str) -> None:
-            self.answer(status, f"<Error><Code>{code}</Code></Error>".encode())
+            message = bucket.message if code == "AccessDenied" else code
+            self.answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
 
     return Handler
 

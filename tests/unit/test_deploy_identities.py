@@ -81,8 +81,8 @@ def gce(account: str | None) -> Spec:
     ("deployed", "spec"),
     [
         (AWS, ec2(None)),
-        (AWS, ec2("stoker-node")),
-        (AWS, ec2("arn:aws:iam::1:instance-profile/stoker-node-x")),
+        (AWS, ec2("stoker-node-1")),
+        (AWS, ec2("arn:aws:iam::1:instance-profile/stoker-node-1-x")),
         (AWS, ec2("arn:aws:iam::1:instance-profile/team/vision")),
         (AWS, sagemaker("nlp")),
         (AWS, sagemaker(None)),
@@ -101,6 +101,7 @@ def test_nothing_is_said_of_what_it_may_pass(deployed: DeploymentRecord, spec: S
 @pytest.mark.parametrize(
     ("deployed", "spec", "told"),
     [
+        (AWS, ec2("stoker-node-2"), "`stoker deploy aws --pass-role stoker-node-2` allows it"),
         (AWS, ec2("stoker-nodes"), "resources.ec2.profile: the governor stoker-1 may not pass the role stoker-nodes, "),
         (AWS, ec2("arn:aws:iam::1:instance-profile/gpu"), "`stoker deploy aws --pass-role gpu` allows it"),
         (AWS, sagemaker("gpu"), "resources.sagemaker.role: the governor stoker-1 may not pass the role gpu"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from datetime import date
@@ -17,10 +18,13 @@ from command_line import run
 import stoker.providers.ec2 as package
 from stoker.model import keys
 from stoker.model.errors import UserError
-from stoker.providers.ec2 import iam, permissions
+from stoker.providers.ec2 import iam, permissions, role_names
 from stoker.providers.grants import Grants
+from stoker.providers.sagemaker import iam as sagemaker_iam
 
 STORE = "s3://my-bucket/team"
+ROLE = role_names.node_role(STORE)
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 # Whoever launches, lists and ends machines: what a governor runs of the provider.
 GOVERNORS_SOURCES = ("provider.py", "image_lookup.py", "leftovers.py", "offers.py")
 
@@ -91,7 +95,7 @@ def test_what_changes_something_is_limited_to_this_stores_tag() -> None:
     for statement in statements(grants, "governor", "ec2:CreateTags"):
         assert statement["Condition"]
     (passing,) = statements(grants, "governor", "iam:PassRole")
-    assert passing["Resource"] == ["arn:aws:iam::*:role/stoker-node", "arn:aws:iam::*:role/stoker-node-*"]
+    assert passing["Resource"] == [f"arn:aws:iam::*:role/{ROLE}", f"arn:aws:iam::*:role/{ROLE}-*"]
     assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
 
 
@@ -184,8 +188,8 @@ def test_machines_of_one_name_reach_jobs_of_that_name() -> None:
     assert not may(grants, "node", "s3:GetObject", "jobs/vision-ab12/spec.json")
     # The governor's policy is the same for each: making the next role must not take the last one from it.
     assert policy(grants, "governor") == policy(iam.grants(STORE), "governor")
-    assert "--role-name stoker-node-gpt" in " ".join(grants.grants[2].commands)
-    assert any("stoker-node-gpt" in note for note in grants.notes)
+    assert f"--role-name {ROLE}-gpt" in " ".join(grants.grants[2].commands)
+    assert any(f"{ROLE}-gpt" in note for note in grants.notes)
 
 
 def test_inputs_are_read_only() -> None:
@@ -242,13 +246,67 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert "s3://other/x" in json.dumps(told) and "my-bucket" not in out
     code, out, _ = run(capsys, "iam", "ec2")
     assert code == 0
-    assert "aws iam create-instance-profile --instance-profile-name stoker-node >" in out
+    assert f"aws iam create-instance-profile --instance-profile-name {ROLE} >" in out
     assert "# What a shared profile cannot separate" in out
     assert run(capsys, "iam", "local")[::2] == (2, "stoker: local needs no permissions of a cloud\n")
     assert run(capsys, "iam", "ec2", "--policy", "king")[0] == 2
     monkeypatch.delenv("STOKER_STORE")
     code, _, err = run(capsys, "iam", "ec2")
     assert code == 2 and "no store is named" in err
+
+
+def named(grants: Grants) -> set[str]:
+    """The names that the commands make or change."""
+    text = "\n".join(command for grant in grants.grants for command in grant.commands)
+    options = r"--(?:role|policy|instance-profile)-name (\S+)"
+    return {name for name in re.findall(options, text) if name != "stoker"} | set(re.findall(r":policy/(\S+)", text))
+
+
+def test_two_stores_share_an_account_and_no_name() -> None:
+    other = "s3://my-bucket/other"
+    ours, theirs = named(iam.grants(STORE)), named(iam.grants(other))
+    assert len(ours) == len(theirs) == 4 and not ours & theirs
+    # Nor may one store's governor give its machines the role of the other store.
+    (passing,) = statements(iam.grants(STORE), "governor", "iam:PassRole")
+    for role in (role_names.node_role(other), f"{role_names.node_role(other)}-gpt"):
+        assert not any(fnmatchcase(f"arn:aws:iam::1:role/{role}", each) for each in passing["Resource"])
+    (lending,) = statements(iam.grants(STORE), "person", "iam:PassRole")
+    assert listed(lending["Resource"]) == [f"arn:aws:iam::*:role/{role_names.fis_role(STORE)}"]
+    assert not named(sagemaker_iam.grants(STORE)) & named(sagemaker_iam.grants(other)) - {"stoker-training"}
+
+
+def test_names_are_not_too_long() -> None:
+    # "Role names: 64 characters", https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+    assert max(map(len, named(iam.grants(STORE, job="j" * 40)))) <= 64
+
+
+def test_keys_are_used_by_those_that_need_them() -> None:
+    grants = iam.grants(STORE, kms_keys=(KEY,))
+    for name in ("person", "governor", "node"):
+        for action in ("kms:Decrypt", "kms:GenerateDataKey"):
+            (used,) = statements(grants, name, action)
+            assert used["Resource"] == [KEY]
+    (lent,) = statements(grants, "governor", "kms:CreateGrant")
+    assert lent["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+    for name in ("person", "node", "interrupter"):
+        assert not list(statements(grants, name, "kms:CreateGrant"))
+    assert not any("kms:" in json.dumps(grant.policy) for grant in iam.grants(STORE).grants)
+
+
+@pytest.mark.parametrize("key", ["alias/mine", "arn:aws:kms:us-east-1:123456789012:alias/mine", "1234abcd", ""])
+def test_what_is_no_key(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "iam", "ec2", "--bucket", STORE, "--kms-key", key)
+    assert (code, out) == (2, "") and err.startswith(f"stoker: --kms-key: {key!r} is no key; give its ARN")
+
+
+def test_a_key_on_another_cloud(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "iam", "gce", "--bucket", "gs://my-bucket/team", "--kms-key", KEY)
+    assert (code, out) == (2, "") and err.startswith("stoker: --kms-key: is for keys on AWS")
+
+
+def test_the_command_takes_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "iam", "ec2", "--bucket", STORE, "--kms-key", KEY, "--policy", "node")
+    assert code == 0 and json.loads(out) == policy(iam.grants(STORE, kms_keys=(KEY,)), "node")
 
 
 @pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
@@ -277,7 +335,7 @@ printf '%s\\n' "$*" | tr '\\n' ' ' >> "$CALLS"
 printf '\\n' >> "$CALLS"
 case "$*" in
   *get-caller-identity*) echo 123456789012 ;;
-  *get-*--query*|*list-roles*) [ "$THERE" = 254 ] || echo stoker-node ;;
+  *get-*--query*|*list-roles*) [ "$THERE" = 254 ] || echo (ROLE) ;;
   *get-*) exit "$THERE" ;;
   *put-role-policy*) exit "$PUTS" ;;
 esac
@@ -289,7 +347,7 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         self.calls = folder / "calls"
-        (folder / "aws").write_text(AWS)
+        (folder / "aws").write_text(AWS.replace("(ROLE)", ROLE))
         (folder / "aws").chmod(0o755)
         self.environ = {"PATH": f"{folder}:/usr/bin:/bin", "CALLS": str(self.calls)}
 
@@ -337,7 +395,7 @@ def test_the_output_is_a_script(script: str, tmp_path: Path) -> None:
         "create-service-linked-role",
     ]
     # The policies are in it as they are, whatever characters they have.
-    (put,) = [call for call in piped if "put-role-policy --role-name stoker-node" in call]
+    (put,) = [call for call in piped if f"put-role-policy --role-name {ROLE}" in call]
     written = put.partition("--policy-document ")[2]
     node = policy(
         iam.grants(STORE, inputs=("s3://data/it's $HOME `here`",), logs="/stoker/jobs"),

@@ -79,7 +79,7 @@ def who(clients: StubbedClients) -> None:
 def make_template(clients: StubbedClients, minutes: int = 2) -> None:
     asked = {
         "description": ANY,
-        "roleArn": "arn:aws:iam::123456789012:role/stoker-fis",
+        "roleArn": "arn:aws:iam::123456789012:role/stoker-fis-1",
         "stopConditions": [{"source": "none"}],
         "targets": {
             "machine": {
@@ -111,7 +111,7 @@ def remove_template(clients: StubbedClients) -> None:
 
 
 def go(clients: StubbedClients, grace_s: float = 30.0, pause: Callable[[float], None] = lambda _: None) -> str:
-    told = rehearsed_reclaim.interrupt(clients, MACHINE, grace_s, "us-east-1", pause=pause)  # type: ignore[arg-type]
+    told = rehearsed_reclaim.interrupt(clients, MACHINE, grace_s, "us-east-1", "stoker-fis-1", pause=pause)  # type: ignore[arg-type]
     clients.finish()
     return told
 

@@ -412,6 +412,34 @@ def test_a_bucket_that_denies(machine: Machine) -> None:
     assert "s3:GetObject" in told(machine)
 
 
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        # As S3 answers, for instance https://github.com/ministryofjustice/modernisation-platform/pull/11726
+        (
+            f"User: arn:aws:sts::1:assumed-role/x/i-1 is not authorized to perform: kms:Decrypt on resource: {KEY}",
+            f"kms:Decrypt and kms:GenerateDataKey on {KEY}",
+        ),
+        # As KMS answers for a key of another account.
+        (
+            "The ciphertext refers to a customer master key that does not exist, does not exist in this region, or …",
+            "kms:Decrypt and kms:GenerateDataKey on the KMS key of the bucket",
+        ),
+    ],
+)
+def test_a_bucket_whose_key_may_not_be_used(machine: Machine, message: str, advice: str) -> None:
+    machine.patience_s = 0.3
+    key = f"bucket/team/stoker/{keys.bundle(machine.bundles[TAG])}"
+    machine.bucket.denied.add(key)
+    machine.bucket.message = message
+    check_failed(machine, machine.boot(), f"s3://{key} is denied (AccessDenied)")
+    assert advice in told(machine) and "stoker iam ec2 --kms-key" in told(machine)
+    assert "s3:GetObject" not in told(machine)
+
+
 def test_an_agent_that_is_not_there(machine: Machine) -> None:
     machine.patience_s = 0.3
     machine.bucket.objects.clear()

@@ -102,14 +102,12 @@ def check_roles_and_keys(roles: tuple[str, ...], keys: tuple[str, ...]) -> None:
     import re
 
     from stoker.model.errors import UserError
+    from stoker.providers.ec2 import kms
 
     for each in roles:
         if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/-]{1,576}", each) is None:
             raise UserError(f"--pass-role: {each!r} is no role; give its name, or its ARN")
-    for each in keys:
-        # An alias may stand for another key tomorrow, so policies name no alias.
-        if re.fullmatch(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+", each) is None:
-            raise UserError(f"--kms-key: {each!r} is no key; give its ARN, such as arn:aws:kms:REGION:ACCOUNT:key/ID")
+    kms.check_keys(keys)
 
 
 def check_emails(named: tuple[str, ...]) -> tuple[str, ...]:

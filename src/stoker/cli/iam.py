@@ -38,6 +38,13 @@ _END = "END-OF-STOKER-IAM"
     multiple=True,
     help="A channel for notifications: a topic (sns:ARN) or a secret address (aws-sm:NAME, gcp-sm:NAME).",
 )
+@click.option(
+    "--kms-key",
+    "kms_keys",
+    metavar="ARN",
+    multiple=True,
+    help="A KMS key of yours that encrypts the bucket, an input, a secret or the volumes of machines.",
+)
 @click.option("--policy", metavar="NAME", help="Print only this policy, for the cloud's own command line.")
 @json_option
 @store_option
@@ -49,6 +56,7 @@ def command(
     logs: str | None,
     secrets: tuple[str, ...],
     notify: tuple[str, ...],
+    kms_keys: tuple[str, ...],
     policy: str | None,
     as_json: bool,
 ) -> None:
@@ -69,7 +77,7 @@ def command(
     granting, url = registry.iam(provider), open_store(named).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
     check_channels.check_grantable(notify, "Google Cloud" if url.startswith("gs://") else "AWS")
-    found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)
+    found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify, kms_keys=kms_keys)
     if policy is not None:
         chosen = [grant for grant in found.grants if grant.name == policy]
         if not chosen:

@@ -24,7 +24,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import CodecError, ProviderError, UserError
 from stoker.providers import registry
 from stoker.providers.base import Request
-from stoker.providers.ec2 import statements
+from stoker.providers.ec2 import kms, statements
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import call_aws
 from stoker.store.base import Store
@@ -97,7 +97,7 @@ def plan_deployment(
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
         processor=package.processor,
-        statements=(*_statements(store.url, notify, roles, region), *_key_statements(kms_keys)),
+        statements=(*_statements(store.url, notify, roles, region), *kms.for_governors(kms_keys)),
         environ=environ,
         training=training,
         topics=_topics(notify, region),
@@ -155,29 +155,6 @@ def _pass_role_statement(roles: tuple[str, ...]) -> dict[str, Any]:
     services = [statements.machine_service(), "sagemaker.amazonaws.com"]
     condition = {"StringEquals": {"iam:PassedToService": services}}
     return statements.allow("PassNamedRoles", "iam:PassRole", named, condition)
-
-
-# https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html lists the actions for a launch;
-# encrypted buckets, topics and secrets need fewer.
-_KEY_ACTIONS = [
-    "kms:Decrypt",
-    "kms:DescribeKey",
-    "kms:GenerateDataKey",
-    "kms:GenerateDataKeyWithoutPlaintext",
-    "kms:ReEncryptFrom",
-    "kms:ReEncryptTo",
-]
-
-
-def _key_statements(keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Allow the use of these keys, and grants to AWS itself, which needs them for volumes: no other grants."""
-    if not keys:
-        return []
-    for_aws = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
-    return [
-        statements.allow("UseKeys", _KEY_ACTIONS, list(keys)),
-        statements.allow("LendKeys", "kms:CreateGrant", list(keys), for_aws),
-    ]
 
 
 def requests(deployment: Deployment, package: Package) -> Iterator[Request]:

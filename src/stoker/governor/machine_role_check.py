@@ -22,7 +22,8 @@ def role_warning(deployed: DeploymentRecord, spec: Spec) -> str | None:
     role = iam.machine_role(spec.resources)
     if role is None or role.cloud != deployed.cloud:
         return None
-    refused = iam.refusal(role, DeployedGrants(deployed.project, deployed.identities, deployed.sagemaker))
+    granted = DeployedGrants(deployed.name, deployed.project, deployed.identities, deployed.sagemaker)
+    refused = iam.refusal(role, granted)
     if refused is None:
         return None
     return (

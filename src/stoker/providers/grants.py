@@ -73,16 +73,17 @@ class MachineRole:
 
     # The cloud whose deployments launch such machines: `aws` or `gcp`.
     cloud: str
-    # The field of the job file, its value, and the name of the role that `stoker iam` describes.
+    # The field of the job file, and its value.
     field: str
     name: str
-    default: str
 
 
 @dataclass(frozen=True)
 class DeployedGrants:
     """The grants of a deployed governor that decide which roles it may pass on."""
 
+    # Its name, which is of its store.
+    deployment: str
     # Its project, in a cloud that has projects.
     project: str
     # Roles that it may pass on beside those of `stoker iam`.
@@ -112,12 +113,14 @@ class IamModule(Protocol):
         logs: str | None = None,
         secrets: tuple[str, ...] = (),
         notify: tuple[str, ...] = (),
+        kms_keys: tuple[str, ...] = (),
     ) -> Grants:
         """Build the grants for one store.
 
         `job`: machines may write for jobs of that name alone. `inputs`: URLs that machines may read. `logs`: the log
         group of the cloud's own log service that machines may write to. `secrets`: references that machines resolve.
         `notify`: notification addresses of governors, as far as this cloud has to allow them.
+        `kms_keys`: keys on AWS that encrypt what the store or its machines use.
 
         Raises UserError for a store or a secret that the provider's machines cannot reach.
         """

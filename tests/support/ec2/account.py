@@ -43,7 +43,7 @@ class Account:
         _name_images()
         _own_images()
         _connect_default_vpc()
-        _make_profile()
+        _make_profile(PROFILE)
         _interrupt_for_real(fleet)
 
     def obey(self, order: dict[str, Any], calls: Callable[[bool], dict[str, int]]) -> Any:
@@ -67,6 +67,8 @@ class Account:
             case "listing_lag":
                 self._region.listing_lag_s = order["lag_s"]
                 return None
+            case "profile":
+                return _make_profile(order["name"])
             case "remove_groups":
                 return self._remove_groups()
             case "shut_store":
@@ -200,10 +202,10 @@ def _targets(target: dict[str, Any], region: str) -> list[Any]:
     return found
 
 
-def _make_profile() -> None:
+def _make_profile(name: str) -> None:
     iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
     trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
-    iam.create_role(PROFILE, document, "/", None, "", [], "3600")
-    iam.create_instance_profile(PROFILE, "/", [])
-    iam.add_role_to_instance_profile(PROFILE, PROFILE)
+    iam.create_role(name, document, "/", None, "", [], "3600")
+    iam.create_instance_profile(name, "/", [])
+    iam.add_role_to_instance_profile(name, name)

@@ -127,6 +127,10 @@ class Ec2Cloud:
         """The name of a new, empty bucket."""
         return self.s3.new_bucket()
 
+    def make_profile(self, name: str) -> None:
+        """A new instance profile, with a role of the same name."""
+        self._order("profile", name=name)
+
     def instances(self) -> dict[str, str]:
         """The state of every instance there ever was, by its id."""
         return dict(self._order("states"))

@@ -7,6 +7,7 @@ The machine's metadata are its identity, and its role opens the bucket. Runs fro
 import hashlib
 import http.client
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -118,10 +119,18 @@ class Ec2BootBucket:
             # The machine's clock is not set yet.
             now = parsedate_to_datetime(str(answer.getheader("Date"))).astimezone(timezone.utc)
             self._clock_offset = now - datetime.now(timezone.utc)
-        if answer.status in (401, 403) or code == "ExpiredToken":
+        if answer.status in (401, 403) or code == "ExpiredToken" or code.startswith("KMS."):
             right = "s3:GetObject" if method == "GET" else "s3:PutObject"
+            how = "stoker iam ec2"
+            if "kms:" in text or "ciphertext refers to" in text or code.startswith("KMS."):
+                # S3's message mostly names the key.
+                found = re.search(r"arn:[\w-]+:kms:[\w:/-]+", text)
+                right = (
+                    f"kms:Decrypt and kms:GenerateDataKey on {found.group() if found else 'the KMS key of the bucket'}"
+                )
+                how += " --kms-key"
             raise RetryableFailure(
-                f"{what} is denied ({code}) — give the role of the instance profile {right} (see `stoker iam ec2`)",
+                f"{what} is denied ({code}) — give the role of the instance profile {right} (see `{how}`)",
                 DENIED_S,
             )
         if answer.status == 404:

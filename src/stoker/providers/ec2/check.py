@@ -18,7 +18,7 @@ from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult, LaunchOrder, Request
 from stoker.providers.check_results import TRY_LATER, check_offers, check_ok
 from stoker.providers.cloud_errors import first_line
-from stoker.providers.ec2 import images, permissions, quotas, request, statements, tags
+from stoker.providers.ec2 import images, permissions, quotas, request, role_names, statements, tags
 from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.identity_check import check_identity
 from stoker.providers.ec2.network_check import check_network
@@ -214,7 +214,7 @@ class _AccountChecks:
     # ── What has to be there ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _profile(self) -> str:
-        return self._ec2_resources.profile or request.DEFAULT_PROFILE
+        return self._ec2_resources.profile or role_names.node_role(self._store)
 
     def profile(self) -> Iterator[CheckResult]:
         name = self._profile().rpartition("/")[2]

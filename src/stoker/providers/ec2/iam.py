@@ -14,9 +14,7 @@ from typing import Any
 from stoker.model import channel_address, keys, secret_refs
 from stoker.model.errors import UserError
 from stoker.model.resources import Resources
-from stoker.providers.ec2 import permissions, tags
-from stoker.providers.ec2.permissions import FIS_ROLE
-from stoker.providers.ec2.request import DEFAULT_PROFILE
+from stoker.providers.ec2 import kms, permissions, role_names, tags
 from stoker.providers.ec2.statements import allow, fill, machine_service, partition
 from stoker.providers.grants import (
     DeployedGrants,
@@ -39,34 +37,41 @@ def grants(
     logs: str | None = None,
     secrets: tuple[str, ...] = (),
     notify: tuple[str, ...] = (),
+    kms_keys: tuple[str, ...] = (),
 ) -> Grants:
-    """The policies for one store. Pure. Raises UserError for an invalid bucket, job name or secret."""
+    """The policies for one store. Pure. Raises UserError for an invalid bucket, job name, secret or key."""
     names = store_names(store)
     check_job_name(job)
+    kms.check_keys(kms_keys)
     return Grants(
         (
-            _person(names),
-            _governor(names, notify),
-            _node(names, job, inputs, logs, secrets),
+            _person(names, kms_keys),
+            _governor(names, notify, kms_keys),
+            _node(names, job, inputs, logs, secrets, kms_keys),
             _interrupter(names),
         ),
-        (*_notes(job), KMS_NOTE) if secrets or notify else _notes(job),
+        (*_notes(names, job), KMS_NOTE) if (secrets or notify) and not kms_keys else _notes(names, job),
     )
 
 
 def machine_role(resources: Resources) -> MachineRole | None:
     """The instance profile that these resources name."""
     profile = resources.ec2.profile if resources.ec2 is not None else None
-    return None if profile is None else MachineRole("aws", "resources.ec2.profile", profile, DEFAULT_PROFILE)
+    return None if profile is None else MachineRole("aws", "resources.ec2.profile", profile)
 
 
 def refusal(role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
     """The refusal of a deployed governor to pass this role on.
 
-    It may pass the role of `stoker iam`, and roles whose names begin with that name and a hyphen.
+    It may pass the store's role of `stoker iam`, and roles whose names begin with that name and a hyphen.
     """
+    return refusal_beside(role, granted, role_names.of_deployment("node", granted.deployment))
+
+
+def refusal_beside(role: MachineRole, granted: DeployedGrants, own: str) -> RoleRefusal | None:
+    """The refusal to pass a role on that is neither `own`, nor one of a job, nor named at the deployment."""
     name = _role_name(role.name)
-    if name == role.default or name.startswith(f"{role.default}-") or name in map(_role_name, granted.identities):
+    if name == own or name.startswith(f"{own}-") or name in map(_role_name, granted.identities):
         return None
     return RoleRefusal("pass the role", name, f"--pass-role {name}")
 
@@ -84,7 +89,10 @@ def store_names(store: str) -> dict[str, str]:
     return _bucket_names(store, "--bucket") | {
         "TAG": tags.store_tag(store),
         "DEPLOYMENT": keys.deployment_name(store),
-        "ROLE": DEFAULT_PROFILE,
+        "ROLE": role_names.node_role(store),
+        "FIS": role_names.fis_role(store),
+        "PERSON": role_names.policy_name("person", store),
+        "GOVERNOR": role_names.policy_name("governor", store),
         "SERVICE": machine_service(),
     }
 
@@ -101,26 +109,32 @@ def _bucket_names(url: str, option: str) -> dict[str, str]:
 # ── The policies ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _person(names: Mapping[str, str]) -> Grant:
+def _person(names: Mapping[str, str], kms_keys: tuple[str, ...]) -> Grant:
     about = "submit, look, stop and resume; the plan and its prices; ssh and exec (Visit…); interrupt; check"
-    policy = policy_of(fill(permissions.PERSON, names))
-    return Grant("person", about, policy, commands=(managed_policy_commands("person", policy),))
+    policy = policy_of([*fill(permissions.PERSON, names), *kms.for_objects(kms_keys)])
+    return Grant("person", about, policy, commands=(managed_policy_commands(names["PERSON"], policy, "person"),))
 
 
-def _governor(names: Mapping[str, str], notify: tuple[str, ...]) -> Grant:
+def _governor(names: Mapping[str, str], notify: tuple[str, ...], kms_keys: tuple[str, ...]) -> Grant:
     about = "decide about jobs, and launch, name and end machines that carry this store's tag; no other machine"
-    policy = policy_of([*governor_in_store(names, notify), *fill(permissions.GOVERNOR_OF_MACHINES, names)])
-    commands = (managed_policy_commands("governor", policy), _linked_role("spot.amazonaws.com"))
+    machines = fill(permissions.GOVERNOR_OF_MACHINES, names)
+    policy = policy_of([*governor_in_store(names, notify), *machines, *kms.for_governors(kms_keys)])
+    commands = (managed_policy_commands(names["GOVERNOR"], policy, "governor"), _linked_role("spot.amazonaws.com"))
     return Grant("governor", about, policy, commands=commands)
 
 
 def _node(
-    names: Mapping[str, str], job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]
+    names: Mapping[str, str],
+    job: str | None,
+    inputs: tuple[str, ...],
+    logs: str | None,
+    secrets: tuple[str, ...],
+    kms_keys: tuple[str, ...],
 ) -> Grant:
-    role = _role(job)
+    role = job_role(names["ROLE"], job)
     trust = trust_policy(machine_service())
     about = f"the machines of {jobs_of(job)}: read jobs, code and agents, write under work/; nothing of EC2"
-    policy = policy_of(node_in_store(names, job, inputs, logs, secrets))
+    policy = policy_of([*node_in_store(names, job, inputs, logs, secrets), *kms.for_objects(kms_keys)])
     commands = (create_role_command(role, trust), put_policy_command(role, policy), *_profile(role))
     return Grant("node", about, policy, trust, commands)
 
@@ -130,8 +144,8 @@ def _interrupter(names: Mapping[str, str]) -> Grant:
     trust = trust_policy("fis.amazonaws.com")
     policy = policy_of(fill(permissions.INTERRUPTER, names))
     commands = (
-        create_role_command(FIS_ROLE, trust),
-        put_policy_command(FIS_ROLE, policy),
+        create_role_command(names["FIS"], trust),
+        put_policy_command(names["FIS"], policy),
         _linked_role("fis.amazonaws.com"),
     )
     about = "optional: what the Fault Injection Service may do for `stoker interrupt`; else it ends the machine"
@@ -203,8 +217,9 @@ def _secret_statements(number: int, text: str) -> list[dict[str, Any]]:
 # ── Their form ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _role(job: str | None) -> str:
-    return DEFAULT_PROFILE if job is None else f"{DEFAULT_PROFILE}-{job}"
+def job_role(role: str, job: str | None) -> str:
+    """The role for one job's machines, or for those of all jobs."""
+    return role if job is None else f"{role}-{job}"
 
 
 def policy_of(statements: list[dict[str, Any]]) -> dict[str, Any]:
@@ -236,10 +251,10 @@ echo "(WHOM): aws iam attach-user-policy --user-name NAME --policy-arn $POLICY\"
 _WHOM = {"person": "next, for each person", "governor": "and for governors, of which stoker run is one"}
 
 
-def managed_policy_commands(name: str, policy: dict[str, Any], whom: str = "") -> str:
+def managed_policy_commands(name: str, policy: dict[str, Any], whom: str) -> str:
     """Commands for a policy that can be attached to users, groups and roles, which are not known here."""
-    text = _MANAGED.replace("(PARTITION)", partition()).replace("(NAME)", f"stoker-{name}")
-    return text.replace("(WHOM)", _WHOM[whom or name]).replace("(DOCUMENT)", _quoted(policy))
+    text = _MANAGED.replace("(PARTITION)", partition()).replace("(NAME)", name)
+    return text.replace("(WHOM)", _WHOM[whom]).replace("(DOCUMENT)", _quoted(policy))
 
 
 def create_role_command(role: str, trust: dict[str, Any]) -> str:
@@ -276,15 +291,17 @@ def _quoted(document: dict[str, Any]) -> str:
     return shlex.quote(json.dumps(document, indent=2))
 
 
-def _notes(job: str | None) -> tuple[str, ...]:
+def _notes(names: Mapping[str, str], job: str | None) -> tuple[str, ...]:
     text = (_SHARED if job is None else _OWN) + _ALWAYS
-    text = text.replace("(ROLE)", _role(job)).replace("(JOB)", job or "")
+    for name in ("PERSON", "GOVERNOR"):
+        text = text.replace(f"({name})", names[name])
+    text = text.replace("(ROLE)", job_role(names["ROLE"], job)).replace("(JOB)", job or "")
     return paragraphs(text.replace("(PARTITION)", partition()))
 
 
 KMS_NOTE = (
-    "A secret or parameter that is encrypted with a key of your own also needs kms:Decrypt on that key; with AWS's own "
-    "keys it does not."
+    "A secret or parameter that is encrypted with a key of your own also needs kms:Decrypt on that key (--kms-key). "
+    "With AWS's own keys it does not."
 )
 
 _SHARED = """\
@@ -294,8 +311,9 @@ anything, whatever its training does.
 What a shared profile cannot separate: machines from one another. Every node can read and write the work/ folder of
 every job in this store: checkpoints, logs and outputs of others.
 
-Per job: `stoker iam ec2 --job NAME` describes a profile stoker-node-NAME whose machines reach only jobs called NAME;
-set resources.ec2.profile to it. To resume_from a job of another name they then need --input for its folder.
+Per job: `stoker iam ec2 --job NAME` describes a profile (ROLE)-NAME whose machines reach only
+jobs called NAME; set resources.ec2.profile to it. To resume_from a job of another name they then need --input for its
+folder.
 
 """
 
@@ -317,10 +335,10 @@ Credentials that leaked from a machine are useless elsewhere where the VPC has a
 policy denies s3:* unless aws:Ec2InstanceSourceVpc equals ${aws:SourceVpc}.
 
 Where no governor is deployed, `stoker run`, `stop` and `govern` govern with the rights of the person who runs them:
-attach stoker-governor beside stoker-person.
+attach (GOVERNOR) beside (PERSON).
 
 ssh through SSM also needs `aws iam attach-role-policy --role-name (ROLE)
 --policy-arn arn:(PARTITION):iam::aws:policy/AmazonSSMManagedInstanceCore`.
 
-One store in an account goes by these names. What is there by them already, for another store too, gets these
-permissions instead of its own; run it again after an update of Stoker, or with other options, for the same effect."""
+These names are this store's alone, so that several stores share an account. What is there by them already gets these
+permissions instead of its own: run it again after an update of Stoker, with all options that are still needed."""

@@ -189,9 +189,6 @@ def node_in_store(own: str) -> tuple[Statement, ...]:
 
 # ── People ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# The role that the Fault Injection Service assumes, for `stoker interrupt`.
-FIS_ROLE = "stoker-fis"
-
 PRICES = Statement("Prices", "refresh the table of prices", "pricing:GetProducts", "*")
 WAKE_GOVERNOR = Statement(
     "WakeGovernor", "wake a deployed governor", "lambda:InvokeFunction", "arn:aws:lambda:*:*:function:(DEPLOYMENT)"
@@ -224,7 +221,7 @@ PERSON = (
         "InterruptRole",
         "lend the experiment its role",
         "iam:PassRole",
-        (f"arn:aws:iam::*:role/{FIS_ROLE}",),
+        ("arn:aws:iam::*:role/(FIS)",),
         {"StringEquals": {"iam:PassedToService": "fis.amazonaws.com"}},
     ),
 )

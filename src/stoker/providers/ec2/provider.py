@@ -23,7 +23,18 @@ from stoker.providers.base import (
     TerminateResult,
 )
 from stoker.providers.cloud_errors import first_line
-from stoker.providers.ec2 import catalog, efa, image_lookup, leftovers, network_check, offers, request, tags
+from stoker.providers.ec2 import (
+    catalog,
+    efa,
+    image_lookup,
+    kms,
+    leftovers,
+    network_check,
+    offers,
+    request,
+    role_names,
+    tags,
+)
 from stoker.providers.ec2.capabilities import CAPABILITIES
 from stoker.providers.ec2.client import Clients, environment_region, pages
 from stoker.providers.ec2.errors import call_aws
@@ -253,7 +264,8 @@ class Ec2Provider:
         gone."""
         from stoker.providers.ec2 import rehearsed_reclaim
 
-        return rehearsed_reclaim.interrupt(self._clients, instance, grace_s, region)
+        role = role_names.fis_role(self._context.store)
+        return rehearsed_reclaim.interrupt(self._clients, instance, grace_s, region, role)
 
     def shell_command(
         self, instance: str, shell_request: ShellRequest, spec: Spec, region: str | None = None
@@ -304,7 +316,8 @@ class Ec2Provider:
             # Causes that the user can change: a key that may not be used, a limit on disks. EC2's own problems are no
             # reason to stop.
             if code.startswith("Client.") and code not in _ASKED_FOR:
-                return EndReason(reclaimed=False, reason=first_line(message or code))
+                advice = kms.LAUNCH_ADVICE if code == "Client.InternalError" else ""
+                return EndReason(reclaimed=False, reason=first_line(message or code) + advice)
         return None
 
     def job_of(self, instance: str, region: str | None = None) -> str | None:

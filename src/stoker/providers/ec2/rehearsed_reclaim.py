@@ -13,7 +13,6 @@ from typing import Any
 from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import call_aws
-from stoker.providers.ec2.permissions import FIS_ROLE
 
 ACTION = "aws:ec2:send-spot-instance-interruptions"
 # The range that the action accepts. EC2's notice itself always comes two minutes ahead.
@@ -35,10 +34,13 @@ def interrupt(
     instance: str,
     grace_s: float,
     region: str | None,
+    role: str,
     *,
     pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Let the machine be reclaimed and describe how. Raises NotFound if it is gone, and every error that is no refusal.
+    """Let the machine be reclaimed by the Fault Injection Service in its role `role`, and describe how.
+
+    Raises NotFound if it is gone, and every error that is no refusal.
 
     Only a permanent refusal leads to ending the machine. A missing answer is raised, and the call may be repeated.
     """
@@ -48,7 +50,7 @@ def interrupt(
     try:
         if found.get("InstanceLifecycle") != "spot":
             raise InjectionRefused("it is not a spot machine")
-        _inject(clients, instance, minutes, region, pause)
+        _inject(clients, instance, minutes, region, role, pause)
     except InjectionRefused as why:
         call_aws(instance, lambda: ec2.terminate_instances(InstanceIds=[instance]))
         return f"{instance} was ended at once, without a notice: {why}"
@@ -64,14 +66,16 @@ def _described(ec2: Any, instance: str) -> Mapping[str, Any]:
     return first
 
 
-def _inject(clients: Clients, instance: str, minutes: int, region: str | None, pause: Callable[[float], None]) -> None:
+def _inject(
+    clients: Clients, instance: str, minutes: int, region: str | None, role: str, pause: Callable[[float], None]
+) -> None:
     fis = clients.get("fis", region)
     known = clients.session().get_available_regions("fis")
     if known and _region_of(fis) not in known:
         raise InjectionRefused(f"there is no Fault Injection Service in {_region_of(fis)}")
     try:
         identity = call_aws("sts", clients.get("sts", region).get_caller_identity)
-        request = template(instance, minutes, _region_of(fis), str(identity["Account"]), str(identity["Arn"]))
+        request = template(instance, minutes, _region_of(fis), str(identity["Account"]), str(identity["Arn"]), role)
         made = call_aws(ACTION, lambda: fis.create_experiment_template(**request))
         name = made["experimentTemplate"]["id"]
         try:
@@ -85,12 +89,12 @@ def _inject(clients: Clients, instance: str, minutes: int, region: str | None, p
         ) from error
 
 
-def template(instance: str, minutes: int, region: str, account: str, caller: str) -> dict[str, Any]:
+def template(instance: str, minutes: int, region: str, account: str, caller: str, role: str) -> dict[str, Any]:
     """The experiment template: this machine, once. Pure."""
     partition = caller.split(":")[1]
     return {
         "description": f"stoker interrupt {instance}",
-        "roleArn": f"arn:{partition}:iam::{account}:role/{FIS_ROLE}",
+        "roleArn": f"arn:{partition}:iam::{account}:role/{role}",
         "stopConditions": [{"source": "none"}],
         "targets": {
             "machine": {

@@ -16,11 +16,9 @@ from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
-from stoker.providers.ec2 import catalog, efa, image_lookup, images, overrides, places, tags, userdata
+from stoker.providers.ec2 import catalog, efa, image_lookup, images, overrides, places, role_names, tags, userdata
 from stoker.providers.machine_types import disk_size
 
-# The name of the profile that `stoker iam ec2` describes.
-DEFAULT_PROFILE = "stoker-node"
 _TOKEN_LENGTH = 64
 # The throughput of a gp3 disk by default, and the most that its 3000 operations a second allow: "0.25 MiB/s per
 # provisioned IOPS", https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
@@ -136,7 +134,7 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: s
         "MaxCount": order.nodes,
         "ClientToken": token(order),
         "UserData": userdata.render(userdata.settings_of(order)),
-        "IamInstanceProfile": _profile(ec2.profile or DEFAULT_PROFILE),
+        "IamInstanceProfile": _profile(ec2.profile or role_names.node_role(order.store)),
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {
             "HttpEndpoint": "enabled",

@@ -102,11 +102,14 @@ def grants(
     logs: str | None = None,
     secrets: tuple[str, ...] = (),
     notify: tuple[str, ...] = (),
+    kms_keys: tuple[str, ...] = (),
 ) -> Grants:
     """Describe the roles and bindings for one store. Pure.
 
-    Raises UserError for an invalid bucket, job name or secret.
+    Raises UserError for an invalid bucket, job name or secret, and for a key on AWS.
     """
+    if kms_keys:
+        raise UserError("--kms-key: is for keys on AWS; Cloud Storage uses its keys itself, without a role of yours")
     bucket = BucketFolder.of(store, "--bucket")
     check_job_name(job)
     account = _account(job)
@@ -123,7 +126,7 @@ def grants(
 def machine_role(resources: Resources) -> MachineRole | None:
     """The service account that these resources name."""
     account = resources.gce.service_account if resources.gce is not None else None
-    return None if account is None else MachineRole("gcp", "resources.gce.service_account", account, DEFAULT_ACCOUNT)
+    return None if account is None else MachineRole("gcp", "resources.gce.service_account", account)
 
 
 def refusal(role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
@@ -134,7 +137,7 @@ def refusal(role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
         if any(each.endswith(_COMPUTE) for each in granted.identities):
             return None
         address = f"NUMBER{_COMPUTE}"
-    if address in (email(granted.project, role.default), *granted.identities):
+    if address in (email(granted.project, DEFAULT_ACCOUNT), *granted.identities):
         return None
     return RoleRefusal("act as", address, f"--service-account {address}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.model.resources import Resources
 from stoker.providers.ec2 import iam as ec2
-from stoker.providers.ec2 import permissions
+from stoker.providers.ec2 import kms, permissions, role_names
 from stoker.providers.ec2.permissions import Statement
 from stoker.providers.ec2.statements import fill
 from stoker.providers.ec2.tags import STORE
@@ -117,24 +117,28 @@ def grants(
     logs: str | None = None,
     secrets: tuple[str, ...] = (),
     notify: tuple[str, ...] = (),
+    kms_keys: tuple[str, ...] = (),
 ) -> Grants:
-    """Describe the policies for one store. Pure. Raises UserError for an invalid bucket, job name or secret."""
+    """Describe the policies for one store. Pure. Raises UserError for an invalid bucket, job name, secret or key."""
     names = ec2.store_names(store) | {"TRAINING": training_names.prefix(store)}
     check_job_name(job)
-    governor = [*ec2.governor_in_store(names, notify), *fill(GOVERNOR, names)]
-    training = [*ec2.node_in_store(names, job, inputs, logs, secrets), *fill(TRAINING, names)]
+    kms.check_keys(kms_keys)
+    used = kms.for_objects(kms_keys)
+    governor = [*ec2.governor_in_store(names, notify), *fill(GOVERNOR, names), *used]
+    training = [*ec2.node_in_store(names, job, inputs, logs, secrets), *fill(TRAINING, names), *used]
     notes = (_SHARED if job is None else _OWN.replace("(ROLE)", _role(job)), _NETWORK_AND_KEYS, _BESIDE)
     return Grants(
         (
-            _managed("person", "submit, look, stop and resume; prices; check", fill(PERSON, names)),
+            _managed(store, "person", "submit, look, stop and resume; prices; check", [*fill(PERSON, names), *used]),
             _managed(
+                store,
                 "governor",
                 "decide about jobs, and make and stop training jobs of this store; no other training job",
                 governor,
             ),
             _training(training, job),
         ),
-        (*notes, ec2.KMS_NOTE) if secrets or notify else notes,
+        (*notes, ec2.KMS_NOTE) if (secrets or notify) and not kms_keys else notes,
     )
 
 
@@ -143,17 +147,18 @@ def machine_role(resources: Resources) -> MachineRole | None:
     if resources.sagemaker is None:
         return None
     name = resources.sagemaker.role or DEFAULT_ROLE
-    return MachineRole("aws", "resources.sagemaker.role", name, DEFAULT_ROLE)
+    return MachineRole("aws", "resources.sagemaker.role", name)
 
 
 def refusal(role: MachineRole, granted: DeployedGrants) -> RoleRefusal | None:
     """The refusal of a deployed governor to pass this role on. One for SageMaker may pass every role."""
-    return None if granted.sagemaker else ec2.refusal(role, granted)
+    return None if granted.sagemaker else ec2.refusal_beside(role, granted, DEFAULT_ROLE)
 
 
-def _managed(name: str, about: str, statements: list[dict[str, Any]]) -> Grant:
+def _managed(store: str, name: str, about: str, statements: list[dict[str, Any]]) -> Grant:
     policy = ec2.policy_of(statements)
-    return Grant(name, about, policy, commands=(ec2.managed_policy_commands(f"sagemaker-{name}", policy, name),))
+    named = role_names.policy_name(f"sagemaker-{name}", store)
+    return Grant(name, about, policy, commands=(ec2.managed_policy_commands(named, policy, name),))
 
 
 def _training(statements: list[dict[str, Any]], job: str | None) -> Grant:
