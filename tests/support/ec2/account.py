@@ -10,6 +10,7 @@ from typing import Any
 import moto.ec2.urls
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import AmiBackend
 from moto.fis.models import FISBackend
 from moto.iam.models import iam_backends
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -20,7 +21,7 @@ from tests.support.ec2.cloud import PROFILE
 from tests.support.ec2.faults import Faults
 from tests.support.ec2.fleet import Fleet
 from tests.support.ec2.groups import Groups
-from tests.support.ec2.images import IMAGES
+from tests.support.ec2.images import IMAGES, RECORDS
 from tests.support.ec2.repairs import Region, RepairedEc2
 from tests.support.ec2.spot import SpotPrices
 from tests.support.machines.serving import obey_about
@@ -40,6 +41,7 @@ class Account:
         RepairedEc2.cloud = self._region
         moto.ec2.urls.url_paths["{0}/"] = RepairedEc2.dispatch
         _name_images()
+        _own_images()
         _make_profile()
         _interrupt_for_real(fleet)
 
@@ -143,6 +145,20 @@ def _name_images() -> None:
         load(held, key)
 
     ParameterDict._check_loading_status = load_ours
+
+
+def _own_images() -> None:
+    """moto takes all images that it begins with for Amazon's, and deprecates none."""
+    load = AmiBackend._load_amis
+    deprecated = {record.ami: record.deprecated for record in RECORDS}
+
+    def load_owned(backend: Any) -> None:
+        load(backend)
+        for ami in backend.amis.values():
+            ami.owner_alias = "amazon" if ami.owner_id == "amazon" else None
+            ami.deprecation_time = deprecated.get(ami.id) or None
+
+    AmiBackend._load_amis = load_owned
 
 
 def _interrupt_for_real(fleet: Fleet) -> None:

@@ -42,9 +42,18 @@ ALIASES = (
 )
 
 
+# The owners whose images are found by a bare name: anybody may publish an image of any name. The other aliases that
+# DescribeImages knows have to be written, as `aws-marketplace/NAME`.
+TRUSTED_OWNERS = ("self", "amazon")
+_OWNER_ALIASES = (*TRUSTED_OWNERS, "aws-backup-vault", "aws-marketplace")
+_ACCOUNT = re.compile(r"[0-9]{12}")
+# Canonical's account, whose images people know by names such as `ubuntu/images/…`.
+_CANONICAL = "099720109477"
+
+
 @dataclass(frozen=True)
 class Ec2Image:
-    """The image of a request. `name` is set if the id must be looked up first, by the image's name.
+    """The image of a request. `name` is set if the id must be looked up first, by the image's name among its owners'.
 
     `root` is its root device; None if only EC2 knows it.
     """
@@ -52,6 +61,7 @@ class Ec2Image:
     id: str | None
     name: str | None = None
     root: str | None = None
+    owners: tuple[str, ...] = ()
 
 
 def find(wanted: str, arch: Arch) -> Ec2Image:
@@ -63,9 +73,23 @@ def find(wanted: str, arch: Arch) -> Ec2Image:
     parameter, root = _alias(wanted, arch)
     if parameter is not None:
         return Ec2Image(f"resolve:ssm:{parameter}", root=root)
+    if wanted.startswith("ubuntu/images"):
+        raise UserError(f"resources.image: {wanted} is Canonical's; write {_CANONICAL}/{wanted}")
     if re.match(r"(dlami|ubuntu|debian)/", wanted):
         raise UserError(f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, an id, or a name")
-    return Ec2Image(None, name=wanted)
+    return _named(wanted)
+
+
+def _named(wanted: str) -> Ec2Image:
+    """The image for `NAME` or `OWNER/NAME`. Names of images may contain slashes themselves."""
+    owner, slash, name = wanted.partition("/")
+    if not slash or not (owner.isdecimal() or owner in _OWNER_ALIASES):
+        return Ec2Image(None, name=wanted, owners=TRUSTED_OWNERS)
+    if owner.isdecimal() and not _ACCOUNT.fullmatch(owner):
+        raise UserError(f"resources.image: the owner {owner} has {len(owner)} digits; an account id has 12")
+    if not name:
+        raise UserError(f"resources.image: {wanted} names an owner and no image; write OWNER/NAME")
+    return Ec2Image(None, name=name, owners=(owner,))
 
 
 def default(arch: Arch, gpus: int) -> Ec2Image:

@@ -23,7 +23,7 @@ from stoker.providers.base import (
     TerminateResult,
 )
 from stoker.providers.cloud_errors import first_line
-from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
+from stoker.providers.ec2 import catalog, image_lookup, leftovers, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
 from stoker.providers.ec2.client import Clients, environment_region, pages
 from stoker.providers.ec2.errors import call_aws
@@ -113,11 +113,11 @@ class Ec2Provider:
                 case "CreatePlacementGroup":
                     self._create_group(ec2, each.params)
                 case "DescribeImages":
-                    image = _newest_image(ec2, each.params)
+                    image = image_lookup.find(ec2, each.params)
                 case "RunInstances":
                     # One attempt: EC2 reports "no capacity" with the status of a server error, which boto3 would retry.
                     once = self._clients.get(each.service, each.region, attempts=1)
-                    launched += self._run(once, _with_image(each.params, image), own_group=own_group)
+                    launched += self._run(once, image_lookup.filled(each.params, image), own_group=own_group)
                 case other:
                     raise InvalidRequest(f"not a request to the ec2 provider: {other}")
         region = requests[-1].region
@@ -262,9 +262,11 @@ class Ec2Provider:
         image: Mapping[str, Any] = {}
         for each in requests:
             if each.operation == "DescribeImages":
-                image = _newest_image(self._clients.get("ec2", each.region), each.params)
+                image = image_lookup.find(self._clients.get("ec2", each.region), each.params)
             else:
-                yield replace(each, params=_with_image(each.params, image)) if "ImageId" in each.params else each
+                yield (
+                    replace(each, params=image_lookup.filled(each.params, image)) if "ImageId" in each.params else each
+                )
 
     # ── After the end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -353,28 +355,3 @@ def _state(found: Mapping[str, Any]) -> InstanceState:
 
 def _with_region(resources: Resources, region: str | None) -> Resources:
     return resources if resources.region else replace(resources, region=region)
-
-
-def _newest_image(ec2: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    answer = call_aws("resources.image", lambda: ec2.describe_images(**params))
-    found = sorted(answer["Images"], key=lambda image: str(image.get("CreationDate", "")))
-    if not found:
-        wanted = " ".join(params.get("ImageIds") or [value for one in params["Filters"][:1] for value in one["Values"]])
-        raise InvalidRequest(f"resources.image: there is no image {wanted} in this region")
-    newest: Mapping[str, Any] = found[-1]
-    return newest
-
-
-def _with_image(params: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with the image's id and root device from EC2."""
-    if not image:
-        return params
-    filled = dict(params)
-    if filled["ImageId"] == request.IMAGE_ID:
-        filled["ImageId"] = image["ImageId"]
-    disks = [
-        each | {"DeviceName": image["RootDeviceName"]} if each.get("DeviceName") == request.ROOT_DEVICE else each
-        for each in filled.get("BlockDeviceMappings", ())
-    ]
-    # An override may have named the root device before it was known to be the root device, hence the merge.
-    return filled | request.merge_overrides({"BlockDeviceMappings": []}, {"BlockDeviceMappings": disks})

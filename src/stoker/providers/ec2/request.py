@@ -16,14 +16,11 @@ from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
-from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
+from stoker.providers.ec2 import catalog, image_lookup, images, overrides, places, tags, userdata
 from stoker.providers.machine_types import disk_size
 
 # The name of the profile that `stoker iam ec2` describes.
 DEFAULT_PROFILE = "stoker-node"
-# Placeholders for values that only EC2 knows: see `Ec2Provider.launch`.
-IMAGE_ID = "(the newest image of that name)"
-ROOT_DEVICE = "(the image's root device)"
 _TOKEN_LENGTH = 64
 # A container on the machine is one network hop further from the metadata service than the machine itself.
 _METADATA_HOPS = 2
@@ -58,7 +55,8 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
         group = group_name(order)
         found.append(Request("ec2", "CreatePlacementGroup", _group(order, group), region))
     if image.id is None or image.root is None:
-        found.append(Request("ec2", "DescribeImages", _look_up(image), region))
+        arch = catalog.facts(order.offering.machine).arch
+        found.append(Request("ec2", "DescribeImages", image_lookup.params(image, arch), region))
     params = _run(order, ec2, image, group)
     found.append(Request("ec2", "RunInstances", merge_overrides(params, ec2.overrides), region))
     return tuple(found)
@@ -138,7 +136,7 @@ def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: str | None) -> dict[str, Any]:
     spec = order.spec
     params: dict[str, Any] = {
-        "ImageId": image.id or IMAGE_ID,
+        "ImageId": image.id or image_lookup.IMAGE_ID,
         "InstanceType": order.offering.machine,
         "MinCount": order.nodes,
         "MaxCount": order.nodes,
@@ -152,7 +150,9 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: s
             "HttpPutResponseHopLimit": _METADATA_HOPS,
             "InstanceMetadataTags": "enabled",
         },
-        "BlockDeviceMappings": [{"DeviceName": image.root or ROOT_DEVICE, "Ebs": _disk(spec.resources.disk_bytes)}],
+        "BlockDeviceMappings": [
+            {"DeviceName": image.root or image_lookup.ROOT_DEVICE, "Ebs": _disk(spec.resources.disk_bytes)}
+        ],
         "TagSpecifications": _tagged(order),
     }
     placement: dict[str, Any] = {}
@@ -245,9 +245,3 @@ def _wants_group(order: LaunchOrder) -> bool:
 def _group(order: LaunchOrder, name: str) -> dict[str, Any]:
     tagged = [{"ResourceType": "placement-group", "Tags": tags.to_aws(tags.of_order(order, None))}]
     return {"GroupName": name, "Strategy": "cluster", "TagSpecifications": tagged}
-
-
-def _look_up(image: images.Ec2Image) -> dict[str, Any]:
-    if image.id is None:
-        return {"Filters": [{"Name": "name", "Values": [image.name]}, {"Name": "state", "Values": ["available"]}]}
-    return {"ImageIds": [image.id]}
