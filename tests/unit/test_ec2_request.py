@@ -18,6 +18,7 @@ from stoker.model.errors import (
     NotFound,
     ProviderError,
     QuotaExceeded,
+    SubnetFull,
     Throttled,
     Transient,
     UserError,
@@ -217,6 +218,7 @@ def test_the_tags_that_ec2_takes_are_taken() -> None:
     [
         ("InsufficientInstanceCapacity", 500, NoCapacity),
         ("SpotMaxPriceTooLow", 400, NoCapacity),
+        ("InsufficientFreeAddressesInSubnet", 400, SubnetFull),
         ("VcpuLimitExceeded", 400, QuotaExceeded),
         ("MaxSpotInstanceCountExceeded", 400, QuotaExceeded),
         ("UnauthorizedOperation", 403, AuthDenied),
@@ -244,6 +246,11 @@ def test_an_error_is_one_line_with_its_code() -> None:
     told = {"Error": {"Code": "VcpuLimitExceeded", "Message": "too many\nrequest id 7"}}
     line = str(map_error("p4d.24xlarge", told))
     assert line.startswith("p4d.24xlarge: too many (VcpuLimitExceeded); ") and "`stoker check ec2`" in line
+    full = {"Error": {"Code": "InsufficientFreeAddressesInSubnet", "Message": "Not enough free addresses in subnet-1"}}
+    assert str(map_error("c7i.large", full)) == (
+        "resources.ec2.subnet: Not enough free addresses in subnet-1 (InsufficientFreeAddressesInSubnet); name a "
+        "larger subnet, or end machines in this one"
+    )
     gone = {"Error": {"Code": "InvalidSubnetID.NotFound", "Message": "no such subnet"}}
     assert str(map_error("subnet", gone)) == "resources.ec2.subnet: no such subnet (InvalidSubnetID.NotFound)"
 

@@ -277,7 +277,7 @@ class _AccountChecks:
     def limits(self) -> Iterator[CheckResult]:
         needs = quotas.needed(self._offered, self._spec.nodes)
         client = self._client("service-quotas")
-        for quota in quotas.QUOTAS:
+        for quota in (quota for quota in quotas.QUOTAS if not quota.rare or quota.code in needs):
             name = f"quota of {quota.name}"
             asked = {"ServiceCode": quotas.SERVICE, "QuotaCode": quota.code}
             try:
@@ -307,8 +307,11 @@ class _AccountChecks:
     def image(self) -> Iterator[CheckResult]:
         """Check the image's public parameter, which EC2 resolves with the permissions of the launching account."""
         arch = "x86_64" if not self._offered else next(iter(self._provider.architectures(self._offered[:1])))
-        wanted, gpus = self._spec.resources.image, self._offered[0].gpus if self._offered else 0
-        image = images.find(wanted, arch) if wanted else images.default(arch, gpus)  # type: ignore[arg-type]
+        first = self._offered[0] if self._offered else None
+        wanted = self._spec.resources.image or (
+            images.default_alias(first.gpus, first.gpu) if first else images.DEFAULT
+        )
+        image = images.find(wanted, arch)  # type: ignore[arg-type]
         if image.id is None or not image.id.startswith("resolve:ssm:"):
             return  # The dry run above has resolved it.
         parameter = image.id.removeprefix("resolve:ssm:")
@@ -324,14 +327,14 @@ class _AccountChecks:
             return
         found = [each["Value"] for each in answer["Parameters"]]
         if found:
-            yield CheckResult("image", True, f"{wanted or 'the default'} is {found[0]}")
+            yield CheckResult("image", True, f"{wanted} is {found[0]}")
         else:
             yield CheckResult(
                 "image", False, f"there is no {parameter} in this region", "choose another resources.image"
             )
 
     def network(self) -> Iterator[CheckResult]:
-        return check_network(self._client("ec2"), self._spec)
+        return check_network(self._client("ec2"), self._spec, self._offered)
 
 
 # Actions that are tried on an existing machine. Disks and groups come and go with machines: for those IAM is asked.

@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from stoker.model.errors import InvalidRequest
-from stoker.providers import request_overrides
-from stoker.providers.ec2 import catalog
+from stoker.providers.ec2 import catalog, overrides
 from stoker.providers.ec2.client import pages
 from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.images import TRUSTED_OWNERS, Arch, Ec2Image
@@ -76,14 +75,11 @@ def filled(asked: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"resources.image: {image['ImageId']} is for {made_for}, and {machine} is {arch}")
     if result["ImageId"] == IMAGE_ID:
         result["ImageId"] = image["ImageId"]
-    disks = [
-        each | {"DeviceName": image["RootDeviceName"]} if each.get("DeviceName") == ROOT_DEVICE else each
-        for each in result.get("BlockDeviceMappings", ())
-    ]
+    disks = result.get("BlockDeviceMappings", ())
+    root = [each | {"DeviceName": image["RootDeviceName"]} for each in disks if each.get("DeviceName") == ROOT_DEVICE]
     # An override may have named the root device before it was known to be the root device, hence the merge.
-    return result | request_overrides.merge_overrides(
-        {"BlockDeviceMappings": []}, {"BlockDeviceMappings": disks}, {"BlockDeviceMappings": "DeviceName"}
-    )
+    others = [each for each in disks if each.get("DeviceName") != ROOT_DEVICE]
+    return overrides.merge(result | {"BlockDeviceMappings": root}, {"BlockDeviceMappings": others})
 
 
 def _is_past(time: Any, now: datetime) -> bool:

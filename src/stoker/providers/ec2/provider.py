@@ -23,7 +23,7 @@ from stoker.providers.base import (
     TerminateResult,
 )
 from stoker.providers.cloud_errors import first_line
-from stoker.providers.ec2 import catalog, image_lookup, leftovers, offers, request, tags
+from stoker.providers.ec2 import catalog, efa, image_lookup, leftovers, network_check, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
 from stoker.providers.ec2.client import Clients, environment_region, pages
 from stoker.providers.ec2.errors import call_aws
@@ -87,6 +87,19 @@ class Ec2Provider:
     def why_none(self, resources: Resources) -> str:
         """The reason why `offerings` is empty, in one line."""
         return offers.why_none(resources)
+
+    def remarks(self, spec: Spec) -> tuple[str, ...]:
+        """What the user should know before the launch, one line each."""
+        resources = _with_region(spec.resources, environment_region())
+        if not (resources.ec2 and resources.ec2.efa and resources.region):
+            return ()
+        name = next((each.name for each in catalog.fitting(resources) if len(efa.layout(each)) > 1), None)
+        if name is None:
+            return ()
+        needs = "its subnet needs an endpoint for S3 or a NAT gateway (`stoker check ec2` looks)"
+        return (
+            f"resources.ec2.efa: EC2 gives {name}, with its several network interfaces, no public address; {needs}",
+        )
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """Names in these resources that no packaged table has, one line each."""
@@ -340,6 +353,8 @@ class Ec2Provider:
         if subnet is None:
             return resources
         answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(SubnetIds=[subnet]))
+        if problem := network_check.ipv6_problem(answer["Subnets"][0]):
+            raise UserError(f"resources.ec2.subnet: {problem}")
         zone = answer["Subnets"][0]["AvailabilityZone"]
         if resources.zones and zone not in resources.zones:
             raise UserError(f"resources.zones: {subnet} is in {zone}; name that zone, or another subnet")
