@@ -6,7 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, NoCredentialsError
+from botocore.exceptions import (
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProxyConnectionError,
+    ReadTimeoutError,
+    SSLError,
+    UnauthorizedSSOTokenError,
+)
 
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
@@ -313,6 +323,59 @@ def test_without_credentials_there_is_one_way_out(monkeypatch: pytest.MonkeyPatc
     )
     assert (found.name, found.ok, found.detail) == ("credentials", False, "there are none here")
     assert "aws configure" in found.fix
+
+
+def denied_by(code: str, message: str = "no", status: int = 403) -> ClientError:
+    told = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(told, "GetCallerIdentity")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failure", "name", "ok", "detail", "fix"),
+    [
+        (
+            EndpointConnectionError(endpoint_url="https://sts.x"),
+            "network",
+            False,
+            "AWS cannot be reached",
+            "HTTPS_PROXY",
+        ),
+        (ConnectTimeoutError(endpoint_url="https://sts.x"), "network", False, "AWS cannot be reached", "internet"),
+        (ReadTimeoutError(endpoint_url="https://sts.x"), "network", False, "AWS cannot be reached", "internet"),
+        (ProxyConnectionError(proxy_url="http://p:3128"), "network", False, "AWS cannot be reached", "HTTPS_PROXY"),
+        (SSLError(endpoint_url="https://sts.x", error="bad"), "network", False, "AWS cannot be reached", "internet"),
+        (denied_by("InvalidClientTokenId"), "credentials", False, "AWS does not know them", "aws configure"),
+        (denied_by("InvalidClientTokenId"), "credentials", False, "AWS does not know them", "enable this region"),
+        (denied_by("ExpiredToken"), "credentials", False, "they have expired", "aws sso login"),
+        (denied_by("ExpiredTokenException"), "credentials", False, "they have expired", "aws sso login"),
+        (denied_by("SignatureDoesNotMatch"), "credentials", False, "(SignatureDoesNotMatch)", "aws configure"),
+        (
+            denied_by("SignatureDoesNotMatch", "Signature expired: 2026… is now earlier than 2026…"),
+            "credentials",
+            False,
+            "Signature expired",
+            "clock",
+        ),
+        (denied_by("AccessDenied"), "credentials", False, "(AccessDenied)", "aws configure"),
+        (denied_by("InternalFailure", status=500), "credentials", None, "not known", "again"),
+        (denied_by("Throttling", status=400), "credentials", None, "not known", "again"),
+        (PartialCredentialsError(provider="env", cred_var="x"), "credentials", False, "Partial", "aws configure"),
+        (UnauthorizedSSOTokenError(), "credentials", False, "SSO", "aws configure"),
+    ],
+)
+def test_bad_credentials_are_told_from_no_network(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, name: str, ok: bool | None, detail: str, fix: str
+) -> None:
+    class Sts:
+        def get_caller_identity(self) -> Any:
+            raise failure
+
+    provider = Ec2Provider(Context(store="s3://b/t"))
+    monkeypatch.setattr(provider.clients, "get", lambda *_: Sts())
+    spec = Spec(name="c", run="true", resources=Resources(region="us-east-1"))
+    (found,) = check.check_account(provider, spec, "s3://b/t")
+    assert (found.name, found.ok) == (name, ok)
+    assert detail in found.detail and fix in found.fix and "\n" not in found.detail
 
 
 def spec_with(**env: str) -> Spec:

@@ -143,6 +143,13 @@ def test_a_disk_is_as_large_as_it_says() -> None:
         assert disk["Ebs"]["DeleteOnTermination"] is True
 
 
+def test_the_disk_of_a_gpu_is_as_fast_as_its_operations_allow() -> None:
+    """ "Throughput scales up to 0.25 MiB/s per provisioned IOPS", of which gp3 has 3000."""
+    for gpus, expected in ((0, None), (1, 250), (4, 625), (8, 750), (16, 750)):
+        (disk,) = run_params(order(replace(P4D, gpus=gpus), image="ubuntu/22.04"))["BlockDeviceMappings"]
+        assert disk["Ebs"].get("Throughput") == expected
+
+
 def test_overrides_win_part_by_part() -> None:
     overrides = {
         "BlockDeviceMappings": [

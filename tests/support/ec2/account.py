@@ -17,7 +17,7 @@ from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_
 from moto.ssm.models import Parameter, ParameterDict
 
 from tests.support.ec2 import faults as faults_data
-from tests.support.ec2.cloud import PROFILE
+from tests.support.ec2.cloud import PROFILE, REGION
 from tests.support.ec2.faults import Faults
 from tests.support.ec2.fleet import Fleet
 from tests.support.ec2.groups import Groups
@@ -42,6 +42,7 @@ class Account:
         moto.ec2.urls.url_paths["{0}/"] = RepairedEc2.dispatch
         _name_images()
         _own_images()
+        _connect_default_vpc()
         _make_profile()
         _interrupt_for_real(fleet)
 
@@ -159,6 +160,16 @@ def _own_images() -> None:
             ami.deprecation_time = deprecated.get(ami.id) or None
 
     AmiBackend._load_amis = load_owned
+
+
+def _connect_default_vpc() -> None:
+    """A default VPC has "an internet gateway" and "a route to it in the main route table" (VPC user guide)."""
+    backend = ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
+    (vpc,) = [each for each in backend.vpcs.values() if each.is_default == "true" or each.is_default is True]
+    gateway = backend.create_internet_gateway()
+    backend.attach_internet_gateway(gateway.id, vpc.id)
+    (table,) = [each for each in backend.route_tables.values() if each.vpc_id == vpc.id]
+    backend.create_route(table.id, "0.0.0.0/0", None, gateway_id=gateway.id)
 
 
 def _interrupt_for_real(fleet: Fleet) -> None:

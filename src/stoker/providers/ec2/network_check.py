@@ -163,7 +163,7 @@ def openness(
     """The traffic that machines in all of these groups accept from one another, or send to one another. `network` is
     the CIDR of their subnet."""
     if direction == EGRESS and any(EGRESS not in group for group in groups):
-        return "all"  # Not told; EC2's default is to allow everything.
+        return "all"  # Not known; EC2's default is to allow everything.
     names = {str(group["GroupId"]) for group in groups}
     rules = [rule for group in groups for rule in group.get(direction, ()) if _from_nodes(rule, names, network)]
     if any(_covers(rule, _ALL_PORTS) for rule in rules):

@@ -89,7 +89,7 @@ class Ec2Provider:
         return offers.why_none(resources)
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
-        """What the user should know before the launch, one line each."""
+        """Lines about settings that are valid and may surprise."""
         resources = _with_region(spec.resources, environment_region())
         if not (resources.ec2 and resources.ec2.efa and resources.region):
             return ()
