@@ -21,7 +21,7 @@ class Image:
     ami: str
     name: str
     aliases: tuple[str, ...]
-    owner: str = DEBIAN_ACCOUNT
+    owner: str = OWN_ACCOUNT
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ IMAGES = (
         "ami-0deb1100000000000",
         "debian-11-amd64-20240601-1",
         ("/aws/service/debian/release/11/latest/amd64",),
+        DEBIAN_ACCOUNT,
     ),
     Image(
         BOOKWORM,
@@ -56,17 +57,19 @@ IMAGES = (
             "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
             "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
         ),
+        DEBIAN_ACCOUNT,
     ),
     Image(
         TRIXIE,
         "ami-0deb1300000000000",
         "debian-13-amd64-20260601-1",
         ("/aws/service/debian/release/13/latest/amd64",),
+        DEBIAN_ACCOUNT,
     ),
     # Somebody's own: Debian with docker.
-    Image(MACHINE, "ami-0deb12d0c00000000", "docker-12-amd64-20250601-1", (), OWN_ACCOUNT),
+    Image(MACHINE, "ami-0deb12d0c00000000", "docker-12-amd64-20250601-1", ()),
     # Somebody's own: Debian with PyTorch.
-    Image(with_torch.MACHINE, "ami-0deb1270c00000000", "torch-amd64-20250601-1", (), OWN_ACCOUNT),
+    Image(with_torch.MACHINE, "ami-0deb1270c00000000", "torch-amd64-20250601-1", ()),
 )
 
 # Images that the pattern `docker-12-amd64-*` matches too, and that nobody may get who asks for their own or Amazon's.

@@ -22,7 +22,7 @@ from stoker.providers.machine_types import disk_size
 # The name of the profile that `stoker iam ec2` describes.
 DEFAULT_PROFILE = "stoker-node"
 _TOKEN_LENGTH = 64
-# What a gp3 disk reads and writes by default, and the most that its 3000 operations a second allow: "0.25 MiB/s per
+# The throughput of a gp3 disk by default, and the most that its 3000 operations a second allow: "0.25 MiB/s per
 # provisioned IOPS", https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _GP3_MIB_S = 125
 _GP3_MOST_MIB_S = 750
