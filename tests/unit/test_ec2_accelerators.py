@@ -31,7 +31,6 @@ def offered(machine: tuple[str, ...] = (), **resources: Any) -> list[tuple[str, 
         ("Trainium2:16", "trn2.48xlarge", "Trainium2", 16),
         ("Gaudi:8", "dl1.24xlarge", "Gaudi", 8),
         ("Habana:8", "dl1.24xlarge", "Gaudi", 8),
-        ("V100:1", "p3.2xlarge", "V100-16GB", 1),
     ],
 )
 def test_an_accelerator_is_asked_for_by_its_name(written: str, machine: str, kind: str, count: int) -> None:
@@ -101,7 +100,7 @@ def test_gaudi_gets_amazons_habana_image() -> None:
     """AWS publishes no parameter for "Deep Learning AMI Habana PyTorch … SynapseAI … (Ubuntu …)"."""
     look_up, _ = request.build(order(replace(C7I, machine="dl1.24xlarge", gpu="Gaudi", gpus=8)))
     assert look_up.operation == "DescribeImages" and look_up.params["Owners"] == ["amazon"]
-    assert {"Name": "name", "Values": ["Deep Learning AMI Habana PyTorch*"]} in look_up.params["Filters"]
+    assert {"Name": "name", "Values": ["Deep Learning AMI Habana PyTorch*(Ubuntu*"]} in look_up.params["Filters"]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +111,13 @@ def test_gaudi_gets_amazons_habana_image() -> None:
         ({"machine": ("dl2q.24xlarge",)}, "resources.image: dl2q.24xlarge has Qualcomm AI100, and no default image"),
         # "Neuron DLAMIs released with version 2.26.1 no longer support Inf1 instance types"
         ({"gpus": Gpus("Inferentia", 4)}, "resources.image: inf1.6xlarge has Inferentia, and no default image has"),
+        # "supported_ec2_instances: G4dn, G5, G6, Gr6, Gr6f, G6e, G6f, P4, P4de, P5, P5e, P5en, P6-B200" (OSS Nvidia
+        # Driver AMI GPU PyTorch)
+        ({"gpus": Gpus("V100", 1)}, "resources.image: p3.2xlarge has V100-16GB, and no default image has drivers"),
+        (
+            {"machine": ("p3dn.24xlarge",), "image": "dlami/pytorch-2.8"},
+            "dlami/pytorch-2.8 has no drivers for it; set resources.image to an image that has them",
+        ),
         (
             {"machine": ("trn1.2xlarge",), "image": "dlami/pytorch"},
             "trn1.2xlarge has Trainium, and dlami/pytorch has no drivers for it; set resources.image to dlami/neuron",
@@ -131,7 +137,7 @@ def test_what_no_image_serves_is_refused_before(resources: dict[str, Any], said:
 
 
 def test_an_image_of_ones_own_serves_everything() -> None:
-    for machine in ("g4ad.xlarge", "dl2q.24xlarge", "inf1.xlarge", "trn1.2xlarge", "dl1.24xlarge"):
+    for machine in ("p3.2xlarge", "g4ad.xlarge", "dl2q.24xlarge", "inf1.xlarge", "trn1.2xlarge", "dl1.24xlarge"):
         assert offered((machine,), image="my-image-*") and offered((machine,), image="ubuntu/22.04")
 
 

@@ -141,6 +141,11 @@ def test_several_interfaces_have_no_public_address_in_a_default_vpc() -> None:
     assert way(Ec2(INTERNET, TO_S3, endpoints=(endpoint("Gateway", "rtb-main"),)), P5, efa=True).ok is True
 
 
+def test_what_is_missing_is_named() -> None:
+    assert way(Ec2(public=True)).detail.endswith("and no internet gateway")
+    assert way(Ec2(INTERNET, public=False)).detail.endswith("and machines have no public address")
+
+
 def test_a_way_that_may_not_be_looked_at_is_unknown() -> None:
     found = way(Ec2(INTERNET, denied="UnauthorizedOperation"))
     assert found.ok is None and "allow ec2:DescribeRouteTables and ec2:DescribeVpcEndpoints" in found.fix

@@ -33,14 +33,17 @@ DEFAULT = "ubuntu/24.04"
 DEFAULT_GPU = "dlami/pytorch"
 # The default image by the maker of the accelerators. Machines with those of other makers need an image of the user's.
 _DEFAULTS = {"nvidia": DEFAULT_GPU, "aws": "dlami/neuron", "habana": "dlami/habana"}
-# "Neuron DLAMIs released with version 2.26.1 no longer support Inf1 instance types":
+# Accelerators that AWS's images support no longer, by the beginning of their names followed by nothing or a size.
+# Inferentia: "Neuron DLAMIs released with version 2.26.1 no longer support Inf1 instance types",
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html
-_UNSERVED = ("Inferentia",)
+# V100: its machines are not among the "supported_ec2_instances" of the images with NVIDIA's open driver,
+# https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
+_UNSERVED = ("Inferentia", "V100")
 _NEURON = "/aws/service/neuron/dlami/{kind}/ubuntu-{ubuntu}/latest/image_id"
 _NEURON_UBUNTU = "24.04"
 _NEURON_KINDS = re.compile(r"dlami/neuron(-(?P<kind>base|(pytorch|jax)-\d+\.\d+))?")
 # AWS publishes no parameter for this one.
-_HABANA = "Deep Learning AMI Habana PyTorch*"
+_HABANA = "Deep Learning AMI Habana PyTorch*(Ubuntu*"
 ALIASES = (
     "dlami/pytorch",
     "dlami/pytorch-VERSION",
@@ -124,14 +127,15 @@ def default_alias(gpus: int, gpu: str | None) -> str:
 def driver_problem(image: str | None, gpu: str, maker: str) -> str:
     """The reason why a job's image, or the default image, has no drivers for these accelerators; empty if it has them,
     or if that is not known."""
+    served = gpu.partition("-")[0] not in _UNSERVED
     if image is None:
-        if maker in _DEFAULTS and gpu not in _UNSERVED:
+        if maker in _DEFAULTS and served:
             return ""
         return "and no default image has drivers for it; set resources.image to one that has them"
     has = _drivers(image)
-    if not has or has == maker:
+    if not has or (has == maker and served):
         return ""
-    better = _DEFAULTS.get(maker)
+    better = _DEFAULTS.get(maker) if served else None
     return f"and {image} has no drivers for it; set resources.image to {better or 'an image that has them'}"
 
 

@@ -18,7 +18,7 @@ from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.verdicts import aws_message, permission_fix
 
 _NAME = "way to S3"
-_EVERYWHERE = ("0.0.0.0/0", "::/0")
+_EVERYWHERE = "0.0.0.0/0"
 # The targets of a default route that need no public address: a NAT gateway, a NAT instance or a firewall behind an
 # interface, and other networks, which may have a way of their own.
 _FORWARDERS = (
@@ -50,13 +50,15 @@ def check_way_to_s3(
     except ProviderError as error:
         action = "ec2:DescribeRouteTables and ec2:DescribeVpcEndpoints"
         return CheckResult(_NAME, None, aws_message(error), permission_fix(error, action))
-    found = [way_to_s3(ways, each, public=_is_public(each, public_ip, interfaces)) for each in subnets]
+    public = [_is_public(each, public_ip, interfaces) for each in subnets]
+    found = [way_to_s3(ways, each, public=public) for each, public in zip(subnets, public, strict=True)]
     without = [subnet for subnet, way in zip(subnets, found, strict=True) if not way]
     if not without:
         return CheckResult(_NAME, True, f"from {_named(subnets)} through {' or '.join(dict.fromkeys(found))}")
     table = table_of(ways.tables, without[0]) or {}
+    lack = "no internet gateway" if any(public) else "machines have no public address"
     why = f" (EC2 gives none to machines with {interfaces} network interfaces)" if interfaces > 1 else ""
-    detail = f"{_named(without)}: no endpoint or NAT in the route table, and machines have no public address{why}"
+    detail = f"{_named(without)}: no endpoint or NAT in the route table, and {lack}{why}"
     fix = (
         f"aws ec2 create-vpc-endpoint --region {region} --vpc-id {vpc} --service-name {_service(region)}"
         f" --route-table-ids {table.get('RouteTableId', 'rtb-…')}"
@@ -80,7 +82,7 @@ def way_to_s3(ways: VpcWays, subnet: Mapping[str, Any], *, public: bool) -> str:
         if table is not None and table["RouteTableId"] in endpoint.get("RouteTableIds", ()):
             return f"the gateway endpoint {endpoint['VpcEndpointId']}"
     for route in (table or {}).get("Routes", ()):
-        if route.get("State") == "blackhole" or route.get("DestinationCidrBlock") not in _EVERYWHERE:
+        if route.get("State") == "blackhole" or route.get("DestinationCidrBlock") != _EVERYWHERE:
             continue
         forwarder = next((str(route[name]) for name in _FORWARDERS if route.get(name)), "")
         gateway = str(route.get("GatewayId", ""))
