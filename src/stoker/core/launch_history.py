@@ -71,6 +71,12 @@ def dry_until(state: JobState, settings: GovernorSettings) -> dict[str, datetime
     return until
 
 
+def dry_for_all_until(job: JobSnapshot) -> dict[str, datetime]:
+    """Until when each offering is avoided in which any job found no capacity."""
+    pause = timedelta(seconds=job.capabilities.dry_for_s)
+    return {key: at + pause for key, at in job.dry.items()} if pause else {}
+
+
 def full_until(state: JobState, settings: GovernorSettings) -> dict[tuple[str | None, str], tuple[datetime, str]]:
     """Until when each region and zone is avoided whose network had no free address, and what the cloud said.
 
@@ -86,12 +92,6 @@ def full_until(state: JobState, settings: GovernorSettings) -> dict[tuple[str | 
         pause = min(settings.dry_most_s, settings.dry_first_s * 2 ** min(streak[place] - 1, 16))
         found[place] = (claim.closed_at + timedelta(seconds=pause), claim.closed_reason)
     return found
-
-
-def dry_for_all_until(job: JobSnapshot) -> dict[str, datetime]:
-    """Until when each offering is avoided in which any job found no capacity."""
-    pause = timedelta(seconds=job.capabilities.dry_for_s)
-    return {key: at + pause for key, at in job.dry.items()} if pause else {}
 
 
 def later_of(one: dict[str, datetime], other: dict[str, datetime]) -> dict[str, datetime]:

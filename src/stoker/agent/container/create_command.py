@@ -132,6 +132,15 @@ def _has_own_name(plan: ContainerPlan) -> bool:
     )
 
 
+def _bind(source: Path, target: str, *, read_only: bool = False) -> str:
+    """Return a mount flag.
+
+    Unlike `--volume` it allows colons in paths, and fails for a missing source instead of creating it.
+    """
+    parts = ("type=bind", f"source={source}", f"target={target}", *(("readonly",) if read_only else ()))
+    return f"--mount={','.join(_quoted(part) for part in parts)}"
+
+
 def _device_flags(plan: ContainerPlan, host: HostCapabilities) -> list[str]:
     """Return flags for devices that the user's flags do not mention."""
     written = flags(plan.run, plan.engine)
@@ -144,15 +153,6 @@ def _device_flags(plan: ContainerPlan, host: HostCapabilities) -> list[str]:
     if registers_memory and may_raise and not any(word.startswith("--ulimit=memlock=") for word in written):
         found.append("--ulimit=memlock=-1")
     return found
-
-
-def _bind(source: Path, target: str, *, read_only: bool = False) -> str:
-    """Return a mount flag.
-
-    Unlike `--volume` it allows colons in paths, and fails for a missing source instead of creating it.
-    """
-    parts = ("type=bind", f"source={source}", f"target={target}", *(("readonly",) if read_only else ()))
-    return f"--mount={','.join(_quoted(part) for part in parts)}"
 
 
 def _quoted(part: str) -> str:
