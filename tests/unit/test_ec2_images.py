@@ -125,6 +125,8 @@ def test_nothing_that_fits_is_one_line_with_the_owners_asked() -> None:
         # Names of images may have slashes: "You can use letters, digits, (, ), [, ], spaces, ., /, -, ', @ and _".
         ("team/vision/train-*", ("self", "amazon"), "team/vision/train-*"),
         ("099720109477/ubuntu/images/hvm-ssd/x-*", ("099720109477",), "ubuntu/images/hvm-ssd/x-*"),
+        # "image_owner_id": "099720109477", "ImageOwnerAlias": "amazon" (an answer of DescribeImages).
+        ("ubuntu/images/hvm-ssd-gp3/x-*", ("self", "amazon"), "ubuntu/images/hvm-ssd-gp3/x-*"),
         ("aws-marketplace/x", ("aws-marketplace",), "x"),
         ("amazon/Deep Learning*", ("amazon",), "Deep Learning*"),
     ],
@@ -138,7 +140,7 @@ def test_an_owner_may_be_written(wanted: str, owners: tuple[str, ...], name: str
     [
         ("12345678901/train", "the owner 12345678901 has 11 digits; an account id has 12"),
         ("self/", "self/ names an owner and no image"),
-        ("ubuntu/images/hvm-ssd/x-*", "write 099720109477/ubuntu/images/hvm-ssd/x-*"),
+        ("ubuntu/25.04", "there is no ubuntu/25.04; known are"),
     ],
 )
 def test_an_owner_that_is_none_is_refused_before(wanted: str, said: str) -> None:

@@ -21,7 +21,7 @@ from tests.support.ec2.cloud import PROFILE, REGION
 from tests.support.ec2.faults import Faults
 from tests.support.ec2.fleet import Fleet
 from tests.support.ec2.groups import Groups
-from tests.support.ec2.images import IMAGES, RECORDS
+from tests.support.ec2.images import DEBIAN_ACCOUNT, IMAGES, RECORDS
 from tests.support.ec2.repairs import Region, RepairedEc2
 from tests.support.ec2.spot import SpotPrices
 from tests.support.machines.serving import obey_about
@@ -150,13 +150,14 @@ def _name_images() -> None:
 
 def _own_images() -> None:
     """moto takes all images that it begins with for Amazon's, and deprecates none."""
+    theirs = ("amazon", DEBIAN_ACCOUNT)
     load = AmiBackend._load_amis
     deprecated = {record.ami: record.deprecated for record in RECORDS}
 
     def load_owned(backend: Any) -> None:
         load(backend)
         for ami in backend.amis.values():
-            ami.owner_alias = "amazon" if ami.owner_id == "amazon" else None
+            ami.owner_alias = "amazon" if ami.owner_id in theirs else None
             ami.deprecation_time = deprecated.get(ami.id) or None
 
     AmiBackend._load_amis = load_owned

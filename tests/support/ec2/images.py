@@ -8,7 +8,8 @@ from tests.support.engines import MACHINE
 from tests.support.machines import with_torch
 from tests.support.machines.images import BOOKWORM, BULLSEYE, TRIXIE, Tree
 
-# The account of whoever asks, and Debian's, which is no alias of Amazon's: wiki.debian.org/Cloud/AmazonEC2Image
+# The account of whoever asks, and Debian's, whose images EC2 counts as Amazon's: DescribeImages answers
+# "ImageLocation": "amazon/debian-12-amd64-20231013-1532", "OwnerId": "136693071363", "ImageOwnerAlias": "amazon".
 OWN_ACCOUNT = "123456789012"
 DEBIAN_ACCOUNT = "136693071363"
 

@@ -61,13 +61,12 @@ ALIASES = (
 )
 
 
-# The owners whose images are found by a bare name: anybody may publish an image of any name. The other aliases that
-# DescribeImages knows have to be written, as `aws-marketplace/NAME`.
+# The owners whose images are found by a bare name: anybody may publish an image of any name. Those of Debian and
+# Canonical are `amazon`'s too, by EC2's alias. The other aliases that DescribeImages knows have to be written, as
+# `aws-marketplace/NAME`.
 TRUSTED_OWNERS = ("self", "amazon")
 _OWNER_ALIASES = (*TRUSTED_OWNERS, "aws-backup-vault", "aws-marketplace")
 _ACCOUNT = re.compile(r"[0-9]{12}")
-# Canonical's account, whose images people know by names such as `ubuntu/images/…`.
-_CANONICAL = "099720109477"
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,8 @@ def find(wanted: str, arch: Arch) -> Ec2Image:
     parameter, root = _alias(wanted, arch)
     if parameter is not None:
         return Ec2Image(f"resolve:ssm:{parameter}", root=root)
-    if wanted.startswith("ubuntu/images"):
-        raise UserError(f"resources.image: {wanted} is Canonical's; write {_CANONICAL}/{wanted}")
-    if re.match(r"(dlami|ubuntu|debian)/", wanted):
+    # Canonical's images are called `ubuntu/images/…`.
+    if re.match(r"(dlami|ubuntu|debian)/(?!images)", wanted):
         raise UserError(f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, an id, or a name")
     return _named(wanted)
 
