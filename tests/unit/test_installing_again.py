@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import installing_machine
@@ -30,6 +32,18 @@ def test_it_is_made_once(bench: Bench) -> None:
     assert len(bench.index.requests) == before
     bench.write("requirements.txt", "click # changed\n")
     assert bench.install() != first
+
+
+def test_one_that_was_not_used_for_long_is_removed_when_another_is_made(bench: Bench) -> None:
+    bench.write("requirements.txt", "click\n")
+    first = Path(bench.install()["VIRTUAL_ENV"])
+    bench.leave()
+    long_ago = time.time() - local_cache.UNUSED_FOR_S - 60
+    for path in bench.environments.glob("*.*"):
+        os.utime(path, (long_ago, long_ago))
+    bench.write("requirements.txt", "click # changed\n")
+    second = Path(bench.install()["VIRTUAL_ENV"])
+    assert second.is_dir() and not first.exists()
 
 
 def test_the_next_machine_restores_it(bench: Bench) -> None:
