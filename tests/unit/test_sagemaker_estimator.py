@@ -20,6 +20,7 @@ from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.sagemaker import Estimator, HuggingFace, PyTorch, TensorFlow, TrainingInput, s3_input
 from stoker.sagemaker.arguments import ARGUMENTS, BadArgument
+from stoker.sagemaker.code_folder import code_folder
 from stoker.sagemaker.estimator import EstimatorBase
 
 # The arguments of EstimatorBase, Estimator, Framework, PyTorch, TensorFlow, HuggingFace and SKLearn in the SDK 2.257,
@@ -41,6 +42,8 @@ train_instance_count train_instance_type train_volume_size train_volume_kms_key 
 train_max_wait image_name enable_cloudwatch_metrics training_steps evaluation_steps checkpoint_path requirements_file
 script_mode distributions
 """
+# An argument that the SDK takes and ignores, as it does every unknown one: programs name the job with it.
+IGNORED = "job_name"
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +78,7 @@ def pytorch(**arguments: Any) -> PyTorch:
 def test_every_argument_of_both_versions_is_known() -> None:
     assert {argument.name for argument in ARGUMENTS} | {
         argument.old for argument in ARGUMENTS if argument.old is not None
-    } == {*VERSION_2.split(), *VERSION_1.split()}
+    } == {*VERSION_2.split(), *VERSION_1.split(), IGNORED}
     assert len({argument.name for argument in ARGUMENTS}) == len(ARGUMENTS)
 
 
@@ -119,6 +122,7 @@ HONOURED: dict[str, tuple[Any, str]] = {
     "use_spot_instances": (True, "resources"),
     "checkpoint_local_path": ("/opt/ml/saves", "checkpoints"),
     "base_job_name": ("My_Job", "name"),
+    "job_name": ("demo", "name"),
     "metric_definitions": ([{"Name": "loss", "Regex": "loss=(.*)"}], "metrics"),
     "tags": ([{"Key": "a", "Value": "b"}], "tags"),
 }
@@ -447,7 +451,7 @@ def test_the_sdks_own_inputs_are_taken() -> None:
 
 
 def packed(estimator: EstimatorBase) -> set[str]:
-    with estimator._code() as folder:
+    with code_folder(estimator._given) as folder:
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -82,13 +82,13 @@ def translate(fit: Fit) -> Translated:
 
 
 def _name(fit: Fit, warnings: list[str]) -> str | None:
-    wanted = fit.job_name or fit.given.get("base_job_name")
+    wanted = fit.job_name or fit.given.get("job_name") or fit.given.get("base_job_name")
     if wanted is None:
         return None
     name = slug(wanted)
     if not name:
         raise BadArgument(f"job_name: {wanted!r} has no letter or digit in it")
-    if fit.job_name:
+    if fit.job_name or "job_name" in fit.given:
         warnings.append(f"job_name: the job is called {name}, and a few letters that no other job has")
     return name
 
@@ -204,9 +204,14 @@ def _environment(fit: Fit, warnings: list[str]) -> dict[str, Any]:
     return found
 
 
+def _framework_version(given: Mapping[str, Any]) -> str | None:
+    names = ("pytorch_version", "tensorflow_version", "framework_version")
+    return next((str(given[name]) for name in names if name in given), None)
+
+
 def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
     given = fit.given
-    version, python = given.get("framework_version"), given.get("py_version")
+    version, python = _framework_version(given), given.get("py_version")
     if not fit.capabilities.ec2_machines:
         if version is not None:
             where = "this computer's" if fit.capabilities.runs_locally else "the machine image's"
