@@ -120,6 +120,7 @@ HONOURED: dict[str, tuple[Any, str]] = {
     "model_uri": ("s3://b/model", "inputs"),
     "max_run": (60, "limits"),
     "use_spot_instances": (True, "resources"),
+    "checkpoint_s3_uri": ("s3://b/saved", "checkpoints"),
     "checkpoint_local_path": ("/opt/ml/saves", "checkpoints"),
     "base_job_name": ("My_Job", "name"),
     "job_name": ("demo", "name"),
@@ -129,7 +130,7 @@ HONOURED: dict[str, tuple[Any, str]] = {
 # These show elsewhere: in what is packed, in another class, beside another argument, or in nothing at all.
 ELSEWHERE = {
     *("source_dir", "dependencies", "model_dir", "pytorch_version", "tensorflow_version", "input_mode"),
-    *("model_channel_name", "output_path", "max_wait", "checkpoint_s3_uri"),
+    *("model_channel_name", "output_path", "max_wait"),
     *("disable_output_compression", "disable_profiler", "script_mode"),
 }
 
@@ -382,18 +383,6 @@ def test_max_wait() -> None:
         spec_of(pytorch(max_run=10, max_wait=5, use_spot_instances=True))
     assert any(line.startswith("max_wait: not honoured: it is for spot") for line in told(pytorch(max_wait=10)))
     assert spec_of(pytorch()).limits.max_runtime_s == 86400, "as on SageMaker, where none is given"
-
-
-def test_checkpoints_that_are_there_are_gone_on_from(place: Path) -> None:
-    saved = place / "saved"
-    saved.mkdir()
-    estimator = pytorch(checkpoint_s3_uri=saved.as_uri())
-    assert estimator._resume() == {}
-    (saved / "epoch-1").write_text("1")
-    assert estimator._resume() == {"resume_from": saved.as_uri()}
-    assert any(
-        "checkpoint_s3_uri: new checkpoints are in the store" in line for line in estimator._place_warnings(_store())
-    )
 
 
 # ── Inputs ────────────────────────────────────────────────────────────────────────────────────────────────────────────

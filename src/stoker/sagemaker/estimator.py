@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.model import dlc_images
 from stoker.sagemaker.arguments import BadArgument, accept
 from stoker.sagemaker.attributes import SdkAttributes
+from stoker.sagemaker.checkpoint_uri import Resume, announce, find_resume
 from stoker.sagemaker.code_folder import REMOTE, code_folder, script_name
 from stoker.sagemaker.session import Session
 from stoker.sagemaker.signatures import by_name
@@ -21,6 +23,7 @@ _Any = TypeVar("_Any", bound="EstimatorBase")
 
 if TYPE_CHECKING:
     from stoker.jobfile import Layer
+    from stoker.model.spec import Spec
     from stoker.store.base import Store
     from stoker.submit.prepared_job import PreparedJob
 
@@ -87,6 +90,7 @@ class EstimatorBase(SdkAttributes):
             from stoker.submit.send import send
 
             job = TrainingJob(send(prepared, store), store.url)
+            self._announce(job.name, store, prepared.spec)
         self.latest_training_job, self._current_job_name = job, job.name
         self.jobs.append(job)
         if wait:
@@ -176,10 +180,16 @@ class EstimatorBase(SdkAttributes):
             shared = shared_layers(store)
             provider = self._provider(shared)
             translated = self._translate(inputs, job_name, provider)
-            fields = translated.fields | {"code": str(code), **self._resume()}
+            fields = translated.fields | {"code": str(code)}
+            saved = self._given.get("checkpoint_s3_uri")
+            resume = find_resume(str(saved), store) if saved is not None else Resume()
+            if resume.source is not None:
+                fields["resume_from"] = resume.source
             registry.check_store(provider, store.url, "stoker={'store': …}")
             own = (layer_of(fields, _SOURCE), *self._own_layers())
             with prepare_job(own, store, shared=(self._fallback_layer(), *shared)) as prepared:
+                if resume.note is not None:
+                    prepared = replace(prepared, notes=(f"checkpoint_s3_uri: {resume.note}", *prepared.notes))
                 yield prepared, store, (*translated.warnings, *self._place_warnings(store))
 
     def _provider(self, shared: Sequence[Layer]) -> str:
@@ -219,27 +229,18 @@ class EstimatorBase(SdkAttributes):
         path = str(self._given.get("output_path", ""))
         return path if path.startswith(REMOTE) else None
 
+    def _announce(self, job: str, store: Store, spec: Spec) -> None:
+        url = spec.checkpoints.copy_to
+        problem = announce(url, job, store, spec.resume_from) if url is not None else None
+        if problem is not None:
+            self.warnings = (*self.warnings, problem)
+            print(f"[stoker] {problem}", file=sys.stderr)
+
     def _place_warnings(self, store: Store) -> Iterator[str]:
         path = self._given.get("output_path")
         if path is not None and str(path).rstrip("/") != store.url.rstrip("/"):
             how = "`stoker pull JOB --outputs` copies them"
             yield f"output_path: not honoured: outputs are in the store, {store.url}; {how}"
-        saved = self._given.get("checkpoint_s3_uri")
-        if saved is not None:
-            yield f"checkpoint_s3_uri: new checkpoints are in the store, {store.url}, and not at {saved}"
-
-    def _resume(self) -> dict[str, str]:
-        """Resume from `checkpoint_s3_uri` if objects are there, as SageMaker fetches them before the script starts.
-
-        Raises UserError where they cannot be listed: a job that starts anew would not be the requested one.
-        """
-        url = self._given.get("checkpoint_s3_uri")
-        if url is None:
-            return {}
-        from stoker.store.base import open_store
-
-        there = next(iter(open_store(str(url)).list("")), None)
-        return {"resume_from": str(url)} if there is not None else {}
 
 
 class Estimator(EstimatorBase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stoker.jobfile.default_name import slug
@@ -73,7 +74,7 @@ def translate(fit: Fit) -> Translated:
         "inputs": inputs or None,
         "resources": _resources(fit, warnings),
         "environment": _environment(fit, warnings),
-        "checkpoints": {"dir": given.get("checkpoint_local_path", CHECKPOINTS).rstrip("/")},
+        "checkpoints": _checkpoints(given),
         "limits": _limits(given, warnings),
         "metrics": {one["Name"]: one["Regex"] for one in given.get("metric_definitions", ())} or None,
         "tags": _tags(given.get("tags")),
@@ -225,6 +226,15 @@ def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
     machine = str(given.get("instance_type", "")).removeprefix("ml.")
     device = "" if _WITH_GPUS.match(machine) or not machine else "-cpu"
     return {"container": {"image": f"dlc/{fit.framework}:{version}-{python}{device}"}}
+
+
+def _checkpoints(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"dir": str(given.get("checkpoint_local_path", CHECKPOINTS)).rstrip("/")}
+    url = given.get("checkpoint_s3_uri")
+    if url is not None:
+        # A path is as seen from here, and not from the folder of the code.
+        found["copy_to"] = str(url) if "://" in str(url) else str(Path(str(url)).expanduser().absolute())
+    return found
 
 
 # ── Limits and tags ──────────────────────────────────────────────────────────────────────────────────────────────────
