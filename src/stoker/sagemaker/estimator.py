@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.model import dlc_images
@@ -181,8 +182,7 @@ class EstimatorBase(SdkAttributes):
             provider = self._provider(shared)
             translated = self._translate(inputs, job_name, provider)
             fields = translated.fields | {"code": str(code)}
-            saved = self._given.get("checkpoint_s3_uri")
-            resume = find_resume(str(saved), store) if saved is not None else Resume()
+            resume = self._resume(provider, store)
             if resume.source is not None:
                 fields["resume_from"] = resume.source
             registry.check_store(provider, store.url, "stoker={'store': …}")
@@ -228,6 +228,15 @@ class EstimatorBase(SdkAttributes):
             return self._store
         path = str(self._given.get("output_path", ""))
         return path if path.startswith(REMOTE) else None
+
+    def _resume(self, provider: str, store: Store) -> Resume:
+        from stoker.providers import registry
+        from stoker.submit.local_environment import copy_url
+
+        saved, name = self._given.get("checkpoint_s3_uri"), "checkpoint_s3_uri"
+        if saved is None:
+            return Resume()
+        return find_resume(copy_url(str(saved), registry.capabilities(provider), Path.cwd(), store, name), store)
 
     def _announce(self, job: str, store: Store, spec: Spec) -> None:
         url = spec.checkpoints.copy_to

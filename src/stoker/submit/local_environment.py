@@ -114,7 +114,7 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     resume_from = _resume_from(spec.resume_from, capabilities, folder, store) if spec.resume_from else None
     checkpoints = spec.checkpoints
     if checkpoints.copy_to is not None:
-        checkpoints = replace(checkpoints, copy_to=_copy_to(checkpoints.copy_to, capabilities, folder, store))
+        checkpoints = replace(checkpoints, copy_to=copy_url(checkpoints.copy_to, capabilities, folder, store))
     return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from, checkpoints=checkpoints)
 
 
@@ -289,9 +289,10 @@ def _references(spec: Spec) -> Iterator[tuple[str, str]]:
             yield name, str(value)
 
 
-def _copy_to(text: str, capabilities: Capabilities, folder: Path, store: Store | None) -> str:
+def copy_url(
+    text: str, capabilities: Capabilities, folder: Path, store: Store | None, field: str = "checkpoints.copy_to"
+) -> str:
     """The exact URL of `checkpoints.copy_to`. Raises UserError where machines cannot reach it, and for the store's."""
-    field = "checkpoints.copy_to"
     try:
         target = open_store(text if "://" in text else os.path.abspath(folder / Path(text).expanduser()))
     except UserError as error:
