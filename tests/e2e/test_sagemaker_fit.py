@@ -17,6 +17,8 @@ from harness import EXAMPLES, World, until
 from stoker.model.errors import UserError
 from stoker.model.spec import SUBMITTER_TAG
 from stoker.sagemaker import PyTorch, UnexpectedStatusException
+from stoker.sagemaker.train import InputData, Mode, ModelTrainer, SourceCode
+from stoker.sagemaker.train.configs import CheckpointConfig
 
 
 def written(tags: Mapping[str, str]) -> dict[str, str]:
@@ -158,6 +160,36 @@ def test_a_half_written_copy_is_not_taken_for_a_checkpoint(world: World) -> None
     second.fit(logs=False)
     assert [start.step for start in world.journal("start")] == [0, 2]
     assert plain_files(place) == {f"epoch-00{epoch}.json": epoch for epoch in (1, 2, 3)}
+
+
+def test_a_model_trainer_goes_on_from_its_checkpoint_config(world: World) -> None:
+    """Version 3 of the SDK, with the same checkpoints."""
+    world.script("sagemaker_script.py")
+    (world.root / "data").mkdir()
+    (world.root / "data" / "one").write_text("first")
+    place = world.root / "saved"
+
+    def train(epochs: int) -> ModelTrainer:
+        made = ModelTrainer(
+            source_code=SourceCode(source_dir=str(world.code), entry_script="train.py"),
+            training_mode=Mode.LOCAL_CONTAINER,
+            hyperparameters={"epochs": epochs, "name": "a b"},
+            environment={"TRUTH": str(world.truth)},
+            checkpoint_config=CheckpointConfig(s3_uri=place.as_uri()),
+            base_job_name="trainer",
+        )
+        made.train([InputData(channel_name="train", data_source=str(world.root / "data"))], logs=False)
+        return made
+
+    train(1)
+    second = train(2)
+    assert [start.step for start in world.journal("start")] == [0, 1]
+    assert plain_files(place) == {"epoch-001.json": 1, "epoch-002.json": 2}
+    job = second._latest_training_job
+    assert job.training_job_name.startswith("trainer-")
+    assert job.training_job_status == "Completed"
+    model = Path(unquote(urlsplit(job.model_data).path))
+    assert json.loads((model / "model.json").read_text()) == {"epochs": 2, "name": "a b"}
 
 
 def test_stokers_own_words_come_last(world: World) -> None:

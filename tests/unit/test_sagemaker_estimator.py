@@ -363,8 +363,8 @@ def test_what_only_ec2_has_is_told_elsewhere() -> None:
 
 
 def test_an_image_must_be_named_somehow() -> None:
-    with pytest.raises(BadArgument, match=r"framework_version: framework_version='1\.5' and py_version='py3' name no"):
-        pytorch(framework_version="1.5", py_version="py3").job()
+    with pytest.raises(BadArgument, match=r"framework_version: framework_version='1\.4' and py_version='py2' name no"):
+        pytorch(framework_version="1.4", py_version="py2").job()
     assert "container" not in pytorch(py_version="py3", instance_type="local").job()["environment"]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stoker.sagemaker.arguments import BadArgument
 from stoker.submit.system_folders import check_code_folder
 
 REMOTE = ("s3://", "gs://")
+_NO_CODE = (".git", "__pycache__")
 
 
 def script_name(given: Mapping[str, Any]) -> str | None:
@@ -24,8 +26,11 @@ def script_name(given: Mapping[str, Any]) -> str | None:
 
 
 @contextmanager
-def code_folder(given: Mapping[str, Any]) -> Iterator[Path]:
-    """The folder to pack: the source folder itself, or a temporary copy of it with the dependencies beside it."""
+def code_folder(given: Mapping[str, Any], ignore: Sequence[str] = ()) -> Iterator[Path]:
+    """The folder to pack: the source folder itself, or a temporary copy of it with the dependencies beside it.
+
+    A copy, too, where something in it has an ignored name.
+    """
     entry, source = given.get("entry_point"), given.get("source_dir")
     added = [Path(str(one)).expanduser() for one in given.get("dependencies") or ()]
     folder = _source_folder(source, entry) if source is not None else None
@@ -34,13 +39,13 @@ def code_folder(given: Mapping[str, Any]) -> Iterator[Path]:
     for one in added:
         if not one.exists():
             raise BadArgument(f"dependencies: there is no {one}")
-    if folder is not None and not added:
+    if folder is not None and not added and not _has_any(folder, ignore):
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="stoker-code-") as made:
         gathered = Path(made) / (folder.name if folder is not None else "code")
         if folder is not None:
-            shutil.copytree(folder, gathered, symlinks=True, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+            shutil.copytree(folder, gathered, symlinks=True, ignore=shutil.ignore_patterns(*_NO_CODE, *ignore))
         else:
             gathered.mkdir()
             added += [Path(str(entry)).expanduser()] if entry is not None else []
@@ -50,6 +55,14 @@ def code_folder(given: Mapping[str, Any]) -> Iterator[Path]:
             else:
                 shutil.copy2(one, gathered / one.name)
         yield gathered
+
+
+def _has_any(folder: Path, ignore: Sequence[str]) -> bool:
+    """Return whether something in the folder has an ignored name, besides what is never packed."""
+    return any(
+        path.name not in _NO_CODE and any(fnmatch(path.name, pattern) for pattern in ignore)
+        for path in (folder.rglob("*") if ignore else ())
+    )
 
 
 def _source_folder(source: object, entry: object) -> Path:

@@ -15,6 +15,7 @@ from stoker.sagemaker.arguments import BadArgument, accept
 from stoker.sagemaker.attributes import SdkAttributes
 from stoker.sagemaker.checkpoint_uri import Resume, announce, find_resume
 from stoker.sagemaker.code_folder import REMOTE, code_folder, script_name
+from stoker.sagemaker.image_python import check_image, check_packages, describe_python
 from stoker.sagemaker.session import Session
 from stoker.sagemaker.signatures import by_name
 from stoker.sagemaker.training_job import TrainingJob
@@ -42,6 +43,9 @@ class EstimatorBase(SdkAttributes):
 
     # `pytorch` or `tensorflow`; None for any image.
     framework: str | None = None
+    # The job's command, where it is neither a script's nor the image's own; and names that are no code.
+    _command: list[str] | None = None
+    _ignore: tuple[str, ...] = ()
 
     def __init__(self, *values: object, stoker: Mapping[str, Any] | None = None, **arguments: Any) -> None:
         kind = next(one.__name__ for one in type(self).__mro__ if one.__module__.startswith("stoker.sagemaker"))
@@ -85,7 +89,7 @@ class EstimatorBase(SdkAttributes):
         more = {"experiment_config": experiment_config, "run_tensorboard_locally": run_tensorboard_locally}
         with self._prepared(inputs, job_name) as (prepared, store, warnings):
             ignored = (f"{name}: not honoured: Stoker has no such thing" for name in more if more[name])
-            self.warnings = (*warnings, *ignored)
+            self.warnings = tuple(self._shown(line) for line in (*warnings, *ignored))
             for line in (*self.warnings, *prepared.notes, *prepared.warnings):
                 print(f"[stoker] {line}", file=sys.stderr)
             from stoker.submit.send import send
@@ -134,6 +138,15 @@ class EstimatorBase(SdkAttributes):
         """Raise NotImplementedError with the URL of the model: Stoker trains and does not serve."""
         raise NotImplementedError(f"Stoker trains and does not serve; the model is at {self.model_data}")
 
+    def check(self, inputs: object = None, job_name: str | None = None) -> None:
+        """Check everything that `fit` checks, and send nothing. Raises UserError for the first mistake."""
+        with self._prepared(inputs, job_name) as (_, _, warnings):
+            self.warnings = tuple(self._shown(line) for line in warnings)
+
+    def _shown(self, line: str) -> str:
+        """A line about an argument, for the program that gave it."""
+        return line
+
     # ── Preparation ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def job(self, inputs: object = None, job_name: str | None = None) -> dict[str, Any]:
@@ -168,6 +181,7 @@ class EstimatorBase(SdkAttributes):
             job_name=job_name,
             hyperparameters=self._hyperparameters,
             script=script_name(self._given),
+            command=self._command,
         )
         return translate(fit)
 
@@ -177,7 +191,7 @@ class EstimatorBase(SdkAttributes):
         from stoker.providers import registry
         from stoker.submit.prepare import prepare_job
 
-        with self._open_store() as store, code_folder(self._given) as code:
+        with self._open_store() as store, code_folder(self._given, self._ignore) as code:
             shared = shared_layers(store)
             provider = self._provider(shared)
             translated = self._translate(inputs, job_name, provider)
@@ -185,11 +199,14 @@ class EstimatorBase(SdkAttributes):
             resume = self._resume(provider, store)
             if resume.source is not None:
                 fields["resume_from"] = resume.source
+            if "image_uri" not in self._given:
+                check_image(translated.fields["environment"].get("container", {}).get("image", ""))
             registry.check_store(provider, store.url, "stoker={'store': …}")
             own = (layer_of(fields, _SOURCE), *self._own_layers())
             with prepare_job(own, store, shared=(self._fallback_layer(), *shared)) as prepared:
-                if resume.note is not None:
-                    prepared = replace(prepared, notes=(f"checkpoint_s3_uri: {resume.note}", *prepared.notes))
+                check_packages(prepared.spec, code)
+                resumed = (f"checkpoint_s3_uri: {resume.note}",) if resume.note is not None else ()
+                prepared = replace(prepared, notes=(*describe_python(prepared.spec), *resumed, *prepared.notes))
                 yield prepared, store, (*translated.warnings, *self._place_warnings(store))
 
     def _provider(self, shared: Sequence[Layer]) -> str:

@@ -14,11 +14,12 @@ from stoker.model.offerings import Capabilities
 from stoker.model.spec import Scalar
 from stoker.providers import registry
 from stoker.sagemaker.arguments import BadArgument, unhonoured
+from stoker.sagemaker.image_python import known_image
 from stoker.sagemaker.inputs import channels
 
 _LOCAL = ("local", "local_gpu")
 _WITH_GPUS = re.compile(r"(?:p|g|gr)\d")
-_PYTHON = re.compile(r"py3\d{1,2}")
+_PYTHON = re.compile(r"py3\d{0,2}")
 # Distributions that start the script once for each GPU of each node.
 _TORCHRUN = ("torch_distributed", "pytorchddp")
 
@@ -36,6 +37,8 @@ class Fit:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     # The script's name in the packed code.
     script: str | None = None
+    # The whole command, where it is given.
+    command: list[str] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -99,6 +102,8 @@ def _name(fit: Fit, warnings: list[str]) -> str | None:
 
 def _run(fit: Fit) -> list[str]:
     given = fit.given
+    if fit.command is not None:
+        return fit.command
     if "container_entry_point" in given or "container_arguments" in given:
         return [*given.get("container_entry_point", ()), *given.get("container_arguments", ())]
     if fit.script is None:
@@ -199,7 +204,8 @@ def _environment(fit: Fit, warnings: list[str]) -> dict[str, Any]:
     image = fit.given.get("image_uri")
     if image is not None:
         # Without a script SageMaker runs the image's own program; a script is run by the image's Python.
-        found["container"] = {"image": image} if fit.script is not None else {"image": image, "entrypoint": True}
+        has_script = fit.script is not None or fit.command is not None
+        found["container"] = {"image": image} if has_script else {"image": image, "entrypoint": True}
     elif fit.framework is not None:
         found |= _framework_image(fit, warnings)
     return found
@@ -223,6 +229,8 @@ def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
         raise BadArgument(
             f"framework_version: {asked} name no image; say both, such as '2.5' and 'py311', or image_uri"
         )
+    assert fit.framework is not None
+    version, python = known_image(fit.framework, version, str(python))
     machine = str(given.get("instance_type", "")).removeprefix("ml.")
     device = "" if _WITH_GPUS.match(machine) or not machine else "-cpu"
     return {"container": {"image": f"dlc/{fit.framework}:{version}-{python}{device}"}}
