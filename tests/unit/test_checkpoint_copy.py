@@ -247,7 +247,9 @@ def test_a_url_that_cannot_be_written_is_a_warning_and_no_failure(
     copies.start()
     copies.final(lambda: float("inf"))
     assert len(said) == 1
-    assert said[0].startswith("checkpoints.copy_to: checkpoints are not copied: ")
+    assert said[0].startswith(
+        "checkpoints.copy_to: checkpoints are not copied: AccessDenied; the machine needs to list, "
+    )
     assert copies.warning is not None
 
 

@@ -16,7 +16,7 @@ from stoker.sagemaker import PyTorch, checkpoint_uri
 from stoker.sagemaker.arguments import BadArgument
 from stoker.sagemaker.checkpoint_uri import Resume, announce, find_resume
 from stoker.store.base import Store, open_store
-from stoker.store.checkpoint_copy import RECORD, CopiedFile, list_files, read_record, write_record
+from stoker.store.checkpoint_copy import RECORD, CopiedFile, CopyRecord, list_files, read_record, write_record
 from stoker.testing.memory_store import Fault, MemoryStore
 
 
@@ -119,6 +119,17 @@ def test_half_copied_files_of_another_store_are_refused(store: Store, url: str, 
     assert find_resume(url, store).source == url, "a whole copy is as good as any plain files"
     touch(url, complete=False)
     with pytest.raises(BadArgument, match=rf"^checkpoint_s3_uri: .* are of two checkpoints: {job} has not"):
+        find_resume(url, store)
+
+
+def test_half_copied_files_of_a_job_that_is_gone_are_refused(store: Store, url: str, place: Path) -> None:
+    target = open_store(url)
+    target.put("epoch-7", b"7")
+    files = {path: CopiedFile(meta.etag, "digest") for path, meta in list_files(target).items()}
+    write_record(target, CopyRecord("gone-1", store.url, datetime.now(timezone.utc), None, False, "gone-1/x", files))
+    with pytest.raises(
+        BadArgument, match=r" gone-1 has not copied all of gone-1/x; remove \.stoker-copy\.json there to"
+    ):
         find_resume(url, store)
 
 

@@ -46,10 +46,12 @@ def find_resume(url: str, store: Store) -> Resume:
             return Resume(record.resumed_from, _describe(store, record.resumed_from))
     if record.complete:
         return plain
+    advice = f"remove {RECORD} there to take the files as they are"
+    if record.store != store.url:
+        advice = f"give stoker={{'store': {record.store!r}}} to go on from that job, or {advice}"
     raise BadArgument(
         f"checkpoint_s3_uri: the files at {url} are of two checkpoints: {record.job} has not copied all of "
-        f"{record.checkpoint}; give stoker={{'store': {record.store!r}}} to go on from that job, or remove {RECORD} "
-        "there to take the files as they are"
+        f"{record.checkpoint}; {advice}"
     )
 
 

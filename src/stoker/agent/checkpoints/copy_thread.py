@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.agent.checkpoints.plain_copy import CopyTaken, PlainCopy
-from stoker.model.errors import StokerError, StoreUnavailable, describe_error
+from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable, describe_error
 from stoker.model.node_facts import CheckpointRef
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import IMPORTED, Cache, TrustedClaims
@@ -132,7 +132,12 @@ class CheckpointCopies:
                 # The edge of the thread: a copy that fails, for any reason, is a warning.
                 if not isinstance(error, StokerError):
                     log.exception("checkpoint copies")
-                self._warn(f"checkpoints are not copied: {describe_error(error)}; they are safe in the store")
+                need = (
+                    "the machine needs to list, read, write and delete there; "
+                    if isinstance(error, StoreDenied)
+                    else ""
+                )
+                self._warn(f"checkpoints are not copied: {describe_error(error)}; {need}they are safe in the store")
                 if final and not isinstance(error, StoreUnavailable):
                     return
                 delay_s, pause_s = pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
