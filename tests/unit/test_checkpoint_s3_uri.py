@@ -127,9 +127,7 @@ def test_half_copied_files_of_a_job_that_is_gone_are_refused(store: Store, url: 
     target.put("epoch-7", b"7")
     files = {path: CopiedFile(meta.etag, "digest") for path, meta in list_files(target).items()}
     write_record(target, CopyRecord("gone-1", store.url, datetime.now(timezone.utc), None, False, "gone-1/x", files))
-    with pytest.raises(
-        BadArgument, match=r" gone-1 has not copied all of gone-1/x; remove \.stoker-copy\.json there to"
-    ):
+    with pytest.raises(BadArgument, match=r" gone-1 has not copied all of gone-1/x; remove \.stoker-copy\.json there"):
         find_resume(url, store)
 
 

@@ -31,6 +31,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 _GANG_WAIT_S = 30.0
 _JOIN_S = 0.1
 _MOST_NAMED = 3
+_NEEDED = "the machine needs to list, read, write and delete there"
 
 
 @dataclass(frozen=True)
