@@ -88,6 +88,15 @@ def test_the_fields_are_the_sdks() -> None:
         assert list(kind.__dataclass_fields__) == names.split(), kind.__name__  # type: ignore[attr-defined]
 
 
+def test_late_releases_of_version_2_have_it_elsewhere() -> None:
+    """`from sagemaker.modules.train import ModelTrainer` of 2.257.7."""
+    from stoker.sagemaker.modules.configs import SourceCode as SourceCodeOfModules
+    from stoker.sagemaker.modules.distributed import Torchrun as TorchrunOfModules
+    from stoker.sagemaker.modules.train import ModelTrainer as TrainerOfModules
+
+    assert (TrainerOfModules, SourceCodeOfModules, TorchrunOfModules) == (ModelTrainer, SourceCode, Torchrun)
+
+
 def test_the_sdks_own_example() -> None:
     """The docstring of ModelTrainer in sagemaker-train 1.27.0."""
     ignore_patterns = [".env", ".git", "__pycache__", ".DS_Store", "data"]
