@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -116,6 +117,35 @@ def test_what_is_there_already_is_not_sent_again(
     sent.clear()
     copier(tmp_path, memory, target.client(faults)).copy(newest)
     assert sent == []
+
+
+def test_the_files_of_all_ranks_are_there(tmp_path: Path, memory: MemoryStore, target: MemoryStore) -> None:
+    """As on SageMaker, where every node writes to the one prefix. Rank 0's file wins over another's of that name."""
+    first = World(tmp_path, memory, nodes=2).begin()
+    second = World(tmp_path, memory, rank=1, nodes=2).begin()
+    first.save("save", {"shard-0": "a", "same": "of rank 0"}, sharded=True)
+    first.tick()
+    assert checkpoints(memory) == [], "half of it is no checkpoint"
+    second.save("save", {"shard-1": "b", "same": "of rank 1"}, sharded=True)
+    second.tick()
+    copier(tmp_path, memory, target).copy(checkpoints(memory)[-1])
+    left = contents(target)
+    assert (left["save/shard-0"], left["save/shard-1"], left["save/same"]) == ("a", "b", "of rank 0")
+
+
+def test_a_link_to_a_file_is_that_file_and_other_links_are_named(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore
+) -> None:
+    folder = tmp_path / "base"
+    (folder / "step-1").mkdir(parents=True)
+    (folder / "step-1" / "model").write_text("1")
+    (folder / "latest.pt").symlink_to("step-1/model")
+    (folder / "latest").symlink_to("step-1")
+    import_checkpoint(memory, "linked", FromFolder(folder))
+    (found,) = list_checkpoints(memory, "linked")
+    left_out = copier(tmp_path, memory, target, "linked").copy(found)
+    assert contents(target) == {"latest.pt": "1", "step-1/model": "1"}
+    assert left_out == ["latest"]
 
 
 # ── Copies that are cut off ───────────────────────────────────────────────────────────────────────────────────────────
@@ -265,3 +295,42 @@ def test_a_later_job_ends_the_copies_of_an_older_one_with_one_line(
     (line,) = said
     assert line.endswith("; this job's stay in the store")
     assert contents(target) == {}
+
+
+def test_a_copy_that_takes_too_long_is_left_and_told(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def faults(method: str, _key: str) -> Fault | None:
+        if method == "put_file":
+            reached.set()
+            go_on.wait(60)
+        return None
+
+    commit(world, {"a": "1"})
+    said: list[str] = []
+    copies = thread(memory, copier(tmp_path, memory, target.client(faults)), said)
+    copies.start()
+    assert reached.wait(60)
+    copies.final(lambda: 0.0)
+    go_on.set()
+    assert said == [
+        "checkpoints.copy_to: the newest checkpoint is not copied: there was no time left; it is safe in the store"
+    ]
+
+
+def test_a_url_that_does_not_answer_delays_the_end_by_a_minute_at_most(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    clock = iter(range(0, 10**9, 50))
+    commit(world, {"a": "1"})
+    said: list[str] = []
+    silent = target.client(lambda *_: Fault())
+    source = CopySource(memory, JOB, lambda: None, TRUST_ALL, 1)
+    copy = copier(tmp_path, memory, silent)
+    copies = CheckpointCopies(source, lambda _check: copy, said.append, monotonic=lambda: float(next(clock)))
+    copies.start()
+    copies.final(lambda: float("inf"))
+    assert len(said) == 1
+    assert "injected fault" in said[0]

@@ -91,9 +91,14 @@ def test_a_job_that_never_trained_leaves_it_to_the_one_before(store: Store, url:
     touch(url, complete=False)
     announce(url, second, store, find_resume(url, store).source)
     assert find_resume(url, store).source == first
+    target = open_store(url)
+    record = read_record(target)
+    assert record is not None
+    write_record(target, replace(record, resumed_from=f"{first}:@0.1"))
+    assert find_resume(url, store).source == f"{first}:@0.1", "pinned to a checkpoint"
     third = submit(store, place, trained=False)
     announce(url, third, store, find_resume(url, store).source)
-    assert find_resume(url, store).source == first
+    assert find_resume(url, store).source == f"{first}:@0.1"
 
 
 def test_what_something_else_has_changed_counts_as_it_is(store: Store, url: str, place: Path) -> None:

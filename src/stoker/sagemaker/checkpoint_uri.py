@@ -70,13 +70,16 @@ def announce(url: str, job: str, store: Store, resumed_from: str | None) -> str 
     return None
 
 
-def _has_checkpoint(store: Store, job: str) -> bool:
-    if "/" in job or job_log.read(store, job) is None:
+def _has_checkpoint(store: Store, source: str) -> bool:
+    """Return whether a `resume_from` is a job of this store, with or without a reference, that has a checkpoint."""
+    job = source.partition(":")[0]
+    if "/" in source or job_log.read(store, job) is None:
         return False
     return any(one.complete for one in list_checkpoints(store, job))
 
 
-def _describe(store: Store, job: str) -> str:
+def _describe(store: Store, source: str) -> str:
+    job = source.partition(":")[0]
     state = job_log.read(store, job)
     running = state is not None and state.ended is None
     more = "; it has not ended, and its further checkpoints stay in the store" if running else ""

@@ -29,6 +29,8 @@ _GANG_POLL_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 # How long the last copy waits for the other ranks' parts of the newest commit.
 _GANG_WAIT_S = 30.0
+# How long the last copy is tried while the URL does not answer: the machine is paid for.
+_TRY_FOR_S = 60.0
 _JOIN_S = 0.1
 _MOST_NAMED = 3
 _NEEDED = "the machine needs to list, read, write and delete there"
@@ -100,6 +102,8 @@ class CheckpointCopies:
             if left_s <= 0:
                 break
             self._thread.join(timeout=min(left_s, _JOIN_S))
+        if self._thread.is_alive():
+            self._warn("the newest checkpoint is not copied: there was no time left; it is safe in the store")
         self.close()
 
     def close(self) -> None:
@@ -139,7 +143,7 @@ class CheckpointCopies:
                     else ""
                 )
                 self._warn(f"checkpoints are not copied: {describe_error(error)}; {need}they are safe in the store")
-                if final and not isinstance(error, StoreUnavailable):
+                if final and (not isinstance(error, StoreUnavailable) or self._final_for(_TRY_FOR_S)):
                     return
                 delay_s, pause_s = pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
             self._wake.wait(delay_s)
@@ -164,7 +168,7 @@ class CheckpointCopies:
                 named = ", ".join(left_out[:_MOST_NAMED]) + more
                 self._warn(f"not copied, since they are links or have names that no bucket takes: {named}")
         complete = key is None or (newest is not None and newest.key >= key)
-        if not complete and not self._waited_for_others():
+        if not complete and not self._final_for(_GANG_WAIT_S):
             return False
         self._seen = key
         return True
@@ -176,8 +180,8 @@ class CheckpointCopies:
         own = [one for one in listed if one.complete and one.place.claim != IMPORTED]
         return max(own, key=lambda one: one.place, default=None)
 
-    def _waited_for_others(self) -> bool:
-        return self._final_since is not None and self._monotonic() - self._final_since > _GANG_WAIT_S
+    def _final_for(self, seconds: float) -> bool:
+        return self._final_since is not None and self._monotonic() - self._final_since > seconds
 
     def _check(self) -> None:
         if self._closing or self._paused:

@@ -190,6 +190,9 @@ def flush(context: AttemptContext, exit_: Exit, budget: ShutdownBudget) -> Exit:
     if syncs.copies is not None and context.notices.poll() is None:
         # A machine that is taken away has no time for it: the next attempt copies what this one committed.
         syncs.copies.final(budget.flush_by_s)
+        if syncs.copies.warning is not None:
+            # The log was drained before.
+            pumps.logs.drain(min(_SAID_LAST_S, budget.share_s(1 / 2)), budget.flush_by_s)
     if pumps.copy is not None and not budget.has_deadline:
         pumps.copy.drain(_COPY_BEFORE_EXIT_S)
     _stop_threads(context, budget)
