@@ -38,9 +38,9 @@ def test_an_image_older_than_the_agent_is_used_as_it_is() -> None:
     assert image(PyTorch, "1.13", "py39") == "dlc/pytorch:1.13.1-py39"
     resolved = dlc_images.resolve("dlc/pytorch:1.13.1-py39", "us-east-1")
     assert resolved == "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:1.13.1-gpu-py39"
-    spec = Job(run="python train.py", environment={"container": "dlc/pytorch:1.13.1-py39"}).spec()
+    spec = Job(run="python train.py", environment={"container": {"image": "dlc/pytorch:1.13.1-py39"}}).spec()
     assert describe_python(spec) == ("the training runs in the image's own Python, 3.9: dlc/pytorch:1.13.1-py39",)
-    newer = Job(run="python train.py", environment={"container": "dlc/pytorch:2.5-py311"}).spec()
+    newer = Job(run="python train.py", environment={"container": {"image": "dlc/pytorch:2.5-py311"}}).spec()
     assert describe_python(newer) == ()
 
 
@@ -109,21 +109,23 @@ def test_the_python_of_an_image_is_in_its_tag(name: str, python: tuple[int, int]
 
 
 def test_packages_for_a_python_that_is_too_old_are_told_at_submission(place: Path) -> None:
-    old = Job(run="python train.py", environment={"container": "dlc/tensorflow:1.15.5-py37"})
+    old = Job(run="python train.py", environment={"container": {"image": "dlc/tensorflow:1.15.5-py37"}})
     check_packages(old.spec(), place)
     (place / "requirements.txt").write_text("six\n")
     with pytest.raises(BadArgument, match=r"^framework_version: packages, as in requirements\.txt, are installed"):
         check_packages(old.spec(), place)
-    without = {"container": "dlc/tensorflow:1.15.5-py37", "requirements": "none"}
+    without = {"container": {"image": "dlc/tensorflow:1.15.5-py37"}, "requirements": "none"}
     check_packages(Job(run="python train.py", environment=without).spec(), place)
-    check_packages(Job(run="python train.py", environment={"container": "dlc/pytorch:1.13.1-py39"}).spec(), place)
+    check_packages(
+        Job(run="python train.py", environment={"container": {"image": "dlc/pytorch:1.13.1-py39"}}).spec(), place
+    )
 
 
 @pytest.mark.parametrize("python", ["3.9", "3.12"])
 def test_on_sagemaker_the_agent_needs_a_python_of_the_image(python: str) -> None:
     """There it runs inside the image: an older one would be a machine that starts and exits."""
     versions = {"3.9": "1.13.1-py39", "3.12": "2.7.1-py312"}
-    fields = {"container": f"dlc/pytorch:{versions[python]}"}
+    fields = {"container": {"image": f"dlc/pytorch:{versions[python]}"}}
     spec = Job(run="python train.py", environment=fields, resources={"provider": "sagemaker"}).spec()
     if python == "3.12":
         request.check(spec)
