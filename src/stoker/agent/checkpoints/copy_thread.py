@@ -16,7 +16,7 @@ from stoker.agent.checkpoints.plain_copy import CopyTaken, PlainCopy
 from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable, describe_error
 from stoker.model.node_facts import CheckpointRef
 from stoker.store.base import Store
-from stoker.store.checkpoint_manifests import IMPORTED, Cache, TrustedClaims
+from stoker.store.checkpoint_manifests import IMPORTED, TrustedClaims
 from stoker.store.checkpoints import Checkpoint, RestoreError, list_checkpoints
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,6 @@ class CheckpointCopies:
         self._say = say
         self._monotonic = monotonic
         self._copy: PlainCopy | None = None
-        self._cache: Cache = {}
         # The newest commit that was looked at, and the newest that was copied. An attempt begins by looking: the one
         # before it may have committed what it had no time to copy.
         self._seen: str | None = ""
@@ -175,7 +174,7 @@ class CheckpointCopies:
 
     def _newest(self) -> Checkpoint | None:
         source = self._source
-        listed = list_checkpoints(source.store, source.job, trust=source.trust, cache=self._cache)
+        listed = list_checkpoints(source.store, source.job, trust=source.trust)
         # An imported checkpoint is where it came from.
         own = [one for one in listed if one.complete and one.place.claim != IMPORTED]
         return max(own, key=lambda one: one.place, default=None)
