@@ -89,6 +89,15 @@ EXTERNAL_JOBS = "external_jobs/"
 CLONE_CHAINS = f"{EXTERNAL_JOBS}sagemaker/"
 EXTERNAL_JOB_INDEX = f"{EXTERNAL_JOBS}index/sagemaker/"
 
+# The first segments of all keys: nothing else may be written below them.
+ROOTS = frozenset(
+    root.partition("/")[0]
+    for root in (
+        *(JOBS, WORK, ACTIVE, INDEX, REMOVED, COLLECTED, GOVERNORS, DEPLOYED, CODE, BUNDLES, TOOLS, WHEELS, INPUTS),
+        *(OUTBOX, DRY, PLACES, PROBES, CHECKS, POLICY, SPENT, MARKET, EXTERNAL_JOBS),
+    )
+)
+
 _OUTPUT_VERSION = re.compile(r"([0-9]{8})\.([0-9]{8})/(.+)", re.DOTALL)
 # The folder among the outputs of a node for parts of a save that are perhaps unfinished.
 UNFINISHED = "perhaps-unfinished/"

@@ -136,6 +136,9 @@ class Checkpoints:
         default="checkpoints",
     )
     keep: int = file_field("how many committed checkpoints are retained", default=3, least=1)
+    copy_to: str | None = file_field(
+        "URL that gets the newest committed checkpoint as plain files, for other programs to read", default=None
+    )
     grace_s: float = file_field(
         "time to save in after a stop, at a bound, or when another node is lost", form="duration", default=60.0, least=0
     )
