@@ -23,10 +23,41 @@ from stoker.providers.ec2.catalog import Ec2MachineType, described
 
 DATA = Path(__file__).resolve().parents[1] / "src/stoker/providers/ec2/data"
 _MIB = 1024**2
+
+
+def _answer(name: str, cpus: int, memory_gib: int, gpu: tuple[str, str, int, int], *, cards: int = 0) -> dict[str, Any]:
+    """An answer of DescribeInstanceTypes. `cards` is the number of network cards with EFA."""
+    maker, model, count, gpu_mib = gpu
+    accelerator = {"Manufacturer": maker, "Name": model, "Count": count, "MemoryInfo": {"SizeInMiB": gpu_mib}}
+    return {
+        "InstanceType": name,
+        "VCpuInfo": {"DefaultVCpus": cpus},
+        "MemoryInfo": {"SizeInMiB": memory_gib * 1024},
+        "GpuInfo": {"Gpus": [accelerator]},
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+        "NetworkInfo": {"EfaInfo": {"MaximumEfaInterfaces": cards}},
+    }
+
+
 # What people train on: everything with an accelerator, and the common families without. No bare metal, which takes ten
 # minutes to boot and costs the same.
-_ACCELERATED = re.compile(r"(p[3-9]|g[4-9]|gr[6-9]|trn[1-9]|inf[2-9]|dl[1-9])[a-z0-9-]*")
+_ACCELERATED = re.compile(r"(p[3-9]|g[4-9]|gr[6-9]|trn[1-9]|inf[1-9]|dl[1-9])[a-z0-9-]*")
 _PLAIN = re.compile(r"[cmr][5-9][a-z-]*|t3a?|t4g")
+# Types that moto no longer packages, because it asks fewer regions than sell them: as packaged by moto 4.2.14.
+_OLDER: tuple[dict[str, Any], ...] = (
+    _answer("dl1.24xlarge", 96, 768, ("Habana", "Gaudi HL-205", 8, 32768), cards=4),
+    _answer("g4ad.xlarge", 4, 16, ("AMD", "Radeon Pro V520", 1, 8192)),
+    _answer("g4ad.2xlarge", 8, 32, ("AMD", "Radeon Pro V520", 1, 8192)),
+    _answer("g4ad.4xlarge", 16, 64, ("AMD", "Radeon Pro V520", 1, 8192)),
+    _answer("g4ad.8xlarge", 32, 128, ("AMD", "Radeon Pro V520", 2, 8192)),
+    _answer("g4ad.16xlarge", 64, 256, ("AMD", "Radeon Pro V520", 4, 8192)),
+    _answer("p3.2xlarge", 8, 61, ("NVIDIA", "V100", 1, 16384)),
+    _answer("p3.8xlarge", 32, 244, ("NVIDIA", "V100", 4, 16384)),
+    _answer("p3.16xlarge", 64, 488, ("NVIDIA", "V100", 8, 16384)),
+)
+# DescribeInstanceTypes says nothing of its Neuron devices; they are those of the other one:
+# https://aws.amazon.com/ec2/instance-types/trn2/
+_SAME_NEURON = {"trn2u.48xlarge": "trn2.48xlarge"}
 
 
 def main() -> int:
@@ -43,7 +74,11 @@ def main() -> int:
 
 def _moto() -> list[dict[str, Any]]:
     data = package.files("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
-    found: dict[str, dict[str, Any]] = json.loads(gzip.decompress(data))
+    found: dict[str, dict[str, Any]] = {each["InstanceType"]: each for each in _OLDER} | json.loads(
+        gzip.decompress(data)
+    )
+    for name, other in _SAME_NEURON.items():
+        found[name]["NeuronInfo"] = found[other]["NeuronInfo"]
     return [found[name] for name in sorted(found)]
 
 
@@ -76,9 +111,12 @@ def _row(machine: Ec2MachineType) -> dict[str, Any]:
         row["arch"] = machine.arch
     if machine.efa_interfaces:
         row["efa"] = machine.efa_interfaces
+    if machine.efa_interfaces and machine.efa_card:
+        row["efa_card"] = machine.efa_card
     row |= {} if machine.spot else {"spot": False}
-    row |= {"neuron": True} if machine.maker == "aws" else {}
+    row |= {} if machine.maker == "nvidia" else {"maker": machine.maker}
     row |= {"burstable": True} if machine.burstable else {}
+    row |= {} if machine.clusters else {"clusters": False}
     return row
 
 

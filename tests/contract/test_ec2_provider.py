@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Provider, SupportsLeftovers
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
-from tests.support.ec2 import Ec2Cloud, why_no_machines
+from tests.support.ec2 import IMAGES, Ec2Cloud, why_no_machines
 from tests.support.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
@@ -88,6 +89,19 @@ if isolated():
             with pytest.raises(NoCapacity):
                 self.launch(provider, order(store=store, nodes=2))
             assert provider.list_instances() == ()
+
+        def test_a_name_is_that_of_our_own_newest_image(
+            self, provider: Provider, order: OrderFactory, store: str
+        ) -> None:
+            """A stranger, a deprecation and another processor have newer ones."""
+            import boto3
+
+            asked = order(store=store)
+            resources = replace(asked.spec.resources, image="docker-12-amd64-*")
+            (made,) = self.launch(provider, replace(asked, spec=replace(asked.spec, resources=resources)))
+            told = boto3.client("ec2", region_name=REGION).describe_instances(InstanceIds=[made.id])
+            assert told["Reservations"][0]["Instances"][0]["ImageId"] == IMAGES[3].ami
+            self.end(provider, made.id)
 
         def test_a_machine_that_somebody_stopped_is_not_forgotten(
             self, provider: Provider, order: OrderFactory, store: str

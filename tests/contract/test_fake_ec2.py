@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.ec2 import IMAGES, PROFILE, Ec2Cloud, ec2_cloud, why_no_machines
+from tests.support.ec2.images import OWN_ACCOUNT, RECORDS
 from tests.support.servers import isolated, pytest_isolated
 
 BULLSEYE, BOOKWORM, TRIXIE = IMAGES[:3]
@@ -414,6 +415,19 @@ def test_images_by_name_and_alias(cloud: Ec2Cloud, ec2: Any) -> None:
     (made,) = launch(ec2, ImageId=f"resolve:ssm:{TRIXIE.aliases[0]}")
     assert made["ImageId"] == TRIXIE.ami
     assert refused(lambda: launch(ec2, ImageId="resolve:ssm:/aws/service/none"))[0] == "InvalidParameterValue"
+
+
+def test_images_have_owners_and_are_deprecated(ec2: Any) -> None:
+    def found(**asked: Any) -> set[str]:
+        answer = ec2.describe_images(Filters=[{"Name": "name", "Values": ["docker-12-amd64-*"]}], **asked)
+        return {image["ImageId"] for image in answer["Images"]}
+
+    ours = {IMAGES[3].ami, *(record.ami for record in RECORDS if record.owner == OWN_ACCOUNT)}
+    assert found(Owners=["self"]) == ours == found(Owners=["self", "amazon"])
+    assert len(found()) == len(ours) + 1 and len(found(IncludeDeprecated=True)) == len(RECORDS) + 1
+    (gone,) = (record for record in RECORDS if record.deprecated and record.owner == OWN_ACCOUNT)
+    (told,) = ec2.describe_images(ImageIds=[gone.ami])["Images"]
+    assert told["DeprecationTime"] == gone.deprecated and told["CreationDate"] == gone.created
 
 
 DIES = """

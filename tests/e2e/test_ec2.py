@@ -35,6 +35,17 @@ if isolated():
             summary = ec2.ended(job)
         assert summary.phase == "succeeded" and fields(summary, "spot") == [(False,)], ec2.story(job)
 
+    def test_a_full_subnet_is_left_for_that_of_another_zone(ec2: Ec2World) -> None:
+        """ "The specified subnet does not contain enough free private IP addresses to fulfill your request." """
+        ec2.script("counter.py")
+        ec2.cloud.faults.refuse_launch("InsufficientFreeAddressesInSubnet", zone=ec2.zones[0])
+        machines = ["c7i.large", "m7i.large"]
+        job = ec2.submit(params={"steps": 5}, resources={"machine": machines, "zones": list(ec2.zones)})
+        with ec2.governed():
+            summary = ec2.ended(job)
+        assert summary.phase == "succeeded" and fields(summary, "zone") == [(ec2.zones[1],)], ec2.story(job)
+        assert "resources.ec2.subnet: " in ec2.story(job) and ec2.launches() == 2, ec2.story(job)
+
     def test_what_the_job_names_and_ec2_does_not_have_is_refused_before_anything_is_written(ec2: Ec2World) -> None:
         ec2.script("counter.py")
         with pytest.raises(UserError, match=r"^resources\.ec2\.profile: .*nobody"):

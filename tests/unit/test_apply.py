@@ -11,7 +11,16 @@ from stoker.core.budget_verdict import LaunchDenied
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
 from stoker.governor.apply import ApplyResult
 from stoker.model import keys
-from stoker.model.errors import AuthDenied, InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
+from stoker.model.errors import (
+    AuthDenied,
+    InvalidRequest,
+    NoCapacity,
+    NotFound,
+    SubnetFull,
+    Throttled,
+    Transient,
+    UserError,
+)
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, ResumeAsked, StopAsked
 from stoker.model.offerings import Leftover, Offering
@@ -92,6 +101,15 @@ def test_a_launch_without_capacity_is_remembered_for_all_jobs_where_that_means_s
     closed = last_claim(world).closed
     assert closed == Closed(2, "dry", "no-capacity", restart=True)
     assert dry(world) == kept and applied.moved == {A} and applied.problems == {}
+
+
+def test_a_full_subnet_says_nothing_to_other_jobs(world: ScriptedWorld) -> None:
+    remembering_dry(world)
+    world.cloud.errors["launch"] = SubnetFull("too few free addresses")
+    world.submit(A, Claimed(SPOT_A, 1))
+    apply(world, Launch(A, 2, "launch"))
+    assert last_claim(world).closed == Closed(2, "dry", "subnet-full", restart=True)
+    assert last_claim(world).closed_reason == "too few free addresses" and dry(world) == []
 
 
 @pytest.mark.parametrize(("for_s", "kept"), [(60.0, [SPOT_A.key]), (0.0, [])])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container import create_command
+from stoker.agent.container import create_command, host_devices
 from stoker.agent.container.create_command import ContainerPlan, arguments, visible_gpus
 from stoker.agent.container.host_devices import HostCapabilities
 from stoker.agent.runtime import BindMount
@@ -267,3 +267,45 @@ def test_what_an_engine_takes_for_an_image(image: str) -> None:
     document = {"run": "true", "environment": {"container": {"image": image}}}
     container = parse_layers([layer_of(document, "job.yaml")]).spec.environment.container
     assert container is not None and container.image == image
+
+
+FABRIC = replace(GPUS, devices=("/dev/infiniband",))
+
+
+def given(host: HostCapabilities, run: dict[str, Any] | None = None, engine: str = "docker") -> list[str]:
+    plan = ContainerPlan(engine, "n", "i", Path("/p"), run=run or {})
+    return [word for word in arguments(plan, host) if word.startswith(("--device=", "--ulimit="))]
+
+
+def test_a_container_on_a_fast_network_may_use_it() -> None:
+    """ "docker run --device=/dev/infiniband/… --ulimit memlock=-1": libfabric registers memory, which it locks."""
+    assert given(FABRIC) == ["--device=/dev/infiniband", "--ulimit=memlock=-1"]
+    assert given(FABRIC, engine="podman")[:1] == ["--device=nvidia.com/gpu=all"]
+    assert given(FABRIC, engine="podman")[1:] == ["--device=/dev/infiniband", "--ulimit=memlock=-1"]
+    assert given(GPUS) == [] == given(PLAIN)
+
+
+def test_what_the_user_wrote_of_devices_and_limits_stands() -> None:
+    assert given(FABRIC, {"privileged": True}) == []
+    assert given(FABRIC, {"ulimits": {"memlock": 65536}}) == ["--device=/dev/infiniband", "--ulimit=memlock=65536"]
+    assert given(FABRIC, {"ulimits": {"nofile": 9}})[-1] == "--ulimit=nofile=9"
+    assert "--ulimit=memlock=-1" in given(FABRIC, {"ulimits": {"nofile": 9}})
+    one = {"devices": ["/dev/infiniband/uverbs0"]}
+    assert given(FABRIC, one) == ["--ulimit=memlock=-1", "--device=/dev/infiniband/uverbs0"]
+
+
+def test_only_root_may_lock_more_memory() -> None:
+    user = replace(FABRIC, uid=1000)
+    assert "--ulimit=memlock=-1" not in given(user, engine="podman")
+    assert "--ulimit=memlock=-1" not in given(replace(user, rootless=True))
+    assert "--ulimit=memlock=-1" in given(user)
+
+
+def test_neuron_devices_are_in_the_container(tmp_path: Path) -> None:
+    for name in ("neuron0", "neuron10", "neuron2", "neuron_helper", "nvidia0"):
+        (tmp_path / name).touch()
+    assert host_devices._find_devices(tmp_path) == tuple(f"{tmp_path}/neuron{n}" for n in (0, 2, 10))
+    (tmp_path / "infiniband").mkdir()
+    assert host_devices._find_devices(tmp_path)[0] == f"{tmp_path}/infiniband"
+    inferentia = replace(PLAIN, devices=("/dev/neuron0", "/dev/neuron1"))
+    assert given(inferentia) == ["--device=/dev/neuron0", "--device=/dev/neuron1"]

@@ -6,7 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, NoCredentialsError
+from botocore.exceptions import (
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProxyConnectionError,
+    ReadTimeoutError,
+    SSLError,
+    UnauthorizedSSOTokenError,
+)
 
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
@@ -71,8 +81,11 @@ def test_a_session_is_asked_about_as_its_role() -> None:
         ("p4d.24xlarge", True, "L-7212CCBC"),
         ("p5.48xlarge", True, "L-C4BD4855"),
         ("p5en.48xlarge", False, "L-417A185B"),
-        ("trn1.2xlarge", True, None),
-        ("inf2.xlarge", False, None),
+        ("gr6.4xlarge", False, "L-DB2E81BA"),
+        ("trn1.2xlarge", True, "L-6B0D517C"),
+        ("trn2.48xlarge", False, "L-2C3B7624"),
+        ("inf2.xlarge", False, "L-1945791B"),
+        ("dl1.24xlarge", True, "L-85EED4F7"),
         ("hpc7a.12xlarge", False, None),
     ],
 )
@@ -84,7 +97,7 @@ def test_the_limit_of_a_machine(machine: str, spot: bool, code: str | None) -> N
 def test_the_fewest_cpus_that_would_do() -> None:
     small = Offering("ec2", "g6.xlarge", "a", True, cpus=4)
     large = replace(small, machine="g6.4xlarge", cpus=16)
-    odd = replace(small, machine="trn1.2xlarge", cpus=8)
+    odd = replace(small, machine="hpc7a.12xlarge", cpus=8)
     assert quotas.needed([large, small, odd], 2) == {"L-3819A6DF": 8}
 
 
@@ -224,7 +237,11 @@ def checks_of(monkeypatch: pytest.MonkeyPatch, aws: Aws, **ec2: Any) -> check._A
     return check._AccountChecks(provider, Spec(name="c", run="true", resources=wanted), "s3://b/t", {})
 
 
-HOME = {"describe_subnets": {"Subnets": [{"VpcId": "vpc-1", "CidrBlock": "10.0.1.0/24"}]}}
+HOME = {
+    "describe_subnets": {"Subnets": [{"SubnetId": "subnet-1", "VpcId": "vpc-1", "CidrBlock": "10.0.1.0/24"}]},
+    "describe_route_tables": {"RouteTables": []},
+    "describe_vpc_endpoints": {"VpcEndpoints": []},
+}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +264,7 @@ def test_security_groups_that_will_not_do(
 ) -> None:
     refused = {"describe_security_groups": code} if code else {}
     aws = Aws(refused, describe_security_groups={"SecurityGroups": groups}, **HOME)
-    subnet, groups_found = checks_of(monkeypatch, aws, security_groups=("sg-1",)).network()
+    subnet, groups_found, _ = checks_of(monkeypatch, aws, security_groups=("sg-1",)).network()
     assert subnet.ok is True
     assert groups_found.ok is ok and word in groups_found.fix
 
@@ -286,7 +303,7 @@ def test_only_a_person_may_look_at_keys() -> None:
 
 def test_quotas_that_nobody_tells_have_no_fix_that_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(checks_of(monkeypatch, Aws({"get_service_quota": "NoSuchResourceException"})).limits())
-    assert len(found) == len(quotas.QUOTAS)
+    assert len(found) == len([quota for quota in quotas.QUOTAS if not quota.rare])
     assert {each.ok for each in found} == {None}
     ((detail, fix),) = {(each.detail, each.fix) for each in found}
     assert "unknown" in detail and fix == ""
@@ -306,6 +323,59 @@ def test_without_credentials_there_is_one_way_out(monkeypatch: pytest.MonkeyPatc
     )
     assert (found.name, found.ok, found.detail) == ("credentials", False, "there are none here")
     assert "aws configure" in found.fix
+
+
+def denied_by(code: str, message: str = "no", status: int = 403) -> ClientError:
+    told = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(told, "GetCallerIdentity")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failure", "name", "ok", "detail", "fix"),
+    [
+        (
+            EndpointConnectionError(endpoint_url="https://sts.x"),
+            "network",
+            False,
+            "AWS cannot be reached",
+            "HTTPS_PROXY",
+        ),
+        (ConnectTimeoutError(endpoint_url="https://sts.x"), "network", False, "AWS cannot be reached", "internet"),
+        (ReadTimeoutError(endpoint_url="https://sts.x"), "network", False, "AWS cannot be reached", "internet"),
+        (ProxyConnectionError(proxy_url="http://p:3128"), "network", False, "AWS cannot be reached", "HTTPS_PROXY"),
+        (SSLError(endpoint_url="https://sts.x", error="bad"), "network", False, "AWS cannot be reached", "internet"),
+        (denied_by("InvalidClientTokenId"), "credentials", False, "AWS does not know them", "aws configure"),
+        (denied_by("InvalidClientTokenId"), "credentials", False, "AWS does not know them", "enable this region"),
+        (denied_by("ExpiredToken"), "credentials", False, "they have expired", "aws sso login"),
+        (denied_by("ExpiredTokenException"), "credentials", False, "they have expired", "aws sso login"),
+        (denied_by("SignatureDoesNotMatch"), "credentials", False, "(SignatureDoesNotMatch)", "aws configure"),
+        (
+            denied_by("SignatureDoesNotMatch", "Signature expired: 2026… is now earlier than 2026…"),
+            "credentials",
+            False,
+            "Signature expired",
+            "clock",
+        ),
+        (denied_by("AccessDenied"), "credentials", False, "(AccessDenied)", "aws configure"),
+        (denied_by("InternalFailure", status=500), "credentials", None, "not known", "again"),
+        (denied_by("Throttling", status=400), "credentials", None, "not known", "again"),
+        (PartialCredentialsError(provider="env", cred_var="x"), "credentials", False, "Partial", "aws configure"),
+        (UnauthorizedSSOTokenError(), "credentials", False, "SSO", "aws configure"),
+    ],
+)
+def test_bad_credentials_are_told_from_no_network(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, name: str, ok: bool | None, detail: str, fix: str
+) -> None:
+    class Sts:
+        def get_caller_identity(self) -> Any:
+            raise failure
+
+    provider = Ec2Provider(Context(store="s3://b/t"))
+    monkeypatch.setattr(provider.clients, "get", lambda *_: Sts())
+    spec = Spec(name="c", run="true", resources=Resources(region="us-east-1"))
+    (found,) = check.check_account(provider, spec, "s3://b/t")
+    assert (found.name, found.ok) == (name, ok)
+    assert detail in found.detail and fix in found.fix and "\n" not in found.detail
 
 
 def spec_with(**env: str) -> Spec:

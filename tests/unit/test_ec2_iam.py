@@ -22,7 +22,7 @@ from stoker.providers.grants import Grants
 
 STORE = "s3://my-bucket/team"
 # Whoever launches, lists and ends machines: what a governor runs of the provider.
-GOVERNORS_SOURCES = ("provider.py", "leftovers.py", "offers.py")
+GOVERNORS_SOURCES = ("provider.py", "image_lookup.py", "leftovers.py", "offers.py")
 
 
 def listed(value: Any) -> list[str]:

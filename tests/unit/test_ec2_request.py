@@ -18,6 +18,7 @@ from stoker.model.errors import (
     NotFound,
     ProviderError,
     QuotaExceeded,
+    SubnetFull,
     Throttled,
     Transient,
     UserError,
@@ -125,7 +126,7 @@ def test_an_image_is_an_id_an_alias_a_parameter_or_a_name() -> None:
     older = images.find("dlami/pytorch-2.7", "x86_64").id or ""
     assert older.endswith("pytorch-2.7-ubuntu-22.04/latest/ami-id")
     assert images.find("ssm:/my/own", "x86_64").id == "resolve:ssm:/my/own"
-    assert images.find("Our image 7", "x86_64") == images.Ec2Image(None, name="Our image 7")
+    assert images.find("Our image 7", "x86_64").name == "Our image 7"
     with pytest.raises(UserError, match=r"resources\.image: there is no ubuntu/23\.04; known are"):
         images.find("ubuntu/23.04", "x86_64")
 
@@ -140,6 +141,13 @@ def test_a_disk_is_as_large_as_it_says() -> None:
         (disk,) = run_params(order(disk_bytes=size))["BlockDeviceMappings"]
         assert disk["Ebs"]["VolumeSize"] == expected
         assert disk["Ebs"]["DeleteOnTermination"] is True
+
+
+def test_the_disk_of_a_gpu_is_as_fast_as_its_operations_allow() -> None:
+    """ "Throughput scales up to 0.25 MiB/s per provisioned IOPS", of which gp3 has 3000."""
+    for gpus, expected in ((0, None), (1, 250), (4, 625), (8, 750), (16, 750)):
+        (disk,) = run_params(order(replace(P4D, gpus=gpus), image="ubuntu/22.04"))["BlockDeviceMappings"]
+        assert disk["Ebs"].get("Throughput") == expected
 
 
 def test_overrides_win_part_by_part() -> None:
@@ -217,6 +225,7 @@ def test_the_tags_that_ec2_takes_are_taken() -> None:
     [
         ("InsufficientInstanceCapacity", 500, NoCapacity),
         ("SpotMaxPriceTooLow", 400, NoCapacity),
+        ("InsufficientFreeAddressesInSubnet", 400, SubnetFull),
         ("VcpuLimitExceeded", 400, QuotaExceeded),
         ("MaxSpotInstanceCountExceeded", 400, QuotaExceeded),
         ("UnauthorizedOperation", 403, AuthDenied),
@@ -244,6 +253,11 @@ def test_an_error_is_one_line_with_its_code() -> None:
     told = {"Error": {"Code": "VcpuLimitExceeded", "Message": "too many\nrequest id 7"}}
     line = str(map_error("p4d.24xlarge", told))
     assert line.startswith("p4d.24xlarge: too many (VcpuLimitExceeded); ") and "`stoker check ec2`" in line
+    full = {"Error": {"Code": "InsufficientFreeAddressesInSubnet", "Message": "Not enough free addresses in subnet-1"}}
+    assert str(map_error("c7i.large", full)) == (
+        "resources.ec2.subnet: Not enough free addresses in subnet-1 (InsufficientFreeAddressesInSubnet); name a "
+        "larger subnet, or end machines in this one"
+    )
     gone = {"Error": {"Code": "InvalidSubnetID.NotFound", "Message": "no such subnet"}}
     assert str(map_error("subnet", gone)) == "resources.ec2.subnet: no such subnet (InvalidSubnetID.NotFound)"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.launch_history import waiting_since
+from stoker.core.launch_history import SUBNET_FULL, waiting_since
 from stoker.core.placement import NoCapacityNow, NoOffering, Placed, place, wants_claim
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked, StopAsked
@@ -122,6 +122,22 @@ def test_a_dry_offering_is_left_alone_for_a_while_and_longer_each_time() -> None
     assert choose(once, offerings=only, now_s=101) == NoCapacityNow(at(102), f"no capacity: {SPOT_A.title}")
     assert choose(once, offerings=only, now_s=102) == Placed(SPOT_A, "spot first")
     assert choose(twice, offerings=only, now_s=103) == NoCapacityNow(at(104), f"no capacity: {SPOT_A.title}")
+
+
+def test_a_full_subnet_is_no_drought() -> None:
+    """No other machine fits into the same subnet either; that of another zone is tried, and the reason is told."""
+    larger, elsewhere = replace(SPOT_A, machine="sim.larger"), replace(SPOT_A, zone="sim-elsewhere")
+    once = make_state(CLAIM, (Closed(2, "dry", SUBNET_FULL), 100))
+    assert choose(once, offerings=(SPOT_A, larger, elsewhere), now_s=101) == Placed(elsewhere, "spot first")
+    assert choose(once, offerings=(SPOT_A, larger), now_s=101) == NoCapacityNow(at(102), "closed at 3")
+    assert choose(once, offerings=(SPOT_A, larger), now_s=102) == Placed(SPOT_A, "spot first")
+    dry_too = make_state(
+        CLAIM, (Closed(2, "dry", SUBNET_FULL), 100), Claimed(elsewhere, 1), (Closed(4, "dry", "no-capacity"), 101)
+    )
+    found = choose(dry_too, offerings=(SPOT_A, elsewhere), now_s=101.5)
+    assert isinstance(found, NoCapacityNow) and found.reason.startswith("no capacity: ")
+    twice = make_state(CLAIM, (Closed(2, "dry", SUBNET_FULL), 50), CLAIM, (Closed(4, "dry", SUBNET_FULL), 100))
+    assert choose(twice, offerings=(SPOT_A, larger), now_s=103) == NoCapacityNow(at(104), "closed at 5")
 
 
 def test_an_attempt_that_ran_ends_the_drought() -> None:

@@ -10,6 +10,9 @@ from stoker.core.snapshot import JobSnapshot
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Offering
 
+# The rule of claims that ended because the network of their zone had no free address.
+SUBNET_FULL = "subnet-full"
+
 
 def next_try(state: JobState, settings: GovernorSettings, dry_for_s: float = 0.0) -> datetime | None:
     """When a job whose last claim found no capacity is tried again, by its own log; None if its last claim ended
@@ -72,6 +75,23 @@ def dry_for_all_until(job: JobSnapshot) -> dict[str, datetime]:
     """Until when each offering is avoided in which any job found no capacity."""
     pause = timedelta(seconds=job.capabilities.dry_for_s)
     return {key: at + pause for key, at in job.dry.items()} if pause else {}
+
+
+def full_until(state: JobState, settings: GovernorSettings) -> dict[tuple[str | None, str], tuple[datetime, str]]:
+    """Until when each region and zone is avoided whose network had no free address, and what the cloud said.
+
+    The pause doubles with each such answer, as that of offerings without capacity does.
+    """
+    found: dict[tuple[str | None, str], tuple[datetime, str]] = {}
+    streak: dict[tuple[str | None, str], int] = {}
+    for claim in state.since_opened():
+        if claim.closed is None or claim.closed_at is None or claim.closed.rule != SUBNET_FULL:
+            continue
+        place = claim.offering.place
+        streak[place] = streak.get(place, 0) + 1
+        pause = min(settings.dry_most_s, settings.dry_first_s * 2 ** min(streak[place] - 1, 16))
+        found[place] = (claim.closed_at + timedelta(seconds=pause), claim.closed_reason)
+    return found
 
 
 def later_of(one: dict[str, datetime], other: dict[str, datetime]) -> dict[str, datetime]:

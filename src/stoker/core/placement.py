@@ -12,7 +12,15 @@ from stoker.core import market, spot
 from stoker.core.acceptable_offerings import MAX_COST, SPOT_FIRST, acceptable, reclaims_text, within_cost_limit
 from stoker.core.costs import highest_possible_cost
 from stoker.core.governor_settings import GovernorSettings
-from stoker.core.launch_history import Refusals, count_reclaims, dry_for_all_until, dry_until, later_of, waiting_since
+from stoker.core.launch_history import (
+    Refusals,
+    count_reclaims,
+    dry_for_all_until,
+    dry_until,
+    full_until,
+    later_of,
+    waiting_since,
+)
 from stoker.core.name_list import first_names
 from stoker.core.saved_work import cause_of_end
 from stoker.core.snapshot import JobSnapshot
@@ -191,6 +199,9 @@ class _Search:
         if self.given_up_by and spot.given_up(spec, reclaimed) and not any(offering.spot for offering in fitting):
             reason += f" ({self.given_up_by})"
         dry = later_of(dry_until(state, self.settings), dry_for_all_until(job))
+        full = full_until(state, self.settings)
+        places = {offering.key: full[place] for offering in fitting if (place := offering.place) in full}
+        dry = later_of(dry, {key: until for key, (until, _) in places.items()})
         refusals = Refusals.of(state)
         usable = [offering for offering in fitting if not refusals.cover(offering)]
         if not usable or refusals.final:
@@ -205,6 +216,8 @@ class _Search:
         if all(offering.key in excluded for offering in usable):
             return NoCapacityNow(now + _LOOK_AGAIN, excluded[usable[0].key])
         soonest = min(dry[offering.key] for offering in usable if offering.key not in excluded)
+        if all(offering.key in places for offering in usable):
+            return NoCapacityNow(soonest, places[usable[0].key][1])
         return NoCapacityNow(soonest, f"no capacity: {first_names(sorted({offering.title for offering in usable}))}")
 
 

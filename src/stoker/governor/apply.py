@@ -14,6 +14,7 @@ from stoker.core.budget_verdict import LaunchDenied
 from stoker.core.costs import dollars_per_s
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
+from stoker.core.launch_history import SUBNET_FULL
 from stoker.core.prior_usage import used_before
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
 from stoker.governor import leftovers
@@ -29,6 +30,7 @@ from stoker.model.errors import (
     QuotaExceeded,
     StokerError,
     StoreError,
+    SubnetFull,
     Transient,
     UserError,
     describe_error,
@@ -243,6 +245,10 @@ class Applier:
             self._close(state, claim, "dry", "no-capacity", str(error), restart=True)
             if provider.capabilities.dry_for_s:
                 self._record_dry(claim)
+            return
+        except SubnetFull as error:
+            # Says nothing about the market: other jobs may use another network.
+            self._close(state, claim, "dry", SUBNET_FULL, str(error), restart=True)
             return
         except QuotaExceeded as error:
             # This job's own machines, which are about to be terminated, may use up the quota. Without any, a person

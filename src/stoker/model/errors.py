@@ -15,6 +15,7 @@
     └─ ProviderError          the cloud; mapped once, by code, in each provider
         ├─ NotFound           the requested thing positively does not exist
         ├─ NoCapacity         this offering is dry; the next one may not be
+        ├─ SubnetFull         the network of this zone has no free address; another zone's may have
         ├─ QuotaExceeded      the account's limit is reached: report, do not loop
         ├─ AuthDenied         a permission is missing: report, do not loop; exit code 2
         ├─ InvalidRequest     the request can never succeed as it is; exit code 2
@@ -106,6 +107,10 @@ class NotFound(ProviderError):
 
 class NoCapacity(ProviderError):
     """This offering has no capacity now; another may have."""
+
+
+class SubnetFull(ProviderError):
+    """The network of this zone has too few free addresses, for whatever machines. Another zone's may have more."""
 
 
 class QuotaExceeded(ProviderError):

@@ -77,6 +77,11 @@ class Offering:
         return "/".join(self.names)
 
     @property
+    def place(self) -> tuple[str | None, str]:
+        """Region and zone: machines of one place share its network."""
+        return self.region, self.zone
+
+    @property
     def title(self) -> str:
         """Text for people: `n1-standard-4 spot in us-central1-a`."""
         return f"{self.machine} {'spot' if self.spot else 'on-demand'} in {self.zone or 'any zone'}"

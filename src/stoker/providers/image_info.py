@@ -38,5 +38,5 @@ def newer_image(tags: Iterable[str]) -> str:
 class ImagesModule(Protocol):
     """The module `images` of a provider that knows some images by name."""
 
-    def python_of(self, wanted: str | None, gpus: int) -> Python | None:
+    def python_of(self, wanted: str | None, gpus: int, gpu: str | None = None) -> Python | None:
         """A Python that the job's image, or the default image, certainly has; None if that is not known."""

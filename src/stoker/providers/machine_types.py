@@ -157,6 +157,10 @@ class Catalog(Generic[T]):
             if most < resources.gpus.count:
                 count = resources.gpus.count
                 return f"resources.gpus: {self.cloud} has no machine with {count} of them; at most {most}"
+            enough = sorted((machine for machine in kind if machine.gpus >= resources.gpus.count), key=size)
+            reasons = [self.mismatch(machine, resources) for machine in enough]
+            if all(reasons):
+                return reasons[0]
         return self._too_much(resources)
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:

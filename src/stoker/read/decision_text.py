@@ -72,6 +72,7 @@ _RULES = {
     "no-capacity": "no machine is available now",
     "no-offering": "no offering can be launched",
     "partial-gang": "not all nodes came",
+    "subnet-full": "the subnet has no free address",
     "unexplained": "no other rule recognises how it ended",
 }
 

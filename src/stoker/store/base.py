@@ -218,6 +218,17 @@ def _open_folder(path: Path) -> Store:
     return FolderStore(root)
 
 
+# The ends of names that S3 reserves for buckets of other kinds:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_SPECIAL_KINDS = {
+    "--x-s3": "a directory bucket (S3 Express One Zone)",
+    "--xa-s3": "an access point of a directory bucket (S3 Express One Zone)",
+    "--table-s3": "a table bucket",
+    "--ol-s3": "an Object Lambda access point",
+}
+_SPECIAL_BUCKETS = re.compile("(" + "|".join(_SPECIAL_KINDS) + ")$")
+
+
 def parse_bucket_url(url: str) -> tuple[str, str, str]:
     """Parse `s3://bucket[/prefix]` or `gs://…` into scheme, bucket and prefix. Raises UserError."""
     scheme, _, place = url.partition("://")
@@ -231,6 +242,10 @@ def parse_bucket_url(url: str) -> tuple[str, str, str]:
         raise UserError(f"the URL of a bucket carries no credentials; {credentials}")
     if names.fullmatch(bucket) is None:
         raise UserError(f"{bucket!r} is not the name of a bucket; write {scheme}://bucket or {scheme}://bucket/prefix")
+    if scheme == "s3" and (kind := _SPECIAL_BUCKETS.search(bucket)):
+        raise UserError(
+            f"{bucket} is {_SPECIAL_KINDS[kind[0]]}, which lists and signs differently; name a general purpose bucket"
+        )
     if prefix and ("?" in prefix or "#" in prefix or not is_valid_key(prefix)):
         raise UserError(f"{prefix!r} cannot be a prefix in a bucket; write {scheme}://bucket/prefix")
     return scheme, bucket, prefix

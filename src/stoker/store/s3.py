@@ -11,6 +11,7 @@ from typing import Any
 from obstore.store import S3Store
 
 from stoker.model.errors import NoCredentials, StoreDenied, StoreError, UserError
+from stoker.store.base import parse_bucket_url
 from stoker.store.bucket import BucketStore, open_pair
 from stoker.store.obstore_errors import first_line, translated
 
@@ -22,10 +23,15 @@ class WrongRegion(StoreDenied):
     """The bucket is in another region than the request."""
 
 
-def open_s3(bucket: str, prefix: str, *, region: str | None = None) -> BucketStore:
-    """Open the bucket, with endpoint, credentials and (unless given) region from the environment. Makes no request."""
+def open_s3(bucket: str, prefix: str, *, region: str | None = None, request_payer: bool = False) -> BucketStore:
+    """Open the bucket, with endpoint, credentials and (unless given) region from the environment. Makes no request.
+
+    With `request_payer`, requests say that the caller pays for them.
+    """
     endpoint = endpoint_address()
     options: dict[str, Any] = {"region": region} if region else {}
+    if request_payer:
+        options["request_payer"] = True
     if endpoint:
         # Custom endpoints seldom have a DNS name for every bucket.
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
@@ -68,6 +74,20 @@ def bucket_region(bucket: str) -> str | None:
             return str(error.headers.get(_REGION_HEADER) or "") or None
     except OSError:
         return None
+
+
+def is_requester_pays(url: str, region: str | None = None) -> bool:
+    """Return True for a bucket that denied a request and grants it to one that says that its caller pays.
+
+    "Requester Pays" buckets answer 403 to requests without the header `x-amz-request-payer`:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/ObjectsinRequesterPaysBuckets.html
+    """
+    _, bucket, prefix = parse_bucket_url(url)
+    try:
+        next(iter(open_s3(bucket, prefix, region=region, request_payer=True).list("")), None)
+    except StoreError:
+        return False
+    return True
 
 
 class S3Bucket(BucketStore):

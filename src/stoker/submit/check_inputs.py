@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
+from stoker.model.errors import NoCredentials, StokerError, StoreDenied, StoreUnavailable, UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Input, Spec
 from stoker.store.base import ObjectNamesUnusable, parse_bucket_url
@@ -54,10 +54,43 @@ def check_readable(spec: Spec) -> None:
             InputSource(wanted.source).find()
         except NothingThere as error:
             raise UserError(f"inputs.{name}: {error}; check the URL") from None
-        except (NoCredentials, StoreDenied, ObjectNamesUnusable, UserError) as error:
+        except StoreDenied as error:
+            _refuse_requester_pays(name, wanted.source)
+            raise UserError(f"inputs.{name}: {error}") from None
+        except (NoCredentials, ObjectNamesUnusable, UserError) as error:
             raise UserError(f"inputs.{name}: {error}") from None
         except StoreUnavailable:
             continue
+
+
+def refuse_requester_pays(spec: Spec) -> None:
+    """Raise UserError for inputs in buckets whose readers pay: machines would be denied them.
+
+    Anything else that goes wrong here says nothing about the machines, which have credentials of their own.
+    """
+    from stoker.agent.inputs.source import InputSource
+
+    for name, wanted in spec.inputs.items():
+        if wanted.mode == "stream" or not wanted.source.startswith("s3://"):
+            continue
+        try:
+            InputSource(wanted.source).find()
+        except StoreDenied:
+            _refuse_requester_pays(name, wanted.source)
+        except StokerError:
+            continue
+
+
+def _refuse_requester_pays(name: str, url: str) -> None:
+    if not url.startswith("s3://"):
+        return
+    from stoker.store.s3 import is_requester_pays
+
+    if is_requester_pays(url):
+        raise UserError(
+            f"inputs.{name}: {url} is in a bucket whose readers pay for requests (Requester Pays), which Stoker does "
+            f"not do for you; copy it: aws s3 cp --recursive --request-payer requester {url} s3://YOUR-BUCKET"
+        )
 
 
 def _check_files(name: str, path: Path, nodes: int) -> None:

@@ -76,6 +76,6 @@ def _oldest_python(spec: Spec, offerings: tuple[Offering, ...]) -> Python | None
     images = registry.images(spec.resources.provider)
     if images is None:
         return None
-    pythons = [images.python_of(spec.resources.image, offering.gpus) for offering in offerings]
+    pythons = [images.python_of(spec.resources.image, offering.gpus, offering.gpu) for offering in offerings]
     known = [python for python in pythons if python is not None]
     return min(known) if known and len(known) == len(pythons) else None

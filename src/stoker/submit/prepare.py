@@ -18,7 +18,7 @@ from stoker.providers import registry
 from stoker.providers.base import HasPlace, Provider, SupportsSpecCheck
 from stoker.store.base import Store
 from stoker.store.home import own_folders
-from stoker.submit.check_inputs import check_readable
+from stoker.submit.check_inputs import check_readable, refuse_requester_pays
 from stoker.submit.choose_offerings import OfferingChoice, choose_offerings, connect, unpriced_spot_warning
 from stoker.submit.identity import with_submitter
 from stoker.submit.launch_requests import preflight
@@ -102,8 +102,8 @@ def prepare(
     check_result_folders(spec, capabilities, code_folder, store)
     choice = choose_offerings(spec, provider, readable_store, offline=offline, submitter_doubts=submitter_doubts)
     environ, loopback_addresses = _environ(capabilities, store, original, offline=offline)
-    if capabilities.runs_locally and not offline:
-        check_readable(choice.spec)
+    if not offline:
+        (check_readable if capabilities.runs_locally else refuse_requester_pays)(choice.spec)
     machines = TargetMachines(provider, capabilities, choice.offerings, offline)
     if code_folder is None:
         assert original is not None

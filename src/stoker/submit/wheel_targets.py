@@ -96,7 +96,7 @@ def _targets(
 
 def _image_python(offering: Offering, spec: Spec) -> str | None:
     images = registry.images(spec.resources.provider)
-    python = images.python_of(spec.resources.image, offering.gpus) if images is not None else None
+    python = images.python_of(spec.resources.image, offering.gpus, offering.gpu) if images is not None else None
     return version_text(python) if python is not None else None
 
 

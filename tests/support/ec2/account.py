@@ -10,17 +10,18 @@ from typing import Any
 import moto.ec2.urls
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import AmiBackend
 from moto.fis.models import FISBackend
 from moto.iam.models import iam_backends
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from moto.ssm.models import Parameter, ParameterDict
 
 from tests.support.ec2 import faults as faults_data
-from tests.support.ec2.cloud import PROFILE
+from tests.support.ec2.cloud import PROFILE, REGION
 from tests.support.ec2.faults import Faults
 from tests.support.ec2.fleet import Fleet
 from tests.support.ec2.groups import Groups
-from tests.support.ec2.images import IMAGES
+from tests.support.ec2.images import DEBIAN_ACCOUNT, IMAGES, RECORDS
 from tests.support.ec2.repairs import Region, RepairedEc2
 from tests.support.ec2.spot import SpotPrices
 from tests.support.machines.serving import obey_about
@@ -40,6 +41,8 @@ class Account:
         RepairedEc2.cloud = self._region
         moto.ec2.urls.url_paths["{0}/"] = RepairedEc2.dispatch
         _name_images()
+        _own_images()
+        _connect_default_vpc()
         _make_profile()
         _interrupt_for_real(fleet)
 
@@ -143,6 +146,31 @@ def _name_images() -> None:
         load(held, key)
 
     ParameterDict._check_loading_status = load_ours
+
+
+def _own_images() -> None:
+    """moto takes all images that it begins with for Amazon's, and deprecates none."""
+    theirs = ("amazon", DEBIAN_ACCOUNT)
+    load = AmiBackend._load_amis
+    deprecated = {record.ami: record.deprecated for record in RECORDS}
+
+    def load_owned(backend: Any) -> None:
+        load(backend)
+        for ami in backend.amis.values():
+            ami.owner_alias = "amazon" if ami.owner_id in theirs else None
+            ami.deprecation_time = deprecated.get(ami.id) or None
+
+    AmiBackend._load_amis = load_owned
+
+
+def _connect_default_vpc() -> None:
+    """A default VPC has "an internet gateway" and "a route to it in the main route table" (VPC user guide)."""
+    backend = ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
+    (vpc,) = [each for each in backend.vpcs.values() if each.is_default == "true" or each.is_default is True]
+    gateway = backend.create_internet_gateway()
+    backend.attach_internet_gateway(gateway.id, vpc.id)
+    (table,) = [each for each in backend.route_tables.values() if each.vpc_id == vpc.id]
+    backend.create_route(table.id, "0.0.0.0/0", None, gateway_id=gateway.id)
 
 
 def _interrupt_for_real(fleet: Fleet) -> None:

@@ -253,6 +253,22 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
             }
         )
 
+    def describe_images(self) -> Any:
+        """Without deprecated images of others, unless they are asked for.
+
+        "Default: No deprecated AMIs are included in the response. If you are the AMI owner, all deprecated AMIs appear
+        in the response regardless of what you specify for this parameter" (DescribeImages, IncludeDeprecated).
+        """
+        answer = super().describe_images()
+        now = datetime.now(timezone.utc).isoformat()
+        wanted = self._get_bool_param("IncludeDeprecated", False)
+        answer.result["Images"] = [
+            ami
+            for ami in answer.result["Images"]
+            if wanted or ami.owner_id == self.current_account or not ami.deprecation_time or ami.deprecation_time > now
+        ]
+        return answer
+
     # ── prices and groups ────────────────────────────────────────────────────────────────────────────────────────────
 
     def describe_spot_price_history(self) -> Any:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.support.ec2.faults import Failure, Faults, failure
 from tests.support.ec2.fleet import Fleet
-from tests.support.ec2.images import IMAGES
+from tests.support.ec2.images import IMAGES, RECORDS
 from tests.support.ec2.spot import SpotPrices
 from tests.support.machines.cgroups import Cgroups
 from tests.support.machines.network import Network
@@ -99,35 +99,48 @@ def _prepare(folder: Path) -> Path:
     """A place for machines' disks, gone with this process; what must be known before moto is imported."""
     work = make_work(folder)
     amis = folder / "amis.json"
-    amis.write_text(
-        json.dumps(
-            [
-                {
-                    "ami_id": image.ami,
-                    "name": image.name,
-                    "description": f"Debian {image.tree.suite}",
-                    "owner_id": "136693071363",
-                    "public": True,
-                    "state": "available",
-                    "image_type": "machine",
-                    "image_location": f"amazon/{image.name}",
-                    "architecture": "x86_64",
-                    "virtualization_type": "hvm",
-                    "hypervisor": "xen",
-                    "root_device_name": "/dev/xvda",
-                    "root_device_type": "ebs",
-                    "sriov": "simple",
-                }
-                for image in IMAGES
-            ]
-        )
-    )
+    found = [
+        {
+            **_ami(image.ami, image.name, image.owner),
+            "description": f"Debian {image.tree.suite}",
+            "creation_date": "2025-06-01T00:00:00.000Z",
+        }
+        for image in IMAGES
+    ]
+    found += [
+        {
+            **_ami(each.ami, each.name, each.owner),
+            "architecture": each.architecture,
+            "state": each.state,
+            "creation_date": each.created,
+        }
+        for each in RECORDS
+    ]
+    amis.write_text(json.dumps(found))
     os.environ.update(
         MOTO_AMIS_PATH=str(amis),
         MOTO_ENABLE_AMI_VALIDATION="true",
         MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION="true",
     )
     return work
+
+
+def _ami(ami: str, name: str, owner: str) -> dict[str, Any]:
+    return {
+        "ami_id": ami,
+        "name": name,
+        "owner_id": owner,
+        "public": True,
+        "state": "available",
+        "image_type": "machine",
+        "image_location": f"{owner}/{name}",
+        "architecture": "x86_64",
+        "virtualization_type": "hvm",
+        "hypervisor": "xen",
+        "root_device_name": "/dev/xvda",
+        "root_device_type": "ebs",
+        "sriov": "simple",
+    }
 
 
 def serve(owner: int, folder: Path, power_off_s: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.agent.container.host_devices import HostCapabilities
+from stoker.agent.container.host_devices import FABRIC, HostCapabilities
 from stoker.agent.container.pipes import INSIDE
 from stoker.agent.runtime import BindMount
 from stoker.model import docker_flags
@@ -114,6 +114,7 @@ def _defaults(plan: ContainerPlan, host: HostCapabilities) -> list[str]:
         found.append(f"--shm-size={host.shm_bytes}")
     if sees_all_gpus(plan.run, host):
         found += flags({"gpus": "all"}, plan.engine)
+    found += _device_flags(plan, host)
     if runs_as_agent_user(plan, host):
         found.append(f"--user={host.uid}:{host.gid}")
     if host.selinux and not has_flag(plan.run, "security-opt"):
@@ -138,6 +139,20 @@ def _bind(source: Path, target: str, *, read_only: bool = False) -> str:
     """
     parts = ("type=bind", f"source={source}", f"target={target}", *(("readonly",) if read_only else ()))
     return f"--mount={','.join(_quoted(part) for part in parts)}"
+
+
+def _device_flags(plan: ContainerPlan, host: HostCapabilities) -> list[str]:
+    """Return flags for devices that the user's flags do not mention."""
+    written = flags(plan.run, plan.engine)
+    if any(word in ("--privileged", "--privileged=true") for word in written):
+        return []
+    found = [f"--device={path}" for path in host.devices if not any(path in word for word in written)]
+    registers_memory = any(path.endswith(f"/{FABRIC}") for path in host.devices)
+    # RDMA locks the memory that it sends from, and the engine's default limit is 64 kB. Only root may raise it.
+    may_raise = not host.rootless and (host.privileged or plan.engine != "podman")
+    if registers_memory and may_raise and not any(word.startswith("--ulimit=memlock=") for word in written):
+        found.append("--ulimit=memlock=-1")
+    return found
 
 
 def _quoted(part: str) -> str:

@@ -11,6 +11,9 @@ from stoker.agent.runtime import count_gpus
 
 _TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk")
 _DEVICE_SPECS = ("/etc/cdi", "/var/run/cdi")
+# Elastic Fabric Adapters and other RDMA devices; the Neuron devices of Inferentia and Trainium.
+FABRIC = "infiniband"
+_NEURON = "neuron[0-9]*"
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class HostCapabilities:
     selinux: bool
     # The daemon runs as this user, and root in the container is this user outside.
     rootless: bool = False
+    # Devices of which no toolkit tells the engine, by path. A folder stands for all devices in it.
+    devices: tuple[str, ...] = ()
 
     @property
     def privileged(self) -> bool:
@@ -42,7 +47,14 @@ def detect_host(engine: str) -> HostCapabilities:
         toolkit=gpus > 0 and _has_toolkit(engine),
         shm_bytes=_shm_bytes(),
         selinux=_enforces_selinux(),
+        devices=_find_devices(Path("/dev")),
     )
+
+
+def _find_devices(dev: Path) -> tuple[str, ...]:
+    neurons = sorted((path for path in dev.glob(_NEURON)), key=lambda path: (len(path.name), path.name))
+    fabric = [dev / FABRIC] if (dev / FABRIC).is_dir() else []
+    return tuple(str(path) for path in (*fabric, *neurons))
 
 
 def _has_toolkit(engine: str) -> bool:

@@ -7,7 +7,7 @@ unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ from stoker.providers.base import CheckResult, LaunchOrder, Request
 from stoker.providers.check_results import TRY_LATER, check_offers, check_ok
 from stoker.providers.cloud_errors import first_line
 from stoker.providers.ec2 import images, permissions, quotas, request, statements, tags
-from stoker.providers.ec2.client import INSTALL, Clients, installed
 from stoker.providers.ec2.errors import call_aws
+from stoker.providers.ec2.identity_check import check_identity
 from stoker.providers.ec2.network_check import check_network
 from stoker.providers.ec2.verdicts import (
     POLICIES,
@@ -35,7 +35,6 @@ from stoker.providers.ec2.verdicts import (
 if TYPE_CHECKING:
     from stoker.providers.ec2.provider import Ec2Provider
 
-CREDENTIALS = "`aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 # A machine type that can be in a placement group, whatever the job requests.
 _CLUSTERED = "m5.large"
 
@@ -60,29 +59,6 @@ def check_account(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[Che
         checks.network,
     ):
         yield from part()
-
-
-def check_identity(
-    provider: str, clients: Clients, region: str | None
-) -> Generator[CheckResult, None, tuple[str, Mapping[str, Any]] | None]:
-    """Check boto3, the region and the credentials. Returns the region and the caller; None where one is missing."""
-    if not installed():
-        yield CheckResult("boto3", False, f"{provider} needs boto3", INSTALL)
-        return None
-    from botocore.exceptions import NoCredentialsError
-
-    try:
-        region = region or clients.default_region()
-        if region is None:
-            yield CheckResult("region", False, "none is named", "set resources.region, or AWS_REGION")
-            return None
-        identity = call_aws("sts", clients.get("sts", region).get_caller_identity)
-    except (ProviderError, UserError) as error:
-        detail = "there are none here" if isinstance(error.__cause__, NoCredentialsError) else aws_message(error)
-        yield CheckResult("credentials", False, detail, CREDENTIALS)
-        return None
-    yield CheckResult("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
-    return region, identity
 
 
 class _AccountChecks:
@@ -277,7 +253,7 @@ class _AccountChecks:
     def limits(self) -> Iterator[CheckResult]:
         needs = quotas.needed(self._offered, self._spec.nodes)
         client = self._client("service-quotas")
-        for quota in quotas.QUOTAS:
+        for quota in (quota for quota in quotas.QUOTAS if not quota.rare or quota.code in needs):
             name = f"quota of {quota.name}"
             asked = {"ServiceCode": quotas.SERVICE, "QuotaCode": quota.code}
             try:
@@ -307,8 +283,11 @@ class _AccountChecks:
     def image(self) -> Iterator[CheckResult]:
         """Check the image's public parameter, which EC2 resolves with the permissions of the launching account."""
         arch = "x86_64" if not self._offered else next(iter(self._provider.architectures(self._offered[:1])))
-        wanted, gpus = self._spec.resources.image, self._offered[0].gpus if self._offered else 0
-        image = images.find(wanted, arch) if wanted else images.default(arch, gpus)  # type: ignore[arg-type]
+        first = self._offered[0] if self._offered else None
+        wanted = self._spec.resources.image or (
+            images.default_alias(first.gpus, first.gpu) if first else images.DEFAULT
+        )
+        image = images.find(wanted, arch)  # type: ignore[arg-type]
         if image.id is None or not image.id.startswith("resolve:ssm:"):
             return  # The dry run above has resolved it.
         parameter = image.id.removeprefix("resolve:ssm:")
@@ -324,14 +303,14 @@ class _AccountChecks:
             return
         found = [each["Value"] for each in answer["Parameters"]]
         if found:
-            yield CheckResult("image", True, f"{wanted or 'the default'} is {found[0]}")
+            yield CheckResult("image", True, f"{wanted} is {found[0]}")
         else:
             yield CheckResult(
                 "image", False, f"there is no {parameter} in this region", "choose another resources.image"
             )
 
     def network(self) -> Iterator[CheckResult]:
-        return check_network(self._client("ec2"), self._spec)
+        return check_network(self._client("ec2"), self._spec, self._offered)
 
 
 # Actions that are tried on an existing machine. Disks and groups come and go with machines: for those IAM is asked.

@@ -13,6 +13,7 @@ from stoker.model.errors import (
     NotFound,
     ProviderError,
     QuotaExceeded,
+    SubnetFull,
     Throttled,
     Transient,
 )
@@ -34,13 +35,14 @@ _CODES = by_code(
         NoCapacity: (
             "InsufficientCapacity",
             "InsufficientCapacityOnOutpost",
-            "InsufficientFreeAddressesInSubnet",
             "InsufficientHostCapacity",
             "InsufficientInstanceCapacity",
             "InsufficientReservedInstanceCapacity",
             "ReservationCapacityExceeded",
             "SpotMaxPriceTooLow",
         ),
+        # "The specified subnet does not contain enough free private IP addresses to fulfill your request."
+        SubnetFull: ("InsufficientFreeAddressesInSubnet",),
         QuotaExceeded: (
             "AddressLimitExceeded",
             "InstanceLimitExceeded",
@@ -89,6 +91,7 @@ _AT_FAULT = ("Invalid", "Malformed", "Missing", "Unsupported", "Unknown", "Incor
 
 # The field of the job file by the prefix of the code that rejects it.
 _FIELDS = (
+    ("InsufficientFreeAddressesInSubnet", "resources.ec2.subnet"),
     ("InvalidAMIID", "resources.image"),
     ("InvalidCapacityReservation", "resources.ec2.reservation"),
     ("InvalidGroup", "resources.ec2.security_groups"),
@@ -100,6 +103,7 @@ _FIELDS = (
 )
 # Advice on problems that only the user can solve.
 _ADVICE: dict[type[ProviderError], str] = {
+    SubnetFull: "; name a larger subnet, or end machines in this one",
     QuotaExceeded: "; ask for more in Service Quotas: `stoker check ec2` shows which",
     AuthDenied: "; `stoker check ec2` shows which permission, `stoker iam ec2` prints the policies",
 }

@@ -102,6 +102,8 @@ SHELL: tuple[Operation, ...] = (
 )
 CHECK: tuple[Operation, ...] = (
     Operation("ec2:DescribeSecurityGroups", "anything", "whether nodes reach each other"),
+    Operation("ec2:DescribeRouteTables", "anything", "whether machines reach S3"),
+    Operation("ec2:DescribeVpcEndpoints", "anything", "whether machines reach S3"),
     Operation("ec2:DescribeKeyPairs", "anything", "whether the job's key is there"),
     Operation("iam:GetInstanceProfile", "anything", "whether the machines' profile is there"),
     Operation("servicequotas:GetServiceQuota", "anything", "how many machines the account may have"),

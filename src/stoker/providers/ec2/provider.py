@@ -23,7 +23,7 @@ from stoker.providers.base import (
     TerminateResult,
 )
 from stoker.providers.cloud_errors import first_line
-from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
+from stoker.providers.ec2 import catalog, efa, image_lookup, leftovers, network_check, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
 from stoker.providers.ec2.client import Clients, environment_region, pages
 from stoker.providers.ec2.errors import call_aws
@@ -88,6 +88,19 @@ class Ec2Provider:
         """The reason why `offerings` is empty, in one line."""
         return offers.why_none(resources)
 
+    def remarks(self, spec: Spec) -> tuple[str, ...]:
+        """Lines about settings that are valid and may surprise."""
+        resources = _with_region(spec.resources, environment_region())
+        if not (resources.ec2 and resources.ec2.efa and resources.region):
+            return ()
+        name = next((each.name for each in catalog.fitting(resources) if len(efa.layout(each)) > 1), None)
+        if name is None:
+            return ()
+        needs = "its subnet needs an endpoint for S3 or a NAT gateway (`stoker check ec2` looks)"
+        return (
+            f"resources.ec2.efa: EC2 gives {name}, with its several network interfaces, no public address; {needs}",
+        )
+
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """Names in these resources that no packaged table has, one line each."""
         return offers.unchecked(_with_region(resources, environment_region()))
@@ -113,11 +126,11 @@ class Ec2Provider:
                 case "CreatePlacementGroup":
                     self._create_group(ec2, each.params)
                 case "DescribeImages":
-                    image = _newest_image(ec2, each.params)
+                    image = image_lookup.find(ec2, each.params)
                 case "RunInstances":
                     # One attempt: EC2 reports "no capacity" with the status of a server error, which boto3 would retry.
                     once = self._clients.get(each.service, each.region, attempts=1)
-                    launched += self._run(once, _with_image(each.params, image), own_group=own_group)
+                    launched += self._run(once, image_lookup.filled(each.params, image), own_group=own_group)
                 case other:
                     raise InvalidRequest(f"not a request to the ec2 provider: {other}")
         region = requests[-1].region
@@ -262,9 +275,11 @@ class Ec2Provider:
         image: Mapping[str, Any] = {}
         for each in requests:
             if each.operation == "DescribeImages":
-                image = _newest_image(self._clients.get("ec2", each.region), each.params)
+                image = image_lookup.find(self._clients.get("ec2", each.region), each.params)
             else:
-                yield replace(each, params=_with_image(each.params, image)) if "ImageId" in each.params else each
+                yield (
+                    replace(each, params=image_lookup.filled(each.params, image)) if "ImageId" in each.params else each
+                )
 
     # ── After the end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -338,6 +353,8 @@ class Ec2Provider:
         if subnet is None:
             return resources
         answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(SubnetIds=[subnet]))
+        if problem := network_check.ipv6_problem(answer["Subnets"][0]):
+            raise UserError(f"resources.ec2.subnet: {problem}")
         zone = answer["Subnets"][0]["AvailabilityZone"]
         if resources.zones and zone not in resources.zones:
             raise UserError(f"resources.zones: {subnet} is in {zone}; name that zone, or another subnet")
@@ -353,28 +370,3 @@ def _state(found: Mapping[str, Any]) -> InstanceState:
 
 def _with_region(resources: Resources, region: str | None) -> Resources:
     return resources if resources.region else replace(resources, region=region)
-
-
-def _newest_image(ec2: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    answer = call_aws("resources.image", lambda: ec2.describe_images(**params))
-    found = sorted(answer["Images"], key=lambda image: str(image.get("CreationDate", "")))
-    if not found:
-        wanted = " ".join(params.get("ImageIds") or [value for one in params["Filters"][:1] for value in one["Values"]])
-        raise InvalidRequest(f"resources.image: there is no image {wanted} in this region")
-    newest: Mapping[str, Any] = found[-1]
-    return newest
-
-
-def _with_image(params: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with the image's id and root device from EC2."""
-    if not image:
-        return params
-    filled = dict(params)
-    if filled["ImageId"] == request.IMAGE_ID:
-        filled["ImageId"] = image["ImageId"]
-    disks = [
-        each | {"DeviceName": image["RootDeviceName"]} if each.get("DeviceName") == request.ROOT_DEVICE else each
-        for each in filled.get("BlockDeviceMappings", ())
-    ]
-    # An override may have named the root device before it was known to be the root device, hence the merge.
-    return filled | request.merge_overrides({"BlockDeviceMappings": []}, {"BlockDeviceMappings": disks})

@@ -22,6 +22,8 @@ class Quota:
     name: str
     families: tuple[str, ...]
     spot: bool
+    # Shown to jobs that need it alone.
+    rare: bool = False
 
 
 _STANDARD = ("a", "c", "d", "h", "i", "m", "r", "t", "z")
@@ -29,12 +31,18 @@ _STANDARD = ("a", "c", "d", "h", "i", "m", "r", "t", "z")
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html and …/using-spot-limits.html
 QUOTAS = (
     Quota("L-1216C47A", "on-demand standard machines", _STANDARD, False),
-    Quota("L-DB2E81BA", "on-demand G machines", ("g", "vt"), False),
+    Quota("L-DB2E81BA", "on-demand G machines", ("g", "gr", "vt"), False),
     Quota("L-417A185B", "on-demand P machines", ("p",), False),
     Quota("L-34B43A08", "spot standard machines", _STANDARD, True),
-    Quota("L-3819A6DF", "spot G machines", ("g", "vt"), True),
+    Quota("L-3819A6DF", "spot G machines", ("g", "gr", "vt"), True),
     Quota("L-7212CCBC", "spot P machines up to P4", ("p2", "p3", "p4"), True),
     Quota("L-C4BD4855", "spot P5 machines", ("p5",), True),
+    Quota("L-2C3B7624", "on-demand Trn machines", ("trn",), False, rare=True),
+    Quota("L-6B0D517C", "spot Trn machines", ("trn",), True, rare=True),
+    Quota("L-1945791B", "on-demand Inf machines", ("inf",), False, rare=True),
+    Quota("L-B5D1601B", "spot Inf machines", ("inf",), True, rare=True),
+    Quota("L-6E869C2A", "on-demand DL machines", ("dl",), False, rare=True),
+    Quota("L-85EED4F7", "spot DL machines", ("dl",), True, rare=True),
 )
 
 

@@ -16,15 +16,16 @@ from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
-from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
+from stoker.providers.ec2 import catalog, efa, image_lookup, images, overrides, places, tags, userdata
 from stoker.providers.machine_types import disk_size
 
 # The name of the profile that `stoker iam ec2` describes.
 DEFAULT_PROFILE = "stoker-node"
-# Placeholders for values that only EC2 knows: see `Ec2Provider.launch`.
-IMAGE_ID = "(the newest image of that name)"
-ROOT_DEVICE = "(the image's root device)"
 _TOKEN_LENGTH = 64
+# The throughput of a gp3 disk by default, and the most that its 3000 operations a second allow: "0.25 MiB/s per
+# provisioned IOPS", https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+_GP3_MIB_S = 125
+_GP3_MOST_MIB_S = 750
 # A container on the machine is one network hop further from the metadata service than the machine itself.
 _METADATA_HOPS = 2
 
@@ -42,6 +43,7 @@ _PROTECTED = (
     "MetadataOptions.HttpEndpoint",
     "MinCount",
     "Placement.AvailabilityZone",
+    "Placement.AvailabilityZoneId",
     "UserData",
 )
 
@@ -54,13 +56,14 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
     image = find_image(order)
     found: list[Request] = []
     group = ec2.placement_group
-    if group is None and _wants_group(order):
+    if group is None and _wants_group(order) and not overrides.names_group(ec2.overrides):
         group = group_name(order)
         found.append(Request("ec2", "CreatePlacementGroup", _group(order, group), region))
     if image.id is None or image.root is None:
-        found.append(Request("ec2", "DescribeImages", _look_up(image), region))
+        arch = catalog.facts(order.offering.machine).arch
+        found.append(Request("ec2", "DescribeImages", image_lookup.params(image, arch), region))
     params = _run(order, ec2, image, group)
-    found.append(Request("ec2", "RunInstances", merge_overrides(params, ec2.overrides), region))
+    found.append(Request("ec2", "RunInstances", overrides.merge(params, ec2.overrides), region))
     return tuple(found)
 
 
@@ -82,8 +85,6 @@ def check(spec: Spec) -> None:
         if isinstance(key, str) and key.startswith("stoker:"):
             raise UserError(f"resources.ec2.overrides.TagSpecifications: {key} is Stoker's own; leave it out")
     overrides.check(ec2.overrides)
-    if ec2.public_ip and ec2.efa:
-        raise UserError("resources.ec2.public_ip: EC2 gives no public address to machines with several interfaces")
     group = spec.logs.cloudwatch
     if group is not None and not is_group(group):
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
@@ -115,16 +116,7 @@ def group_name(order: LaunchOrder) -> str:
 def find_image(order: LaunchOrder) -> images.Ec2Image:
     arch = catalog.facts(order.offering.machine).arch
     wanted = order.spec.resources.image
-    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
-
-
-def merge_overrides(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge overrides field by field; a list replaces a list, but tags and disks are merged one by one."""
-    return request_overrides.merge_overrides(params, overrides, _IDENTITIES)
-
-
-# Lists whose members have an identifying field.
-_IDENTITIES = {"TagSpecifications": "ResourceType", "Tags": "Key", "BlockDeviceMappings": "DeviceName"}
+    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus, order.offering.gpu)
 
 
 def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -138,7 +130,7 @@ def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: str | None) -> dict[str, Any]:
     spec = order.spec
     params: dict[str, Any] = {
-        "ImageId": image.id or IMAGE_ID,
+        "ImageId": image.id or image_lookup.IMAGE_ID,
         "InstanceType": order.offering.machine,
         "MinCount": order.nodes,
         "MaxCount": order.nodes,
@@ -152,7 +144,12 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: s
             "HttpPutResponseHopLimit": _METADATA_HOPS,
             "InstanceMetadataTags": "enabled",
         },
-        "BlockDeviceMappings": [{"DeviceName": image.root or ROOT_DEVICE, "Ebs": _disk(spec.resources.disk_bytes)}],
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image.root or image_lookup.ROOT_DEVICE,
+                "Ebs": _disk(spec.resources.disk_bytes, order.offering.gpus),
+            }
+        ],
         "TagSpecifications": _tagged(order),
     }
     placement: dict[str, Any] = {}
@@ -177,8 +174,11 @@ def _tagged(order: LaunchOrder) -> list[dict[str, Any]]:
     return [{"ResourceType": kind, "Tags": named} for kind in kinds]
 
 
-def _disk(size_bytes: int | None) -> dict[str, Any]:
+def _disk(size_bytes: int | None, gpus: int) -> dict[str, Any]:
     disk: dict[str, Any] = {"VolumeType": "gp3", "DeleteOnTermination": True}
+    if gpus:
+        # A GPU that waits for its disk costs more than a faster disk.
+        disk["Throughput"] = min(_GP3_MIB_S * (1 + gpus), _GP3_MOST_MIB_S)
     if size_bytes is not None:
         disk["VolumeSize"] = disk_size(size_bytes)
     return disk
@@ -213,18 +213,19 @@ def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
     if not ec2.efa and ec2.public_ip is None:
         found: dict[str, Any] = {"SubnetId": ec2.subnet} if ec2.subnet else {}
         return found | ({"SecurityGroupIds": groups} if groups else {})
-    cards = max(1, catalog.facts(order.offering.machine).efa_interfaces) if ec2.efa else 1
+    machine = catalog.facts(order.offering.machine)
+    layout = efa.layout(machine) if ec2.efa else (efa.Interface(0, 0, "interface"),)
     interfaces = []
-    for card in range(cards):
-        # The first interface is device 0 of card 0; on every further card it is device 1.
-        interface: dict[str, Any] = {"DeviceIndex": 0 if card == 0 else 1, "DeleteOnTermination": True}
+    for each in layout:
+        interface: dict[str, Any] = {"DeviceIndex": each.device, "DeleteOnTermination": True}
         if ec2.efa:
-            interface |= {"InterfaceType": "efa", "NetworkCardIndex": card}
+            interface |= {"InterfaceType": each.type, "NetworkCardIndex": each.card}
         if ec2.subnet:
             interface["SubnetId"] = ec2.subnet
         if groups:
             interface["Groups"] = groups
-        if ec2.public_ip is not None and cards == 1:
+        # "You cannot specify more than one network interface in the request" (AssociatePublicIpAddress).
+        if ec2.public_ip is not None and len(layout) == 1:
             interface["AssociatePublicIpAddress"] = ec2.public_ip
         interfaces.append(interface)
     return {"NetworkInterfaces": interfaces}
@@ -238,16 +239,9 @@ def _profile(name: str) -> dict[str, str]:
 
 
 def _wants_group(order: LaunchOrder) -> bool:
-    # Burstable machines cannot be in a cluster placement group.
-    return order.nodes > 1 and not order.offering.machine.startswith(("t2.", "t3.", "t3a.", "t4g."))
+    return order.nodes > 1 and catalog.facts(order.offering.machine).clusters
 
 
 def _group(order: LaunchOrder, name: str) -> dict[str, Any]:
     tagged = [{"ResourceType": "placement-group", "Tags": tags.to_aws(tags.of_order(order, None))}]
     return {"GroupName": name, "Strategy": "cluster", "TagSpecifications": tagged}
-
-
-def _look_up(image: images.Ec2Image) -> dict[str, Any]:
-    if image.id is None:
-        return {"Filters": [{"Name": "name", "Values": [image.name]}, {"Name": "state", "Values": ["available"]}]}
-    return {"ImageIds": [image.id]}

@@ -95,7 +95,7 @@ def is_known(source: str) -> bool:
     return source in plain or source in {_of(_DEEP_LEARNING, f"family/{family}") for family in _DLVM.values()}
 
 
-def python_of(wanted: str | None, gpus: int) -> Python | None:
+def python_of(wanted: str | None, gpus: int, gpu: str | None = None) -> Python | None:  # noqa: ARG001
     """The Python of an alias's distribution, beside which newer ones may be installed; None for other images."""
     source = _alias(wanted or (DEFAULT_GPU if gpus else DEFAULT), "x86_64") or ""
     return next((python for part, python in _PYTHONS.items() if part in source), None)

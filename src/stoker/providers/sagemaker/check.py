@@ -15,8 +15,9 @@ from stoker.model.resources import SagemakerResources
 from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult
 from stoker.providers.check_results import TRY_LATER, check_offers, check_ok
-from stoker.providers.ec2.check import check_identity, principal
+from stoker.providers.ec2.check import principal
 from stoker.providers.ec2.errors import call_aws as calling_aws
+from stoker.providers.ec2.identity_check import check_identity
 from stoker.providers.ec2.verdicts import aws_message, permission_fix
 from stoker.providers.sagemaker.request import DEFAULT_ROLE, life_s
 
