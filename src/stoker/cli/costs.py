@@ -106,7 +106,8 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
 
     Of a budget for each value of a tag, the values with spending or running jobs.
     """
-    from stoker.core.budget_state import NO_VALUE, BudgetStatus, period_of
+    from stoker.core.budget_state import BudgetStatus, period_of
+    from stoker.core.tag_groups import NO_VALUE, values_of_group
     from stoker.model.errors import SpecError
     from stoker.model.observed import Known
     from stoker.submit.policy_check import read_budget_state, read_policy
@@ -125,12 +126,13 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
         values = sorted(value for name, value in books.value.statuses if name == rule.name)
         for value in values or ([NO_VALUE] if rule.budget.by is None else []):
             standing = books.value.statuses.get((rule.name, value), BudgetStatus())
-            tags = {} if rule.budget.by is None or value == NO_VALUE else {rule.budget.by: value}
+            tags = values_of_group(rule.budget.by, value)
             found.append(
                 {
                     "rule": rule.name,
+                    # Both are lists where several tags make the groups.
                     "by": rule.budget.by,
-                    "value": value or None,
+                    "value": _values(rule.budget.by, tags),
                     "spent": standing.spent,
                     "reserved": standing.set_aside,
                     "left": standing.left_of(rule.budget),
@@ -143,14 +145,22 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
     return found, ""
 
 
+def _values(by: str | tuple[str, ...] | None, tags: dict[str, str]) -> str | list[str | None] | None:
+    """The values of the tags that make the groups; None where a job has no such tag."""
+    if by is None or isinstance(by, str):
+        return tags.get(by) if by is not None else None
+    return [tags.get(name) for name in by]
+
+
 def _budget_line(budget: dict[str, Any]) -> str:
     """`budget each-team, team=vision: $11.58 of $20.00 (58%), $5.00 reserved, $3.42 left, until 2026-11-17`."""
     from stoker.read.format import dollars
     from stoker.read.safe_text import legible
 
-    whose = ""
-    if budget["by"] is not None:
-        whose = f", {budget['by']}={budget['value']}" if budget["value"] else f", jobs without {budget['by']}"
+    by, values = budget["by"], budget["value"]
+    names, found = ((by,), (values,)) if isinstance(by, str) else (by or (), values or ())
+    parts = [f"{name}={value}" if value else f"jobs without {name}" for name, value in zip(names, found, strict=True)]
+    whose = "".join(f", {part}" for part in parts)
     spent = f"{'≥' if budget['incomplete'] else ''}{dollars(budget['spent'])}"
     share = budget["spent"] / budget["dollars"]
     rest = f"{dollars(budget['reserved'])} reserved, {dollars(budget['left'])} left"

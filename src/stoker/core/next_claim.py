@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from stoker.core import audit, budget_verdict, policy_rules
-from stoker.core.budget_reservations import LaunchRequest, launch_request, leaves_code, waits_code
+from stoker.core.budget_reservations import (
+    LaunchRequest,
+    launch_request,
+    leaves_code,
+    waits_code,
+    waits_for_room_code,
+)
 from stoker.core.job_decision import JobDecision
 from stoker.core.launch_history import waiting_since
 from stoker.core.placement import NoCapacityNow, NoOffering, Placed, place, wants_claim
@@ -156,9 +162,9 @@ def _denied_by_budget(decision: JobDecision) -> bool:
 
 
 def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> dict[str, budget_verdict.LaunchDenied]:
-    """The offerings, by key, for which a budget has too little left, and the reason for waiting."""
+    """The offerings, by key, for which a budget has too little left or a limit no room, and the reason for waiting."""
     found: dict[str, budget_verdict.LaunchDenied] = {}
-    if not decision.settings.policy.about("budget"):
+    if not decision.settings.policy.about("budget", "concurrent"):
         return found
     judged: dict[LaunchRequest, budget_verdict.LaunchDenied | None] = {}
     for offering in offerings:
@@ -176,7 +182,7 @@ def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> di
 
 def _warn_of_reserves(decision: JobDecision, offering: Offering) -> bool:
     """Warn, once a period, that a budget which only warns has too little left for this launch."""
-    if not decision.settings.policy.about("budget"):
+    if not decision.settings.policy.about("budget", "concurrent"):
         return False
     ask = launch_request(decision.bounds, decision.state, offering, decision.now)
     verdicts = budget_verdict.judge(
@@ -186,7 +192,8 @@ def _warn_of_reserves(decision: JobDecision, offering: Offering) -> bool:
 
 
 def _wait_for_money(decision: JobDecision, held: budget_verdict.LaunchDenied, why: str) -> None:
-    """Queue the job for what the budget has left, or end a job that never ran if the rule refuses."""
+    """Queue the job for what the budget has left, or for machines that others have; or end a job that never ran if the
+    rule refuses."""
     decision.waiting = why
     if held.until is not None:
         decision.wakes.append(held.until)
@@ -195,7 +202,11 @@ def _wait_for_money(decision: JobDecision, held: budget_verdict.LaunchDenied, wh
     if held.refuses and fresh and not decision.state.open_claims:
         decision.append(Ended(outcome="failed", rule=held.rule, claim=decision.last_attempt()), held.reason)
         return
-    code = waits_code(decision.state, held.amount) if held.amount and not decision.state.open_claims else None
+    code = None
+    if held.machines is not None and not decision.state.open_claims:
+        code = waits_for_room_code(decision.state, *held.machines)
+    elif held.amount and not decision.state.open_claims:
+        code = waits_code(decision.state, held.amount)
     if code is not None:
         decision.append(Warned(code=code), held.reason)
 

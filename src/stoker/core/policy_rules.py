@@ -13,6 +13,7 @@ from stoker.core import spot
 from stoker.core.market import MarketHistory
 from stoker.core.name_list import first_names
 from stoker.core.safe_regex import compile_pattern
+from stoker.core.tag_groups import tags_of_groups
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
 from stoker.model.policy import ANY, Channel, Exemption, Policy, Rule, TagValues
@@ -129,7 +130,7 @@ def names_submitters(policy: Policy) -> bool:
     return any(
         SUBMITTER_TAG in rule.scope
         or any(each.submitter is not None for each in rule.exempt)
-        or (rule.budget is not None and rule.budget.by == SUBMITTER_TAG)
+        or any(SUBMITTER_TAG in tags_of_groups(each.by) for each in (rule.budget, rule.concurrent) if each)
         for rule in policy.rules
     )
 

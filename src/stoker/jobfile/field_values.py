@@ -291,6 +291,18 @@ def _label(node: SettingNode, path: str) -> str:
     return found
 
 
+def _labels(node: SettingNode, path: str) -> str | tuple[str, ...]:
+    """The name of a tag, or a list of several."""
+    if not isinstance(node.value, tuple):
+        return _label(node, path)
+    found = tuple(_label(part, f"{path}[{index}]") for index, part in enumerate(node.value))
+    if not found:
+        raise node.origin.error(path, "is empty; leave it out, or name a tag")
+    if len(set(found)) < len(found):
+        raise node.origin.error(path, f"names {next(each for each in found if found.count(each) > 1)} twice")
+    return found if len(found) > 1 else found[0]
+
+
 def _percent(node: SettingNode, path: str) -> float:
     if str(node.value).strip() == "1":
         raise node.origin.error(path, "1 may be 1% or 100%; write which")
@@ -310,7 +322,7 @@ FORMS: dict[str, Reader] = {
     "zones": _zones,
     "version": _version,
     "name": _name,
-    "label": _label,
+    "labels": _labels,
     "paths": _paths,
     "command": _command,
     "params": params,

@@ -34,6 +34,7 @@ EventKind = Literal[
     "orphan",  # a machine without an owner was terminated, or one of its leftovers removed
 ]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+BudgetPeriod = Literal["day", "week", "month", "quarter"]
 # Wanted values of a tag: `any`, one of several values, or a pattern that matches the whole value.
 TagValues = tuple[str, ...]
 ANY = "any"
@@ -149,14 +150,33 @@ class FailureRule:
 
 
 @dataclass(frozen=True)
+class ConcurrentRule:
+    """Machines that jobs may have at the same time. Beyond that, jobs wait for others to end. At least one of `gpus`
+    and `nodes` is set."""
+
+    gpus: int | None = file_field("accelerators of all machines together", default=None, least=0)
+    nodes: int | None = file_field("machines", default=None, least=0)
+    by: str | tuple[str, ...] | None = file_field(
+        "a limit for each value of this tag, such as `submitter` or `team`, or for each combination of several; jobs "
+        "without it share one. Default: one for all jobs of the rule",
+        form="labels",
+        default=None,
+    )
+
+
+@dataclass(frozen=True)
 class Budget:
     """Dollars that jobs may cost together in a calendar period, in UTC. Beyond that nothing new is launched."""
 
     dollars: float = file_field("dollars in one period", above=0, most=MAX_DOLLARS)
-    period: Literal["day", "week", "month"] = file_field("which begins at midnight, on Monday, or on the first; in UTC")
-    by: str | None = file_field(
-        "a budget for each value of this tag; jobs without it share one. Default: one for all jobs of the rule",
-        form="label",
+    period: BudgetPeriod = file_field(
+        "which begins at midnight, on Monday, on the first of a month, or on the first of January, April, July and "
+        "October; in UTC"
+    )
+    by: str | tuple[str, ...] | None = file_field(
+        "a budget for each value of this tag, or for each combination of several; jobs without it share one. Default: "
+        "one for all jobs of the rule",
+        form="labels",
         default=None,
     )
     warn_at: float = file_field("a warning when this share is spent", form="percent", default=0.8, above=0)
@@ -199,7 +219,8 @@ class Rule:
     max_runtime_s: float | None = file_field("longest training time of a job", form="duration", default=None, above=0)
     max_wait_s: float | None = file_field("longest time without a machine", form="duration", default=None, above=0)
     max_cost: float | None = file_field("most dollars for a job", default=None, above=0, most=MAX_DOLLARS)
-    budget: Budget | None = file_field("what jobs may cost together in a day, a week or a month", default=None)
+    concurrent: ConcurrentRule | None = file_field("the machines that jobs may have at the same time", default=None)
+    budget: Budget | None = file_field("what jobs may cost together in a calendar period", default=None)
     max_retries: int | None = file_field("how often a failing script may be started again", default=None, least=0)
     stall: StallRule | None = file_field("stalled jobs", default=None)
     min_gpu_utilization: UtilizationRule | None = file_field("jobs that waste accelerators", default=None)
@@ -248,6 +269,7 @@ SUBJECTS: dict[str, tuple[RuleAction, ...]] = {
     "max_runtime_s": ("stop", "refuse", "warn"),
     "max_wait_s": ("stop", "on-demand"),
     "max_cost": ("stop", "refuse", "warn"),
+    "concurrent": ("wait", "refuse", "warn"),
     "budget": ("wait", "refuse", "warn"),
     "max_retries": ("refuse", "warn"),
     "stall": ("restart", "stop", "warn"),
@@ -296,8 +318,8 @@ class Policy:
     digest: str = ""
     version: int = 0
 
-    def about(self, subject: str) -> tuple[Rule, ...]:
-        return tuple(rule for rule in self.rules if rule.subject == subject)
+    def about(self, *subjects: str) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.subject in subjects)
 
 
 NO_RULES = Policy()

@@ -160,6 +160,8 @@ def _check_parts(rule: Rule, path: str, wrong: _Wrong) -> None:
         conditions = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
         if all(each is None for each in conditions):
             raise wrong(path, "failure", "has at least one of log, exit_code and evidence")
+    if rule.concurrent is not None and rule.concurrent.gpus is None and rule.concurrent.nodes is None:
+        raise wrong(path, "concurrent", "has at least one of gpus and nodes")
     if rule.stall is not None and rule.stall.span_s > LONGEST_SPAN_S:
         raise wrong(f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
     if rule.market is not None and rule.market.over_s > MAX_MARKET_SPAN_S:

@@ -8,7 +8,7 @@ from datetime import date, datetime, timezone
 
 from stoker.core import budget_verdict, policy_rules
 from stoker.core.acceptable_offerings import within_cost_limit
-from stoker.core.budget_reservations import LaunchRequest, first_need
+from stoker.core.budget_reservations import first_request
 from stoker.core.budget_state import BudgetState, has_budget
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.limits import exhausted_limit
@@ -71,8 +71,7 @@ def forecast_budgets(
     now = datetime.now(timezone.utc)
     subject, books = Subject(spec, now.date(), job), read_budget_state(store, policy, now)
     bounds = policy_rules.effective_limits(policy, subject)
-    needs = [first_need(bounds, offering) for offering in policy_rules.allowed(policy, subject, offerings)]
-    ask = LaunchRequest(min(needs, key=lambda need: need.dollars), now) if needs else None
+    ask = first_request(bounds, policy_rules.allowed(policy, subject, offerings), now)
     stands = budget_verdict.describe_budgets(policy, subject, books.value, now, ask) if isinstance(books, Known) else ()
     return BudgetForecast(budget_verdict.forecast(policy, subject, books, now, ask), tuple(stands))
 
