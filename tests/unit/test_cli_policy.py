@@ -129,8 +129,9 @@ def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: 
     versions.write(store, "rules: [{tags: {team: any}}, {max_nodes: 1}, {max_retries: 0}]", "jane")
     (tmp_path / "stoker.yaml").write_text("run: 'true'\nnodes: 2\nresources: {provider: local}\n")
     code, _, said = stoker("run", "--dry-run")
-    assert code == 2 and said.count("\n") == 1
-    assert "policy tags: tags.team is missing" in said and "; policy max-nodes: 2 nodes are more than 1" in said
+    assert code == 2 and said.count("\n") == 2, "one line for each"
+    assert "stoker: policy tags: tags.team is missing" in said
+    assert "\nstoker: policy max-nodes: 2 nodes are more than 1" in said
     assert "max-retries" not in said
 
 

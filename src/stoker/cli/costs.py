@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stoker.cli.completers import complete_grouping
-from stoker.cli.options import json_option, opened_store, store_option
+from stoker.cli.options import NamedPath, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.read.costs import Amount, CostReport, CostRow
@@ -33,9 +35,18 @@ _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
     show_default=True,
     help="Count only costs since then: 7d, a date (in UTC), or all.",
 )
+@click.option(
+    "--csv",
+    "csv_file",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    type=NamedPath(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Write the rows as a table for spreadsheets, to FILE or to stdout.",
+)
 @json_option
 @store_option
-def command(by: str, since: str, as_json: bool) -> None:
+def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
     """Show what jobs cost, what they saved against on-demand, and what was wasted.
 
     IDLE: all accelerators were idle during the training. LOST: training after the last checkpoint that the next attempt
@@ -43,10 +54,13 @@ def command(by: str, since: str, as_json: bool) -> None:
     WAITING: a replacement that was ready, until the previous attempt had left.
     """
     from stoker.cli.format import counted, print_json, say, warn
+    from stoker.model.errors import UserError
     from stoker.read.cost_records import read_accounts
     from stoker.read.costs import KINDS, NONE, report, whole_days
     from stoker.store.base import place_text
 
+    if as_json and csv_file is not None:
+        raise UserError("--csv and --json: give one of them")
     now = datetime.now(timezone.utc)
     start = _since(since, now)
     store = opened_store()
@@ -71,6 +85,11 @@ def command(by: str, since: str, as_json: bool) -> None:
         return
     for job in accounts.unreadable:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
+    if csv_file is not None:
+        count = _write_csv(found, by, csv_file)
+        if str(csv_file) != "-":
+            say(f"{counted(count, 'row')} in {csv_file}")
+        return
     if found.rows:
         click.echo(_table(found, by))
         if by not in KINDS and all(row.name == NONE for row in found.rows):
@@ -90,6 +109,20 @@ def command(by: str, since: str, as_json: bool) -> None:
         say("no price is set for the machines of these jobs")
     if not all(getattr(found.total, name).complete for name in _names()):
         say("≥: a part is unknown; –: all of it is unknown")
+
+
+def _write_csv(found: CostReport, by: str, path: Path) -> int:
+    """Write the rows to a file, or to stdout for `-`. Raises UserError where the file cannot be written."""
+    from stoker.model.errors import UserError
+    from stoker.read.cost_csv import write_csv
+
+    if str(path) == "-":
+        return write_csv(sys.stdout, found, by)
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            return write_csv(file, found, by)
+    except OSError as error:
+        raise UserError(f"--csv {path}: cannot be written: {error.strerror}") from None
 
 
 def _meant(by: str) -> str:

@@ -35,11 +35,12 @@ from stoker.core.budget_text import (
     title_of,
     unpriced_text,
 )
-from stoker.core.concurrency import describe_limits, no_room
+from stoker.core.concurrency import no_room
 from stoker.core.costs import in_dollars
 from stoker.core.daily_costs import midnight
 from stoker.core.name_list import first_names
-from stoker.core.policy_rules import Subject, applies, in_scope, is_one_value
+from stoker.core.policy_patterns import is_one_value
+from stoker.core.policy_rules import Subject, applies, in_scope
 from stoker.core.tag_groups import values_of_group
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Policy, Rule, RuleAction
@@ -199,7 +200,7 @@ def unreported_warnings(policy: Policy, budget_state: BudgetState) -> Iterator[U
         period = period_of(rule.budget, budget_state.at)
         for (name, value), status in budget_state.statuses.items():
             if name == rule.name and status.due and status.reporter is None:
-                shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(tag, wanted)}
+                shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(wanted)}
                 yield UnreportedWarning(
                     BudgetMark(name, period.start, value, status.due),
                     f"{budget_name(name, rule.budget, value)} is {'spent' if status.due == FULL else 'nearly spent'}",
@@ -374,4 +375,3 @@ def describe_budgets(
             else ""
         )
         yield f"{title}: {parts}{mine}"
-    yield from describe_limits(policy, subject, budget_state.limits)

@@ -131,7 +131,7 @@ def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> boo
     fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
     found = policy_rules.broken(decision.settings.policy, decision.subject, offerings)
     for finding in found:
-        if finding.refuses and not decision.state.open_claims and (fresh or finding.rule.about_machines):
+        if finding.refuses and not decision.state.open_claims and (fresh or finding.about_machines):
             ended = Ended(outcome="failed", rule=finding.code, claim=decision.last_attempt())
             return decision.append(ended, str(finding))
     return fresh and decision.warn_of_findings(found)

@@ -284,6 +284,15 @@ def _wanted(node: SettingNode, path: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _patterns(node: SettingNode, path: str) -> tuple[str, ...]:
+    """Names, and patterns of names: with `*`, or between slashes."""
+    found = words(node, path)
+    for value in found:
+        if len(value) > 1 and value[0] == value[-1] == "/":
+            _compiled(node, path, value[1:-1])
+    return found
+
+
 def _label(node: SettingNode, path: str) -> str:
     found = text(node, path)
     if not _LABEL.fullmatch(found):
@@ -323,6 +332,7 @@ FORMS: dict[str, Reader] = {
     "version": _version,
     "name": _name,
     "labels": _labels,
+    "patterns": _patterns,
     "paths": _paths,
     "command": _command,
     "params": params,

@@ -15,10 +15,11 @@ from datetime import date
 from typing import ClassVar, Literal, get_args
 
 from stoker.model.file_field import MAX_DOLLARS, file_field
+from stoker.model.resources import Spot
 
 # Actions: only a warning; no submission and no first launch; save and end; save and restart; the next attempt is, or
-# may be, on-demand; no further launch for now.
-RuleAction = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait"]
+# may be, on-demand; no further launch for now; the job gets what it leaves open.
+RuleAction = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait", "fill"]
 # Events that people can be notified of.
 EventKind = Literal[
     "started",  # the first attempt has its machines
@@ -150,6 +151,34 @@ class FailureRule:
 
 
 @dataclass(frozen=True)
+class DenyRule:
+    """What is forbidden. At least one of the fields is set, and each holds by itself."""
+
+    providers: tuple[str, ...] = file_field("the providers that may not be used", form="patterns", default=())
+    regions: tuple[str, ...] = file_field("the regions that may not be used", form="patterns", default=())
+    machines: tuple[str, ...] = file_field("the machine types that may not be used", form="patterns", default=())
+    images: tuple[str, ...] = file_field(
+        "the images of machines and containers that may not be used", form="patterns", default=()
+    )
+    tags: dict[str, TagValues] = file_field("values that tags may not have", form="wanted", factory=dict)
+
+    @property
+    def about_machines(self) -> bool:
+        return bool(self.providers or self.regions or self.machines)
+
+
+@dataclass(frozen=True)
+class DefaultsRule:
+    """What the policy fills in where a job leaves it open. At least one of the fields is set."""
+
+    tags: dict[str, str] = file_field("tags, each where the job has none of that name", form="tags", factory=dict)
+    spot: Spot | None = file_field("as `resources.spot`", form="spot", default=None)
+    max_runtime_s: float | None = file_field("as `limits.max_runtime`", form="duration", default=None, above=0)
+    max_cost: float | None = file_field("as `limits.max_cost`", default=None, above=0, most=MAX_DOLLARS)
+    max_wait_s: float | None = file_field("as `limits.max_wait`", form="duration", default=None, above=0)
+
+
+@dataclass(frozen=True)
 class ConcurrentRule:
     """Machines that jobs may have at the same time. Beyond that, jobs wait for others to end. At least one of `gpus`
     and `nodes` is set."""
@@ -209,16 +238,18 @@ class Rule:
         form="wanted",
         default=None,
     )
-    providers: tuple[str, ...] | None = file_field("the providers that may be used", form="words", default=None)
+    providers: tuple[str, ...] | None = file_field("the providers that may be used", form="patterns", default=None)
     regions: tuple[str, ...] | None = file_field(
-        "the regions that may be used; `us-*` is a pattern", form="words", default=None
+        "the regions that may be used; `us-*` is a pattern", form="patterns", default=None
     )
-    machines: tuple[str, ...] | None = file_field("the machine types that may be used", form="words", default=None)
-    images: tuple[str, ...] | None = file_field("the images of machines and containers", form="words", default=None)
+    machines: tuple[str, ...] | None = file_field("the machine types that may be used", form="patterns", default=None)
+    images: tuple[str, ...] | None = file_field("the images of machines and containers", form="patterns", default=None)
+    deny: DenyRule | None = file_field("what may not be used", default=None)
     max_nodes: int | None = file_field("most nodes of a job", default=None, least=1)
     max_runtime_s: float | None = file_field("longest training time of a job", form="duration", default=None, above=0)
     max_wait_s: float | None = file_field("longest time without a machine", form="duration", default=None, above=0)
     max_cost: float | None = file_field("most dollars for a job", default=None, above=0, most=MAX_DOLLARS)
+    defaults: DefaultsRule | None = file_field("what is filled in where a job leaves it open", default=None)
     concurrent: ConcurrentRule | None = file_field("the machines that jobs may have at the same time", default=None)
     budget: Budget | None = file_field("what jobs may cost together in a calendar period", default=None)
     max_retries: int | None = file_field("how often a failing script may be started again", default=None, least=0)
@@ -246,7 +277,9 @@ class Rule:
     @property
     def about_machines(self) -> bool:
         """True if the rule also applies to later attempts of a job, because it is about machines."""
-        return self.subject in ("providers", "regions", "machines")
+        return self.subject in ("providers", "regions", "machines") or (
+            self.deny is not None and self.deny.about_machines
+        )
 
     @property
     def forbids_machines(self) -> bool:
@@ -265,10 +298,12 @@ SUBJECTS: dict[str, tuple[RuleAction, ...]] = {
     "regions": ("refuse", "warn"),
     "machines": ("refuse", "warn"),
     "images": ("refuse", "warn"),
+    "deny": ("refuse", "warn"),
     "max_nodes": ("refuse", "warn"),
     "max_runtime_s": ("stop", "refuse", "warn"),
     "max_wait_s": ("stop", "on-demand"),
     "max_cost": ("stop", "refuse", "warn"),
+    "defaults": ("fill",),
     "concurrent": ("wait", "refuse", "warn"),
     "budget": ("wait", "refuse", "warn"),
     "max_retries": ("refuse", "warn"),

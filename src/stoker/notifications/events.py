@@ -12,7 +12,8 @@ from stoker.core.budget_reservations import LEAVES, WAITS_FOR_ROOM
 from stoker.core.budget_verdict import UnreportedWarning
 from stoker.core.costs import in_dollars, job_cost
 from stoker.core.health_rules import OWN_STALL_RULE
-from stoker.core.policy_rules import PREFIX, matches_tag
+from stoker.core.policy_patterns import matches_tag
+from stoker.core.policy_rules import PREFIX
 from stoker.core.snapshot import Action, Terminate
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Warned

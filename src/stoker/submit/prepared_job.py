@@ -52,6 +52,9 @@ class PreparedJob(AbstractContextManager["PreparedJob"]):
     place: str | None = None
     # The job that this one is a clone of.
     origin: str | None = None
+    # What the policy filled in, by which version: a line for each rule, for the log.
+    filled: tuple[str, ...] = ()
+    policy: str = ""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
