@@ -59,7 +59,7 @@ def play(seed: int) -> World:
         world.after(moment_s, lambda what=what: world.strike(what))  # type: ignore[misc]
     world.run_until(3000.0)
     world.quiet = True
-    world.run_until(9000.0)
+    world.run_until(world.now_s + 6000.0)
     return world
 
 

@@ -169,6 +169,7 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
                     "spent": standing.spent,
                     "reserved": standing.set_aside,
                     "left": standing.left_of(rule.budget),
+                    "forecast": standing.forecast,
                     "dollars": rule.budget.dollars,
                     "period": rule.budget.period,
                     "until": period_of(rule.budget, now).end.isoformat(),
@@ -197,6 +198,8 @@ def _budget_line(budget: dict[str, Any]) -> str:
     spent = f"{'≥' if budget['incomplete'] else ''}{dollars(budget['spent'])}"
     share = budget["spent"] / budget["dollars"]
     rest = f"{dollars(budget['reserved'])} reserved, {dollars(budget['left'])} left"
+    if budget["spent"] < budget["dollars"] < budget["forecast"]:
+        rest += f", {dollars(budget['forecast'])} by its end at this pace"
     balance = f"{spent} of {dollars(budget['dollars'])} ({share:.0%}), {rest}, until {budget['until']}"
     return legible(f"budget {budget['rule']}{whose}: {balance}")
 

@@ -10,6 +10,7 @@ import click
 
 from stoker.cli.completers import complete_file
 from stoker.cli.options import NamedPath, help_alone, json_option, opened_store, set_option, store_option
+from stoker.cli.policy_approve import approve, list_approvals
 
 if TYPE_CHECKING:
     from stoker.governor.deployment_record import DeploymentRecord
@@ -153,6 +154,10 @@ def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], 
         for line in found.lines():
             click.echo(line)
     sys.exit(1 if found.refused else 0)
+
+
+command.add_command(approve)
+command.add_command(list_approvals)
 
 
 def _warnings_of_names(policy: Policy) -> list[str]:

@@ -57,14 +57,18 @@ class PolicyVerdict:
 
     @property
     def refused(self) -> bool:
-        return any(each.refuses for each in self.findings) or any(then == "refuse" for _, then in self.budgets)
+        refused = any(each.refuses and not each.needs_approval for each in self.findings)
+        return refused or any(then == "refuse" for _, then in self.budgets)
 
     def lines(self) -> Iterator[str]:
         """The verdict as lines for people."""
         yield from self.filled
         for finding in self.findings:
             for line in finding.lines:
-                yield f"{'would be refused' if finding.refuses else 'warning'}: {line}"
+                if finding.needs_approval:
+                    yield f"would wait: {line}{policy_rules.approval_text(finding.rule, None)}"
+                else:
+                    yield f"{'would be refused' if finding.refuses else 'warning'}: {line}"
         for reason, then in self.budgets:
             yield f"{_CONSEQUENCES[then]}: {reason}"
         for line in self.balances:

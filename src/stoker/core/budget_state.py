@@ -17,8 +17,13 @@ from stoker.model.job_state import JobState
 from stoker.model.policy import Budget, Policy, Rule
 from stoker.model.spec import Spec
 
-# Kinds of warnings, in their codes: nearly spent; fully spent; partly unknown; too little left for a launch.
-NEARLY, FULL, UNPRICED, RESERVED = "warning", "full", "unpriced", "reserved"
+# Kinds of warnings, in their codes: likely to be spent before the period ends; nearly spent; fully spent; partly
+# unknown; too little left for a launch.
+FORECAST, NEARLY, FULL, UNPRICED, RESERVED = "forecast", "warning", "full", "unpriced", "reserved"
+# Warnings that are written once for all jobs of a budget, the mildest first.
+SHARED = (FORECAST, NEARLY, FULL)
+# What was spent is extrapolated once this share of the period is over: a first hour says little about a month.
+_LEAST_ELAPSED = 0.1
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,10 @@ class BudgetStatus:
     spent: float = 0.0
     # Jobs with costs that are not known.
     unpriced: tuple[str, ...] = ()
-    # The warning that is due, NEARLY or FULL; empty if there is none, or it was written already.
+    # The warning that is due, one of SHARED; empty if there is none, or it was written already.
     due: str = ""
+    # Dollars that will be spent by the end of the period, if it goes on like this.
+    forecast: float = 0.0
     # The job that writes the warning into its log; None if no job of the budget is alive.
     reporter: str | None = None
     # Reservations of jobs that have begun for this period, the largest first.
@@ -212,11 +219,14 @@ def _statuses(
     period = period_of(budget, now)
     left_s, next_s = spans_of(budget, now)
     reserved: dict[str, list[Reserved]] = {}
+    running: dict[str, float] = {}
     for each in reservations:
         if in_scope(rule, each.tags):
+            value = value_of(rule, each.tags)
+            running[value] = running.get(value, 0.0) + _will_cost(each, left_s)
             amount, later = each.need.within(left_s), each.need.after(left_s, next_s)
             part = Reserved(each.job, each.at, amount, each.since, each.idle, each.begun, later)
-            reserved.setdefault(value_of(rule, each.tags), []).append(part)
+            reserved.setdefault(value, []).append(part)
     spent: dict[str, float] = {}
     unpriced: dict[str, set[str]] = {}
     for expense in found:
@@ -237,11 +247,13 @@ def _statuses(
                 alive.setdefault(value, []).append(state.job)
     statuses = {}
     for value, dollars in spent.items():
-        due = _due(budget, dollars)
+        forecast = dollars + max(_at_this_pace(dollars, period, now), running.get(value, 0.0))
+        due = _due(budget, dollars, forecast)
         if due and code_of(rule, period, due) in warned.get(value, ()):
             due = ""
         statuses[rule.name, value] = BudgetStatus(
             spent=dollars,
+            forecast=forecast,
             unpriced=tuple(sorted(unpriced.get(value, ()))),
             due=due,
             reporter=min(alive.get(value, ()), default=None) if due else None,
@@ -277,8 +289,25 @@ def _out_of_money(policy: Policy, statuses: Mapping[tuple[str, str], BudgetStatu
     )
 
 
-def _due(budget: Budget, spent: float) -> str:
-    """The warning that is due when this much is spent."""
+def _will_cost(each: Reservation, seconds: float) -> float:
+    """Dollars that a running job will cost in this time; 0 for one without a machine now."""
+    if each.idle:
+        return 0.0
+    most = each.need.dollars_per_s * max(0.0, seconds)
+    return most if each.need.rolling else min(each.need.dollars, most)
+
+
+def _at_this_pace(spent: float, period: Period, now: datetime) -> float:
+    """Dollars that follow until the end of the period, if as much is spent in each hour as until now."""
+    whole_s = (period.over_at - midnight(period.start)).total_seconds()
+    gone_s = (now - midnight(period.start)).total_seconds()
+    return spent * (whole_s - gone_s) / gone_s if gone_s >= whole_s * _LEAST_ELAPSED else 0.0
+
+
+def _due(budget: Budget, spent: float, forecast: float) -> str:
+    """The warning that is due when this much is spent, and this much will be."""
     if spent >= budget.dollars:
         return FULL
-    return NEARLY if spent >= budget.dollars * budget.warn_at else ""
+    if spent >= budget.dollars * budget.warn_at:
+        return NEARLY
+    return FORECAST if budget.forecast and forecast > budget.dollars else ""

@@ -23,7 +23,15 @@ def status_text(rule: Rule, status: BudgetStatus, value: str, period: Period) ->
     consequence = "; audit: nothing is done" if rule.audit else ""
     if denies_launches(rule) and status.spent >= rule.budget.dollars:
         consequence = "; no new machines until then"
-    return f"{title_of(rule)}: {spent_until(rule.budget, status, value, period)}{consequence}"
+    spent = spent_until(rule.budget, status, value, period)
+    return f"{title_of(rule)}: {spent}{forecast_text(rule.budget, status)}{consequence}"
+
+
+def forecast_text(budget: Budget, status: BudgetStatus) -> str:
+    """`; at this pace $1,240.00 by then (124%)`, where more will be spent than the budget has."""
+    if not budget.forecast or not status.spent < budget.dollars < status.forecast:
+        return ""
+    return f"; at this pace {in_dollars(status.forecast)} by its end ({status.forecast / budget.dollars:.0%})"
 
 
 def spent_until(budget: Budget, status: BudgetStatus, value: str, period: Period) -> str:

@@ -13,9 +13,11 @@ from datetime import date, datetime
 
 from stoker.core.budget_reservations import LaunchRequest, Reserved, Waiting, micro
 from stoker.core.budget_state import (
+    FORECAST,
     FULL,
     NEARLY,
     RESERVED,
+    SHARED,
     UNPRICED,
     BudgetState,
     BudgetStatus,
@@ -28,6 +30,7 @@ from stoker.core.budget_state import (
 from stoker.core.budget_text import (
     budget_name,
     exactly,
+    forecast_text,
     owner_text,
     spent_text,
     spent_until,
@@ -40,11 +43,12 @@ from stoker.core.costs import in_dollars
 from stoker.core.daily_costs import midnight
 from stoker.core.name_list import first_names
 from stoker.core.policy_patterns import is_one_value
-from stoker.core.policy_rules import Subject, applies, in_scope
+from stoker.core.policy_rules import Subject, applies, approval_text, in_scope
 from stoker.core.tag_groups import values_of_group
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import Policy, Rule, RuleAction
 
+_DUE = {FORECAST: "will be spent before its end", NEARLY: "is nearly spent", FULL: "is spent"}
 # Kind of the warning, in its code, that a limit which only warns has no room.
 ROOM = "room"
 
@@ -130,7 +134,19 @@ def judge(
     if request is not None:
         for each in _room_verdicts(policy, subject, budget_state.value, request):
             (held if isinstance(each, LaunchDenied) else warnings).append(each)
-    return (*warnings, *held)
+    approvable = {code_of(rule): rule for rule in rules if rule.approvers}
+    return (*warnings, *(_approvable(each, approvable, subject.job) for each in held))
+
+
+def _approvable(
+    each: BudgetWarning | LaunchDenied, rules: Mapping[str, Rule], job: str | None
+) -> BudgetWarning | LaunchDenied:
+    """The denial by a rule that has approvers: the job waits for one of them."""
+    if isinstance(each, BudgetWarning) or each.rule not in rules or each.unknown:
+        return each
+    text = approval_text(rules[each.rule], job)
+    waits = each.waits or each.reason
+    return replace(each, reason=each.reason + text, waits=waits + text, refuses=False, never=False)
 
 
 def _room_verdicts(
@@ -169,7 +185,7 @@ def warnings_of_job(
 
 @dataclass(frozen=True)
 class BudgetMark:
-    """Identifies one warning about a budget: its rule, the first day of its period, the tag's value, NEARLY or FULL."""
+    """Identifies one warning about a budget: its rule, the first day of its period, the tag's value, one of SHARED."""
 
     rule: str
     start: date
@@ -189,8 +205,8 @@ class UnreportedWarning:
 
     @property
     def order(self) -> int:
-        """Sort key: by period, and in each period NEARLY before FULL."""
-        return 2 * self.mark.start.toordinal() + (self.mark.kind == FULL)
+        """Sort key: by period, and in each period as SHARED has them."""
+        return len(SHARED) * self.mark.start.toordinal() + SHARED.index(self.mark.kind)
 
 
 def unreported_warnings(policy: Policy, budget_state: BudgetState) -> Iterator[UnreportedWarning]:
@@ -203,7 +219,7 @@ def unreported_warnings(policy: Policy, budget_state: BudgetState) -> Iterator[U
                 shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(wanted)}
                 yield UnreportedWarning(
                     BudgetMark(name, period.start, value, status.due),
-                    f"{budget_name(name, rule.budget, value)} is {'spent' if status.due == FULL else 'nearly spent'}",
+                    f"{budget_name(name, rule.budget, value)} {_DUE[status.due]}",
                     status_text(rule, status, value, period),
                     rule.audit,
                     shared | values_of_group(rule.budget.by, value),
@@ -214,7 +230,7 @@ def mark_of_code(policy: Policy, tags: Mapping[str, str], code: str) -> BudgetMa
     """The budget warning that a warning code stands for; None for any other code."""
     for rule in policy.about("budget"):
         found = code.removeprefix(f"{code_of(rule)}:").split(":")
-        if code.startswith(f"{code_of(rule)}:") and len(found) == 2 and found[1] in (NEARLY, FULL):
+        if code.startswith(f"{code_of(rule)}:") and len(found) == 2 and found[1] in SHARED:
             return BudgetMark(rule.name, date.fromisoformat(found[0]), value_of(rule, tags), found[1])
     return None
 
@@ -374,4 +390,4 @@ def describe_budgets(
             if request is not None
             else ""
         )
-        yield f"{title}: {parts}{mine}"
+        yield f"{title}: {parts}{forecast_text(budget, status)}{mine}"

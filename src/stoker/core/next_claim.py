@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.core import audit, budget_verdict, policy_rules
 from stoker.core.budget_reservations import (
     LaunchRequest,
+    has_begun,
     launch_request,
     leaves_code,
     waits_code,
@@ -21,6 +22,8 @@ from stoker.model.offerings import Offering
 
 # An unknown price may be known at the next query.
 _PRICES_CHANGE_S = 600.0
+# Kind of the warning, in its code, that a job waits for an approval.
+APPROVAL = "approval"
 # Reservations of other jobs are freed when those jobs end.
 _MONEY_CHANGES_S = 300.0
 
@@ -127,14 +130,36 @@ def _claim(decision: JobDecision, offering: Offering, reason: str, why: str) -> 
 
 
 def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> bool:
-    """End a job that the policy refuses, and warn once for each rule that only warns."""
-    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    """End a job that the policy refuses, let one wait that needs an approval, and warn once for each rule that only
+    warns."""
+    fresh = not has_begun(decision.state)
     found = policy_rules.broken(decision.settings.policy, decision.subject, offerings)
-    for finding in found:
-        if finding.refuses and not decision.state.open_claims and (fresh or finding.about_machines):
+    refusals = [each for each in found if each.refuses and (fresh or each.about_machines)]
+    for finding in refusals if not decision.state.open_claims else ():
+        if not finding.needs_approval:
             ended = Ended(outcome="failed", rule=finding.code, claim=decision.last_attempt())
             return decision.append(ended, str(finding))
-    return fresh and decision.warn_of_findings(found)
+    pending = [each for each in refusals if each.needs_approval]
+    if pending:
+        lines = [f"{each}{policy_rules.approval_text(each.rule, decision.state.job)}" for each in pending]
+        decision.waiting = lines[0]
+        for finding, line in zip(pending, lines, strict=True):
+            code = f"{finding.code}:{APPROVAL}"
+            if code not in decision.state.warned:
+                return decision.append(Warned(code=code), line)
+        return True
+    return _record_approvals(decision) or (fresh and decision.warn_of_findings(found))
+
+
+def _record_approvals(decision: JobDecision) -> bool:
+    """Record each approval of the job once, with its approver."""
+    for rule in decision.settings.policy.rules:
+        for each in policy_rules.exemptions(rule, decision.subject):
+            code = f"{policy_rules.PREFIX}{rule.name}:approved:{each.until}"
+            if each.approved_by and decision.now.date() <= each.until and code not in decision.state.warned:
+                text = f"policy {rule.name}: approved by {each.approved_by} until {each.until}: {each.why}"
+                return decision.append(Warned(code=code), text)
+    return False
 
 
 def warn_of_budgets(decision: JobDecision) -> bool:
@@ -151,7 +176,7 @@ def _denied_by_budget(decision: JobDecision) -> bool:
     if any(isinstance(each, budget_verdict.BudgetWarning) and decision.warn(each) for each in found):
         return True
     held = [each for each in found if isinstance(each, budget_verdict.LaunchDenied)]
-    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    fresh = not has_begun(decision.state)
     for each in held:
         if each.refuses and fresh and not decision.state.open_claims:
             return decision.append(Ended(outcome="failed", rule=each.rule, claim=decision.last_attempt()), each.reason)
@@ -198,7 +223,7 @@ def _wait_for_money(decision: JobDecision, held: budget_verdict.LaunchDenied, wh
     if held.until is not None:
         decision.wakes.append(held.until)
     decision.wake_in(_MONEY_CHANGES_S)
-    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    fresh = not has_begun(decision.state)
     if held.refuses and fresh and not decision.state.open_claims:
         decision.append(Ended(outcome="failed", rule=held.rule, claim=decision.last_attempt()), held.reason)
         return

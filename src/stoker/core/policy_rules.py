@@ -10,6 +10,7 @@ from datetime import date, datetime
 
 from stoker.core import spot
 from stoker.core.market import MarketHistory
+from stoker.core.name_list import first_names
 from stoker.core.policy_patterns import is_submitter, matches_tag
 from stoker.core.rule_checks import CheckedJob, Problem, allows_text, forbids, problems_of
 from stoker.core.tag_groups import tags_of_groups
@@ -61,6 +62,11 @@ class RuleFinding:
         return self.enforced and self.rule.action == "refuse"
 
     @property
+    def needs_approval(self) -> bool:
+        """True if the job waits for an approver instead of being refused."""
+        return self.refuses and bool(self.rule.approvers)
+
+    @property
     def about_machines(self) -> bool:
         """True if it also concerns later attempts of a job that runs."""
         return any(each.about_machines for each in self.problems) if self.problems else self.rule.about_machines
@@ -109,6 +115,22 @@ def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
         if (each.job is not None and each.job in ids)
         or (each.submitter is not None and submitter is not None and is_submitter(each.submitter, submitter))
     )
+
+
+def without_pending(policy: Policy, findings: Iterable[RuleFinding]) -> Policy:
+    """The policy without the rules that the job waits for an approval of: as if it were given."""
+    pending = {finding.rule.name for finding in findings if finding.needs_approval}
+    return (
+        replace(policy, rules=tuple(rule for rule in policy.rules if rule.name not in pending)) if pending else policy
+    )
+
+
+def approval_text(rule: Rule, job: str | None) -> str:
+    """What lets a job go on that a rule holds up, where it has approvers; empty where it has none."""
+    if not rule.approvers:
+        return ""
+    command = f"`stoker policy approve {job or 'JOB'} --rule {rule.name} --why …`"
+    return f"; it waits for an approval by {first_names(rule.approvers)}: {command}"
 
 
 def enforced_rules(policy: Policy, subject: Subject, about: str) -> tuple[Rule, ...]:

@@ -209,6 +209,9 @@ class Budget:
         default=None,
     )
     warn_at: float = file_field("a warning when this share is spent", form="percent", default=0.8, above=0)
+    forecast: bool = file_field(
+        "a warning when more will be spent by the end of the period, at this pace", default=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +224,8 @@ class Exemption:
     )
     until: date = file_field("the last day, in UTC", form="date")
     why: str = file_field("for later readers")
+    # The person that approved it, where it is an approval of `stoker policy approve`; not part of the file.
+    approved_by: str = ""
 
     @property
     def exempted(self) -> str:
@@ -268,6 +273,12 @@ class Rule:
     scope: dict[str, TagValues] = file_field("only jobs with these tags", form="wanted", factory=dict, key="for")
     exempt: tuple[Exemption, ...] = file_field(
         "jobs that it does not apply to", form="sections", default=(), key="except"
+    )
+    approvers: tuple[str, ...] = file_field(
+        "people who may let a job break it: identities, as submitters have them; a job that would be refused waits for "
+        "one of them",
+        form="patterns",
+        default=(),
     )
 
     @property

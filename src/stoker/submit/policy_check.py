@@ -129,16 +129,25 @@ def check_policy(
     """
     judged = policy_rules.judge(policy, Subject(spec, _today(), job), offerings)
     budget = forecast_budgets(store, policy, spec, offerings, job) if store is not None else BudgetForecast()
-    refusals = [line for each in judged.findings if each.refuses for line in each.lines]
+    pending = [each for each in judged.findings if each.needs_approval]
+    refusals = [line for each in judged.findings if each.refuses and each not in pending for line in each.lines]
     refusals += [reason for reason, then in budget.exceeded if then == "refuse"]
     if refusals:
         raise PolicyRefused(tuple(refusals))
+    if pending:
+        # The machines that the job gets once it is approved.
+        subject, approved = Subject(spec, _today(), job), policy_rules.without_pending(policy, pending)
+        judged = replace(judged, allowed=policy_rules.allowed(approved, subject, offerings))
     limits = limits or policy_limits(policy, spec, job)
     return PolicyCheck(
         offerings=_in_launch_order(policy, spec, store, judged.allowed),
         warnings=(
             *(submitter_doubts if judged.names_submitters else ()),
-            *(line for each in judged.findings for line in each.lines),
+            *(
+                line + (policy_rules.approval_text(each.rule, job) if each in pending else "")
+                for each in judged.findings
+                for line in each.lines
+            ),
             *(reason for reason, _ in budget.exceeded),
         ),
         notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances, *budget.in_use),
@@ -149,7 +158,7 @@ def check_policy(
 def refusals_without_machines(policy: Policy, spec: Spec, job: str | None = None) -> tuple[str, ...]:
     """Everything that the rules refuse whatever the machines, one line each: for a job that no machine fits."""
     found = policy_rules.broken(policy, Subject(spec, _today(), job))
-    return tuple(line for each in found if each.refuses for line in each.lines)
+    return tuple(line for each in found if each.refuses and not each.needs_approval for line in each.lines)
 
 
 def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:
