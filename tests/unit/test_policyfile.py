@@ -153,7 +153,10 @@ def test_every_subject_and_every_field() -> None:
         ("rules:\n- metric: {name: a, nan: true, above: 3}", "rules[0].metric: has one of nan, above, below"),
         ("rules:\n- budget: {period: day}", "rules[0].budget.dollars: is missing"),
         ("rules:\n- budget: {dollars: 0, period: day}", "rules[0].budget.dollars: must be more than 0, found 0"),
-        ("rules:\n- budget: {dollars: 5, period: year}", "rules[0].budget.period: expected day or week or month or quarter"),
+        (
+            "rules:\n- budget: {dollars: 5, period: year}",
+            "rules[0].budget.period: expected day or week or month or quarter",
+        ),
         ("rules:\n- budget: {dollars: 5, period: day, by: ''}", "rules[0].budget.by: is empty; leave it out"),
         (
             "rules:\n- budget: {dollars: 5, period: day}\n  then: stop",

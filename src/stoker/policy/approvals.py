@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import date
-from urllib.parse import unquote
 
 from stoker.core.policy_patterns import is_submitter
 from stoker.model import codec, keys
@@ -96,4 +95,4 @@ def _prefix(approval: Approval) -> str:
 
 def _until(key: str) -> str:
     """The last day of an approval, from its key."""
-    return unquote(key.removeprefix(keys.APPROVALS).partition("/")[0])
+    return key.removeprefix(keys.APPROVALS).partition("/")[0]
