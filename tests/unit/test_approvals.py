@@ -127,8 +127,8 @@ def test_machines_can_be_approved() -> None:
 
 def test_only_approvals_by_the_rules_approvers_count(store: Store) -> None:
     for by in ("os:lead@laptop", "os:jane@laptop", "os:boss@other", "os:boss@desk"):
-        approvals.write(store, Approval(f"job-{by[3:7]}", "big", by, TOMORROW, "demo"))
-    approvals.write(store, Approval("job-old", "big", "os:lead@laptop", date(2020, 1, 1), "demo"))
+        approvals.write(store, Approval(f"job-{by[3:7]}", "big", by, str(TOMORROW), "demo"))
+    approvals.write(store, Approval("job-old", "big", "os:lead@laptop", "2020-01-01", "demo"))
     (rule,) = ApprovalReader(store).with_approvals(policy(), TOMORROW).rules
     assert sorted((each.job, each.approved_by) for each in rule.exempt) == [
         ("job-boss", "os:boss@desk"),
@@ -137,12 +137,13 @@ def test_only_approvals_by_the_rules_approvers_count(store: Store) -> None:
 
 
 def test_what_is_no_approval_approves_nothing(store: Store) -> None:
-    good = keys.approval(TOMORROW.isoformat(), "job-1", "big")
+    good = approvals.key_prefix(str(TOMORROW), "job-1", "big")
     store.create(f"{good}x.json", b"{")
     store.create(
         f"{good}y.json", b'{"job": "job-2", "rule": "big", "by": "os:lead@x", "until": "2999-01-01", "why": ""}'
     )
     store.create(f"{keys.APPROVALS}nonsense", b"")
+    approvals.write(store, Approval("job-3", "big", "os:lead@laptop", "never", "demo"))
     assert ApprovalReader(store).with_approvals(policy(), TOMORROW) == policy()
 
 
@@ -152,7 +153,7 @@ def test_a_governor_sees_an_approval_in_its_next_pass_and_asks_for_none_where_no
     reader = PolicyReader(store, DEFAULT)
     versions.write(store, RULE, "jane")
     assert not reader.read().policy.rules[0].exempt
-    approvals.write(store, Approval("job-1", "big", "os:lead@laptop", TOMORROW, "demo"))
+    approvals.write(store, Approval("job-1", "big", "os:lead@laptop", str(TOMORROW), "demo"))
     assert [each.job for each in reader.read().policy.rules[0].exempt] == ["job-1"]
     assert [each.job for each in read_policy(store).rules[0].exempt] == ["job-1"]
     versions.write(store, "rules: [{max_nodes: 1}]", "jane")

@@ -128,7 +128,7 @@ def test_the_warning_says_how_much_and_is_written_once() -> None:
     assert warning.reason.endswith(
         "$60.00 of $100.00 a month are spent (60%), until 2026-02-01 00:00 UTC; at this pace $120.00 by its end (120%)"
     )
-    job = running("job-1")
+    job = running("job-1", since_s=15.5 * DAY)
     budget = compute_budget_state(by, [Expense("old", {}, EPOCH.date(), 60.0)], [(job, spec(5.0))], at(15.5 * DAY))
     (told,) = warnings_of_job(by, "job-1", {}, Known(budget), at(15.5 * DAY))
     assert mark_of_code(by, {}, told.code) == warning.mark

@@ -86,9 +86,7 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
     for job in accounts.unreadable:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
     if csv_file is not None:
-        count = _write_csv(found, by, csv_file)
-        if str(csv_file) != "-":
-            say(f"{counted(count, 'row')} in {csv_file}")
+        _write_csv(found, by, csv_file)
         return
     if found.rows:
         click.echo(_table(found, by))
@@ -111,16 +109,18 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
         say("≥: a part is unknown; –: all of it is unknown")
 
 
-def _write_csv(found: CostReport, by: str, path: Path) -> int:
+def _write_csv(found: CostReport, by: str, path: Path) -> None:
     """Write the rows to a file, or to stdout for `-`. Raises UserError where the file cannot be written."""
+    from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
     from stoker.read.cost_csv import write_csv
 
     if str(path) == "-":
-        return write_csv(sys.stdout, found, by)
+        write_csv(sys.stdout, found, by)
+        return
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
-            return write_csv(file, found, by)
+            say(f"{counted(write_csv(file, found, by), 'row')} in {path}")
     except OSError as error:
         raise UserError(f"--csv {path}: cannot be written: {error.strerror}") from None
 

@@ -51,7 +51,7 @@ def approve(job: str, names: tuple[str, ...], until: str, why: str) -> None:
             who = f"its approvers are {', '.join(rule.approvers)}" if rule.approvers else "it has no approvers"
             raise UserError(f"policy {rule.name}: {me.name} may not approve; {who}")
     for rule in rules:
-        approvals.write(store, approvals.Approval(job, rule.name, me.name, last, " ".join(why.split())))
+        approvals.write(store, approvals.Approval(job, rule.name, me.name, last.isoformat(), " ".join(why.split())))
         say(f"{job} may break policy {rule.name} until {last}, approved by {me.name}")
     try:
         deployment_record.wake(store, ())
@@ -74,7 +74,7 @@ def list_approvals(as_json: bool) -> None:
     if as_json:
         print_json(to_json(found))
     elif found:
-        rows = [[each.job, each.rule, str(each.until), legible(each.by), legible(each.why)] for each in found]
+        rows = [[each.job, each.rule, each.until, legible(each.by), legible(each.why)] for each in found]
         click.echo(table(("JOB", "RULE", "UNTIL", "BY", "WHY"), rows))
     else:
         say("no job is approved; `stoker policy approve JOB` approves one")

@@ -39,7 +39,7 @@ class PolicyVerdict:
     """The rules, limits, budgets and channels that apply to a job before it is submitted."""
 
     policy: Policy
-    # What the policy fills in, a line for each rule.
+    # The lines about what the policy fills in, one for each rule.
     filled: tuple[str, ...]
     findings: tuple[RuleFinding, ...]
     bounds: EffectiveLimits

@@ -22,7 +22,7 @@ from stoker.model.spec import Spec
 FORECAST, NEARLY, FULL, UNPRICED, RESERVED = "forecast", "warning", "full", "unpriced", "reserved"
 # Warnings that are written once for all jobs of a budget, the mildest first.
 SHARED = (FORECAST, NEARLY, FULL)
-# What was spent is extrapolated once this share of the period is over: a first hour says little about a month.
+# Spending is extrapolated once this share of the period is over: a first hour says little about a month.
 _LEAST_ELAPSED = 0.1
 
 

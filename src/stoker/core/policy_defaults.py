@@ -19,11 +19,17 @@ _SPOT = {"only": "true", "never": "false", "prefer": "prefer"}
 
 @dataclass(frozen=True)
 class FilledSpec:
-    """The spec with what the policy filled in. `fields` are dotted names; `lines` say what each rule filled in."""
+    """The spec with what the policy filled in. `fields` are dotted names; `lines` say what each rule filled in, and
+    what an audited one would."""
 
     spec: Spec
     fields: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """The lines, where anything was filled in."""
+        return self.lines if self.fields else ()
 
 
 def fill_in(policy: Policy, subject: Subject, written: Set[str]) -> FilledSpec:

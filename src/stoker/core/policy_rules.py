@@ -126,7 +126,7 @@ def without_pending(policy: Policy, findings: Iterable[RuleFinding]) -> Policy:
 
 
 def approval_text(rule: Rule, job: str | None) -> str:
-    """What lets a job go on that a rule holds up, where it has approvers; empty where it has none."""
+    """The advice for a job that a rule with approvers holds up; empty for a rule without."""
     if not rule.approvers:
         return ""
     command = f"`stoker policy approve {job or 'JOB'} --rule {rule.name} --why …`"

@@ -52,7 +52,7 @@ def forbids(rule: Rule, offering: Offering) -> bool:
 
 
 def allows_text(rule: Rule) -> str:
-    """What a rule about machines allows or forbids, for people."""
+    """The names that a rule about machines allows or forbids, for people."""
     if rule.deny is not None:
         names = (*rule.deny.providers, *rule.deny.regions, *rule.deny.machines)
         return f"{rule.name} forbids {first_names(names)}"

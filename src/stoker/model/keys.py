@@ -11,8 +11,7 @@
     collected/<kind>/<name>                           persons, create-only, empty, permanent: no job may use the name
     policy/defaults.yaml                              administrators: defaults of job files
     policy/rules/<version, 8 digits>.json             administrators, create-only: the rules that every job obeys
-    policy/approvals/<last day>/<job>/<rule>.<token>.json
-                                                      approvers, create-only: this job may break this rule until then
+    policy/approvals/<last day>/<job>/<rule>.<token>.json    approvers, create-only: this job may break this rule
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>/<size>  metrics/<n>/<size>  evidence/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
@@ -269,11 +268,6 @@ def read_market_observation(key: str) -> tuple[datetime, tuple[str, ...], str] |
 
 def rules(version: int) -> str:
     return f"{RULES}{number(version)}.json"
-
-
-def approval(until: str, job: str, rule: str) -> str:
-    """The beginning of the key of an approval; a token follows."""
-    return f"{APPROVALS}{until}/{job}/{quote(rule)}."
 
 
 def clone_chain(region: str, origin: str) -> str:

@@ -152,7 +152,7 @@ class FailureRule:
 
 @dataclass(frozen=True)
 class DenyRule:
-    """What is forbidden. At least one of the fields is set, and each holds by itself."""
+    """A deny list. At least one of the fields is set, and each holds by itself."""
 
     providers: tuple[str, ...] = file_field("the providers that may not be used", form="patterns", default=())
     regions: tuple[str, ...] = file_field("the regions that may not be used", form="patterns", default=())
@@ -169,7 +169,7 @@ class DenyRule:
 
 @dataclass(frozen=True)
 class DefaultsRule:
-    """What the policy fills in where a job leaves it open. At least one of the fields is set."""
+    """Values that the policy fills in where a job leaves them open. At least one of the fields is set."""
 
     tags: dict[str, str] = file_field("tags, each where the job has none of that name", form="tags", factory=dict)
     spot: Spot | None = file_field("as `resources.spot`", form="spot", default=None)

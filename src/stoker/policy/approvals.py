@@ -13,6 +13,7 @@ from datetime import date
 from stoker.core.policy_patterns import is_submitter
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.key_segments import quote
 from stoker.model.policy import Exemption, Policy, Rule
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
@@ -22,12 +23,13 @@ _MOST_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Approval:
-    """One approval, as it is stored. `by` is the identity that the cloud of the store knows, as for submitters."""
+    """One approval, as it is stored. `by` is the identity that the cloud of the store knows, as for submitters; `until`
+    is the last day, as `2026-12-31`, in UTC."""
 
     job: str
     rule: str
     by: str
-    until: date
+    until: str
     why: str
 
 
@@ -66,7 +68,9 @@ class ApprovalReader:
         except (CodecError, StoreError):
             return None
         # The key is what counts as expired, so the text may not say more than it.
-        return approval if approval is not None and key.startswith(_prefix(approval)) else None
+        return (
+            approval if approval is not None and key.startswith(_prefix(approval)) and _is_day(approval.until) else None
+        )
 
 
 def write(store: Store, approval: Approval, *, token: Callable[[], str] = new_token) -> None:
@@ -82,15 +86,27 @@ def may_approve(rule: Rule, identity: str) -> bool:
 def _with_approvals(rule: Rule, approvals: Iterable[Approval]) -> Rule:
     """The rule with the approvals by those who are its approvers now."""
     more = tuple(
-        Exemption(job=each.job, until=each.until, why=each.why, approved_by=each.by)
+        Exemption(job=each.job, until=date.fromisoformat(each.until), why=each.why, approved_by=each.by)
         for each in approvals
         if each.rule == rule.name and may_approve(rule, each.by)
     )
     return replace(rule, exempt=(*rule.exempt, *more)) if more else rule
 
 
+def key_prefix(until: str, job: str, rule: str) -> str:
+    """The beginning of the key of an approval; a token follows."""
+    return f"{keys.APPROVALS}{until}/{job}/{quote(rule)}."
+
+
 def _prefix(approval: Approval) -> str:
-    return keys.approval(approval.until.isoformat(), approval.job, approval.rule)
+    return key_prefix(approval.until, approval.job, approval.rule)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _until(key: str) -> str:

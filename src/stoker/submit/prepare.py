@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from stoker.core.policy_defaults import LIMITS, FilledSpec
 from stoker.jobfile import UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
@@ -104,19 +105,17 @@ def prepare(
 
     Relative paths of the spec are relative to `folder`. `warnings` are shown before those that are found here.
     `offline` asks no cloud, not even for its offerings. `original` is the job that this one is a clone of: its code is
-    taken. `written` are the fields that the job sets: the policy fills in others; None: all. The store is only read.
-    Raises UserError for the first mistake.
+    taken. `written` are the fields that the job sets; None: all. The store is only read. Raises UserError.
     """
     spec, submitter_doubts = with_submitter(spec, store, offline=offline)
     provider = connect(spec, store, offline=offline)
     capabilities = provider.capabilities
-    policy = read_policy(None if offline and not store.is_local else store)
-    filled = policy_filled(policy, spec, capabilities, written)
-    if filled.fields:
-        spec, warnings = filled.spec, [each for each in warnings if each != UNLIMITED]
     if isinstance(provider, SupportsSpecCheck):
         provider.check(spec)
     readable_store = None if offline and not store.is_local else store
+    policy = read_policy(readable_store)
+    filled = policy_filled(policy, spec, capabilities, written)
+    spec = filled.spec
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
     spec = localise(spec, capabilities, folder, readable_store)
     spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
@@ -129,19 +128,14 @@ def prepare(
     if capabilities.runs_locally and not offline:
         check_readable(choice.spec)
     machines = TargetMachines(provider, capabilities, choice.offerings, offline)
-    if code_folder is None:
-        assert original is not None
-        packages = _reuse(choice.spec, machines, original.submission)
-    else:
-        packages = _pack(choice.spec, machines, store, code_folder, local_inputs)
-    unchecked = () if readable_store else (_POLICY_NOT_CHECKED,)
+    packages = _packages(choice.spec, machines, store, code_folder, local_inputs, original)
     prepared = PreparedJob(
         spec=packages.spec,
         capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
-        warnings=(*warnings, *_warnings(provider, choice, packages, loopback_addresses)),
-        notes=(*filled.lines, *choice.check.notes, *unchecked, *packages.notes),
+        warnings=(*_still_true(warnings, filled), *_warnings(provider, choice, packages, loopback_addresses)),
+        notes=(*_policy_notes(filled, choice, readable_store), *packages.notes),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
         code=original.submission.code if original is not None else None,
@@ -152,12 +146,22 @@ def prepare(
         wheels=packages.wheels,
         place=provider.place if isinstance(provider, HasPlace) else None,
         origin=original.job if original is not None else None,
-        filled=filled.lines if filled.fields else (),
+        filled=filled.done,
         policy=policy.digest,
     )
     if not offline:
         preflight(provider, prepared, store)
     return prepared
+
+
+def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
+    """The warnings of the resolved job, without the one about limits that the policy has set since."""
+    return [each for each in warnings if each != UNLIMITED or not LIMITS & set(filled.fields)]
+
+
+def _policy_notes(filled: FilledSpec, choice: OfferingChoice, store: Store | None) -> tuple[str, ...]:
+    """The lines of the plan about the policy: what it filled in, its limits and budgets; or that it was not read."""
+    return (*filled.lines, *choice.check.notes, *(() if store else (_POLICY_NOT_CHECKED,)))
 
 
 def _warnings(
@@ -219,6 +223,21 @@ class _Packages:
     code_warnings: tuple[str, ...] = ()
     # Lines about agents, programs and wheels that are not packed.
     missing: tuple[str, ...] = ()
+
+
+def _packages(
+    spec: Spec,
+    machines: TargetMachines,
+    store: Store,
+    code_folder: Path | None,
+    local_inputs: Sequence[Path],
+    original: Original | None,
+) -> _Packages:
+    """Pack the code of a new job, or reuse that of the original."""
+    if code_folder is not None:
+        return _pack(spec, machines, store, code_folder, local_inputs)
+    assert original is not None
+    return _reuse(spec, machines, original.submission)
 
 
 def _pack(

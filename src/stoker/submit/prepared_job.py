@@ -52,7 +52,7 @@ class PreparedJob(AbstractContextManager["PreparedJob"]):
     place: str | None = None
     # The job that this one is a clone of.
     origin: str | None = None
-    # What the policy filled in, by which version: a line for each rule, for the log.
+    # For the log: a line for each rule of the policy that filled something in, and the digest of the policy.
     filled: tuple[str, ...] = ()
     policy: str = ""
 
