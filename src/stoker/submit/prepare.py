@@ -110,12 +110,12 @@ def prepare(
     spec, submitter_doubts = with_submitter(spec, store, offline=offline)
     provider = connect(spec, store, offline=offline)
     capabilities = provider.capabilities
-    if isinstance(provider, SupportsSpecCheck):
-        provider.check(spec)
     readable_store = None if offline and not store.is_local else store
     policy = read_policy(readable_store)
     filled = policy_filled(policy, spec, capabilities, written)
     spec = filled.spec
+    if isinstance(provider, SupportsSpecCheck):
+        provider.check(spec)
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
     spec = localise(spec, capabilities, folder, readable_store)
     spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
