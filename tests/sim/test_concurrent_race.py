@@ -77,7 +77,7 @@ def in_use(world: World, told: dict[str, list[Entry]], team: str, moment: dateti
     return total
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_no_more_machines_at_the_same_time_than_the_limit(seed: int) -> None:
     world = play(seed)
     told = logs(world)
