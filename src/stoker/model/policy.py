@@ -27,7 +27,7 @@ EventKind = Literal[
     "resumed",  # the next attempt has its machines
     "stalled",  # it makes no progress
     "rule",  # a rule of the policy is broken
-    "budget",  # a budget is nearly used up, or is
+    "budget",  # a budget is used up, nearly is, or will be at this pace
     "warning",  # any other warning
     "failed",
     "stopped",  # a person asked
