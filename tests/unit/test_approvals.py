@@ -190,6 +190,13 @@ def test_an_approver_lets_a_job_go(store: Store, stoker: Stoker) -> None:
     Governor(store).run_pass({job})
 
 
+def test_a_test_of_the_policy_says_that_it_would_wait(store: Store, stoker: Stoker, tmp_path: Path) -> None:
+    versions.write(store, RULE, "jane")
+    (tmp_path / "job.yaml").write_text("run: 'true'\nnodes: 2\n")
+    code, told, _ = stoker("policy", "test", str(tmp_path / "job.yaml"))
+    assert code == 0 and told.startswith("would wait: policy big: 2 nodes are more than 1") and "allowed" not in told
+
+
 def test_others_may_not_approve(store: Store, stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
     versions.write(store, RULE, "jane")
     monkeypatch.setattr(identity, "local_user", lambda: "os:jane@laptop")

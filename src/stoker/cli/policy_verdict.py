@@ -84,7 +84,7 @@ class PolicyVerdict:
             yield f"warning only: {each.field} {limit_text(each.field, each.value)} by policy {each.rule.name} ({mode})"
         for name, channel in self.notified.items():
             yield f"notified: {name} ({channel['to']}): {', '.join(channel['events']) or 'everything'}"
-        if not self.refused:
+        if not self.refused and not any(each.needs_approval for each in self.findings):
             rules = counted(len(self.policy.rules), "rule")
             yield f"allowed by {rules}" if self.policy.rules else "allowed: there are no rules"
 
