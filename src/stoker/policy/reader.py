@@ -31,7 +31,7 @@ class PolicyReader:
         today = datetime.now(timezone.utc).date()
         # A day more, so that a clock that is wrong does no harm: the decision compares with the store's clock.
         policy = self._approvals.with_approvals(self._settings.policy, today - timedelta(days=1))
-        return replace(self._settings, policy=policy)
+        return self._settings if policy is self._settings.policy else replace(self._settings, policy=policy)
 
     def _load(self, version: int) -> None:
         try:
