@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from external_world import HOUR_S, World
+from external_world import HOUR_S, World, events
 from scripted_cloud import ScriptedWorld
 from test_reservations import PolicyWorld, settings
 
@@ -15,6 +15,7 @@ from stoker.core.budget_state import compute_budget_state
 from stoker.core.budget_verdict import LaunchDenied, judge
 from stoker.core.concurrency import KEPT, uses_of
 from stoker.core.policy_rules import Subject
+from stoker.external_jobs.clone_chain import RuleWarning
 from stoker.governor.external_costs import read_rows
 from stoker.governor.external_costs import uses_of as external_uses
 from stoker.model.errors import SpecError
@@ -28,6 +29,7 @@ from stoker.policy.versions import current, parsed_policy
 from stoker.submit.policy_check import check_policy, forecast_budgets
 from tests.support.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_spec, make_state, nodes
 
+SPOTLESS = {"EnableManagedSpotTraining": False, "StoppingCondition": {"MaxRuntimeInSeconds": 432000}}
 FOUR, EIGHT = replace(ON_DEMAND, machine="m4", gpus=4), replace(ON_DEMAND, machine="m8", gpus=8)
 
 
@@ -214,3 +216,31 @@ def test_training_jobs_of_others_take_room_and_are_warned() -> None:
     assert isinstance(denied, LaunchDenied) and "2 of 2 nodes are in use by bert" in denied.reason
     mine = replace(subject, job="bert", is_external=True)
     assert not judge(by, mine, Known(books), books.at, replace(request, claimed_at=use.at)), "it does not deny itself"
+
+
+@pytest.mark.parametrize("then", ["wait", "refuse"])
+def test_a_training_job_of_others_that_begins_without_room_is_told_or_stopped(then: str) -> None:
+    found = World(f"- {{name: room, concurrent: {{nodes: 3, by: team}}, then: {then}}}")
+    found.account.start("first", training_s=HOUR_S, **SPOTLESS)
+    found.wake("first")
+    found.account.start(**SPOTLESS)
+    found.account.start("other", Tags=[{"Key": "team", "Value": "vision"}], **SPOTLESS)
+    for _ in range(2):
+        found.wake()
+        found.wake("other")
+    stopped = "Stopping" if then == "refuse" else "InProgress"
+    assert found.account.statuses() == {"first": "InProgress", "bert": stopped, "other": "InProgress"}
+    told = [event.rule for event in events(found) if isinstance(event, RuleWarning)]
+    assert told == (["policy:room"] if then == "wait" else [])
+    found.wake("first")
+    assert found.account.job("first").status == "InProgress", "one that trains is left alone"
+
+
+def test_the_own_jobs_of_the_store_wait_for_those_of_others() -> None:
+    found = World("- {name: room, concurrent: {nodes: 3, by: team}}")
+    found.account.start(training_s=HOUR_S, **SPOTLESS)
+    found.wake()
+    by = parsed_policy(current(found.store))
+    exceeded = forecast_budgets(found.store, by, spec(2, team="nlp"), (FOUR,)).exceeded
+    assert exceeded == (("policy room: needs 2 nodes: 2 of 3 nodes of team=nlp are in use by bert", "wait"),)
+    assert not forecast_budgets(found.store, by, spec(1, team="nlp"), (FOUR,)).exceeded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from stoker.core.policy_rules import Subject
 from stoker.jobfile import UNLIMITED, Job, read_layer, resolve
 from stoker.model.errors import SpecError
 from stoker.model.policy import Policy
+from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
@@ -55,7 +57,7 @@ def test_all_that_is_open_is_filled_in() -> None:
 
 def test_what_the_job_says_stays() -> None:
     job = "tags: {team: nlp}\nlimits: {max_runtime: 30h, max_cost: null, max_wait: 1h}\n"
-    spec, (line,) = filled(job.replace("\n", "\n") + "retry: {user_errors: 1}\n")
+    spec, (line,) = filled(job + "retry: {user_errors: 1}\n")
     assert spec.tags == {"team": "nlp", "project": "none"} and spec.limits.max_runtime_s == 30 * 3600
     assert spec.limits.max_cost is None, "a null is an answer"
     assert line == "policy defaults: filled in tags.project=none, resources.spot=prefer"
@@ -66,6 +68,14 @@ def test_a_false_that_is_written_is_an_answer() -> None:
     resolved = resolve((read_layer(given, "job.yaml"),), registry.capabilities)
     found = fill_in(policy(), Subject(resolved.spec, EPOCH.date()), resolved.written)
     assert found.spec.resources.spot == "never" and "resources.spot" not in found.fields
+
+
+def test_spot_is_not_filled_in_where_the_provider_has_none() -> None:
+    spec = Spec(name="x", run="true", resources=Resources(provider="ec2"))
+    without = replace(registry.capabilities("ec2"), honours=frozenset())
+    found = policy_filled(policy(), spec, without, frozenset())
+    assert found.spec.resources.spot == "never" and "limits.max_cost" in found.fields and "spot" not in found.lines[0]
+    assert policy_filled(policy(), spec, without, None).spec == spec, "a complete spec stays as it is"
 
 
 def test_the_first_rule_that_has_a_value_counts() -> None:
