@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from command_line import Stoker, stoker, store
 
-from stoker.cli import main
 from stoker.client import prepare_any
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
@@ -26,38 +25,16 @@ from stoker.policy.approvals import Approval, ApprovalReader
 from stoker.policy.policy_file import parse_policy
 from stoker.policy.reader import PolicyReader
 from stoker.store import job_log
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
 from stoker.submit import identity
 from stoker.submit.policy_check import read_policy
 from stoker.submit.send import send
 from tests.support.sim_data import EPOCH, SPOT_A, SPOT_B, at, make_snapshot, make_spec, make_state
 
-Stoker = Callable[..., tuple[int, str, str]]
+__all__ = ["stoker", "store"]
 RULE = "rules: [{name: big, max_nodes: 1, approvers: ['os:lead@*', 'os:boss@desk']}]"
 TODAY = EPOCH.date()
 TOMORROW = datetime.now(timezone.utc).date() + timedelta(days=1)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def stoker(store: Store, capsys: pytest.CaptureFixture[str]) -> Stoker:
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
 
 
 @pytest.fixture

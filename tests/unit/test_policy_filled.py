@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from command_line import store
 
 from stoker.client import prepare_any
 from stoker.core.policy_defaults import fill_in
@@ -19,11 +19,12 @@ from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.providers import registry
 from stoker.store import job_index, job_log
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
 from stoker.submit.policy_check import policy_filled
 from stoker.submit.send import send
 from tests.support.sim_data import EPOCH
 
+__all__ = ["store"]
 RULES = """rules:
 - name: students
   defaults: {tags: {project: thesis}, max_runtime: 2h}
@@ -111,15 +112,6 @@ def test_mistakes(text: str, told: str) -> None:
     with pytest.raises(SpecError) as error:
         policy(f"rules:\n- {{{text}}}\n")
     assert told in str(error.value)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (tmp_path / "code").mkdir()
-    monkeypatch.chdir(tmp_path / "code")
-    return open_store(str(tmp_path / "store"))
 
 
 def test_the_plan_and_the_log_say_so_and_the_rules_are_checked_after(store: Store) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Stoker, stoker, store
 
-from stoker.cli import main
 from stoker.core.policy_patterns import matches
 from stoker.core.policy_rules import Subject, allowed, broken
 from stoker.model.errors import SpecError
@@ -18,35 +17,15 @@ from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
 from tests.support.sim_data import EPOCH
 
-Stoker = Callable[..., tuple[int, str, str]]
+__all__ = ["stoker", "store"]
 TODAY = EPOCH.date()
 G5 = Offering("ec2", "g5.xlarge", "us-east-1a", False, region="us-east-1")
 P5 = Offering("ec2", "p5.48xlarge", "us-east-1a", False, region="us-east-1")
 N1 = Offering("gce", "n1-standard-4", "us-central1-a", False, region="vision-1/us-central1")
 ALL = (G5, P5, N1)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.chdir(tmp_path)
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def stoker(store: Store, capsys: pytest.CaptureFixture[str]) -> Stoker:
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, captured.out, captured.err
-
-    return run_it
 
 
 def policy(text: str) -> Policy:
@@ -167,33 +146,37 @@ def test_a_misspelt_name_is_refused_when_the_policy_is_set(
     line: str,
 ) -> None:
     (tmp_path / "policy.yaml").write_text(f"rules: [{{{rule}}}]\n")
-    code, _, said = stoker("policy", "set", "policy.yaml")
+    code, _, said = stoker("policy", "set", str(tmp_path / "policy.yaml"))
     assert code == 2 and line in said and "write a pattern" in said and versions.newest(store) == 0
     versions.write(store, f"rules: [{{{rule}}}]\n", "jane")
     (tmp_path / "job.yaml").write_text("run: 'true'\nresources: {provider: local}\n")
-    assert line in stoker("policy", "test", "job.yaml")[2], "one that was set earlier is told as a warning"
+    tested = stoker("policy", "test", str(tmp_path / "job.yaml"))[2]
+    assert line in tested, "one that was set earlier is told as a warning"
 
 
+@pytest.mark.usefixtures("store")
 def test_all_misspelt_names_are_told_at_once(stoker: Stoker, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rules: [{machines: [g5.xlrge, g6.xlrge]}, {regions: [us-esat-1]}]\n")
-    code, _, said = stoker("policy", "set", "policy.yaml")
+    code, _, said = stoker("policy", "set", str(tmp_path / "policy.yaml"))
     assert code == 2 and len(said.splitlines()) == 3 and all(line.startswith("stoker: ") for line in said.splitlines())
 
 
 @pytest.mark.parametrize(
     "name", ["g5.xlarge", "ml.g5.xlarge", "n2-custom-4-8192", "local", "n1-standard-8+nvidia-tesla-t4:1"]
 )
+@pytest.mark.usefixtures("store")
 def test_real_names_are_not_told(stoker: Stoker, tmp_path: Path, name: str) -> None:
     (tmp_path / "policy.yaml").write_text(
         f"rules: [{{machines: ['{name}']}}, {{regions: [us-east-1, us-central1, 'p/us-*']}}]\n"
     )
-    code, _, said = stoker("policy", "set", "policy.yaml")
+    code, _, said = stoker("policy", "set", str(tmp_path / "policy.yaml"))
     assert code == 0 and "warning" not in said
 
 
+@pytest.mark.usefixtures("store")
 def test_newer_names_are_written_as_patterns_and_told_as_warnings(stoker: Stoker, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rules: [{machines: ['g5.xlrge*', zzz]}]\n")
-    code, _, said = stoker("policy", "set", "policy.yaml")
+    code, _, said = stoker("policy", "set", str(tmp_path / "policy.yaml"))
     assert code == 0
     assert "warning: policy machines: machines: no machine type that is known here matches g5.xlrge*" in said
     assert "warning: policy machines: machines: no machine type that is known here is called zzz" in said
