@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from command_line import store
 
@@ -13,7 +11,6 @@ from stoker.core.policy_rules import Subject
 from stoker.jobfile import UNLIMITED, Job, read_layer, resolve
 from stoker.model.errors import SpecError
 from stoker.model.policy import Policy
-from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
@@ -41,7 +38,7 @@ def policy(text: str = RULES) -> Policy:
 def filled(job: str, text: str = RULES, provider: str = "ec2") -> tuple[Spec, tuple[str, ...]]:
     given = f"run: 'true'\nname: x\nresources: {{provider: {provider}, region: us-east-1}}\n" + job
     resolved = resolve((read_layer(given, "job.yaml"),), registry.capabilities)
-    found = policy_filled(policy(text), resolved.spec, registry.capabilities(provider), resolved.written)
+    found = policy_filled(policy(text), resolved.spec, resolved.written)
     return found.spec, found.lines
 
 
@@ -69,14 +66,6 @@ def test_a_false_that_is_written_is_an_answer() -> None:
     resolved = resolve((read_layer(given, "job.yaml"),), registry.capabilities)
     found = fill_in(policy(), Subject(resolved.spec, EPOCH.date()), resolved.written)
     assert found.spec.resources.spot == "never" and "resources.spot" not in found.fields
-
-
-def test_spot_is_not_filled_in_where_the_provider_has_none() -> None:
-    spec = Spec(name="x", run="true", resources=Resources(provider="ec2"))
-    without = replace(registry.capabilities("ec2"), honours=frozenset())
-    found = policy_filled(policy(), spec, without, frozenset())
-    assert found.spec.resources.spot == "never" and "limits.max_cost" in found.fields and "spot" not in found.lines[0]
-    assert policy_filled(policy(), spec, without, None).spec == spec, "a complete spec stays as it is"
 
 
 def test_the_first_rule_that_has_a_value_counts() -> None:

@@ -119,7 +119,7 @@ def judge_job(policy: Policy, store: Store, resolved: ResolvedJob) -> PolicyVerd
     """
     spec, _ = with_submitter(resolved.spec, store)
     provider = connect(spec, store, offline=True)
-    filled = policy_filled(policy, spec, provider.capabilities, resolved.written)
+    filled = policy_filled(policy, spec, resolved.written)
     spec = filled.spec
     offered = provider.offerings(spec.resources)
     subject = Subject(spec, datetime.now(timezone.utc).date())

@@ -20,12 +20,11 @@ from stoker.core.prior_usage import used_before
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import Memory, active_jobs
-from stoker.jobfile import check_honoured
 from stoker.model.durations import span_text
-from stoker.model.errors import PolicyRefused, SpecError, UserError
+from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.job_state import JobState
 from stoker.model.observed import Known, Observed
-from stoker.model.offerings import Capabilities, Offering
+from stoker.model.offerings import Offering
 from stoker.model.policy import NO_RULES, Policy, RuleAction
 from stoker.model.spec import Spec
 from stoker.policy import versions
@@ -53,22 +52,9 @@ def policy_limits(policy: Policy, spec: Spec, job: str | None = None) -> Effecti
     return policy_rules.effective_limits(policy, Subject(spec, _today(), job))
 
 
-def policy_filled(policy: Policy, spec: Spec, capabilities: Capabilities, written: Set[str] | None) -> FilledSpec:
-    """The spec with what the policy fills in. `written` are the fields that the job sets; None: all of them.
-
-    What the provider cannot honour is not filled in.
-    """
-    if written is None:
-        return FilledSpec(spec)
-    subject = Subject(spec, _today())
-    found = fill_in(policy, subject, written)
-    if found.spec.resources.spot == spec.resources.spot:
-        return found
-    try:
-        check_honoured(found.spec, spec.resources.provider, capabilities)
-    except SpecError:
-        return fill_in(policy, subject, {*written, "resources.spot"})
-    return found
+def policy_filled(policy: Policy, spec: Spec, written: Set[str] | None) -> FilledSpec:
+    """The spec with what the policy fills in. `written` are the fields that the job sets; None: all of them."""
+    return FilledSpec(spec) if written is None else fill_in(policy, Subject(spec, _today()), written)
 
 
 @dataclass(frozen=True)

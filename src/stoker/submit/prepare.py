@@ -112,7 +112,7 @@ def prepare(
     capabilities = provider.capabilities
     readable_store = None if offline and not store.is_local else store
     policy = read_policy(readable_store)
-    filled = policy_filled(policy, spec, capabilities, written)
+    filled = policy_filled(policy, spec, written)
     spec = filled.spec
     if isinstance(provider, SupportsSpecCheck):
         provider.check(spec)
