@@ -40,6 +40,14 @@ class UserError(StokerError):
     exit_code = 2
 
 
+class PolicyRefused(UserError):
+    """The policy refuses a job, or has mistakes itself. `problems` has one line for each: rule, field, what to do."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
 class NotInstalled(UserError):
     """A part of Stoker needs packages that are not installed; the message says how to install them."""
 
