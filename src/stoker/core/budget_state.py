@@ -272,7 +272,7 @@ def _with_queues(
         rules = [rule for rule in policy.about("budget") if in_scope(rule, each.tags) and denies_launches(rule)]
         keys = [(rule.name, value_of(rule, each.tags)) for rule in rules]
         most = [micro(rule.budget.dollars) if rule.budget else 0 for rule in rules]
-        spent = [micro(statuses[key].spent) if key in statuses else 0 for key in keys]
+        spent = [micro(statuses[key].spent) for key in keys]
         if all(gone + each.amount <= dollars for gone, dollars in zip(spent, most, strict=True)):
             for key in keys:
                 queues.setdefault(key, []).append(each)
