@@ -109,8 +109,9 @@ class Setup:
             command = self._with_index(submission, self._command(submission, result, shell_argv(submission.spec.setup)))
             steps.run(Step("setup", command, "put what does not change into `environment`, which is kept"))
         steps.report()
-        # The last of all: the machine may have been given its name by the set-up.
-        return replace(result, host=host_names.claim_host(self._node, self._runtime, submission.spec))
+        # The last of all: the machine may have been given its name, and its driver, by the set-up.
+        host = host_names.claim_host(self._node, self._runtime, submission.spec)
+        return replace(result, host=host, gpus=self._runtime.gpus)
 
     def cut_mounts(self) -> None:
         """Cut the mounts of inputs, so that no process waits for them any more."""
