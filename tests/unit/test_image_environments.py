@@ -11,7 +11,9 @@ from pathlib import Path
 import installing_machine
 import pytest
 from installing_machine import Bench, uv
+from noticing_machine import Here
 
+from stoker.agent import main
 from stoker.agent.environment import python as python_module
 from stoker.agent.environment.image_environments import image_path
 from stoker.agent.environment.python import Python
@@ -79,6 +81,21 @@ def test_of_several_for_neuron_the_newest_for_training_comes_first(tmp_path: Pat
 def test_a_plain_image_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "opt/pytorch/bin").mkdir(parents=True)  # Without a Python.
     assert image_path(SYSTEM, tmp_path) == SYSTEM
+
+
+class Own(Here):
+    """A person's computer, whose environments stay."""
+
+    environments = Path("/environments")
+
+
+def test_a_persons_own_conda_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "image_path", lambda search: f"/opt/conda/bin:{search}")
+    monkeypatch.setenv("PATH", SYSTEM)
+    main._use_image_environment(Own())
+    assert os.environ["PATH"] == SYSTEM
+    main._use_image_environment(Here())
+    assert os.environ["PATH"] == f"/opt/conda/bin:{SYSTEM}"
 
 
 # ── Any Python of an image ────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,7 +28,7 @@ from stoker.model.node_facts import Heartbeat
 from stoker.processes import TRAINING, end_remains, set_parent_death_signal
 from stoker.processes.container_sweep import sweep
 from stoker.providers import registry
-from stoker.providers.base import HasEnvironmentCache, RunsInContainer, SupportsHostReplacement
+from stoker.providers.base import HasEnvironmentCache, Machine, RunsInContainer, SupportsHostReplacement
 from stoker.store.base import Store, open_store
 from stoker.store.node_facts import MAX_BOOTS
 
@@ -52,9 +52,7 @@ def run_agent(root: Path) -> int:
     if store is None:
         return 1
     machine = registry.machine(config.provider, root)
-    if not isinstance(machine, (HasEnvironmentCache, RunsInContainer)):
-        # Everything that this agent starts finds the image's own PyTorch.
-        os.environ["PATH"] = image_path(os.environ.get("PATH", os.defpath))
+    _use_image_environment(machine)
     if isinstance(machine, SupportsHostReplacement):
         found = _announce(store, config, boot, time.monotonic() + _STORE_LIMIT_S)
         if found is None:
@@ -84,6 +82,15 @@ def run_agent(root: Path) -> int:
     node.machine.wake_governors()
     node.machine.give_back()
     return 0
+
+
+def _use_image_environment(machine: Machine) -> None:
+    """Let everything that this agent starts find the PyTorch of the machine's image.
+
+    A person's own computer, and a container, have the PATH that they were given.
+    """
+    if not isinstance(machine, (HasEnvironmentCache, RunsInContainer)):
+        os.environ["PATH"] = image_path(os.environ.get("PATH", os.defpath))
 
 
 def _open_store(config: NodeConfig, until_s: float) -> Store | None:
