@@ -14,7 +14,14 @@ from agent_world import OFFERING, AgentWorld
 from plain_store import wait_for
 
 from stoker.agent.health import accelerators
-from stoker.agent.health.accelerators import AcceleratorProbe, AcceleratorWait, Seen, Sold, sold_accelerators
+from stoker.agent.health.accelerators import (
+    AcceleratorProbe,
+    AcceleratorWait,
+    Seen,
+    Sold,
+    count_processes,
+    sold_accelerators,
+)
 from stoker.agent.phases.accelerators import promised
 from stoker.agent.phases.context import AttemptContext
 from stoker.core.attempt_verdict import RULES, Verdict
@@ -131,6 +138,16 @@ def test_devices_of_other_makers(tmp_path: Path, maker: Any, files: list[str]) -
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert probe(tmp_path).count(maker) == Seen(2)
+
+
+def test_torchrun_starts_a_process_for_each_device_that_is_there(tmp_path: Path) -> None:
+    assert count_processes(tmp_path, lambda: 2) == 0, "there is no device"
+    (tmp_path / "neuron0").touch()
+    assert count_processes(tmp_path, lambda: 2) == 2
+    (tmp_path / "accel").mkdir()
+    for number in range(8):
+        (tmp_path / f"accel/accel{number}").touch()
+    assert count_processes(tmp_path, lambda: 0) == 8
 
 
 # ── What was sold ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stoker.agent.sagemaker_machine import count_neuron_cores
 from stoker.model.durations import span_text
 
 Maker = Literal["nvidia", "neuron", "habana", "tpu"]
@@ -93,7 +94,7 @@ class AcceleratorProbe:
 
     def count(self, maker: Maker) -> Seen:
         """Count them: NVIDIA's by what their driver says, others by their device files."""
-        devices = max(len(list(self._dev.glob(pattern))) for pattern in _DEVICES[maker])
+        devices = _count_devices(maker, self._dev)
         program = shutil.which("nvidia-smi") if maker == "nvidia" else None
         # Files of devices stay when a GPU has fallen off the bus, and may be missing before the first query.
         return Seen(devices) if program is None else self._ask(program)
@@ -126,6 +127,15 @@ class AcceleratorProbe:
             self._check()
             time.sleep(_POLL_S)
         return process.poll()
+
+
+def count_processes(dev: Path = Path("/dev"), cores: Callable[[], int] = count_neuron_cores) -> int:
+    """Count the accelerators that are no GPUs, and for which torchrun starts a process each: Gaudis, Neuron cores."""
+    return _count_devices("habana", dev) or (cores() if _count_devices("neuron", dev) else 0)
+
+
+def _count_devices(maker: Maker, dev: Path) -> int:
+    return max(len(list(dev.glob(pattern))) for pattern in _DEVICES[maker])
 
 
 @dataclass
