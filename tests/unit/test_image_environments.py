@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import installing_machine
@@ -16,7 +17,7 @@ from noticing_machine import Here
 from stoker.agent import main
 from stoker.agent.environment import python as python_module
 from stoker.agent.environment.image_environments import image_path
-from stoker.agent.environment.python import Python
+from stoker.agent.environment.python import Python, activate
 from stoker.model.spec import Container
 from tests.support.package_index import PackageIndex, make_wheel
 
@@ -70,6 +71,14 @@ def test_the_images_own_choice_comes_before_other_environments(tmp_path: Path) -
     """An image whose profile activates an environment means that one."""
     mine, torch = brings(tmp_path, "srv/mine", "torch"), brings(tmp_path, "opt/pytorch", "torch")
     assert image_path(f"{mine}:{SYSTEM}", tmp_path) == f"{mine}:{torch}:{SYSTEM}"
+
+
+def test_stokers_own_python_is_no_environment(tmp_path: Path) -> None:
+    """Its folder ends the PATH, for images that have only a `python3`."""
+    own = brings(tmp_path, "opt/stoker")
+    assert image_path(f"{SYSTEM}:{own}", tmp_path) == f"{SYSTEM}:{own}"
+    conda = brings(tmp_path, "opt/conda")
+    assert image_path(f"{SYSTEM}:{own}", tmp_path) == f"{conda}:{SYSTEM}:{own}"
 
 
 def test_of_several_for_neuron_the_newest_for_training_comes_first(tmp_path: Path) -> None:
@@ -191,6 +200,15 @@ def test_a_container_and_a_persons_computer_are_as_they_were(cloud: Bench) -> No
 
 
 @pytest.mark.slow
+def test_sagemakers_container_is_the_image_of_its_machine(cloud: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SageMaker installs requirements.txt on top of what its image has."""
+    monkeypatch.setattr(installing_machine.CloudMachine, "contained", True, raising=False)
+    cloud.write("requirements.txt", "lightning\n")
+    environ = cloud.install(container=Container("pytorch-training:2.4"))
+    assert cloud.version(environ, "torch") == "2.4.0+cu121"
+
+
+@pytest.mark.slow
 def test_a_lock_names_every_package_and_keeps_none(cloud: Bench) -> None:
     project = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["click"]\n'
     cloud.write("pyproject.toml", project)
@@ -269,11 +287,17 @@ def test_a_job_on_a_plain_image_hears_nothing_of_pythons(cloud: Bench) -> None:
     assert cloud.install(None) == {} and cloud.said == [], "a job without Python needs none"
 
 
-def test_a_pip_of_its_own_is_left_alone(tmp_path: Path) -> None:
+def test_the_images_environment_is_active(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     base = Python(f"{tmp_path}/bin/python", "3.12.3", "", "", "", True, True, (), {}, {}, ("-m", "pip"), "/usr/bin")
-    environ = python_module.provide_pip(base, tmp_path / "links")
-    assert environ == {"PATH": f"{tmp_path}/links{os.pathsep}{tmp_path}/bin{os.pathsep}/usr/bin"}
+    path = f"{tmp_path}/links{os.pathsep}{tmp_path}/bin{os.pathsep}/usr/bin"
+    assert activate(base, tmp_path / "links") == {"PATH": path, "VIRTUAL_ENV": str(tmp_path)}
     assert (tmp_path / "links/pip").read_text() == f'#!/bin/sh\nexec {tmp_path}/bin/python -m pip "$@"\n'
+    # A pip of its own is left alone.
     (tmp_path / "bin/pip").touch()
-    assert python_module.provide_pip(base, tmp_path / "links") == {}
+    assert activate(base, tmp_path / "links") == {"VIRTUAL_ENV": str(tmp_path)}
+    conda = replace(base, environment=False)
+    assert activate(conda, tmp_path / "links") == {}
+    (tmp_path / "conda-meta").mkdir()
+    found = activate(conda, tmp_path / "links")
+    assert found == {"CONDA_PREFIX": str(tmp_path), "CONDA_DEFAULT_ENV": tmp_path.name}

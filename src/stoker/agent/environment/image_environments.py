@@ -27,7 +27,7 @@ def image_path(search: str, root: Path = Path("/")) -> str:
     """
     given = [folder for folder in search.split(os.pathsep) if folder]
     chosen = next((Path(folder) for folder in given if _has_python(Path(folder))), None)
-    found = [] if chosen is None or str(chosen).startswith(_DISTRIBUTION) else [chosen]
+    found = [chosen] if chosen is not None and _is_environment(chosen) else []
     found += [folder for folder in _candidates(root) if _has_python(folder)]
     # Stable: where none has a framework, or several have one, their order stays.
     found.sort(key=lambda folder: not _has_framework(folder.parent))
@@ -48,6 +48,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _has_python(folder: Path) -> bool:
     return os.access(folder / "python", os.X_OK)
+
+
+def _is_environment(folder: Path) -> bool:
+    """Tell Pythons with packages of their own from the distribution's, and from scripts that start another one."""
+    return not str(folder).startswith(_DISTRIBUTION) and any(folder.parent.glob("lib*/python3*"))
 
 
 def _has_framework(environment: Path) -> bool:

@@ -22,7 +22,7 @@ from stoker.agent.environment.package_sources import (
     PrivateIndex,
     choose_wheels,
 )
-from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, provide_pip, put_first
+from stoker.agent.environment.python import MakeCommand, Python, activate, find, is_plain_python, put_first
 from stoker.agent.environment.read_requirements import NOTHING, Requirements
 from stoker.agent.environment.uv import Uv, find_program
 from stoker.agent.environment.variables import UV_FILES
@@ -82,7 +82,7 @@ class Packages:
                 self._node.say(f"{there}, and setup installs into an environment on top of it")
                 return self._build_on_top(base, wanted)
             self._node.say(f"{there}, so no environment is built")
-            return put_first(base, self._links) if wanted else self._pip_of(base)
+            return put_first(base, self._links) if wanted else self._activate(base)
         venv = self._build_environment(files, base, uv, source, target, key, keep=keep)
         for line in venv.report():
             self._node.say(line)
@@ -116,8 +116,8 @@ class Packages:
             return ""
         return "; environment.system_packages: false makes a clean environment"
 
-    def _pip_of(self, base: Python) -> dict[str, str]:
-        return provide_pip(base, self._links) if self._on_image and base.is_of_image else {}
+    def _activate(self, base: Python) -> dict[str, str]:
+        return activate(base, self._links) if self._on_image and base.is_of_image else {}
 
     def _select_python(self, wanted: str | None) -> dict[str, str]:
         """Return the variables that select the wanted Python when nothing is to be installed."""
@@ -134,7 +134,7 @@ class Packages:
             return {}  # A job may need no Python at all.
         if base.is_of_image:
             self._node.say(f"python is {base.title}")
-        return self._pip_of(base)
+        return self._activate(base)
 
     def _must_protect_base(self, python: str | None) -> bool:
         """Tell if commands of the set-up could install into a Python that belongs to the owner of this computer.

@@ -222,16 +222,22 @@ def put_first(python: Python, links: Path) -> dict[str, str]:
     return {"PATH": f"{folder}{os.pathsep}{python.search}" if python.search else folder}
 
 
-def provide_pip(python: Python, links: Path) -> dict[str, str]:
-    """Return the variables that make `pip` install into this Python, which is the first on the PATH.
+def activate(python: Python, links: Path) -> dict[str, str]:
+    """Return the variables that activate the environment of this Python, which is the first on the PATH already.
 
-    Of an environment without pip, another environment's pip would be next on the PATH. Empty if nothing has to be done.
+    Of an environment without pip, another environment's pip would be next on the PATH: the folder `links` gets one.
     """
-    if not python.pip or os.path.exists(f"{python.folder}/pip"):  # noqa: PTH110
-        return {}
-    links.mkdir(parents=True, exist_ok=True)
-    for name in ("pip", "pip3"):
-        program = links / name
-        program.write_text(f'#!/bin/sh\nexec {shlex.join([python.path, *python.pip])} "$@"\n', encoding="utf-8")
-        program.chmod(0o755)
-    return {"PATH": os.pathsep.join((str(links), python.folder, python.search))}
+    environ = {}
+    prefix = os.path.dirname(python.folder)  # noqa: PTH120 - textual: see `folder`
+    if python.environment:
+        environ["VIRTUAL_ENV"] = prefix
+    elif os.path.isdir(f"{prefix}/conda-meta"):  # noqa: PTH112
+        environ |= {"CONDA_PREFIX": prefix, "CONDA_DEFAULT_ENV": os.path.basename(prefix)}  # noqa: PTH119
+    if python.pip and not os.path.exists(f"{python.folder}/pip"):  # noqa: PTH110
+        links.mkdir(parents=True, exist_ok=True)
+        for name in ("pip", "pip3"):
+            program = links / name
+            program.write_text(f'#!/bin/sh\nexec {shlex.join([python.path, *python.pip])} "$@"\n', encoding="utf-8")
+            program.chmod(0o755)
+        environ["PATH"] = os.pathsep.join((str(links), python.folder, python.search))
+    return environ
