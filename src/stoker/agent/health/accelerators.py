@@ -49,7 +49,7 @@ WAIT_S = 900.0
 SETTLE_S = 180.0
 # On eight GPUs without the persistence daemon nvidia-smi takes up to half a minute.
 _ASK_S = 90.0
-# What nvidia-smi says while no driver is loaded: the driver may still be on its way.
+# The words of nvidia-smi while no driver is loaded, which may still be on its way.
 _NOT_LOADED = ("couldn't communicate with the NVIDIA driver", "Driver Not Loaded")
 _PAUSE_S = 2.0
 _POLL_S = 0.05
