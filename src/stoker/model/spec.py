@@ -88,7 +88,8 @@ class Environment:
         default=(),
     )
     system_packages: bool | None = file_field(
-        "the training sees what the image's Python has installed, such as its PyTorch; replaced packages are reported",
+        "true: packages go on top of those of the Python, such as its PyTorch; false: a clean environment; default: on "
+        "top of an environment that a machine's image brings, else clean",
         default=None,
     )
     wheels: Literal["pack"] | None = file_field(

@@ -127,7 +127,7 @@ class AttemptContext:
         self.heartbeat.change(phase=phase, **changes)
 
     def wait_for_others(self, seconds: float) -> None:
-        """Pause for another rank. The wait is reported, so that it is no standstill. Raises LeaveEarly."""
+        """Pause for another rank, or a driver. The wait is reported, so that it is no standstill. Raises LeaveEarly."""
         self.monitors.setup.note_waiting()
         self.leaving.pause(seconds)
 
