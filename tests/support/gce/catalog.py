@@ -102,6 +102,7 @@ MACHINE_TYPES = {
         *_plain("n2d", 4, 2, 4, 8, 16, 32, 64),
         *_plain("c2", 4, 4, 8, 16, 30, 60),
         *_plain("c3", 4, 4, 8, 22, 44, 88, 176),
+        MachineType("h4d-standard-192", 192, 720),
         MachineType("g2-standard-4", 4, 16, "nvidia-l4", 1),
         MachineType("g2-standard-8", 8, 32, "nvidia-l4", 1),
         MachineType("g2-standard-12", 12, 48, "nvidia-l4", 1),
@@ -135,7 +136,7 @@ MACHINE_TYPES = {
 
 # Series whose machines can be placed close to one another.
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
-COMPACT_FAMILIES = frozenset({"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "g2", "g4", "h3", "n2", "n2d"})
+COMPACT_FAMILIES = frozenset({"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "g2", "g4", "h3", "h4d", "n2", "n2d"})
 
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")
 

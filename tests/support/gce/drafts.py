@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tests.support.gce.catalog import (
     ACCELERATORS,
@@ -21,6 +20,7 @@ from tests.support.gce.catalog import (
 )
 from tests.support.gce.errors import Failure, Json, bad_request, invalid
 from tests.support.gce.links import Links, partial, region_of, tail
+from tests.support.gce.provisioning import check_model, seconds
 
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
@@ -57,12 +57,17 @@ class Draft:
     @property
     def run_s(self) -> float | None:
         """How long it may run."""
-        return _seconds(self.scheduling.get("maxRunDuration"))
+        return seconds(self.scheduling.get("maxRunDuration"))
+
+    @property
+    def wait_s(self) -> float:
+        """How long its request waits for capacity. 0 but for flex-start."""
+        return seconds((self.body.get("params") or {}).get("requestValidForDuration")) or 0.0
 
     @property
     def notice_s(self) -> float:
         """How long before its end it wants to be told of it."""
-        return _seconds(self.scheduling.get("preemptionNoticeDuration")) or 0.0
+        return seconds(self.scheduling.get("preemptionNoticeDuration")) or 0.0
 
 
 def drafted(
@@ -93,12 +98,6 @@ def found_image(link: str, project: str) -> Image:
     )
 
 
-def _seconds(duration: Any) -> float | None:
-    if duration is None:
-        return None
-    return float(int(duration.get("seconds", 0)) + duration.get("nanos", 0) / 1e9)
-
-
 class _Drafting:
     def __init__(
         self, asked: Json, project: str, zone: str, links: Links, policies: Callable[[str], Json | None], field: str
@@ -115,6 +114,7 @@ class _Drafting:
         self._check_reservation(machine)
         image, disk, attached = self._disk()
         scheduling = self._scheduling(bool(machine.accelerator or self._asked.get("guestAccelerators")))
+        check_model(self._asked, machine, scheduling, self._field)
         body = {
             **{name: self._asked[name] for name in _KEPT if name in self._asked},
             "machineType": self._links.to(f"{self._home}/machineTypes/{machine.name}"),
@@ -256,7 +256,7 @@ class _Drafting:
         if host == "MIGRATE" and has_gpus:
             raise invalid(at, host, "Instances with guest accelerators do not support live migration.")
         ends = asked.get("instanceTerminationAction")
-        run_s, notice_s = _seconds(asked.get("maxRunDuration")), _seconds(asked.get("preemptionNoticeDuration"))
+        run_s, notice_s = seconds(asked.get("maxRunDuration")), seconds(asked.get("preemptionNoticeDuration"))
         if ends and not spot and run_s is None:
             raise invalid(f"{at}.instanceTerminationAction", ends, "It needs SPOT or a maximum run duration.")
         if run_s is not None and not ends:
@@ -350,6 +350,7 @@ class _Drafting:
 
 # Fields that are given back as they came.
 _KEPT = (
+    "params",
     *("description", "canIpForward", "minCpuPlatform", "reservationAffinity", "shieldedInstanceConfig", "hostname"),
     *("deletionProtection", "confidentialInstanceConfig", "advancedMachineFeatures", "displayDevice"),
     *("networkPerformanceConfig", "keyRevocationActionType", "privateIpv6GoogleAccess"),

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from stoker.model.resources import Resources
 from stoker.providers import did_you_mean, machine_types, packaged_data
+from stoker.providers.gce import flex_start
 from stoker.providers.machine_types import Arch, row_facts
 
 _MIB = 1024**2
@@ -160,6 +162,12 @@ def _impossible(name: str) -> str:
     return f"only N1 machines take attached GPUs; write n1-standard-8+{accelerator}:{count}, or a type that brings GPUs"
 
 
+def _mismatch(machine: GceMachineType, resources: Resources) -> str:
+    if flex_start.is_wanted(resources) and resources.spot == "never" and not flex_start.is_sold(machine.name):
+        return f"{flex_start.FIELD}: {machine.name} is not sold by flex-start; A2, A3, A4, G2, H4D and TPU machines are"
+    return ""
+
+
 _CATALOG = machine_types.Catalog(
     cloud="Compute Engine",
     table=table,
@@ -168,6 +176,7 @@ _CATALOG = machine_types.Catalog(
     examples=("g2-standard-8", "a2-highgpu-1g", "n1-standard-8+nvidia-tesla-t4:1"),
     is_misspelt=_misspelt,
     impossible_reason=_impossible,
+    mismatch=_mismatch,
 )
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves

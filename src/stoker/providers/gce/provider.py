@@ -22,6 +22,7 @@ from stoker.providers.base import (
 )
 from stoker.providers.gce import (
     catalog,
+    flex_start,
     labels,
     launch,
     leftovers,
@@ -73,7 +74,12 @@ class GceProvider:
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """List what happens differently from what the job file suggests, a line each."""
-        return (*labels.remarks(spec.written_tags), *reservations.remarks(spec.resources))
+        return (
+            *labels.remarks(spec.written_tags),
+            *reservations.remarks(spec.resources),
+            *flex_start.remarks(spec),
+            *offers.smaller_machines(spec.resources),
+        )
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """List machine types × zones × spot or standard, best first. Offline, from the packaged tables."""

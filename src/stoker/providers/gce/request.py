@@ -18,7 +18,18 @@ from stoker.model.resources import GceResources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
-from stoker.providers.gce import catalog, identity, images, labels, names, overrides, owners, places, startup
+from stoker.providers.gce import (
+    catalog,
+    flex_start,
+    identity,
+    images,
+    labels,
+    names,
+    overrides,
+    owners,
+    places,
+    startup,
+)
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.machine_types import disk_size
@@ -44,6 +55,8 @@ _IDENTITIES = {"items": "key", "disks": "boot"}
 
 def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
     """All requests to Compute Engine for one claim, in order. Pure."""
+    if order.offering.queued:
+        order = flex_start.with_longest_life(order)
     gce = order.spec.resources.gce or GceResources()
     place = ProjectRegion.of(order.offering.region or "")
     found: list[HttpRequest] = []
@@ -92,6 +105,7 @@ def check(spec: Spec) -> None:
     log = spec.logs.cloud_logging
     if log is not None and not is_log(log):
         raise UserError(f"logs.cloud_logging: {log!r} is no name of a log; it takes letters, digits and _ - / .")
+    flex_start.check(spec)
     overrides.check(gce.overrides, spec.nodes)
 
 
@@ -108,6 +122,8 @@ def _one(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: st
         "resourcePolicies": f"{project}/regions/{place.region}/resourcePolicies/",
     }
     body = {"name": names.machine(order, 0), **_properties(order, place, gce, policy, links)}
+    if order.offering.queued:
+        body["params"] = {"requestValidForDuration": {"seconds": str(flex_start.queue_s(order))}}
     path = f"{_API}/{project}/zones/{zone}/instances?requestId={request_id(order)}"
     return HttpRequest(SERVICE, "POST", path, _overridden(order, body, gce), str(place))
 
@@ -174,7 +190,9 @@ def _properties(
         found["guestAccelerators"] = [{"acceleratorType": kind, "acceleratorCount": count}]
     if policy is not None:
         found["resourcePolicies"] = [policy if "/" in policy else links["resourcePolicies"] + policy]
-    if gce.reservation is not None and not order.offering.spot:
+    if order.offering.queued:
+        found["reservationAffinity"] = _reservation("none")
+    elif gce.reservation is not None and not order.offering.spot:
         found["reservationAffinity"] = _reservation(gce.reservation)
     return found
 
@@ -233,6 +251,8 @@ def _scheduling(order: LaunchOrder) -> dict[str, Any]:
             "instanceTerminationAction": "DELETE",
             "preemptionNoticeDuration": {"seconds": str(_NOTICE_S)},
         }
+    elif order.offering.queued:
+        found |= {"provisioningModel": "FLEX_START", "onHostMaintenance": "TERMINATE"}
     else:
         # A machine type that is sold by reservation alone lives as long as its reservation.
         found["provisioningModel"] = "STANDARD" if machine.standard else "RESERVATION_BOUND"
