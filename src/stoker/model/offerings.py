@@ -62,7 +62,7 @@ class Offering:
     memory_bytes: int | None = None
     gpu: str | None = None
     gpus: int = 0
-    # The cloud keeps the request in a queue for a bounded time, and ends the machine after a fixed time. Its price is an
+    # The cloud keeps the request in a queue for a bounded time, and ends the machine after a fixed one. Its price is an
     # upper bound.
     queued: bool = False
     # Most nodes of all jobs at this place at once, if the provider knows; beyond that jobs queue.

@@ -138,6 +138,18 @@ MACHINE_TYPES = {
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
 COMPACT_FAMILIES = frozenset({"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "g2", "g4", "h3", "h4d", "n2", "n2d"})
 
+# Networks of every project beside the default one, with their subnetworks, all of them in every region.
+GPU_NETWORKS = {**{f"gpu-{n}": (f"gpu-{n}",) for n in range(1, 9)}, "rdma": tuple(f"rdma-{n}" for n in range(8))}
+# The most network cards of a machine, by kind: https://cloud.google.com/compute/docs/gpus/gpu-network-bandwidth
+CARDS = {
+    "a3-highgpu-8g": {"GVNIC": 5},
+    "a3-megagpu-8g": {"GVNIC": 9},
+    "a3-ultragpu-8g": {"GVNIC": 2, "MRDMA": 8},
+    "a4-highgpu-8g": {"GVNIC": 2, "MRDMA": 8},
+}
+# Series without VirtIO cards: https://cloud.google.com/compute/docs/networking/using-gvnic
+GVNIC_FAMILIES = frozenset({"a3", "a4", "h4d", "ct5lp", "ct5p", "ct6e"})
+
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")
 
 _DEBIAN, _UBUNTU, _DEEP = "debian-cloud", "ubuntu-os-cloud", "deeplearning-platform-release"

@@ -20,6 +20,7 @@ from tests.support.gce.catalog import (
 )
 from tests.support.gce.errors import Failure, Json, bad_request, invalid
 from tests.support.gce.links import Links, partial, region_of, tail
+from tests.support.gce.network_cards import Cards
 from tests.support.gce.provisioning import check_model, seconds
 
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -119,7 +120,7 @@ class _Drafting:
             **{name: self._asked[name] for name in _KEPT if name in self._asked},
             "machineType": self._links.to(f"{self._home}/machineTypes/{machine.name}"),
             "disks": [attached, *(self._asked.get("disks") or [])[1:]],
-            "networkInterfaces": self._cards(),
+            "networkInterfaces": Cards(self._project, self._zone, self._links, self._field).made(self._asked, machine),
             "scheduling": scheduling,
             "labels": self._labels(),
             "metadata": self._metadata(),
@@ -214,35 +215,6 @@ class _Drafting:
             "architecture": "X86_64",
         }
         return image, made, attached
-
-    def _cards(self) -> list[Json]:
-        cards = self._asked.get("networkInterfaces") or []
-        if len(cards) != 1:
-            raise invalid(f"{self._field}.networkInterfaces", len(cards), "One network interface is required.")
-        (card,) = cards
-        region = region_of(self._zone)
-        network = f"projects/{self._project}/global/networks/default"
-        subnetwork = f"projects/{self._project}/regions/{region}/subnetworks/default"
-        for name, path in (("network", network), ("subnetwork", subnetwork)):
-            if name in card and partial(card[name], self._project) != path:
-                at = f"{self._field}.networkInterfaces[0].{name}"
-                raise invalid(at, card[name], f"The referenced {name} resource cannot be found.")
-        if "network" not in card and "subnetwork" not in card:
-            raise invalid(f"{self._field}.networkInterfaces[0].network", "", "A network or subnetwork is required.")
-        configs = card.get("accessConfigs") or []
-        if len(configs) > 1:
-            raise bad_request("At most one access config currently supported.", "invalid")
-        return [
-            {
-                "kind": "compute#networkInterface",
-                "name": "nic0",
-                "network": self._links.to(network),
-                "subnetwork": self._links.to(subnetwork),
-                "stackType": "IPV4_ONLY",
-                **({"nicType": card["nicType"]} if "nicType" in card else {}),
-                **({"accessConfigs": [_access(config) for config in configs]} if configs else {}),
-            }
-        ]
 
     def _scheduling(self, has_gpus: bool) -> Json:
         asked = dict(self._asked.get("scheduling") or {})
@@ -376,14 +348,3 @@ def check_metadata(metadata: Json, field: str) -> list[Json]:
     if any(size > _MOST_VALUE_BYTES for size in sizes) or sum(sizes) > _MOST_METADATA_BYTES:
         raise Failure(413, "uploadTooLarge", f"The value of {field} is too large.")
     return [dict(item) for item in items]
-
-
-def _access(config: Json) -> Json:
-    if config.get("type", "ONE_TO_ONE_NAT") != "ONE_TO_ONE_NAT":
-        raise bad_request(f"Access configs of type {config['type']} are not for IPv4.", "invalid")
-    return {
-        "kind": "compute#accessConfig",
-        "type": "ONE_TO_ONE_NAT",
-        "name": config.get("name", "external-nat"),
-        "networkTier": config.get("networkTier", "PREMIUM"),
-    }

@@ -87,7 +87,7 @@ class Instance:
             "status": self.status,
             "cpuPlatform": "Intel Haswell",
             "disks": [disk, *body["disks"][1:]],
-            "networkInterfaces": [card],
+            "networkInterfaces": [card, *body["networkInterfaces"][1:]],
             "labelFingerprint": fingerprint(body.get("labels", {})),
             "metadata": self.metadata_resource(),
             "tags": {**body["tags"], "fingerprint": fingerprint(body["tags"])},

@@ -21,6 +21,7 @@ from stoker.providers.base import (
     TerminateResult,
 )
 from stoker.providers.gce import (
+    cards,
     catalog,
     flex_start,
     labels,
@@ -78,6 +79,7 @@ class GceProvider:
             *labels.remarks(spec.written_tags),
             *reservations.remarks(spec.resources),
             *flex_start.remarks(spec),
+            *cards.remarks(spec, spec.resources.machine),
             *offers.smaller_machines(spec.resources),
         )
 

@@ -19,6 +19,7 @@ from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import (
+    cards,
     catalog,
     flex_start,
     identity,
@@ -43,11 +44,12 @@ _LIFE_S = (30, 120 * 24 * 3600)
 _LEAST_DISK = 10
 # Machines of the fourth and later generations take no Persistent Disk. A3 Ultra counts as one of them.
 _HYPERDISK = re.compile(r"[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
+# "Compact placement policies support up to 150 VMs per policy", and more of A3 and A4:
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
+_MOST_COMPACT = 150
 _COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")
 # Machines that cannot migrate to another host while they run.
 _TERMINATED = re.compile(r"(a[2-9]|g[2-9]|h[3-9]|ct[0-9]|x4|z3)[a-z]*-")
-_NETWORK = re.compile(r"(subnet:)?[a-z]([-a-z0-9]*[a-z0-9])?")
 
 # Lists whose members are identified by a field: metadata by key, and the boot disk.
 _IDENTITIES = {"items": "key", "disks": "boot"}
@@ -61,11 +63,16 @@ def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
     place = ProjectRegion.of(order.offering.region or "")
     found: list[HttpRequest] = []
     policy = gce.placement_policy
-    if policy is None and order.nodes > 1 and _COMPACT.match(order.offering.machine):
+    if policy is None and order.nodes > 1 and _may_be_compact(order.offering.machine, order.nodes):
         policy = names.base(order)
         found.append(_policy(order, place, policy))
     found.append(_one(order, place, gce, policy) if order.nodes == 1 else _gang(order, place, gce, policy))
     return tuple(found)
+
+
+def _may_be_compact(machine: str, nodes: int) -> bool:
+    """Return whether so many machines of this type can have one compact placement policy."""
+    return _COMPACT.match(machine) is not None and (nodes <= _MOST_COMPACT or machine.startswith(("a3-", "a4-")))
 
 
 def request_id(order: LaunchOrder, purpose: str = "") -> str:
@@ -96,10 +103,7 @@ def check(spec: Spec) -> None:
     if gce.project:
         places.check_project(gce.project)
     identity.check(gce)
-    if gce.network and "/" not in gce.network and not _NETWORK.fullmatch(gce.network):
-        raise UserError(
-            f"resources.gce.network: {gce.network!r} is none; give the name of a network, subnet:NAME, or a link"
-        )
+    cards.check(spec)
     if resources.spot == "only" and gce.reservation not in (None, "none"):
         raise UserError("resources.gce.reservation: holds standard machines; set resources.spot to false")
     log = spec.logs.cloud_logging
@@ -181,7 +185,7 @@ def _properties(
         "labels": labels.of_order(order),
         "metadata": {"items": _metadata(order, image)},
         "disks": [_disk(order, image, links["diskTypes"])],
-        "networkInterfaces": [_interface(place, gce)],
+        "networkInterfaces": cards.interfaces(order.offering.machine, place, gce),
         "serviceAccounts": [identity.account(place.project, gce)],
         "scheduling": _scheduling(order),
     }
@@ -221,23 +225,6 @@ def _disk(order: LaunchOrder, image: images.GceImage, link: str) -> dict[str, An
     if size_bytes is not None:
         made["diskSizeGb"] = str(disk_size(size_bytes))
     return {"boot": True, "autoDelete": True, "type": "PERSISTENT", "mode": "READ_WRITE", "initializeParams": made}
-
-
-def _interface(place: ProjectRegion, gce: GceResources) -> dict[str, Any]:
-    network = gce.network or "default"
-    project = f"projects/{place.project}"
-    subnet = network.removeprefix("subnet:")
-    if "/subnetworks/" in network:
-        found: dict[str, Any] = {"subnetwork": network}
-    elif subnet != network:
-        found = {"subnetwork": f"{project}/regions/{place.region}/subnetworks/{subnet}"}
-    else:
-        found = {"network": network if "/" in network else f"{project}/global/networks/{network}"}
-    # Without a public address a machine reaches the bucket only by Private Google Access, and a package index only by a
-    # NAT. The default network of a new project has neither.
-    if gce.public_ip is not False:
-        found["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
-    return found
 
 
 def _scheduling(order: LaunchOrder) -> dict[str, Any]:
