@@ -103,6 +103,10 @@ MACHINE_TYPES = {
         *_plain("c2", 4, 4, 8, 16, 30, 60),
         *_plain("c3", 4, 4, 8, 22, 44, 88, 176),
         MachineType("h4d-standard-192", 192, 720),
+        MachineType("ct5lp-hightpu-4t", 112, 192),
+        MachineType("ct5p-hightpu-4t", 208, 448),
+        MachineType("ct6e-standard-1t", 44, 176),
+        MachineType("ct6e-standard-4t", 180, 720),
         MachineType("g2-standard-4", 4, 16, "nvidia-l4", 1),
         MachineType("g2-standard-8", 8, 32, "nvidia-l4", 1),
         MachineType("g2-standard-12", 12, 48, "nvidia-l4", 1),
@@ -152,6 +156,7 @@ GVNIC_FAMILIES = frozenset({"a3", "a4", "h4d", "ct5lp", "ct5p", "ct6e"})
 
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")
 
+_ACCEL = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 _DEBIAN, _UBUNTU, _DEEP = "debian-cloud", "ubuntu-os-cloud", "deeplearning-platform-release"
 
 # Only Debian's own are what they say. The others boot a Debian too: this host can build no Ubuntu.
@@ -170,6 +175,7 @@ IMAGES = (
             "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
         )
     ),
+    Image("ubuntu-os-accelerator-images", _ACCEL, f"{_ACCEL}-v20260530", BOOKWORM),
     # The project's own: Debian with docker.
     Image(PROJECT, "docker", "docker-v20260610", MACHINE),
     # The project's own: Debian with PyTorch.

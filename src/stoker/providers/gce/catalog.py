@@ -54,6 +54,9 @@ GPU_MEMORY_MIB = {
     "H200": 144384,
     "B200": 184320,
     "RTX-PRO-6000": 98304,
+    "TPU-v5e": 16384,
+    "TPU-v5p": 97280,
+    "TPU-v6e": 32768,
 }
 
 
@@ -70,7 +73,12 @@ def table() -> Mapping[str, GceMachineType]:
     """Every machine type of the table, by name."""
     rows = packaged_data.read_table("gce", "machines")["machines"]
     return {
-        name: GceMachineType(name=name, **row_facts(row), standard=row.get("standard", True))
+        name: GceMachineType(
+            name=name,
+            **row_facts(row),
+            standard=row.get("standard", True),
+            maker="google" if is_tpu(row.get("gpu") or "") else "nvidia",
+        )
         for name, row in rows.items()
     }
 
@@ -104,6 +112,11 @@ def split_name(name: str) -> tuple[str, str | None, int]:
     base, _, rest = name.partition("+")
     accelerator, _, count = rest.partition(":")
     return base, accelerator or None, int(count) if count.isdigit() else 0
+
+
+def is_tpu(gpu: str) -> bool:
+    """Return whether the accelerator is a TPU, by its name in a job file."""
+    return gpu.upper().startswith("TPU")
 
 
 def takes_gpus(name: str) -> bool:

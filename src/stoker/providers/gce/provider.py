@@ -33,6 +33,7 @@ from stoker.providers.gce import (
     request,
     reservations,
     settings,
+    tpu,
 )
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api
@@ -79,6 +80,7 @@ class GceProvider:
             *labels.remarks(spec.written_tags),
             *reservations.remarks(spec.resources),
             *flex_start.remarks(spec),
+            *tpu.remarks(spec),
             *cards.remarks(spec, spec.resources.machine),
             *offers.smaller_machines(spec.resources),
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.model.offerings import Offering
-from stoker.providers.gce.catalog import split_name
+from stoker.providers.gce.catalog import is_tpu, split_name
 
 GPUS_EVERYWHERE = "GPUS_ALL_REGIONS"
 CPUS_EVERYWHERE = "CPUS_ALL_REGIONS"
@@ -86,7 +86,7 @@ def needs(offering: Offering, nodes: int, known: Mapping[str, QuotaLimit]) -> di
             counted = _counted(metric, preemptible, known)
             if counted is not None:
                 found[counted] = count * nodes
-    if offering.gpus and GPUS_EVERYWHERE in known:
+    if offering.gpus and GPUS_EVERYWHERE in known and not is_tpu(offering.gpu or ""):
         found[GPUS_EVERYWHERE] = offering.gpus * nodes
     if offering.cpus and CPUS_EVERYWHERE in known and not preemptible:
         found[CPUS_EVERYWHERE] = offering.cpus * nodes

@@ -30,6 +30,7 @@ from stoker.providers.gce import (
     owners,
     places,
     startup,
+    tpu,
 )
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import ProjectRegion
@@ -43,7 +44,8 @@ _NOTICE_S = 120
 _LIFE_S = (30, 120 * 24 * 3600)
 _LEAST_DISK = 10
 # Machines of the fourth and later generations take no Persistent Disk. A3 Ultra counts as one of them.
-_HYPERDISK = re.compile(r"[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
+# TPU v5e and v5p take it.
+_HYPERDISK = re.compile(r"(?!ct5)[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
 # "Compact placement policies support up to 150 VMs per policy", and more of A3 and A4:
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
 _MOST_COMPACT = 150
@@ -83,7 +85,7 @@ def request_id(order: LaunchOrder, purpose: str = "") -> str:
 def find_image(order: LaunchOrder) -> images.GceImage:
     arch = catalog.facts(order.offering.machine).arch
     wanted = order.spec.resources.image
-    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
+    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus, order.offering.gpu)
 
 
 # ── Checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,6 +112,7 @@ def check(spec: Spec) -> None:
     if log is not None and not is_log(log):
         raise UserError(f"logs.cloud_logging: {log!r} is no name of a log; it takes letters, digits and _ - / .")
     flex_start.check(spec)
+    tpu.check(spec)
     overrides.check(gce.overrides, spec.nodes)
 
 
@@ -224,6 +227,8 @@ def _disk(order: LaunchOrder, image: images.GceImage, link: str) -> dict[str, An
     size_bytes = order.spec.resources.disk_bytes
     if size_bytes is not None:
         made["diskSizeGb"] = str(disk_size(size_bytes))
+    elif tpu.slice_of(order.offering.machine) is not None:
+        made["diskSizeGb"] = str(tpu.DISK_GB)
     return {"boot": True, "autoDelete": True, "type": "PERSISTENT", "mode": "READ_WRITE", "initializeParams": made}
 
 
