@@ -53,7 +53,9 @@ def shutdown_script() -> str:
 @lru_cache(maxsize=1)
 def payload() -> bytes:
     """The zip that the startup script runs on the machine."""
-    return script.payload("stoker.providers.gce", "stoker.cloudapi.google.metadata")
+    return script.payload(
+        "stoker.providers.gce", "stoker.cloudapi.google.metadata", "stoker.providers.boot.local_disks"
+    )
 
 
 # The agent watches for the file: see stoker.providers.gce.machine. The file appears by a rename, so that it is never
