@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_gce_request import A100, E2, PLACE, machine_of, order
 
-from stoker.model.errors import UserError
+from stoker.model.errors import NoSuchResource, NotFound, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import GceResources, Resources
 from stoker.model.spec import Spec
-from stoker.providers.gce import cards, request
+from stoker.providers.gce import cards, preflight, request
 
 H100 = Offering("gce", "a3-highgpu-8g", "us-central1-a", True, PLACE, 20, 87, "t", 208, 1872 << 30, "H100", 8)
 MEGA = replace(H100, machine="a3-megagpu-8g")
@@ -87,6 +89,29 @@ def test_what_no_machine_can_have_is_refused(machine: str, gce: GceResources, to
     with pytest.raises(UserError) as raised:
         request.check(Spec(name="x", run="x", resources=resources))
     assert str(raised.value).startswith("resources.gce.gpu_networks: ") and told in str(raised.value)
+
+
+class NoNetworks:
+    """A project in which no network but the default one is there."""
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        yield
+
+    def send(self, _method: str, path: str, **_: Any) -> dict[str, Any]:
+        if path.endswith("/networks/default"):
+            return {"name": "default", "autoCreateSubnetworks": True}
+        raise NotFound(path)
+
+
+def test_a_network_that_is_not_there_is_said_by_its_field() -> None:
+    built = request.build(order(H100, gce=GceResources(gpu_networks=GVNICS[:1])))
+    with pytest.raises(NoSuchResource) as raised:
+        preflight.check_requests(NoNetworks(), built)  # type: ignore[arg-type]
+    assert str(raised.value) == (
+        "resources.gce.gpu_networks: there is no subnetwork gpu-1 in us-central1; "
+        "set resources.gce.gpu_networks to networks that are there, or leave them out"
+    )
 
 
 def test_a_gang_is_told_of_cards_that_stay_unused() -> None:
