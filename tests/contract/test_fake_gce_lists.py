@@ -82,7 +82,8 @@ def test_what_was_always_there(cloud: GceCloud, gce: Client) -> None:
     missing = "/compute/v1/projects/debian-cloud/global/images/family/debian-99"
     assert gce.refused("GET", missing) == (404, "notFound")
     assert gce.names(f"{HOME}/global/networks") == ["default", *GPU_NETWORKS]
-    assert gce.names(f"{HOME}/regions/us-central1/subnetworks") == ["default"]
+    subnetworks = ["default", *(each for below in GPU_NETWORKS.values() for each in below)]
+    assert gce.names(f"{HOME}/regions/us-central1/subnetworks") == subnetworks
     assert "default-allow-ssh" in gce.names(f"{HOME}/global/firewalls")
 
 

@@ -15,7 +15,7 @@ _COMMAND_S = 120.0
 _OPTIONS = "defaults,noatime,nofail,x-systemd.device-timeout=30s,x-systemd.before=stoker-agent.service"
 
 
-def find(folder: Path, *patterns: str) -> "list[str]":
+def find_disks(folder: Path, *patterns: str) -> "list[str]":
     """The whole disks, no partitions, that these patterns match in a folder of links, and that nothing uses yet."""
     links = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if "-part" not in path.name]
     devices = list(dict.fromkeys(os.path.realpath(str(path)) for path in links))
@@ -23,7 +23,7 @@ def find(folder: Path, *patterns: str) -> "list[str]":
     return [device for device in devices if Path(device).name not in used]
 
 
-def hold(folder: Path, devices: "list[str]", marker: Path, fstab: Path) -> str:
+def hold_folder(folder: Path, devices: "list[str]", marker: Path, fstab: Path) -> str:
     """Put the folder on these disks, several of them as one; return a line about it, empty where there are none.
 
     `marker` appears first: from then on the folder is of no use without its disks.

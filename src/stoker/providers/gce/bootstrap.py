@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 from stoker.cloudapi.google.metadata import EMAIL, SCOPES, Metadata, MetadataError, NoServiceAccount
-from stoker.providers.boot import local_disks
 from stoker.providers.boot.agent_service import InstallPaths
 from stoker.providers.boot.install import BootCloud, main, say
+from stoker.providers.boot.local_disks import find_disks, hold_folder
 from stoker.providers.boot.retry import (
     ABSENT_S,
     ANSWER_S,
@@ -184,8 +184,8 @@ class Gce(BootCloud):
 
     def prepare(self, install_paths: InstallPaths) -> None:
         """Put the node's folder on the machine's Local SSD disks, where its type brings them."""
-        devices = local_disks.find(install_paths.devices, *_LOCAL_SSD)
-        said = local_disks.hold(install_paths.node, devices, install_paths.disks, install_paths.fstab)
+        devices = find_disks(install_paths.devices, *_LOCAL_SSD)
+        said = hold_folder(install_paths.node, devices, install_paths.disks, install_paths.fstab)
         if said:
             say(said)
 
