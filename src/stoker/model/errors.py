@@ -21,6 +21,7 @@
         ├─ InvalidRequest     the request can never succeed as it is; exit code 2
         ├─ Throttled          too many requests: try again later
         └─ Transient          any other passing failure: try again later
+            └─ StillQueued    the request waits in the cloud's queue: repeat it
 
 Expected outcomes are return values; exceptions are for cases that a caller cannot plan for.
 """
@@ -147,6 +148,10 @@ class Throttled(ProviderError):
 
 class Transient(ProviderError):
     """An unclear or passing failure, from which nothing may be concluded."""
+
+
+class StillQueued(Transient):
+    """The request waits in the cloud's queue for its machines. Repeating it tells whether they came."""
 
 
 def describe_error(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from stoker.store.home import own_folders
 from stoker.submit.check_inputs import check_readable, refuse_requester_pays
 from stoker.submit.choose_offerings import OfferingChoice, choose_offerings, connect, unpriced_spot_warning
 from stoker.submit.identity import with_submitter
+from stoker.submit.idle_gpus import idle_gpus_warning
 from stoker.submit.launch_requests import preflight
 from stoker.submit.local_environment import (
     localise,
@@ -177,6 +178,7 @@ def _warnings(
         *loopback_addresses,
         *unmasked(packages.spec),
         *unpriced_spot_warning(choice),
+        *idle_gpus_warning(choice.spec, choice.offerings),
         *(provider.remarks(packages.spec) if isinstance(provider, GivesRemarks) else ()),
     )
 

@@ -23,6 +23,9 @@ class InstallPaths:
         self.agent = self.home / "agent"
         self.programs = self.home / "bin"
         self.node = root / "var/lib/stoker/node"
+        self.disks = root / "opt/stoker/boot/disks"
+        self.fstab = root / "etc/fstab"
+        self.devices = root / "dev/disk/by-id"
         self.units = root / "etc/systemd/system"
         self.output = root / "var/log/stoker-boot.log"
 
