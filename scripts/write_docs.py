@@ -9,6 +9,7 @@ from stoker.agent import sagemaker_variables
 from stoker.agent.training_environment import CONTRACT
 from stoker.cli import reference as cli
 from stoker.jobfile import reference as jobfile
+from stoker.policy.rule_table import rules_markdown
 from stoker.sagemaker.arguments import ARGUMENTS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -78,6 +79,13 @@ def sagemaker_markdown() -> str:
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
 
 
+def governance_markdown() -> str:
+    """The page as it is, with the table of rules anew."""
+    begin, end = "<!-- rules -->\n", "<!-- end of rules -->"
+    before, _, rest = (DOCS / "governance.md").read_text(encoding="utf-8").partition(begin)
+    return before + begin + "\n" + rules_markdown() + "\n" + end + rest.partition(end)[2]
+
+
 def pages() -> dict[str, str]:
     """Every generated file, by its name in `docs/`."""
     return {
@@ -85,6 +93,7 @@ def pages() -> dict[str, str]:
         jobfile.SCHEMA: jobfile.schema_json(),
         cli.PAGE: cli.reference_markdown(),
         "environment.md": environment_markdown(),
+        "governance.md": governance_markdown(),
         "sagemaker-scripts.md": sagemaker_markdown(),
     }
 

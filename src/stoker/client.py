@@ -90,7 +90,7 @@ def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared
         if sets:
             raise UserError("sets: a Spec is complete; change it with dataclasses.replace")
         resolved = resolve_spec(job, registry.capabilities)
-        return prepare.prepare(resolved.spec, store, folder=resolved.folder, warnings=resolved.warnings)
+        return prepare.prepare_resolved(resolved, store)
     given: object = job
     if not isinstance(given, (Job, str, os.PathLike)):
         what = "a `stoker.Job`, a `Spec` or the path of a job file"

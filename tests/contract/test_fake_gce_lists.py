@@ -9,6 +9,7 @@ import pytest
 from compute_client import HERE, HOME, ZONE, Client, one
 
 from tests.support.gce import OTHER_PROJECT, GceCloud, why_no_gce
+from tests.support.gce.catalog import GPU_NETWORKS
 from tests.support.servers import isolated, pytest_isolated
 
 # Fixtures that all tests of this Compute Engine share.
@@ -80,8 +81,9 @@ def test_what_was_always_there(cloud: GceCloud, gce: Client) -> None:
     assert gce.get(f"/compute/v1/projects/debian-cloud/global/images/{family['name']}") == family
     missing = "/compute/v1/projects/debian-cloud/global/images/family/debian-99"
     assert gce.refused("GET", missing) == (404, "notFound")
-    assert gce.names(f"{HOME}/global/networks") == ["default"]
-    assert gce.names(f"{HOME}/regions/us-central1/subnetworks") == ["default"]
+    assert gce.names(f"{HOME}/global/networks") == ["default", *GPU_NETWORKS]
+    subnetworks = ["default", *(each for below in GPU_NETWORKS.values() for each in below)]
+    assert gce.names(f"{HOME}/regions/us-central1/subnetworks") == subnetworks
     assert "default-allow-ssh" in gce.names(f"{HOME}/global/firewalls")
 
 

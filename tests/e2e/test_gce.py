@@ -86,6 +86,20 @@ if isolated():
             assert "simulated maintenance" in ran.stdout + ran.stderr
             handed_over(gce, job)
 
+    def test_a_training_on_a_tpu_machine_is_told_of_its_slice(gce: GceWorld) -> None:
+        """No chip is there, and no JAX: what is shown is what the script would read."""
+        (gce.code / "train.py").write_text(
+            "import os\nprint(sorted(f'{k}={v}' for k, v in os.environ.items() if k.startswith(('TPU_', 'PJRT_'))))\n"
+        )
+        resources = {"machine": ["ct6e-standard-4t"], "image": "tpu/ubuntu-22.04"}
+        job = gce.submit(resources=resources, env={"TPU_WORKER_ID": "7"})
+        with gce.governed():
+            assert gce.ended(job).phase == "succeeded", gce.story(job)
+        (told,) = [line for line in gce.lines(job) if "PJRT_DEVICE" in line]
+        # The job's own variables come last.
+        for each in ("PJRT_DEVICE=TPU", "TPU_ACCELERATOR_TYPE=v6e-4", "TPU_TOPOLOGY=2x2", "TPU_WORKER_ID=7"):
+            assert repr(each) in told
+
     def test_a_wrong_name_is_said_before_anything_is_written(gce: GceWorld) -> None:
         gce.script("counter.py")
         gce.cloud.calls(reset=True)

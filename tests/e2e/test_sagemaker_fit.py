@@ -17,6 +17,8 @@ from harness import EXAMPLES, World, until
 from stoker.model.errors import UserError
 from stoker.model.spec import SUBMITTER_TAG
 from stoker.sagemaker import PyTorch, UnexpectedStatusException
+from stoker.sagemaker.train import InputData, Mode, ModelTrainer, SourceCode
+from stoker.sagemaker.train.configs import CheckpointConfig
 
 
 def written(tags: Mapping[str, str]) -> dict[str, str]:
@@ -100,7 +102,94 @@ def test_fit_goes_on_from_what_lies_at_checkpoint_s3_uri(world: World) -> None:
     made.fit(logs=False)
     (start,) = world.journal("start")
     assert start.step == 1
-    assert any(line.startswith("checkpoint_s3_uri: new checkpoints are in the store") for line in made.warnings)
+    assert plain_files(saved) == {"epoch-001.json": 1, "epoch-002.json": 2}
+
+
+def plain_files(folder: Path) -> dict[str, int]:
+    """The checkpoints at a URL as any program finds them."""
+    return {path.name: json.loads(path.read_text())["learnt"] for path in folder.iterdir() if path.name[0] != "."}
+
+
+def test_a_second_fit_goes_on_where_the_first_one_stopped(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    """The guide's way to try an interruption: "provide the checkpoint location of the first job to checkpoint_s3_uri",
+    `checkpoint_s3_uri = tf_estimator.checkpoint_s3_uri`.
+
+    https://towardsdatascience.com/a-quick-guide-to-using-spot-instances-with-amazon-sagemaker-b9cfb3a44a68
+    """
+    uri = (world.root / "bucket" / "checkpoints").as_uri()
+    first = estimator(world, hyperparameters={"epochs": 2}, checkpoint_s3_uri=uri)
+    first.fit(logs=False)
+    place = world.root / "bucket" / "checkpoints"
+    assert plain_files(place) == {"epoch-001.json": 1, "epoch-002.json": 2}
+    (place / "notes.txt").write_text("mine")
+    (place / "notes.txt").unlink()
+    second = estimator(world, hyperparameters={"epochs": 4}, checkpoint_s3_uri=first.checkpoint_s3_uri)
+    second.fit(logs=False)
+    assert [start.step for start in world.journal("start")] == [0, 2]
+    assert [step.step for step in world.journal("step")] == [1, 2, 3, 4]
+    assert plain_files(place) == {f"epoch-00{epoch}.json": epoch for epoch in (1, 2, 3, 4)}
+    assert first.latest_training_job is not None
+    said = capfd.readouterr().err
+    assert f"going on from the newest checkpoint of {first.latest_training_job.name}, which copied" in said
+
+
+def test_the_uri_is_kept_up_to_date_while_the_job_trains_and_after_a_stop(world: World) -> None:
+    place = world.root / "saved"
+    first = estimator(world, hyperparameters={"epochs": 9, "wait-at": 2}, checkpoint_s3_uri=place.as_uri())
+    first.fit(wait=False)
+    job = first.latest_training_job
+    assert job is not None
+    world.training(job.name, step=2)
+    until(lambda: place.is_dir() and plain_files(place) == {"epoch-001.json": 1, "epoch-002.json": 2}, "it is copied")
+    job.stop()
+    world.ended(job.name)
+    second = estimator(world, hyperparameters={"epochs": 3}, checkpoint_s3_uri=place.as_uri())
+    second.fit(logs=False)
+    assert [start.step for start in world.journal("start")] == [0, 2]
+
+
+def test_a_half_written_copy_is_not_taken_for_a_checkpoint(world: World) -> None:
+    """The machine was lost while it copied: the files are of two checkpoints, and the store has a whole one."""
+    place = world.root / "saved"
+    first = estimator(world, hyperparameters={"epochs": 2}, checkpoint_s3_uri=place.as_uri())
+    first.fit(logs=False)
+    record = place / ".stoker-copy.json"
+    (place / "epoch-002.json").write_text('{"lear')
+    record.write_text(record.read_text().replace('"complete":true', '"complete":false'))
+    second = estimator(world, hyperparameters={"epochs": 3}, checkpoint_s3_uri=place.as_uri())
+    second.fit(logs=False)
+    assert [start.step for start in world.journal("start")] == [0, 2]
+    assert plain_files(place) == {f"epoch-00{epoch}.json": epoch for epoch in (1, 2, 3)}
+
+
+def test_a_model_trainer_goes_on_from_its_checkpoint_config(world: World) -> None:
+    """Version 3 of the SDK, with the same checkpoints."""
+    world.script("sagemaker_script.py")
+    (world.root / "data").mkdir()
+    (world.root / "data" / "one").write_text("first")
+    place = world.root / "saved"
+
+    def train(epochs: int) -> ModelTrainer:
+        made = ModelTrainer(
+            source_code=SourceCode(source_dir=str(world.code), entry_script="train.py"),
+            training_mode=Mode.LOCAL_CONTAINER,
+            hyperparameters={"epochs": epochs, "name": "a b"},
+            environment={"TRUTH": str(world.truth)},
+            checkpoint_config=CheckpointConfig(s3_uri=place.as_uri()),
+            base_job_name="trainer",
+        )
+        made.train([InputData(channel_name="train", data_source=str(world.root / "data"))], logs=False)
+        return made
+
+    train(1)
+    second = train(2)
+    assert [start.step for start in world.journal("start")] == [0, 1]
+    assert plain_files(place) == {"epoch-001.json": 1, "epoch-002.json": 2}
+    job = second._latest_training_job
+    assert job.training_job_name.startswith("trainer-")
+    assert job.training_job_status == "Completed"
+    model = Path(unquote(urlsplit(job.model_data).path))
+    assert json.loads((model / "model.json").read_text()) == {"epochs": 2, "name": "a b"}
 
 
 def test_stokers_own_words_come_last(world: World) -> None:

@@ -65,9 +65,9 @@ class AgentWorld:
         self.append(Submitted(spec_digest=codec.digest(data), submitter="test"))
         return submission
 
-    def claim(self, nodes: int = 1, *, launched: bool = True, **more: Any) -> Claim:
+    def claim(self, nodes: int = 1, *, launched: bool = True, offering: Offering = OFFERING, **more: Any) -> Claim:
         """The next attempt."""
-        number = self.append(Claimed(OFFERING, nodes=nodes, **more))
+        number = self.append(Claimed(offering, nodes=nodes, **more))
         if launched:
             self.launch(number, nodes)
         found = self.state.claim(number)

@@ -513,6 +513,11 @@ def test_the_last_lines_of_a_training_that_failed_tell_its_cause(outcome: ExitOu
     assert (left.checkpoint, left.commits, left.step, left.metrics) == (None, 0, None, {})
 
 
+def test_an_attempt_that_never_started_has_trained_for_no_time() -> None:
+    left = make_exit("failed", "setup", "no such package", TrainingRecord(), code=3)
+    assert (left.started, left.trained_s, left.started_at, left.save, left.code) == (False, 0.0, None, None, 3)
+
+
 def test_an_exit_tells_what_was_saved_and_reported() -> None:
     ref, kept = CheckpointRef("key", "name"), SavedOutputs()
     status, progress = SyncStatus(last=ref, commits=3), Progress(1, 9, {"loss": 0.5})

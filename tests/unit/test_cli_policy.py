@@ -13,7 +13,9 @@ from external_world import REGION, World
 
 from stoker.cli.run import _abridged
 from stoker.model import codec, keys
+from stoker.model.policy import SUBJECTS
 from stoker.policy import versions
+from stoker.policy.rule_table import RULES, rules_markdown
 from stoker.providers import registry
 from stoker.store import external_job_index
 from stoker.store.base import Store, open_store
@@ -85,7 +87,17 @@ def test_bindings_are_shown_as_what_is_added_and_what_is_removed(stoker: Stoker)
 # ── Words alone ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("group", "commands"), [("policy", "set show test history"), ("deploy", "aws gcp")])
+def test_the_table_of_rules_is_in_the_help(stoker: Stoker) -> None:
+    said = " ".join(stoker("policy", "--help")[1].split())
+    page = (Path(__file__).parents[2] / "docs" / "governance.md").read_text(encoding="utf-8")
+    assert rules_markdown() in page
+    for subject, row in RULES.items():
+        assert row.written in said and f"(then: {', '.join(SUBJECTS[subject])})" in said.replace("- ", "-")
+        assert f"| `{row.written}` |" in page
+    assert "](" not in said and "`" not in said, "no marks of the page"
+
+
+@pytest.mark.parametrize(("group", "commands"), [("policy", "set show test history approve"), ("deploy", "aws gcp")])
 def test_a_group_alone_is_its_help(stoker: Stoker, group: str, commands: str) -> None:
     code, _, said = stoker(group)
     assert code == 2 and "\nCommands:\n" in said and all(f"\n  {name} " in said for name in commands.split())
@@ -129,8 +141,9 @@ def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: 
     versions.write(store, "rules: [{tags: {team: any}}, {max_nodes: 1}, {max_retries: 0}]", "jane")
     (tmp_path / "stoker.yaml").write_text("run: 'true'\nnodes: 2\nresources: {provider: local}\n")
     code, _, said = stoker("run", "--dry-run")
-    assert code == 2 and said.count("\n") == 1
-    assert "policy tags: tags.team is missing" in said and "; policy max-nodes: 2 nodes are more than 1" in said
+    assert code == 2 and said.count("\n") == 2, "one line for each"
+    assert "stoker: policy tags: tags.team is missing" in said
+    assert "\nstoker: policy max-nodes: 2 nodes are more than 1" in said
     assert "max-retries" not in said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
@@ -23,7 +24,7 @@ from stoker.model.offerings import Offering
 from stoker.model.submission import Submission
 from stoker.policy import versions
 from stoker.read.cost_records import read_accounts
-from stoker.read.costs import CostRow, WasteShares, report, shares_of
+from stoker.read.costs import AMOUNTS, CostRow, WasteShares, report, shares_of
 from stoker.store import job_log
 from stoker.store.base import open_store
 from stoker.store.job_index import IndexRecord, write_index
@@ -376,6 +377,27 @@ def test_the_command(store_url: str, capsys: pytest.CaptureFixture[str]) -> None
     assert found["total"]["saved_share"] == pytest.approx(0.0) and found["total"]["incomplete"] == ["waiting"]
 
 
+def test_a_table_for_spreadsheets(store_url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store, since = open_store(store_url), "2020-01-01"
+    began_s = (datetime.now(timezone.utc) - EPOCH).total_seconds() - 11 * HOUR
+    for job, tags in (("job-1", {"team": "vision"}), ("job-2", {"team": '=HYPERLINK("x"),a'})):
+        record = ran(start_s=began_s, job=job, **tags)
+        record_job_costs(store, record.state, replace(make_spec(2), tags=tags), NOW)
+    text = costs(store_url, capsys, "--by", "team", "--since", since, "--csv")
+    rows = list(csv.reader(text.splitlines()))
+    assert rows[0] == ["team", "jobs", *AMOUNTS, "incomplete"]
+    assert [row[:4] for row in rows[1:]] == [
+        ['\'=HYPERLINK("x"),a', "1", "20.0", "60.0"],
+        ["vision", "1", "20.0", "60.0"],
+    ]
+    assert rows[2][5] == "" and "idle" in rows[2][-1].split(), "what is not known is empty"
+    file = tmp_path / "costs.csv"
+    assert "2 rows in " in costs(store_url, capsys, "--by", "team", "--since", since, "--csv", str(file))
+    assert file.read_text() == text
+    assert costs(store_url, capsys, "--csv", "--json").startswith("2: stoker: --csv and --json: give one of them")
+    assert "cannot be written" in costs(store_url, capsys, "--csv", str(tmp_path / "no" / "x.csv"))
+
+
 def test_what_was_removed_is_still_in_the_total(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     store = open_store(store_url)
     record = ran(start_s=(datetime.now(timezone.utc) - EPOCH).total_seconds() - 11 * HOUR)
@@ -419,6 +441,7 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
         "spent": pytest.approx(31.58),
         "reserved": 0.0,
         "left": 0.0,
+        "forecast": pytest.approx(told[2]["forecast"]),
         "dollars": 20.0,
         "period": "day",
         "until": tomorrow,

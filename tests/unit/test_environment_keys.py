@@ -82,7 +82,8 @@ class Case:
     def packages(self) -> str:
         made = Packages(self._making(), self._command, lambda *_: "")
         uv = SimpleNamespace(version=self.uv, installed=lambda base: self.installed)
-        return made._key(self.files, self.base, uv, self.source)  # type: ignore[arg-type]
+        keep = bool(self.wishes.system_packages)
+        return made._key(self.files, self.base, uv, self.source, keep=keep)  # type: ignore[arg-type]
 
     def conda(self) -> str:
         made = Conda(self._making(), self._command, lambda *_: "")

@@ -37,6 +37,7 @@ from stoker.model import codec, keys
 from stoker.model.node_config import NodeConfig
 from stoker.providers.boot import script
 from stoker.providers.boot.script import BootSettings
+from stoker.providers.gce import startup
 from stoker.submit.agent_bundle import local_tag
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ INSTANCE = f"{ZONE}.{NUMBER}"
 STORE = "gs://bucket/team/stoker"
 NAMES = ["stoker-train-abcd-7-0", "stoker-train-abcd-7-1"]
 OUTPUT = "bucket/team/stoker/" + keys.boot_output(keys.node("train-abcd", 7, 1, keys.boot(INSTANCE, 0)))
-PAYLOAD = script.payload("stoker.providers.gce", "stoker.cloudapi.google.metadata")
+PAYLOAD = startup.payload()
 AGENT = {
     "__main__.py": b"",
     "stoker/__init__.py": b"",
@@ -191,6 +192,7 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/providers/boot/__init__.py",
         "stoker/providers/boot/agent_service.py",
         "stoker/providers/boot/install.py",
+        "stoker/providers/boot/local_disks.py",
         "stoker/providers/boot/retry.py",
         "stoker/cloudapi/__init__.py",
         "stoker/cloudapi/google/__init__.py",

@@ -30,6 +30,10 @@ T4 = Offering(
 )
 A100 = Offering("gce", "a2-highgpu-8g", "us-central1-b", True, PLACE, 14.4, 29.4, "test", 96, 680 << 30, "A100-40GB", 8)
 
+H100 = Offering(
+    "gce", "a3-highgpu-1g", "us-central1-a", False, PLACE, 11, 11, "test", 26, 234 << 30, "H100", 1, queued=True
+)
+
 
 def order(
     offering: Offering = E2, nodes: int = 1, tagged: dict[str, str] | None = None, **resources: Any
@@ -79,6 +83,7 @@ ORDERS = {
         T4, tagged={"project": "vision", "Team": "A/B"}, disk_bytes=200_000_000_000, image="debian/12"
     ),
     "gang-on-spot": order(A100, nodes=2, disk_bytes=500_000_000_000),
+    "flex-start": order(H100, gce=GceResources(flex_start=True)),
     "everything": order(image="family:vision-1/our-image", gce=WHOLE),
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import installing_machine
@@ -32,16 +34,28 @@ def test_it_is_made_once(bench: Bench) -> None:
     assert bench.install() != first
 
 
+def test_one_that_was_not_used_for_long_is_removed_when_another_is_made(bench: Bench) -> None:
+    bench.write("requirements.txt", "click\n")
+    first = Path(bench.install()["VIRTUAL_ENV"])
+    bench.leave()
+    long_ago = time.time() - local_cache.UNUSED_FOR_S - 60
+    for path in bench.environments.glob("*.*"):
+        os.utime(path, (long_ago, long_ago))
+    bench.write("requirements.txt", "click # changed\n")
+    second = Path(bench.install()["VIRTUAL_ENV"])
+    assert second.is_dir() and not first.exists()
+
+
 def test_the_next_machine_restores_it(bench: Bench) -> None:
     bench.local = False
     bench.write("requirements.txt", "lightning\n")
-    environ = bench.install()
+    environ = bench.install(system_packages=False)
     bench.runs(environ, "python", "-c", "import lightning, torch")
     bench.wait_for_uploads()
     assert "is stored for the next time" in bench.said[-1]
     shutil.rmtree(bench.environments)
     before = len(bench.index.requests)
-    assert bench.install() == environ
+    assert bench.install(system_packages=False) == environ
     assert bench.said[0] == "running restore of requirements.txt"
     assert "requirements.txt: restored from the store (0 MB)" in bench.said
     assert len(bench.index.requests) == before
@@ -56,26 +70,26 @@ def test_the_next_machine_restores_it(bench: Bench) -> None:
 def test_a_damaged_copy_is_told_made_anew_and_replaced(bench: Bench) -> None:
     bench.local = False
     bench.write("requirements.txt", "lightning\n")
-    environ = bench.install()
+    environ = bench.install(system_packages=False)
     bench.wait_for_uploads()
     kept = bench.root / "store/work/environments"
     (largest,) = sorted(kept.glob("*/" + "?" * 64), key=lambda path: path.stat().st_size)[-1:]
     largest.write_bytes(largest.read_bytes()[:-5])
     shutil.rmtree(bench.environments)
-    assert bench.install() == environ
+    assert bench.install(system_packages=False) == environ
     told = "requirements.txt: the stored environment cannot be used: a part of it does not match its digest"
     assert f"{told}; building it again" in bench.said
     assert bench.version(environ, "lightning") == "2.0"
     bench.wait_for_uploads()
     shutil.rmtree(bench.environments)
-    assert bench.install() == environ
+    assert bench.install(system_packages=False) == environ
     assert "requirements.txt: restored from the store (0 MB)" in bench.said
 
 
 def test_a_copy_whose_python_does_not_run_is_made_anew(bench: Bench) -> None:
     bench.local = False
     bench.write("requirements.txt", "lightning\n")
-    environ = bench.install()
+    environ = bench.install(system_packages=False)
     bench.wait_for_uploads()
     # Kept under the right name, and made for another processor.
     folder = Path(environ["VIRTUAL_ENV"])
@@ -88,7 +102,7 @@ def test_a_copy_whose_python_does_not_run_is_made_anew(bench: Bench) -> None:
     cached.discard(store_cache.DamagedCopy("", *cached.keys_of(found)))
     assert cached.upload(folder.name, found.manifest.platform, folder, list_folder(folder))
     shutil.rmtree(bench.environments)
-    assert bench.install() == environ
+    assert bench.install(system_packages=False) == environ
     assert any("its Python does not run here; building it again" in line for line in bench.said)
     assert bench.version(environ, "lightning") == "2.0"
 
@@ -103,28 +117,28 @@ CHANGED = "requirements.txt: its environment was modified after it was built"
 def test_what_a_training_installed_is_not_there_for_the_next_job(bench: Bench, local: bool) -> None:
     bench.local = local
     bench.write("requirements.txt", "numpy==1.0\n")
-    environ = bench.install(python=sys.executable)
+    environ = bench.install(python=sys.executable, system_packages=False)
     bench.wait_for_uploads()
     bench.runs(environ, "pip", "install", "--quiet", "numpy==2.0", "click")
     assert bench.version(environ, "numpy") == "2.0"
     bench.leave()
-    assert bench.install(python=sys.executable) == environ
+    assert bench.install(python=sys.executable, system_packages=False) == environ
     assert bench.said[0] == f"{CHANGED}, so it is built again"
     restored = "requirements.txt: restored from the store (0 MB)" in bench.said
     assert restored is not local
     assert bench.version(environ, "numpy") == "1.0"
     assert not list(Path(environ["VIRTUAL_ENV"]).glob("lib/*/site-packages/click*"))
     bench.leave()
-    bench.install(python=sys.executable)
+    bench.install(python=sys.executable, system_packages=False)
     assert bench.said[0] == "requirements.txt: its environment exists already"
 
 
 def test_what_somebody_else_trains_with_is_left_to_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cache, "_IN_USE_AFTER_S", 0.2)
     bench.write("requirements.txt", "numpy==1.0\n")
-    theirs = bench.install(python=sys.executable)
+    theirs = bench.install(python=sys.executable, system_packages=False)
     bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
-    ours = bench.install(python=sys.executable)
+    ours = bench.install(python=sys.executable, system_packages=False)
     assert bench.said[0] == f"{CHANGED}, and is in use, so this node gets its own"
     assert Path(ours["VIRTUAL_ENV"]).is_relative_to(bench.root / "node")
     assert (bench.version(ours, "numpy"), bench.version(theirs, "numpy")) == ("1.0", "2.0")
@@ -135,9 +149,9 @@ def test_one_of_a_nodes_own_is_not_kept_for_others(bench: Bench, monkeypatch: py
     monkeypatch.setattr(local_cache, "_IN_USE_AFTER_S", 0.2)
     bench.local = False
     bench.write("requirements.txt", "numpy==1.0\n")
-    theirs = bench.install(python=sys.executable)
+    theirs = bench.install(python=sys.executable, system_packages=False)
     bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
-    bench.install(python=sys.executable)
+    bench.install(python=sys.executable, system_packages=False)
     bench.wait_for_uploads()
     assert not any("is stored for the next time" in line for line in bench.said)
 

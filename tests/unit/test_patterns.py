@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.agent.metric_scan import MAX_LINE_BYTES, MetricScanner
 from stoker.core.attempt_verdict import matches_failure
-from stoker.core.policy_rules import matches_value
+from stoker.core.policy_patterns import matches_value
 from stoker.core.safe_regex import MAX_INSTRUCTIONS, MAX_STEPS, PatternError, StepBudget, compile_pattern
 from stoker.jobfile import parse_job, read_layer
 from stoker.model.errors import SpecError

@@ -7,7 +7,16 @@ from datetime import date
 import pytest
 
 from stoker.model.errors import SpecError
-from stoker.model.policy import SUBJECTS, Budget, Exemption, StallRule, UtilizationRule
+from stoker.model.policy import (
+    SUBJECTS,
+    Budget,
+    ConcurrentRule,
+    DefaultsRule,
+    DenyRule,
+    Exemption,
+    StallRule,
+    UtilizationRule,
+)
 from stoker.policy.policy_file import MAX_BYTES, parse_policy
 
 WHOLE = """
@@ -22,6 +31,9 @@ rules:
     except:
       - {job: big-one-7f3k, until: 2026-12-31, why: the demo}
   - images: [dlami/*]
+  - deny: {machines: [p5.*], tags: {stage: prod*}}
+  - defaults: {tags: {stage: dev}, spot: prefer, max_runtime: 12h, max_cost: 50, max_wait: 1h}
+  - concurrent: {gpus: 16, nodes: 4, by: [team, project]}
   - max_nodes: 8
   - max_runtime: 72h
     audit: true
@@ -54,6 +66,10 @@ def test_every_subject_and_every_field() -> None:
     ]
     assert named["budget"].budget == Budget(dollars=5000, period="month", by="team", warn_at=0.9)
     assert named["budget"].action == "wait"
+    assert named["deny"].deny == DenyRule(machines=("p5.*",), tags={"stage": ("prod*",)})
+    assert named["concurrent"].concurrent == ConcurrentRule(gpus=16, nodes=4, by=("team", "project"))
+    filled = DefaultsRule({"stage": "dev"}, "prefer", max_runtime_s=43200, max_cost=50, max_wait_s=3600)
+    assert named["defaults"].defaults == filled
     assert named["stall"].stall == StallRule(below=0.02, window_s=60, windows=2, after_s=300, working_s=3600)
     assert named["min-gpu-utilization"].min_gpu_utilization == UtilizationRule(value=0.8, over_s=3600, after_s=1800)
     assert policy.version == 3 and len(policy.digest) == 64
@@ -86,7 +102,7 @@ def test_every_subject_and_every_field() -> None:
             "p.yaml:3: rules[0].then: explode cannot be what happens for max_nodes; write refuse or warn",
         ),
         ("rules:\n- max_nodes: 3\n  then: [stop]", "p.yaml:3: rules[0].then: a list cannot be what happens for"),
-        ("rules:\n- budget: {dollars: 5}", "rules[0].budget.period: is missing; write day, week or month"),
+        ("rules:\n- budget: {dollars: 5}", "rules[0].budget.period: is missing; write day, week, month or quarter"),
         ("rules:\n- max_nodes: 0", "p.yaml:2: rules[0].max_nodes: must be at least 1, found 0"),
         (
             "rules:\n- max_nodes: 1\n- max_nodes: 2",
@@ -137,7 +153,10 @@ def test_every_subject_and_every_field() -> None:
         ("rules:\n- metric: {name: a, nan: true, above: 3}", "rules[0].metric: has one of nan, above, below"),
         ("rules:\n- budget: {period: day}", "rules[0].budget.dollars: is missing"),
         ("rules:\n- budget: {dollars: 0, period: day}", "rules[0].budget.dollars: must be more than 0, found 0"),
-        ("rules:\n- budget: {dollars: 5, period: year}", "rules[0].budget.period: expected day or week or month"),
+        (
+            "rules:\n- budget: {dollars: 5, period: year}",
+            "rules[0].budget.period: expected day or week or month or quarter",
+        ),
         ("rules:\n- budget: {dollars: 5, period: day, by: ''}", "rules[0].budget.by: is empty; leave it out"),
         (
             "rules:\n- budget: {dollars: 5, period: day}\n  then: stop",

@@ -15,7 +15,7 @@ from noticing_machine import Here
 from stoker.agent import setup
 from stoker.agent.environment.build import EnvironmentBuilder
 from stoker.agent.environment.install_packages import Packages
-from stoker.agent.environment.steps import Step
+from stoker.agent.environment.steps import CommandResult, Step
 from stoker.agent.rendezvous import RendezvousResult
 from stoker.agent.runtime import Command, HostRuntime, RuntimeView
 from stoker.agent.setup import Setup, SetupResult
@@ -144,6 +144,10 @@ class Recorded:
 
     def run(self, step: Step) -> None:
         self.ran.append(step.name)
+
+    def capture(self, name: str, command: Command) -> CommandResult:
+        """There is no Python."""
+        return CommandResult(9, "")
 
 
 @pytest.mark.parametrize(

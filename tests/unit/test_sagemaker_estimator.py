@@ -20,6 +20,7 @@ from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.sagemaker import Estimator, HuggingFace, PyTorch, TensorFlow, TrainingInput, s3_input
 from stoker.sagemaker.arguments import ARGUMENTS, BadArgument
+from stoker.sagemaker.code_folder import code_folder
 from stoker.sagemaker.estimator import EstimatorBase
 
 # The arguments of EstimatorBase, Estimator, Framework, PyTorch, TensorFlow, HuggingFace and SKLearn in the SDK 2.257,
@@ -41,6 +42,8 @@ train_instance_count train_instance_type train_volume_size train_volume_kms_key 
 train_max_wait image_name enable_cloudwatch_metrics training_steps evaluation_steps checkpoint_path requirements_file
 script_mode distributions
 """
+# An argument that the SDK takes and ignores, as it does every unknown one: programs name the job with it.
+IGNORED = "job_name"
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +78,7 @@ def pytorch(**arguments: Any) -> PyTorch:
 def test_every_argument_of_both_versions_is_known() -> None:
     assert {argument.name for argument in ARGUMENTS} | {
         argument.old for argument in ARGUMENTS if argument.old is not None
-    } == {*VERSION_2.split(), *VERSION_1.split()}
+    } == {*VERSION_2.split(), *VERSION_1.split(), IGNORED}
     assert len({argument.name for argument in ARGUMENTS}) == len(ARGUMENTS)
 
 
@@ -117,15 +120,17 @@ HONOURED: dict[str, tuple[Any, str]] = {
     "model_uri": ("s3://b/model", "inputs"),
     "max_run": (60, "limits"),
     "use_spot_instances": (True, "resources"),
+    "checkpoint_s3_uri": ("s3://b/saved", "checkpoints"),
     "checkpoint_local_path": ("/opt/ml/saves", "checkpoints"),
     "base_job_name": ("My_Job", "name"),
+    "job_name": ("demo", "name"),
     "metric_definitions": ([{"Name": "loss", "Regex": "loss=(.*)"}], "metrics"),
     "tags": ([{"Key": "a", "Value": "b"}], "tags"),
 }
 # These show elsewhere: in what is packed, in another class, beside another argument, or in nothing at all.
 ELSEWHERE = {
     *("source_dir", "dependencies", "model_dir", "pytorch_version", "tensorflow_version", "input_mode"),
-    *("model_channel_name", "output_path", "max_wait", "checkpoint_s3_uri"),
+    *("model_channel_name", "output_path", "max_wait"),
     *("disable_output_compression", "disable_profiler", "script_mode"),
 }
 
@@ -358,8 +363,8 @@ def test_what_only_ec2_has_is_told_elsewhere() -> None:
 
 
 def test_an_image_must_be_named_somehow() -> None:
-    with pytest.raises(BadArgument, match=r"framework_version: framework_version='1\.5' and py_version='py3' name no"):
-        pytorch(framework_version="1.5", py_version="py3").job()
+    with pytest.raises(BadArgument, match=r"framework_version: framework_version='1\.4' and py_version='py2' name no"):
+        pytorch(framework_version="1.4", py_version="py2").job()
     assert "container" not in pytorch(py_version="py3", instance_type="local").job()["environment"]
 
 
@@ -378,18 +383,6 @@ def test_max_wait() -> None:
         spec_of(pytorch(max_run=10, max_wait=5, use_spot_instances=True))
     assert any(line.startswith("max_wait: not honoured: it is for spot") for line in told(pytorch(max_wait=10)))
     assert spec_of(pytorch()).limits.max_runtime_s == 86400, "as on SageMaker, where none is given"
-
-
-def test_checkpoints_that_are_there_are_gone_on_from(place: Path) -> None:
-    saved = place / "saved"
-    saved.mkdir()
-    estimator = pytorch(checkpoint_s3_uri=saved.as_uri())
-    assert estimator._resume() == {}
-    (saved / "epoch-1").write_text("1")
-    assert estimator._resume() == {"resume_from": saved.as_uri()}
-    assert any(
-        "checkpoint_s3_uri: new checkpoints are in the store" in line for line in estimator._place_warnings(_store())
-    )
 
 
 # ── Inputs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -447,7 +440,7 @@ def test_the_sdks_own_inputs_are_taken() -> None:
 
 
 def packed(estimator: EstimatorBase) -> set[str]:
-    with estimator._code() as folder:
+    with code_folder(estimator._given) as folder:
         return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stoker import client
-from stoker.core.policy_rules import is_submitter
+from stoker.core.policy_patterns import is_submitter
 from stoker.jobfile import Job, document
 from stoker.model.errors import SpecError, UserError
 from stoker.model.resources import Resources

@@ -42,6 +42,12 @@ def environment(spec: Spec = SPEC, base: dict[str, str] | None = None, **changes
     return training_environment(base or {}, Submission("job-x7", spec, "me@here"), replace(place, **changes))  # type: ignore[arg-type]
 
 
+def test_a_process_for_each_accelerator_of_any_maker() -> None:
+    assert environment(gpus=0, processes=32)["PET_NPROC_PER_NODE"] == "32"
+    assert environment(gpus=8, processes=2)["PET_NPROC_PER_NODE"] == "8"
+    assert "PET_NPROC_PER_NODE" not in environment(gpus=0)
+
+
 def test_every_variable_of_the_contract() -> None:
     assert environment() == {
         "STOKER_JOB": "job-x7",

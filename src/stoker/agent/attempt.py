@@ -1,6 +1,6 @@
 """Run the one attempt in which a node trains: its phases, in order, over one `AttemptContext`.
 
-named → set-up → permission → rendezvous and restore → training → finish
+named → accelerators → set-up → permission → rendezvous and restore → training → finish
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from stoker.agent import job_folders
 from stoker.agent.exit_report import make_exit
 from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.metrics import MetricsPump
+from stoker.agent.phases.accelerators import AcceleratorPhase
 from stoker.agent.phases.agree_and_restore import agree_and_restore
 from stoker.agent.phases.context import AttemptContext
 from stoker.agent.phases.finish import finish, leave_without_exit
@@ -87,12 +88,15 @@ def _run_phases(context: AttemptContext) -> Exit:
     submission = _read_submission(context, state)
     rank_0_address = context.node.machine.address() if context.config.rank == 0 else None
     context.begin_phase("setup", address=rank_0_address)
+    accelerators = AcceleratorPhase(context, submission)
+    accelerators.wait()
     _choose_runtime(context, submission)
     leaving = context.leaving
     context.setup = Setup(
         context.node, context.runtime, leaving.ask_store, leaving.check, context.monitors.setup.note_waiting
     )
     context.setup_result = context.setup.run(state, submission)
+    accelerators.wait_after_setup()
     # The set-up comes before the permission: it changes nothing of the job, and may run while an older attempt is still
     # saving. Restoring comes after the permission: until then the older attempt may commit a newer checkpoint.
     state = wait_until_allowed(context)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from stoker.agent.attempt import run_attempt
+from stoker.agent.environment.image_environments import image_path
 from stoker.agent.flush_after_restart import flush
 from stoker.agent.heartbeat import REMOTE_INTERVAL_S
 from stoker.agent.node import AgentNode, retry_until, utcnow
@@ -27,7 +28,7 @@ from stoker.model.node_facts import Heartbeat
 from stoker.processes import TRAINING, end_remains, set_parent_death_signal
 from stoker.processes.container_sweep import sweep
 from stoker.providers import registry
-from stoker.providers.base import SupportsHostReplacement
+from stoker.providers.base import HasEnvironmentCache, Machine, RunsInContainer, SupportsHostReplacement
 from stoker.store.base import Store, open_store
 from stoker.store.node_facts import MAX_BOOTS
 
@@ -51,6 +52,7 @@ def run_agent(root: Path) -> int:
     if store is None:
         return 1
     machine = registry.machine(config.provider, root)
+    _use_image_environment(machine)
     if isinstance(machine, SupportsHostReplacement):
         found = _announce(store, config, boot, time.monotonic() + _STORE_LIMIT_S)
         if found is None:
@@ -80,6 +82,15 @@ def run_agent(root: Path) -> int:
     node.machine.wake_governors()
     node.machine.give_back()
     return 0
+
+
+def _use_image_environment(machine: Machine) -> None:
+    """Let everything that this agent starts find the PyTorch of the machine's image.
+
+    A person's own computer, and a container, have the PATH that they were given.
+    """
+    if not isinstance(machine, (HasEnvironmentCache, RunsInContainer)):
+        os.environ["PATH"] = image_path(os.environ.get("PATH", os.defpath))
 
 
 def _open_store(config: NodeConfig, until_s: float) -> Store | None:

@@ -37,7 +37,7 @@ def probe_machine(location: TrainingLocation, instance_type: str) -> ToolkitMach
         network_interface=interface_of(location.addresses[location.rank]),
         cpus=os.cpu_count() or 1,
         gpus=location.gpus,
-        neurons=_count_neurons(),
+        neurons=count_neuron_cores(),
     )
 
 
@@ -60,8 +60,8 @@ def interface_of(address: str) -> str:
     return "eth0"
 
 
-def _count_neurons() -> int:
-    """Count Neuron cores as the toolkit does."""
+def count_neuron_cores() -> int:
+    """Count Neuron cores as SageMaker's toolkit does: as `neuron-ls` lists them; 0 without it."""
     program = shutil.which("neuron-ls")
     if program is None:
         return 0

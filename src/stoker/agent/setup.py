@@ -16,6 +16,7 @@ from stoker.agent.environment.conda import Conda
 from stoker.agent.environment.install_packages import Packages
 from stoker.agent.environment.package_sources import PrivateIndex
 from stoker.agent.environment.steps import SetupSteps, Step
+from stoker.agent.health.accelerators import count_processes
 from stoker.agent.inputs.service import Inputs
 from stoker.agent.inputs.source import local_path
 from stoker.agent.node import AgentNode, AskStore
@@ -48,6 +49,8 @@ class SetupResult:
     gpus: int = 0
     # The name that this node calls itself; empty if it can have none.
     host: str = ""
+    # Accelerators of other makers, for which torchrun starts a process each.
+    processes: int = 0
 
 
 class Setup:
@@ -109,8 +112,11 @@ class Setup:
             command = self._with_index(submission, self._command(submission, result, shell_argv(submission.spec.setup)))
             steps.run(Step("setup", command, "put what does not change into `environment`, which is kept"))
         steps.report()
-        # The last of all: the machine may have been given its name by the set-up.
-        return replace(result, host=host_names.claim_host(self._node, self._runtime, submission.spec))
+        # The last of all: the machine may have been given its name, and its driver, by the set-up.
+        host = host_names.claim_host(self._node, self._runtime, submission.spec)
+        contained = submission.spec.environment.container is not None
+        processes = 0 if contained else count_processes()
+        return replace(result, host=host, gpus=self._runtime.gpus, processes=processes)
 
     def cut_mounts(self) -> None:
         """Cut the mounts of inputs, so that no process waits for them any more."""
@@ -254,6 +260,7 @@ def make_location(
         outputs=outputs,
         lib=paths.lib,
         environ=result.environ,
+        processes=result.processes,
     )
 
 

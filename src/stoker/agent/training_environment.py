@@ -60,6 +60,8 @@ class TrainingLocation:
     lib: Path
     # The variables of the environment that was built for the training.
     environ: Mapping[str, str]
+    # Accelerators that are no GPUs, and for which torchrun starts a process each.
+    processes: int = 0
 
     @property
     def named_addresses(self) -> dict[str, str]:
@@ -116,8 +118,9 @@ def _contract(submission: Submission, location: TrainingLocation) -> dict[str, s
         "PET_MASTER_ADDR": location.addresses[0],
         "PET_MASTER_PORT": str(location.port),
     }
-    if location.gpus and "PET_NPROC_PER_NODE" not in submission.spec.env:
-        env["PET_NPROC_PER_NODE"] = str(location.gpus)
+    processes = location.gpus or location.processes
+    if processes and "PET_NPROC_PER_NODE" not in submission.spec.env:
+        env["PET_NPROC_PER_NODE"] = str(processes)
     return env
 
 

@@ -165,9 +165,12 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    from stoker.model.errors import StokerError
+    from stoker.model.errors import PolicyRefused, StokerError
     from stoker.read.safe_text import legible
 
+    if isinstance(error, PolicyRefused):
+        lines = (legible(" ".join(each.split())) for each in error.problems)
+        return "\n".join(f"stoker: {line}" for line in lines), error.exit_code
     text = legible(" ".join(str(error).split()))
     if isinstance(error, StokerError):
         return f"stoker: {text}", error.exit_code

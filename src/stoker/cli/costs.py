@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stoker.cli.completers import complete_grouping
-from stoker.cli.options import json_option, opened_store, store_option
+from stoker.cli.options import NamedPath, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.read.costs import Amount, CostReport, CostRow
@@ -33,9 +35,18 @@ _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
     show_default=True,
     help="Count only costs since then: 7d, a date (in UTC), or all.",
 )
+@click.option(
+    "--csv",
+    "csv_file",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    type=NamedPath(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Write the rows as a table for spreadsheets, to FILE or to stdout.",
+)
 @json_option
 @store_option
-def command(by: str, since: str, as_json: bool) -> None:
+def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
     """Show what jobs cost, what they saved against on-demand, and what was wasted.
 
     IDLE: all accelerators were idle during the training. LOST: training after the last checkpoint that the next attempt
@@ -43,10 +54,13 @@ def command(by: str, since: str, as_json: bool) -> None:
     WAITING: a replacement that was ready, until the previous attempt had left.
     """
     from stoker.cli.format import counted, print_json, say, warn
+    from stoker.model.errors import UserError
     from stoker.read.cost_records import read_accounts
     from stoker.read.costs import KINDS, NONE, report, whole_days
     from stoker.store.base import place_text
 
+    if as_json and csv_file is not None:
+        raise UserError("--csv and --json: give one of them")
     now = datetime.now(timezone.utc)
     start = _since(since, now)
     store = opened_store()
@@ -71,6 +85,9 @@ def command(by: str, since: str, as_json: bool) -> None:
         return
     for job in accounts.unreadable:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` shows why")
+    if csv_file is not None:
+        _write_csv(found, by, csv_file)
+        return
     if found.rows:
         click.echo(_table(found, by))
         if by not in KINDS and all(row.name == NONE for row in found.rows):
@@ -92,6 +109,22 @@ def command(by: str, since: str, as_json: bool) -> None:
         say("≥: a part is unknown; –: all of it is unknown")
 
 
+def _write_csv(found: CostReport, by: str, path: Path) -> None:
+    """Write the rows to a file, or to stdout for `-`. Raises UserError where the file cannot be written."""
+    from stoker.cli.format import counted, say
+    from stoker.model.errors import UserError
+    from stoker.read.cost_csv import write_csv
+
+    if str(path) == "-":
+        write_csv(sys.stdout, found, by)
+        return
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            say(f"{counted(write_csv(file, found, by), 'row')} in {path}")
+    except OSError as error:
+        raise UserError(f"--csv {path}: cannot be written: {error.strerror}") from None
+
+
 def _meant(by: str) -> str:
     from difflib import get_close_matches
 
@@ -106,7 +139,8 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
 
     Of a budget for each value of a tag, the values with spending or running jobs.
     """
-    from stoker.core.budget_state import NO_VALUE, BudgetStatus, period_of
+    from stoker.core.budget_state import BudgetStatus, period_of
+    from stoker.core.tag_groups import NO_VALUE, values_of_group
     from stoker.model.errors import SpecError
     from stoker.model.observed import Known
     from stoker.submit.policy_check import read_budget_state, read_policy
@@ -125,15 +159,17 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
         values = sorted(value for name, value in books.value.statuses if name == rule.name)
         for value in values or ([NO_VALUE] if rule.budget.by is None else []):
             standing = books.value.statuses.get((rule.name, value), BudgetStatus())
-            tags = {} if rule.budget.by is None or value == NO_VALUE else {rule.budget.by: value}
+            tags = values_of_group(rule.budget.by, value)
             found.append(
                 {
                     "rule": rule.name,
+                    # Both are lists where several tags make the groups.
                     "by": rule.budget.by,
-                    "value": value or None,
+                    "value": _values(rule.budget.by, tags),
                     "spent": standing.spent,
                     "reserved": standing.set_aside,
                     "left": standing.left_of(rule.budget),
+                    "forecast": standing.forecast,
                     "dollars": rule.budget.dollars,
                     "period": rule.budget.period,
                     "until": period_of(rule.budget, now).end.isoformat(),
@@ -143,17 +179,27 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
     return found, ""
 
 
+def _values(by: str | tuple[str, ...] | None, tags: dict[str, str]) -> str | list[str | None] | None:
+    """The values of the tags that make the groups; None where a job has no such tag."""
+    if by is None or isinstance(by, str):
+        return tags.get(by) if by is not None else None
+    return [tags.get(name) for name in by]
+
+
 def _budget_line(budget: dict[str, Any]) -> str:
     """`budget each-team, team=vision: $11.58 of $20.00 (58%), $5.00 reserved, $3.42 left, until 2026-11-17`."""
     from stoker.read.format import dollars
     from stoker.read.safe_text import legible
 
-    whose = ""
-    if budget["by"] is not None:
-        whose = f", {budget['by']}={budget['value']}" if budget["value"] else f", jobs without {budget['by']}"
+    by, values = budget["by"], budget["value"]
+    names, found = ((by,), (values,)) if isinstance(by, str) else (by or (), values or ())
+    parts = [f"{name}={value}" if value else f"jobs without {name}" for name, value in zip(names, found, strict=True)]
+    whose = "".join(f", {part}" for part in parts)
     spent = f"{'≥' if budget['incomplete'] else ''}{dollars(budget['spent'])}"
     share = budget["spent"] / budget["dollars"]
     rest = f"{dollars(budget['reserved'])} reserved, {dollars(budget['left'])} left"
+    if budget["spent"] < budget["dollars"] < budget["forecast"]:
+        rest += f", {dollars(budget['forecast'])} by its end at this pace"
     balance = f"{spent} of {dollars(budget['dollars'])} ({share:.0%}), {rest}, until {budget['until']}"
     return legible(f"budget {budget['rule']}{whose}: {balance}")
 

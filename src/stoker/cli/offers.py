@@ -119,9 +119,9 @@ def listing(
     """
     from stoker.cli.format import price_source
 
-    groups: dict[tuple[str, bool, str], list[Offering]] = {}
+    groups: dict[tuple[str, str, str], list[Offering]] = {}
     for offering in found:
-        groups.setdefault((offering.machine, offering.spot, offering.zone if by_zone else ""), []).append(offering)
+        groups.setdefault((offering.machine, offering.kind, offering.zone if by_zone else ""), []).append(offering)
     header = ["MACHINE", "ZONE", "KIND", "PRICE", "CPUS", "MEMORY", "GPUS"]
     rows = [_row(group[0], len(group) - 1) for group in groups.values()]
     seen = [tallies.get(group[0].key) if tallies else None for group in groups.values()]
@@ -150,7 +150,7 @@ def _row(offering: Offering, others: int) -> list[str]:
     return [
         offering.machine,
         f"{zone} +{others}" if others else zone,
-        "spot" if offering.spot else "on-demand",
+        offering.kind,
         "unknown" if offering.price is None else rate(offering.price),
         "–" if offering.cpus is None else str(offering.cpus),
         "–" if offering.memory_bytes is None else size(offering.memory_bytes),

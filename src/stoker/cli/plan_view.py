@@ -14,10 +14,12 @@ from stoker.core.costs import in_dollars
 from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering, zone_text
+from stoker.model.resources import Gpus
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.price_book import OLD_DAYS
 from stoker.read.format import duration
+from stoker.submit.idle_gpus import idle_gpus
 from stoker.submit.prepared_job import PreparedJob
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def show_plan(prepared: PreparedJob) -> None:
     """Print offerings with their prices, the worst case, the packed code, notes and warnings to stderr."""
     spec = prepared.spec
     say(f"{click.style(spec.name, bold=True)}  {counted(spec.nodes, 'node')} on {spec.resources.provider}")
-    rows = offering_rows(prepared.offerings, spec.nodes)
+    rows = offering_rows(prepared.offerings, spec.nodes, spec.resources.gpus)
     say(table((), [[f"  {line}" for line in row] for row in rows[:_MOST_OFFERINGS]]))
     if len(rows) > _MOST_OFFERINGS:
         say(f"  … and {len(rows) - _MOST_OFFERINGS} more; `stoker offers` lists them")
@@ -88,11 +90,11 @@ def _sent(upload: Upload) -> str:
     return f", {'all' if upload.to_send == upload.size else size(upload.to_send)} to be sent"
 
 
-def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[str]]:
-    """A row for each machine and kind in its best zone, with $/h for all nodes together."""
-    groups: dict[tuple[str, bool], list[Offering]] = {}
+def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1, gpus: Gpus | None = None) -> list[list[str]]:
+    """A row for each machine and kind in its best zone, with $/h for all nodes together. `gpus` are those asked for."""
+    groups: dict[tuple[str, str], list[Offering]] = {}
     for offering in offerings:
-        groups.setdefault((offering.machine, offering.spot), []).append(offering)
+        groups.setdefault((offering.machine, offering.kind), []).append(offering)
     together = f" for {nodes} nodes" if nodes > 1 else ""
     rows = []
     for best, *others in groups.values():
@@ -100,8 +102,14 @@ def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[
         if best.price == 0:
             price = "free"
         where = f"{len(others) + 1} zones, {best.zone} first" if others else zone_text(best.zone)
-        kind = "spot" if best.spot else "on-demand"
-        rows.append([f"{best.machine} in {where}", kind, price, _against(best, nodes)])
+        rows.append([f"{best.machine} in {where}", best.kind, price, _against(best, nodes)])
+    idle = [idle_gpus(gpus, best) for best, *_ in groups.values()]
+    if any(idle):
+        counts = [f"{best.gpus} × {best.gpu}" for best, *_ in groups.values()]
+        rows = [
+            [machine, f"{count}, {unused} idle" if unused else count, *rest]
+            for (machine, *rest), count, unused in zip(rows, counts, idle, strict=True)
+        ]
     return rows
 
 

@@ -10,11 +10,12 @@ import click
 
 from stoker.cli.completers import complete_file
 from stoker.cli.options import NamedPath, help_alone, json_option, opened_store, set_option, store_option
+from stoker.cli.policy_approve import approve, list_approvals
 
 if TYPE_CHECKING:
     from stoker.governor.deployment_record import DeploymentRecord
+    from stoker.jobfile import ResolvedJob
     from stoker.model.policy import Policy
-    from stoker.model.spec import Spec
     from stoker.policy.versions import PolicyVersion
     from stoker.store.base import Store
 
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
 _NONE = "there is no policy; `stoker policy set FILE` makes one"
 
 
-@click.group("policy", invoke_without_command=True)
+class _PolicyGroup(click.Group):
+    """Shows the table of rules below the help."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        from stoker.policy.rule_table import rules_help
+
+        with formatter.section("Rules (then: what happens; the first is the default)"):
+            formatter.write_dl(list(rules_help()), col_max=44)
+
+
+@click.group("policy", cls=_PolicyGroup, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Manage the policy of a store: the rules for all its jobs, which every governor enforces."""
@@ -44,7 +56,7 @@ def set_(file: str, note: str) -> None:
     text, source = _read(file)
     policy, store = _parsed(text, source), opened_store()
     channels = check_channels.address_warnings((each.to for each in policy.notify), places_of_channels(text, source))
-    for line in (*channels, *_unknown_providers(policy), *_expired_exemptions(policy)):
+    for line in (*channels, *_checked_names(policy), *_expired_exemptions(policy)):
         say(line)
     try:
         kept = versions.write(store, text, user_at_host(), note)
@@ -133,10 +145,9 @@ def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], 
         from stoker.policy import versions
 
         policy = versions.current_policy(store)
-    for line in _unknown_providers(policy):
+    for line in _warnings_of_names(policy):
         say(line)
-    spec = _spec(store, job_file, sets)
-    found = judge_job(policy, store, spec)
+    found = judge_job(policy, store, _resolved(store, job_file, sets))
     if as_json:
         print_json(found.to_json())
     else:
@@ -145,22 +156,28 @@ def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], 
     sys.exit(1 if found.refused else 0)
 
 
-def _unknown_providers(policy: Policy) -> list[str]:
-    """A warning for each provider name that matches no provider here. Other computers may have more providers."""
-    from difflib import get_close_matches
-    from fnmatch import fnmatchcase
+command.add_command(approve)
+command.add_command(list_approvals)
 
-    from stoker.providers import registry
 
-    known = registry.names()
-    found = []
-    for rule in policy.about("providers"):
-        for pattern in rule.providers or ():
-            if not any(fnmatchcase(name, pattern) for name in known):
-                close = get_close_matches(pattern, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
-                found.append(f"warning: policy {rule.name}: no provider here is called {pattern}; {hint}")
-    return found
+def _warnings_of_names(policy: Policy) -> list[str]:
+    """A warning for each name in the rules that matches nothing known here. Other computers may know more."""
+    from stoker.policy.known_names import unknown_names
+
+    return [f"warning: {each}" for each in unknown_names(policy)]
+
+
+def _checked_names(policy: Policy) -> list[str]:
+    """As `_warnings_of_names`. Raises PolicyRefused for names that almost are known ones: they would lock people out,
+    or forbid nothing."""
+    from stoker.model.errors import PolicyRefused
+    from stoker.policy.known_names import unknown_names
+
+    found = unknown_names(policy)
+    misspelt = tuple(str(each) for each in found if each.misspelt)
+    if misspelt:
+        raise PolicyRefused(misspelt)
+    return [f"warning: {each}" for each in found]
 
 
 def _wake_deployed(store: Store, policy: Policy) -> None:
@@ -222,12 +239,12 @@ def _expired_exemptions(policy: Policy) -> list[str]:
     ]
 
 
-def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
+def _resolved(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> ResolvedJob:
     from stoker.jobfile import own_layers, resolve, shared_layers
     from stoker.providers import registry
 
     layers = (*shared_layers(store), *own_layers(job_file, sets, advice="name a job file"))
-    return resolve(layers, registry.capabilities).spec
+    return resolve(layers, registry.capabilities)
 
 
 def _read(file: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from stoker.cli.format import counted, to_json
 from stoker.core import audit, policy_rules
 from stoker.core.acceptable_offerings import acceptable
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
+from stoker.jobfile import ResolvedJob
 from stoker.model import channel_address
 from stoker.model.policy import Exemption, Policy, Rule, RuleAction
 from stoker.model.spec import Spec
@@ -18,7 +19,7 @@ from stoker.notifications.events import in_scope
 from stoker.store.base import Store
 from stoker.submit.choose_offerings import connect
 from stoker.submit.identity import with_submitter
-from stoker.submit.policy_check import forecast_budgets, limit_text
+from stoker.submit.policy_check import forecast_budgets, limit_text, policy_filled
 
 # The consequences of a budget that would be exceeded.
 _CONSEQUENCES = {"refuse": "would be refused", "wait": "would wait", "warn": "warning"}
@@ -38,12 +39,16 @@ class PolicyVerdict:
     """The rules, limits, budgets and channels that apply to a job before it is submitted."""
 
     policy: Policy
+    # The lines about what the policy fills in, one for each rule.
+    filled: tuple[str, ...]
     findings: tuple[RuleFinding, ...]
     bounds: EffectiveLimits
     # The budgets that would be exceeded, with the consequences.
     budgets: tuple[tuple[str, RuleAction], ...]
     # How much of each budget is spent, reserved and left, and what the job would reserve.
     balances: tuple[str, ...]
+    # How many of the machines of each limit are in use.
+    in_use: tuple[str, ...]
     watched: tuple[WarningLimit, ...]
     # The exemptions that are valid today, by the names of their rules.
     exempt: dict[str, Exemption]
@@ -52,16 +57,24 @@ class PolicyVerdict:
 
     @property
     def refused(self) -> bool:
-        return any(each.refuses for each in self.findings) or any(then == "refuse" for _, then in self.budgets)
+        refused = any(each.refuses and not each.needs_approval for each in self.findings)
+        return refused or any(then == "refuse" for _, then in self.budgets)
 
     def lines(self) -> Iterator[str]:
         """The verdict as lines for people."""
+        yield from self.filled
         for finding in self.findings:
-            yield f"{'would be refused' if finding.refuses else 'warning'}: {finding}"
+            for line in finding.lines:
+                if finding.needs_approval:
+                    yield f"would wait: {line}{policy_rules.approval_text(finding.rule, None)}"
+                else:
+                    yield f"{'would be refused' if finding.refuses else 'warning'}: {line}"
         for reason, then in self.budgets:
             yield f"{_CONSEQUENCES[then]}: {reason}"
         for line in self.balances:
             yield f"budget: {line}"
+        for line in self.in_use:
+            yield f"limit: {line}"
         for name, exemption in self.exempt.items():
             yield f"exempt from {name} until {exemption.until} ({exemption.why})"
         for field, name in self.bounds.by_rule.items():
@@ -71,7 +84,7 @@ class PolicyVerdict:
             yield f"warning only: {each.field} {limit_text(each.field, each.value)} by policy {each.rule.name} ({mode})"
         for name, channel in self.notified.items():
             yield f"notified: {name} ({channel['to']}): {', '.join(channel['events']) or 'everything'}"
-        if not self.refused:
+        if not self.refused and not any(each.needs_approval for each in self.findings):
             rules = counted(len(self.policy.rules), "rule")
             yield f"allowed by {rules}" if self.policy.rules else "allowed: there are no rules"
 
@@ -79,6 +92,7 @@ class PolicyVerdict:
         """The verdict as JSON fields."""
         return {
             "refused": self.refused,
+            "filled": list(self.filled),
             "findings": [
                 {"rule": each.rule.name, "then": each.rule.action, "audit": each.rule.audit, "reason": each.reason}
                 for each in self.findings
@@ -92,29 +106,34 @@ class PolicyVerdict:
             ],
             "exempt": to_json(self.exempt),
             "budgets": [{"refused": then == "refuse", "then": then, "reason": reason} for reason, then in self.budgets],
-            "stands": list(self.balances),
+            "stands": [*self.balances, *self.in_use],
             "notify": self.notified,
             "policy": self.policy.digest,
         }
 
 
-def judge_job(policy: Policy, store: Store, spec: Spec) -> PolicyVerdict:
+def judge_job(policy: Policy, store: Store, resolved: ResolvedJob) -> PolicyVerdict:
     """Test a job against the policy, as its submitter here would submit it.
 
     No cloud is asked for machines: they are those of the tables that come with Stoker.
     """
-    spec, _ = with_submitter(spec, store)
-    offered = connect(spec, store, offline=True).offerings(spec.resources)
+    spec, _ = with_submitter(resolved.spec, store)
+    provider = connect(spec, store, offline=True)
+    filled = policy_filled(policy, spec, resolved.written)
+    spec = filled.spec
+    offered = provider.offerings(spec.resources)
     subject = Subject(spec, datetime.now(timezone.utc).date())
     bounds = policy_rules.effective_limits(policy, subject)
     fitting, _ = acceptable(bounds.spec, offered, unpriced=True)
     budget = forecast_budgets(store, policy, spec, fitting)
     return PolicyVerdict(
         policy=policy,
+        filled=filled.lines,
         findings=policy_rules.broken(policy, subject, fitting),
         bounds=bounds,
         budgets=budget.exceeded,
         balances=budget.balances,
+        in_use=budget.in_use,
         watched=tuple(_watched(policy, subject)),
         exempt=_exempt(policy, subject),
         notified=_notified(policy, spec),

@@ -28,7 +28,7 @@ terminals only, and `NO_COLOR=1` turns them off.
 |---|---|
 | 0 | success |
 | 1 | the job failed or was stopped |
-| 2 | a mistake that you can correct; one line on stderr says how |
+| 2 | a mistake that you can correct; one line on stderr says how (for the policy, one for each rule) |
 | 3 | a failure of the cloud, the store or Stoker itself; `STOKER_DEBUG=1` shows the traceback |
 """
 

@@ -31,6 +31,7 @@ from stoker.cli.progress import progress_bar, working
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.store.base import Store
+from stoker.submit.idle_gpus import idle_gpus
 from stoker.submit.launch_requests import launch_requests
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.send import Progress, check_writable, send
@@ -194,7 +195,9 @@ def _print_dry_run(prepared: PreparedJob, store: Store, *, as_json: bool) -> Non
     requests = [to_json(request) for request in launch_requests(prepared, store)]
     if as_json:
         ignored = [to_json(left_out) for left_out in prepared.packed.ignored] if prepared.packed is not None else []
-        print_json({"offering": to_json(prepared.offerings[0]), "requests": requests, "ignored": ignored})
+        best, wanted = prepared.offerings[0], prepared.spec.resources.gpus
+        gpus = {"asked": wanted.count if wanted else 0, "bought": best.gpus, "idle": idle_gpus(wanted, best)}
+        print_json({"offering": to_json(best), "gpus": gpus, "requests": requests, "ignored": ignored})
         return
     show_plan(prepared)
     for request in requests:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from stoker.core.saved_work import cause_of_end, checkpoint_title, nothing_saved, saved_when, with_step
 from stoker.core.summary import AttemptSummary, Summary
-from stoker.model.offerings import zone_text
+from stoker.model.offerings import kind_text, zone_text
 from stoker.read.decision_text import outcome_name, outcome_text, price_terms
 from stoker.read.format import duration, one_line
 
@@ -183,4 +183,5 @@ def where(attempt: AttemptSummary) -> str:
     """`2 × c7i.large in us-east-1a, spot $0.05/h each`."""
     count = len(attempt.nodes)
     nodes = f"{count} × " if count > 1 else ""
-    return f"{nodes}{attempt.machine} in {zone_text(attempt.zone)}{price_terms(attempt.spot, attempt.price, count)}"
+    kind = kind_text(spot=attempt.spot, queued=attempt.queued)
+    return f"{nodes}{attempt.machine} in {zone_text(attempt.zone)}{price_terms(kind, attempt.price, count)}"

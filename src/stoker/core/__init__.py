@@ -28,12 +28,16 @@ Where to run, and what it costs:
 | `market`, `launch_history`, `spot` | reclaims and missing capacity so far; when on-demand is taken instead |
 | `costs`, `daily_costs`, `prior_usage` | what a job has cost |
 | `budget_state`, `budget_reservations`, `budget_verdict` | what is spent, what is reserved, and whether a launch fits |
+| `budget_text`, `tag_groups` | sentences about budgets; the groups of jobs that share one |
+| `concurrency` | machines that jobs have at the same time, and their limits |
 
 Rules of the policy, and the rest:
 
 | module | content |
 |---|---|
 | `policy_rules`, `audit` | rules that a job breaks; what audited rules would have done |
+| `rule_checks`, `policy_patterns` | the problems of a job with one rule; the pattern language |
+| `policy_defaults` | what the policy fills in |
 | `health_rules`, `stalls`, `metric_rules` | stalled, idle or hopeless trainings |
 | `summary`, `job_warnings` | one job as `ps`, `show` and `compare` read it, and what to look at |
 | `node_names` | what the nodes of a gang are called |

@@ -27,8 +27,9 @@ from stoker.model.spec import Spec
 START_S = 600.0
 # Assumed runtime of a job without any limit: the default limit of jobs at paid providers.
 UNBOUNDED_S = 86400.0
-# Codes of warnings by which a job enters and leaves the queue for a budget.
-WAITS, LEAVES = "budget:waits", "budget:leaves"
+# Codes of warnings by which a job enters the queue for a budget, or for a limit of machines at the same time; and
+# leaves it. A job is in the queue of its newest code.
+WAITS, WAITS_FOR_ROOM, LEAVES = "budget:waits", "concurrent:waits", "budget:leaves"
 
 
 def micro(dollars: float) -> int:
@@ -86,12 +87,16 @@ class Reserved:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job in the queue for a budget: since when, and for how many millionths of a dollar."""
+    """A job in a queue, since when, and for what: for millionths of a dollar of a budget (`amount`), or for machines
+    (`nodes` is not 0). `begun`: it had machines before."""
 
     job: str
     since: datetime
     amount: int
     tags: Mapping[str, str]
+    nodes: int = 0
+    gpus: int = 0
+    begun: bool = False
 
     @property
     def place(self) -> tuple[datetime, str]:
@@ -100,12 +105,17 @@ class Waiting:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A launch to be judged: what it may cost, and its place in the queue. `claimed_at` is the time of its claim, if it
-    exists already: then only claims that are not younger count against it."""
+    """A launch to be judged: what it may cost, its machines and its place in the queue. `claimed_at` is the time of its
+    claim, if it exists already: then only claims that are not younger count against it."""
 
     need: Need
     since: datetime
     claimed_at: datetime | None = None
+    claim: int = 0
+    nodes: int = 0
+    gpus: int = 0
+    # It had machines before.
+    begun: bool = False
 
 
 def limits_of_job(policy: Policy, state: JobState, spec: Spec, now: datetime) -> EffectiveLimits:
@@ -124,7 +134,32 @@ def launch_request(
     """Build the request for machines of this offering; `claim`: the existing claim, if any."""
     spent = highest_possible_cost(state, now)
     need = _need(bounds, _rate(offering, bounds.spec.nodes), spent, _trained_s(state))
-    return LaunchRequest(need, state.opened_at or state.submitted_at, None if claim is None else claim.at)
+    nodes = bounds.spec.nodes if claim is None else claim.nodes
+    return LaunchRequest(
+        need,
+        state.opened_at or state.submitted_at,
+        claimed_at=None if claim is None else claim.at,
+        claim=0 if claim is None else claim.number,
+        nodes=nodes,
+        gpus=nodes * offering.gpus,
+        begun=has_begun(state),
+    )
+
+
+def first_request(bounds: EffectiveLimits, offerings: Iterable[Offering], now: datetime) -> LaunchRequest | None:
+    """Build the request of a job that is not submitted yet: the least that any of these offerings needs. None where
+    there is no offering."""
+    known = list(offerings)
+    if not known:
+        return None
+    need = min((first_need(bounds, offering) for offering in known), key=lambda need: need.dollars)
+    nodes = bounds.spec.nodes
+    return LaunchRequest(need, now, nodes=nodes, gpus=nodes * min(offering.gpus for offering in known))
+
+
+def has_begun(state: JobState) -> bool:
+    """Return whether the job had machines since it was opened."""
+    return any(claim.attempt is not None for claim in state.since_opened())
 
 
 def reservation(policy: Policy, state: JobState, spec: Spec, now: datetime) -> Reservation | None:
@@ -142,19 +177,21 @@ def reservation(policy: Policy, state: JobState, spec: Spec, now: datetime) -> R
     if need is None:
         return None
     since = state.opened_at or state.submitted_at
-    begun = any(claim.attempt is not None for claim in held)
-    return Reservation(state.job, spec.tags, held[0].at, need, since, not state.open_claims, begun)
+    return Reservation(state.job, spec.tags, held[0].at, need, since, not state.open_claims, has_begun(state))
 
 
 def queued(state: JobState, spec: Spec) -> Waiting | None:
-    """The job's place in the queue for a budget; None if it is not queued."""
+    """The job's place in a queue; None if it is not queued."""
     if state.ended is not None or state.stop is not None or state.open_claims:
         return None
-    codes = _codes(state)
+    codes, since = _codes(state), state.opened_at or state.submitted_at
+    if codes and codes[-1].startswith(WAITS_FOR_ROOM):
+        nodes, gpus = _machines_of(codes[-1])
+        return Waiting(state.job, since, 0, spec.tags, nodes, gpus, has_begun(state))
     if not codes or not codes[-1].startswith(WAITS):
         return None
     amount = codes[-1].rpartition(":")[2]
-    return Waiting(state.job, state.opened_at or state.submitted_at, int(amount) if amount.isdigit() else 0, spec.tags)
+    return Waiting(state.job, since, int(amount) if amount.isdigit() else 0, spec.tags)
 
 
 def waits_code(state: JobState, amount: int) -> str | None:
@@ -165,19 +202,37 @@ def waits_code(state: JobState, amount: int) -> str | None:
     return f"{WAITS}:{_claims(state)}:{len(codes)}:{amount}"
 
 
-def leaves_code(state: JobState) -> str | None:
-    """Code of the warning by which the job leaves the queue; None if it is not queued."""
+def waits_for_room_code(state: JobState, nodes: int, gpus: int) -> str | None:
+    """Code of the warning by which the job enters the queue for machines; None if it is queued for so many already."""
     codes = _codes(state)
-    return f"{LEAVES}:{_claims(state)}:{len(codes)}" if codes and codes[-1].startswith(WAITS) else None
+    if codes and codes[-1].startswith(WAITS_FOR_ROOM):
+        known_nodes, known_gpus = _machines_of(codes[-1])
+        if known_nodes >= nodes and known_gpus >= gpus:
+            return None
+    return f"{WAITS_FOR_ROOM}:{_claims(state)}:{len(codes)}:{nodes}:{gpus}"
+
+
+def leaves_code(state: JobState) -> str | None:
+    """Code of the warning by which the job leaves its queue; None if it is not queued."""
+    codes = _codes(state)
+    queued_now = bool(codes) and codes[-1].startswith((WAITS, WAITS_FOR_ROOM))
+    return f"{LEAVES}:{_claims(state)}:{len(codes)}" if queued_now else None
 
 
 # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _codes(state: JobState) -> list[str]:
-    """The job's warnings about the queue since its last claim, the newest last."""
+    """The job's warnings about queues since its last claim, the newest last."""
     number = _claims(state)
-    return [code for code in state.warned if code.startswith((f"{WAITS}:{number}:", f"{LEAVES}:{number}:"))]
+    starts = tuple(f"{kind}:{number}:" for kind in (WAITS, WAITS_FOR_ROOM, LEAVES))
+    return [code for code in state.warned if code.startswith(starts)]
+
+
+def _machines_of(code: str) -> tuple[int, int]:
+    """The nodes and accelerators in a code of the queue for machines."""
+    nodes, gpus = code.split(":")[-2:]
+    return (int(nodes), int(gpus)) if nodes.isdigit() and gpus.isdigit() else (1, 0)
 
 
 def _claims(state: JobState) -> int:

@@ -7,18 +7,23 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
 from stoker.core.budget_reservations import Reservation, Reserved, Waiting, micro, queued, reservation
+from stoker.core.concurrency import MachineUse, Occupancy, occupancies, uses_of
 from stoker.core.daily_costs import by_day, midnight, paid_spans
 from stoker.core.hold import longest_held
 from stoker.core.policy_rules import PREFIX, in_scope
+from stoker.core.tag_groups import group_of
 from stoker.model.errors import describe_error
 from stoker.model.job_state import JobState
 from stoker.model.policy import Budget, Policy, Rule
 from stoker.model.spec import Spec
 
-# The value of jobs without the tag: they share one budget, otherwise their cost would count nowhere.
-NO_VALUE = ""
-# Kinds of warnings, in their codes: nearly spent; fully spent; partly unknown; too little left for a launch.
-NEARLY, FULL, UNPRICED, RESERVED = "warning", "full", "unpriced", "reserved"
+# Kinds of warnings, in their codes: likely to be spent before the period ends; nearly spent; fully spent; partly
+# unknown; too little left for a launch.
+FORECAST, NEARLY, FULL, UNPRICED, RESERVED = "forecast", "warning", "full", "unpriced", "reserved"
+# Warnings that are written once for all jobs of a budget, the mildest first.
+SHARED = (FORECAST, NEARLY, FULL)
+# Spending is extrapolated once this share of the period is over: a first hour says little about a month.
+_LEAST_ELAPSED = 0.1
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,9 @@ def period_of(budget: Budget, now: datetime) -> Period:
     if budget.period == "week":
         monday = today - timedelta(days=today.weekday())
         return Period(monday, monday + timedelta(days=7))
+    if budget.period == "quarter":
+        first = today.replace(month=today.month - (today.month - 1) % 3, day=1)
+        return Period(first, (first + timedelta(days=93)).replace(day=1))
     first = today.replace(day=1)
     return Period(first, (first + timedelta(days=31)).replace(day=1))
 
@@ -77,8 +85,10 @@ class BudgetStatus:
     spent: float = 0.0
     # Jobs with costs that are not known.
     unpriced: tuple[str, ...] = ()
-    # The warning that is due, NEARLY or FULL; empty if there is none, or it was written already.
+    # The warning that is due, one of SHARED; empty if there is none, or it was written already.
     due: str = ""
+    # Dollars that will be spent by the end of the period, if it goes on like this.
+    forecast: float = 0.0
     # The job that writes the warning into its log; None if no job of the budget is alive.
     reporter: str | None = None
     # Reservations of jobs that have begun for this period, the largest first.
@@ -98,11 +108,13 @@ class BudgetStatus:
 
 @dataclass(frozen=True)
 class BudgetState:
-    """The status of all budgets at a time, by the name of the rule and the value of its tag."""
+    """The status of all budgets at a time, by the name of the rule and the group of jobs; and that of the limits of
+    machines at the same time (`limits`)."""
 
     at: datetime
     statuses: Mapping[tuple[str, str], BudgetStatus] = field(default_factory=dict)
     unreadable: tuple[UnreadableJob, ...] = ()
+    limits: Mapping[tuple[str, str], Occupancy] = field(default_factory=dict)
 
     def unreadable_of(self, rule: Rule, tags: Mapping[str, str]) -> UnreadableJob | None:
         """The first job that may belong to this budget and whose cost is unknown."""
@@ -117,8 +129,8 @@ class BudgetState:
 
 
 def has_budget(policy: Policy, tags: Mapping[str, str]) -> bool:
-    """Return whether any budget counts a job with these tags."""
-    return any(in_scope(rule, tags) for rule in policy.about("budget"))
+    """Return whether any budget, or limit of machines at the same time, counts a job with these tags."""
+    return any(in_scope(rule, tags) for rule in policy.about("budget", "concurrent"))
 
 
 def expenses(state: JobState, spec: Spec, now: datetime) -> Iterator[Expense]:
@@ -140,9 +152,10 @@ def compute_budget_state(
     now: datetime,
     unreadable: Iterable[UnreadableJob] = (),
     others: Iterable[Expense] = (),
+    external_uses: Iterable[MachineUse] = (),
 ) -> BudgetState:
     """Compute the status of all budgets. `recorded` are stored costs of jobs that are not active any more; the cost of
-    an active job comes from its log; `others` are external jobs, which have no log.
+    an active job comes from its log; `others` and `external_uses` are of external jobs, which have no log.
 
     A job whose cost cannot be computed counts as `unreadable`: it makes only its own budgets unknown.
     """
@@ -152,10 +165,12 @@ def compute_budget_state(
     found += [each for each in recorded if each.job not in counted]
     lost = list(unreadable)
     reservations = []
+    uses = list(external_uses)
     for state, spec in jobs.values():
         try:
             found += expenses(state, spec, now)
             reservations.append(reservation(policy, state, spec, now))
+            uses += uses_of(state, spec, now)
         except Exception as error:  # noqa: BLE001 - the edge of one job: only its own budgets become unknown
             lost.append(UnreadableJob(state.job, describe_error(error), spec.tags))
     waiting = [each for state, spec in jobs.values() if (each := queued(state, spec)) is not None]
@@ -164,13 +179,20 @@ def compute_budget_state(
     for rule in policy.about("budget"):
         assert rule.budget is not None
         statuses |= _statuses(rule, rule.budget, found, jobs.values(), reserved, now)
-    return BudgetState(now, _with_queues(policy, statuses, waiting), tuple(lost))
+    for_room = [each for each in waiting if each.nodes and not _out_of_money(policy, statuses, each)]
+    return BudgetState(
+        now,
+        _with_queues(policy, statuses, [each for each in waiting if not each.nodes]),
+        tuple(lost),
+        occupancies(policy, uses, for_room),
+    )
 
 
 def value_of(rule: Rule, tags: Mapping[str, str]) -> str:
-    """The value of the rule's tag for a job with these tags, which selects one of the rule's budgets."""
-    assert rule.budget is not None
-    return NO_VALUE if rule.budget.by is None else tags.get(rule.budget.by, NO_VALUE)
+    """The group of a job with these tags, which selects one of the rule's budgets or limits."""
+    shared = rule.budget or rule.concurrent
+    assert shared is not None
+    return group_of(shared.by, tags)
 
 
 def denies_launches(rule: Rule) -> bool:
@@ -197,11 +219,14 @@ def _statuses(
     period = period_of(budget, now)
     left_s, next_s = spans_of(budget, now)
     reserved: dict[str, list[Reserved]] = {}
+    running: dict[str, float] = {}
     for each in reservations:
         if in_scope(rule, each.tags):
+            value = value_of(rule, each.tags)
+            running[value] = running.get(value, 0.0) + _will_cost(each, left_s)
             amount, later = each.need.within(left_s), each.need.after(left_s, next_s)
             part = Reserved(each.job, each.at, amount, each.since, each.idle, each.begun, later)
-            reserved.setdefault(value_of(rule, each.tags), []).append(part)
+            reserved.setdefault(value, []).append(part)
     spent: dict[str, float] = {}
     unpriced: dict[str, set[str]] = {}
     for expense in found:
@@ -222,11 +247,13 @@ def _statuses(
                 alive.setdefault(value, []).append(state.job)
     statuses = {}
     for value, dollars in spent.items():
-        due = _due(budget, dollars)
+        forecast = dollars + max(_at_this_pace(dollars, period, now), running.get(value, 0.0))
+        due = _due(budget, dollars, forecast)
         if due and code_of(rule, period, due) in warned.get(value, ()):
             due = ""
         statuses[rule.name, value] = BudgetStatus(
             spent=dollars,
+            forecast=forecast,
             unpriced=tuple(sorted(unpriced.get(value, ()))),
             due=due,
             reporter=min(alive.get(value, ()), default=None) if due else None,
@@ -245,15 +272,42 @@ def _with_queues(
         rules = [rule for rule in policy.about("budget") if in_scope(rule, each.tags) and denies_launches(rule)]
         keys = [(rule.name, value_of(rule, each.tags)) for rule in rules]
         most = [micro(rule.budget.dollars) if rule.budget else 0 for rule in rules]
-        spent = [micro(statuses[key].spent) if key in statuses else 0 for key in keys]
+        spent = [micro(statuses[key].spent) for key in keys]
         if all(gone + each.amount <= dollars for gone, dollars in zip(spent, most, strict=True)):
             for key in keys:
                 queues.setdefault(key, []).append(each)
     return {key: replace(status, queue=tuple(queues.get(key, ()))) for key, status in statuses.items()}
 
 
-def _due(budget: Budget, spent: float) -> str:
-    """The warning that is due when this much is spent."""
+def _out_of_money(policy: Policy, statuses: Mapping[tuple[str, str], BudgetStatus], each: Waiting) -> bool:
+    """Return whether a budget of this job is spent: then it holds up no other that waits for machines."""
+    rules = [rule for rule in policy.about("budget") if in_scope(rule, each.tags) and denies_launches(rule)]
+    return any(
+        rule.budget is not None
+        and statuses.get((rule.name, value_of(rule, each.tags)), BudgetStatus()).spent >= rule.budget.dollars
+        for rule in rules
+    )
+
+
+def _will_cost(each: Reservation, seconds: float) -> float:
+    """Dollars that a running job will cost in this time; 0 for one without a machine now."""
+    if each.idle:
+        return 0.0
+    most = each.need.dollars_per_s * max(0.0, seconds)
+    return most if each.need.rolling else min(each.need.dollars, most)
+
+
+def _at_this_pace(spent: float, period: Period, now: datetime) -> float:
+    """Dollars that follow until the end of the period, if as much is spent in each hour as until now."""
+    whole_s = (period.over_at - midnight(period.start)).total_seconds()
+    gone_s = (now - midnight(period.start)).total_seconds()
+    return spent * (whole_s - gone_s) / gone_s if gone_s >= whole_s * _LEAST_ELAPSED else 0.0
+
+
+def _due(budget: Budget, spent: float, forecast: float) -> str:
+    """The warning that is due when this much is spent, and this much will be."""
     if spent >= budget.dollars:
         return FULL
-    return NEARLY if spent >= budget.dollars * budget.warn_at else ""
+    if spent >= budget.dollars * budget.warn_at:
+        return NEARLY
+    return FORECAST if budget.forecast and forecast > budget.dollars else ""

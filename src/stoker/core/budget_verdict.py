@@ -1,4 +1,5 @@
-"""Judge a launch by the policy's budgets: allow it, warn, let the job wait, or refuse it. Pure.
+"""Judge a launch by the policy's budgets, and by its limits of machines at the same time: allow it, warn, let the job
+wait, or refuse it. Pure.
 
 A budget stops launches, never running machines. A launch is allowed only if budget − spent − reserved covers what it
 may cost, so a budget is exceeded only by jobs that cost more than was reserved for them.
@@ -12,25 +13,44 @@ from datetime import date, datetime
 
 from stoker.core.budget_reservations import LaunchRequest, Reserved, Waiting, micro
 from stoker.core.budget_state import (
+    FORECAST,
     FULL,
     NEARLY,
     RESERVED,
+    SHARED,
     UNPRICED,
     BudgetState,
     BudgetStatus,
-    Period,
     code_of,
     denies_launches,
     period_of,
     spans_of,
     value_of,
 )
+from stoker.core.budget_text import (
+    budget_name,
+    exactly,
+    forecast_text,
+    owner_text,
+    spent_text,
+    spent_until,
+    status_text,
+    title_of,
+    unpriced_text,
+)
+from stoker.core.concurrency import no_room
 from stoker.core.costs import in_dollars
 from stoker.core.daily_costs import midnight
 from stoker.core.name_list import first_names
-from stoker.core.policy_rules import Subject, applies, in_scope, is_one_value
+from stoker.core.policy_patterns import is_one_value
+from stoker.core.policy_rules import Subject, applies, approval_text, in_scope
+from stoker.core.tag_groups import values_of_group
 from stoker.model.observed import Known, Observed, Unknown
-from stoker.model.policy import Budget, Policy, Rule, RuleAction
+from stoker.model.policy import Policy, Rule, RuleAction
+
+_DUE = {FORECAST: "will be spent before its end", NEARLY: "is nearly spent", FULL: "is spent"}
+# Kind of the warning, in its code, that a limit which only warns has no room.
+ROOM = "room"
 
 
 @dataclass(frozen=True)
@@ -53,8 +73,10 @@ class LaunchDenied:
     refuses: bool = False
     # The reason for waiting. The rule and the end come first, because lists of jobs cut the text off.
     waits: str = ""
-    # Millionths of a dollar that the job waits for in the queue; 0 if it is not queued.
+    # Millionths of a dollar that the job waits for in the queue; 0 if it is not queued for money.
     amount: int = 0
+    # Nodes and accelerators that the job waits for in the queue; None if it is not queued for machines.
+    machines: tuple[int, int] | None = None
     # The job can never have what it needs.
     never: bool = False
     # The state of the budget is unknown.
@@ -73,31 +95,25 @@ def judge(
     `request` says what the launch may cost; without it, only spent money denies the launch. An unknown budget denies it
     as well: missing information never causes a launch.
     """
-    rules = [rule for rule in policy.about("budget") if applies(rule, subject)]
+    rules = [rule for rule in policy.about("budget", "concurrent") if applies(rule, subject)]
     if not rules:
         return ()
     if not isinstance(budget_state, Known):
         error = budget_state.error if isinstance(budget_state, Unknown) else "no governor has looked"
-        return tuple(
-            LaunchDenied(code_of(rule), f"policy {rule.name}: what was spent is not known: {error}", unknown=True)
-            for rule in rules
-            if denies_launches(rule)
-        )
+        return tuple(_unknown(rule, error) for rule in rules if denies_launches(rule))
     warnings: list[BudgetWarning | LaunchDenied] = []
     held: list[BudgetWarning | LaunchDenied] = []
     for rule in rules:
-        assert rule.budget is not None
-        status, period = budget_state.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
         unreadable = budget_state.value.unreadable_of(rule, subject.spec.tags)
         if unreadable is not None and denies_launches(rule):
-            why = f"{unreadable.job} cannot be read: {unreadable.why}"
-            held.append(
-                LaunchDenied(code_of(rule), f"policy {rule.name}: what was spent is not known: {why}", unknown=True)
-            )
+            held.append(_unknown(rule, f"{unreadable.job} cannot be read: {unreadable.why}"))
+        if rule.budget is None:
+            continue
+        status, period = budget_state.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
         value = value_of(rule, subject.spec.tags)
-        text = f"{_title(rule)}: {_spent_until(rule.budget, status, value, period)}"
+        text = f"{title_of(rule)}: {spent_until(rule.budget, status, value, period)}"
         if status.unpriced:
-            warnings.append(BudgetWarning(code_of(rule, period, UNPRICED), f"{text}; {_unpriced(status)}"))
+            warnings.append(BudgetWarning(code_of(rule, period, UNPRICED), f"{text}; {unpriced_text(status)}"))
         never = _deny_forever(rule, status, subject, request, now) if request is not None else None
         if never is not None and denies_launches(rule):
             held.append(never)
@@ -109,13 +125,46 @@ def judge(
             elif held_back is not None:
                 warnings.append(BudgetWarning(code_of(rule, period, RESERVED), held_back.reason))
             continue
-        reason = _reason(rule, status, value, period)
+        reason = status_text(rule, status, value, period)
         warnings.append(BudgetWarning(code_of(rule, period, FULL), reason))
         if denies_launches(rule):
-            spent = _spent(rule.budget, status, value)
-            waits = f"{_title(rule)}: no machine until {period.over_at:%Y-%m-%d %H:%M} UTC: {spent}"
+            spent = spent_text(rule.budget, status, value)
+            waits = f"{title_of(rule)}: no machine until {period.over_at:%Y-%m-%d %H:%M} UTC: {spent}"
             held.append(LaunchDenied(code_of(rule), reason, period.over_at, rule.action == "refuse", waits))
-    return (*warnings, *held)
+    if request is not None:
+        for each in _room_verdicts(policy, subject, budget_state.value, request):
+            (held if isinstance(each, LaunchDenied) else warnings).append(each)
+    approvable = {code_of(rule): rule for rule in rules if rule.approvers}
+    return (*warnings, *(_approvable(each, approvable, subject.job) for each in held))
+
+
+def _approvable(
+    each: BudgetWarning | LaunchDenied, rules: Mapping[str, Rule], job: str | None
+) -> BudgetWarning | LaunchDenied:
+    """The denial by a rule that has approvers: the job waits for one of them."""
+    if isinstance(each, BudgetWarning) or each.rule not in rules or each.unknown:
+        return each
+    text = approval_text(rules[each.rule], job)
+    waits = each.waits or each.reason
+    return replace(each, reason=each.reason + text, waits=waits + text, refuses=False, never=False)
+
+
+def _room_verdicts(
+    policy: Policy, subject: Subject, budget_state: BudgetState, request: LaunchRequest
+) -> Iterator[BudgetWarning | LaunchDenied]:
+    """The verdicts of the limits of machines at the same time."""
+    for each in no_room(policy, subject, budget_state.limits, request):
+        code = code_of(each.rule)
+        if denies_launches(each.rule):
+            refuses, machines = each.rule.action == "refuse", None if each.never else (request.nodes, request.gpus)
+            yield LaunchDenied(code, each.reason, None, refuses, each.waits, machines=machines, never=each.never)
+        else:
+            yield BudgetWarning(f"{code}:{ROOM}", each.reason)
+
+
+def _unknown(rule: Rule, error: str) -> LaunchDenied:
+    what = "what was spent" if rule.budget is not None else "what is in use"
+    return LaunchDenied(code_of(rule), f"policy {rule.name}: {what} is not known: {error}", unknown=True)
 
 
 def warnings_of_job(
@@ -129,12 +178,14 @@ def warnings_of_job(
         if status.reporter == job and in_scope(rule, tags):
             assert rule.budget is not None
             period = period_of(rule.budget, now)
-            yield BudgetWarning(code_of(rule, period, status.due), _reason(rule, status, value_of(rule, tags), period))
+            yield BudgetWarning(
+                code_of(rule, period, status.due), status_text(rule, status, value_of(rule, tags), period)
+            )
 
 
 @dataclass(frozen=True)
 class BudgetMark:
-    """Identifies one warning about a budget: its rule, the first day of its period, the tag's value, NEARLY or FULL."""
+    """Identifies one warning about a budget: its rule, the first day of its period, the tag's value, one of SHARED."""
 
     rule: str
     start: date
@@ -154,8 +205,8 @@ class UnreportedWarning:
 
     @property
     def order(self) -> int:
-        """Sort key: by period, and in each period NEARLY before FULL."""
-        return 2 * self.mark.start.toordinal() + (self.mark.kind == FULL)
+        """Sort key: by period, and in each period as SHARED has them."""
+        return len(SHARED) * self.mark.start.toordinal() + SHARED.index(self.mark.kind)
 
 
 def unreported_warnings(policy: Policy, budget_state: BudgetState) -> Iterator[UnreportedWarning]:
@@ -165,13 +216,13 @@ def unreported_warnings(policy: Policy, budget_state: BudgetState) -> Iterator[U
         period = period_of(rule.budget, budget_state.at)
         for (name, value), status in budget_state.statuses.items():
             if name == rule.name and status.due and status.reporter is None:
-                shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(tag, wanted)}
+                shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(wanted)}
                 yield UnreportedWarning(
                     BudgetMark(name, period.start, value, status.due),
-                    f"{_budget(name, rule.budget, value)} is {'spent' if status.due == FULL else 'nearly spent'}",
-                    _reason(rule, status, value, period),
+                    f"{budget_name(name, rule.budget, value)} {_DUE[status.due]}",
+                    status_text(rule, status, value, period),
                     rule.audit,
-                    {**shared, rule.budget.by: value} if rule.budget.by and value else shared,
+                    shared | values_of_group(rule.budget.by, value),
                 )
 
 
@@ -179,7 +230,7 @@ def mark_of_code(policy: Policy, tags: Mapping[str, str], code: str) -> BudgetMa
     """The budget warning that a warning code stands for; None for any other code."""
     for rule in policy.about("budget"):
         found = code.removeprefix(f"{code_of(rule)}:").split(":")
-        if code.startswith(f"{code_of(rule)}:") and len(found) == 2 and found[1] in (NEARLY, FULL):
+        if code.startswith(f"{code_of(rule)}:") and len(found) == 2 and found[1] in SHARED:
             return BudgetMark(rule.name, date.fromisoformat(found[0]), value_of(rule, tags), found[1])
     return None
 
@@ -246,8 +297,8 @@ def _deny_if_short(
     if not wants or taken + sum(each.amount for each in ahead) + wants <= all_of_it + inexact:
         own = next((each.later for each in status.reserved if begun and each.job == subject.job), 0)
         return _deny_if_short_later(rule, others, own, subject, request, now)
-    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_owner(budget, value)}"
-    needs = f"{_title(rule)}: needs {_exactly(wants)} ({request.need.why}) of {whole}"
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{owner_text(budget, value)}"
+    needs = f"{title_of(rule)}: needs {exactly(wants)} ({request.need.why}) of {whole}"
     behind = (
         f"; {first_names([each.job for each in ahead])} {'is' if len(ahead) == 1 else 'are'} before it" if ahead else ""
     )
@@ -257,9 +308,9 @@ def _deny_if_short(
         else ""
     )
     waits = (
-        f"{_title(rule)}: waits for {_exactly(wants)} of {whole}: {_exactly(taken)} is spent or reserved{by}{behind}"
+        f"{title_of(rule)}: waits for {exactly(wants)} of {whole}: {exactly(taken)} is spent or reserved{by}{behind}"
     )
-    spent = f"{_exactly(micro(status.spent))} is spent, {_exactly(taken - micro(status.spent))} reserved{by}"
+    spent = f"{exactly(micro(status.spent))} is spent, {exactly(taken - micro(status.spent))} reserved{by}"
     reason = f"{needs}: {spent}{behind}"
     # Spent money returns only with the next period.
     until = period.over_at
@@ -278,12 +329,12 @@ def _deny_if_short_later(
     if wants <= own or taken + wants <= micro(budget.dollars) + len(others) + 2:
         return None
     period, value = period_of(budget, now), value_of(rule, subject.spec.tags)
-    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_owner(budget, value)}"
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{owner_text(budget, value)}"
     whole += f" from {period.over_at:%Y-%m-%d %H:%M} UTC"
-    reserved = f"{_exactly(taken)} is reserved then"
+    reserved = f"{exactly(taken)} is reserved then"
     reserved += f" for {first_names([each.job for each in others if each.later])}" if taken else ""
-    reason = f"{_title(rule)}: needs {_exactly(wants)} ({request.need.why}) of {whole}: {reserved}"
-    waits = f"{_title(rule)}: waits for {_exactly(wants)} of {whole}: {reserved}"
+    reason = f"{title_of(rule)}: needs {exactly(wants)} ({request.need.why}) of {whole}: {reserved}"
+    waits = f"{title_of(rule)}: waits for {exactly(wants)} of {whole}: {reserved}"
     # The queue counts what the job needs in this period.
     amount = request.need.within((period.over_at - now).total_seconds())
     return LaunchDenied(code_of(rule), reason, period.over_at, rule.action == "refuse", waits, amount)
@@ -299,8 +350,8 @@ def _deny_forever(
     wants = request.need.within((period.over_at - midnight(period.start)).total_seconds())
     if wants <= micro(budget.dollars) + 1 or _others(status, subject.job or "", request)[1]:
         return None
-    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_owner(budget, value_of(rule, subject.spec.tags))}"
-    needs = f"{_title(rule)}: needs {_exactly(wants)} ({request.need.why}) of {whole}"
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{owner_text(budget, value_of(rule, subject.spec.tags))}"
+    needs = f"{title_of(rule)}: needs {exactly(wants)} ({request.need.why}) of {whole}"
     advice = f"set limits.max_cost to at most {in_dollars(budget.dollars)}"
     reason = f"{needs}, and can never have so much; {advice}"
     return LaunchDenied(code_of(rule), reason, refuses=rule.action == "refuse", waits=reason, never=True)
@@ -321,10 +372,6 @@ def _others(status: BudgetStatus, job: str, request: LaunchRequest) -> tuple[lis
     return others, begun
 
 
-def _exactly(amount: int) -> str:
-    return in_dollars(amount / 1e6)
-
-
 def describe_budgets(
     policy: Policy, subject: Subject, budget_state: BudgetState, now: datetime, request: LaunchRequest | None
 ) -> Iterator[str]:
@@ -333,55 +380,14 @@ def describe_budgets(
         if not applies(rule, subject) or rule.budget is None:
             continue
         budget, status = rule.budget, budget_state.of(rule, subject.spec.tags)
-        owner = _owner(budget, value_of(rule, subject.spec.tags))
-        title = f"{_title(rule)}: {in_dollars(budget.dollars)} a {budget.period}{owner}"
+        owner = owner_text(budget, value_of(rule, subject.spec.tags))
+        title = f"{title_of(rule)}: {in_dollars(budget.dollars)} a {budget.period}{owner}"
         parts = f"{in_dollars(status.spent)} spent, {in_dollars(status.set_aside)} reserved, "
         parts += f"{in_dollars(status.left_of(budget))} left"
         left_s = (period_of(budget, now).over_at - now).total_seconds()
         mine = (
-            f"; this job reserves {_exactly(request.need.within(left_s))} ({request.need.why})"
+            f"; this job reserves {exactly(request.need.within(left_s))} ({request.need.why})"
             if request is not None
             else ""
         )
-        yield f"{title}: {parts}{mine}"
-
-
-def _title(rule: Rule) -> str:
-    return f"policy {rule.name}{' (audit)' if rule.audit else ''}"
-
-
-def _reason(rule: Rule, status: BudgetStatus, value: str, period: Period) -> str:
-    """Describe the status of a budget and its consequence."""
-    assert rule.budget is not None
-    consequence = "; audit: nothing is done" if rule.audit else ""
-    if denies_launches(rule) and status.spent >= rule.budget.dollars:
-        consequence = "; no new machines until then"
-    return f"{_title(rule)}: {_spent_until(rule.budget, status, value, period)}{consequence}"
-
-
-def _spent_until(budget: Budget, status: BudgetStatus, value: str, period: Period) -> str:
-    return f"{_spent(budget, status, value)}, until {period.over_at:%Y-%m-%d %H:%M} UTC"
-
-
-def _spent(budget: Budget, status: BudgetStatus, value: str) -> str:
-    spent, all_of_it = in_dollars(status.spent), in_dollars(budget.dollars)
-    share = status.spent / budget.dollars
-    return f"{spent} of {all_of_it} a {budget.period}{_owner(budget, value)} are spent ({share:.0%})"
-
-
-def _budget(name: str, budget: Budget, value: str) -> str:
-    """`budget each-team of team=nlp`; the word `budget` is not repeated for a rule of that name."""
-    known = name.lower() in ("budget", "budgets")
-    return f"{'budget' if known else f'budget {name}'}{_owner(budget, value)}"
-
-
-def _owner(budget: Budget, value: str) -> str:
-    if budget.by is None:
-        return ""
-    return f" of {budget.by}={value}" if value else f" of jobs without {budget.by}"
-
-
-def _unpriced(status: BudgetStatus) -> str:
-    first, *more = status.unpriced
-    others = f" and {len(more)} more" if more else ""
-    return f"and an unknown amount: {first}{others} had machines without a price"
+        yield f"{title}: {parts}{forecast_text(budget, status)}{mine}"

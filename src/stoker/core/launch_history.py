@@ -71,6 +71,15 @@ def dry_until(state: JobState, settings: GovernorSettings) -> dict[str, datetime
     return until
 
 
+def last_dry(state: JobState) -> dict[str, datetime]:
+    """When each offering was last found without capacity since the job was opened."""
+    return {
+        claim.offering.key: claim.closed_at
+        for claim in state.since_opened()
+        if claim.closed is not None and claim.closed_at is not None and claim.closed.outcome == "dry"
+    }
+
+
 def dry_for_all_until(job: JobSnapshot) -> dict[str, datetime]:
     """Until when each offering is avoided in which any job found no capacity."""
     pause = timedelta(seconds=job.capabilities.dry_for_s)

@@ -11,6 +11,7 @@ from stoker.core.costs import valid_span_s
 from stoker.core.end_machines import end_after_grace, end_rank
 from stoker.core.heartbeat_timeout import overdue_etag, silence_s
 from stoker.core.job_decision import JobDecision
+from stoker.core.launch_history import waiting_since
 from stoker.core.saved_work import nothing_saved_yet
 from stoker.core.snapshot import Launch
 from stoker.model.durations import span_text
@@ -66,8 +67,28 @@ def _finish_launch(decision: JobDecision, claim: Claim) -> bool:
     if denied is not None:
         closed = Closed(claim=claim.number, outcome="abandoned", rule=denied.rule, restart=True)
         return decision.append(closed, denied.reason)
+    if _queued_too_long(decision, claim):
+        closed = Closed(claim=claim.number, outcome="abandoned", rule=decision.bounds.rule("max_wait"), restart=True)
+        reason = f"its request was in the cloud's queue when {decision.bounds.named('max_wait')} was reached"
+        return decision.append(closed, reason)
     decision.actions.append(Launch(decision.state.job, claim.number, claim.reason))
     return False
+
+
+def _queued_too_long(decision: JobDecision, claim: Claim) -> bool:
+    """Return whether the job has waited for its longest time on a request in the cloud's queue.
+
+    Time in the queue is time without a machine. While an older attempt still saves, the job has one.
+    """
+    longest_s = decision.bounds.spec.limits.max_wait_s
+    if longest_s is None or not claim.offering.queued or len(decision.state.open_claims) > 1:
+        return False
+    left_s = longest_s - (decision.now - waiting_since(decision.state)).total_seconds()
+    # A governor may be sending the request at this moment.
+    left_s = max(left_s, decision.settings.unfinished_s - (decision.now - claim.at).total_seconds())
+    if left_s > 0:
+        decision.wake_in(left_s)
+    return left_s <= 0
 
 
 def _denied_by_budget(decision: JobDecision, claim: Claim) -> budget_verdict.LaunchDenied | None:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from stoker.core import audit, budget_verdict, policy_rules
-from stoker.core.budget_reservations import LaunchRequest, launch_request, leaves_code, waits_code
+from stoker.core.budget_reservations import (
+    LaunchRequest,
+    has_begun,
+    launch_request,
+    leaves_code,
+    waits_code,
+    waits_for_room_code,
+)
 from stoker.core.job_decision import JobDecision
 from stoker.core.launch_history import waiting_since
 from stoker.core.placement import NoCapacityNow, NoOffering, Placed, place, wants_claim
@@ -15,6 +22,8 @@ from stoker.model.offerings import Offering
 
 # An unknown price may be known at the next query.
 _PRICES_CHANGE_S = 600.0
+# Kind of the warning, in its code, that a job waits for an approval.
+APPROVAL = "approval"
 # Reservations of other jobs are freed when those jobs end.
 _MONEY_CHANGES_S = 300.0
 
@@ -121,14 +130,36 @@ def _claim(decision: JobDecision, offering: Offering, reason: str, why: str) -> 
 
 
 def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> bool:
-    """End a job that the policy refuses, and warn once for each rule that only warns."""
-    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    """End a job that the policy refuses, let one wait that needs an approval, and warn once for each rule that only
+    warns."""
+    fresh = not has_begun(decision.state)
     found = policy_rules.broken(decision.settings.policy, decision.subject, offerings)
-    for finding in found:
-        if finding.refuses and not decision.state.open_claims and (fresh or finding.rule.about_machines):
+    refusals = [each for each in found if each.refuses and (fresh or each.about_machines)]
+    for finding in refusals if not decision.state.open_claims else ():
+        if not finding.needs_approval:
             ended = Ended(outcome="failed", rule=finding.code, claim=decision.last_attempt())
             return decision.append(ended, str(finding))
-    return fresh and decision.warn_of_findings(found)
+    pending = [each for each in refusals if each.needs_approval]
+    if pending:
+        lines = [f"{each}{policy_rules.approval_text(each.rule, decision.state.job)}" for each in pending]
+        decision.waiting = lines[0]
+        for finding, line in zip(pending, lines, strict=True):
+            code = f"{finding.code}:{APPROVAL}"
+            if code not in decision.state.warned:
+                return decision.append(Warned(code=code), line)
+        return True
+    return _record_approvals(decision) or (fresh and decision.warn_of_findings(found))
+
+
+def _record_approvals(decision: JobDecision) -> bool:
+    """Record each approval of the job once, with its approver."""
+    for rule in decision.settings.policy.rules:
+        for each in policy_rules.exemptions(rule, decision.subject):
+            code = f"{policy_rules.PREFIX}{rule.name}:approved:{each.until}"
+            if each.approved_by and decision.now.date() <= each.until and code not in decision.state.warned:
+                text = f"policy {rule.name}: approved by {each.approved_by} until {each.until}: {each.why}"
+                return decision.append(Warned(code=code), text)
+    return False
 
 
 def warn_of_budgets(decision: JobDecision) -> bool:
@@ -145,7 +176,7 @@ def _denied_by_budget(decision: JobDecision) -> bool:
     if any(isinstance(each, budget_verdict.BudgetWarning) and decision.warn(each) for each in found):
         return True
     held = [each for each in found if isinstance(each, budget_verdict.LaunchDenied)]
-    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    fresh = not has_begun(decision.state)
     for each in held:
         if each.refuses and fresh and not decision.state.open_claims:
             return decision.append(Ended(outcome="failed", rule=each.rule, claim=decision.last_attempt()), each.reason)
@@ -156,9 +187,9 @@ def _denied_by_budget(decision: JobDecision) -> bool:
 
 
 def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> dict[str, budget_verdict.LaunchDenied]:
-    """The offerings, by key, for which a budget has too little left, and the reason for waiting."""
+    """The offerings, by key, for which a budget has too little left or a limit no room, and the reason for waiting."""
     found: dict[str, budget_verdict.LaunchDenied] = {}
-    if not decision.settings.policy.about("budget"):
+    if not decision.settings.policy.about("budget", "concurrent"):
         return found
     judged: dict[LaunchRequest, budget_verdict.LaunchDenied | None] = {}
     for offering in offerings:
@@ -176,7 +207,7 @@ def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> di
 
 def _warn_of_reserves(decision: JobDecision, offering: Offering) -> bool:
     """Warn, once a period, that a budget which only warns has too little left for this launch."""
-    if not decision.settings.policy.about("budget"):
+    if not decision.settings.policy.about("budget", "concurrent"):
         return False
     ask = launch_request(decision.bounds, decision.state, offering, decision.now)
     verdicts = budget_verdict.judge(
@@ -186,16 +217,21 @@ def _warn_of_reserves(decision: JobDecision, offering: Offering) -> bool:
 
 
 def _wait_for_money(decision: JobDecision, held: budget_verdict.LaunchDenied, why: str) -> None:
-    """Queue the job for what the budget has left, or end a job that never ran if the rule refuses."""
+    """Queue the job for what the budget has left, or for machines that others have; or end a job that never ran if the
+    rule refuses."""
     decision.waiting = why
     if held.until is not None:
         decision.wakes.append(held.until)
     decision.wake_in(_MONEY_CHANGES_S)
-    fresh = not any(claim.attempt is not None for claim in decision.state.since_opened())
+    fresh = not has_begun(decision.state)
     if held.refuses and fresh and not decision.state.open_claims:
         decision.append(Ended(outcome="failed", rule=held.rule, claim=decision.last_attempt()), held.reason)
         return
-    code = waits_code(decision.state, held.amount) if held.amount and not decision.state.open_claims else None
+    code = None
+    if held.machines is not None and not decision.state.open_claims:
+        code = waits_for_room_code(decision.state, *held.machines)
+    elif held.amount and not decision.state.open_claims:
+        code = waits_code(decision.state, held.amount)
     if code is not None:
         decision.append(Warned(code=code), held.reason)
 

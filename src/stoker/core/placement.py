@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 
 from stoker.core import market, spot
@@ -18,6 +18,7 @@ from stoker.core.launch_history import (
     dry_for_all_until,
     dry_until,
     full_until,
+    last_dry,
     later_of,
     waiting_since,
 )
@@ -25,6 +26,7 @@ from stoker.core.name_list import first_names
 from stoker.core.saved_work import cause_of_end
 from stoker.core.snapshot import JobSnapshot
 from stoker.model.durations import span_text
+from stoker.model.job_state import JobState
 from stoker.model.offerings import Offering
 
 _NO_SPOT = "on-demand: no spot to be had"
@@ -208,6 +210,7 @@ class _Search:
             return NoOffering(refusals.final or refusals.last)
         open_now = [offering for offering in usable if dry.get(offering.key, now) <= now]
         weighed = market.by_expected_cost(open_now, job.market, now, spec.resources.machine)
+        weighed = _in_turn(weighed, state)
         chosen = next((offering for offering in weighed if offering.key not in excluded), None)
         if chosen is not None:
             if reason == SPOT_FIRST and not chosen.spot:
@@ -219,6 +222,16 @@ class _Search:
         if all(offering.key in places for offering in usable):
             return NoCapacityNow(soonest, places[usable[0].key][1])
         return NoCapacityNow(soonest, f"no capacity: {first_names(sorted({offering.title for offering in usable}))}")
+
+
+def _in_turn(weighed: list[Offering], state: JobState) -> list[Offering]:
+    """The offerings, those whose cloud queues requests in turn: one that was waited for in vain comes after the others.
+
+    Without turns, the first two of a list would be waited for forever: each is open again when the other is given up.
+    """
+    given_up = last_dry(state)
+    never = datetime.min.replace(tzinfo=timezone.utc)
+    return sorted(weighed, key=lambda offering: given_up.get(offering.key, never) if offering.queued else never)
 
 
 def _rather(chosen: Offering, usual: Offering, job: JobSnapshot, now: datetime, excluded: Mapping[str, str]) -> str:

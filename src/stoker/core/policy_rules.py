@@ -4,19 +4,20 @@ answer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from fnmatch import fnmatchcase
 
 from stoker.core import spot
 from stoker.core.market import MarketHistory
 from stoker.core.name_list import first_names
-from stoker.core.safe_regex import compile_pattern
+from stoker.core.policy_patterns import is_submitter, matches_tag
+from stoker.core.rule_checks import CheckedJob, Problem, allows_text, forbids, problems_of
+from stoker.core.tag_groups import tags_of_groups
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
-from stoker.model.policy import ANY, Channel, Exemption, Policy, Rule, TagValues
-from stoker.model.spec import LOCAL_SUBMITTER, SUBMITTER_TAG, Spec
+from stoker.model.policy import Channel, Exemption, Policy, Rule
+from stoker.model.spec import SUBMITTER_TAG, Spec
 
 # Prefix of the name of a policy rule in decisions.
 PREFIX = "policy:"
@@ -45,10 +46,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """A broken rule, and how it is broken."""
+    """A broken rule, and how it is broken. `problems` are the parts of the reason, where it has several."""
 
     rule: Rule
     reason: str
+    problems: tuple[Problem, ...] = ()
 
     @property
     def enforced(self) -> bool:
@@ -60,13 +62,31 @@ class RuleFinding:
         return self.enforced and self.rule.action == "refuse"
 
     @property
+    def needs_approval(self) -> bool:
+        """True if the job waits for an approver instead of being refused."""
+        return self.refuses and bool(self.rule.approvers)
+
+    @property
+    def about_machines(self) -> bool:
+        """True if it also concerns later attempts of a job that runs."""
+        return any(each.about_machines for each in self.problems) if self.problems else self.rule.about_machines
+
+    @property
     def code(self) -> str:
         """Name of the rule in decisions."""
         return f"{PREFIX}{self.rule.name}"
 
     def __str__(self) -> str:
-        mode = " (audit)" if self.rule.audit else ""
-        return f"policy {self.rule.name}{mode}: {self.reason}"
+        return f"{self._title}: {self.reason}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line for each problem: the rule, the field, what is wrong and what to do."""
+        return tuple(f"{self._title}: {each}" for each in self.problems) or (str(self),)
+
+    @property
+    def _title(self) -> str:
+        return f"policy {self.rule.name}{' (audit)' if self.rule.audit else ''}"
 
 
 def applies(rule: Rule, subject: Subject) -> bool:
@@ -97,48 +117,36 @@ def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
     )
 
 
+def without_pending(policy: Policy, findings: Iterable[RuleFinding]) -> Policy:
+    """The policy without the rules that the job waits for an approval of: as if it were given."""
+    pending = {finding.rule.name for finding in findings if finding.needs_approval}
+    return (
+        replace(policy, rules=tuple(rule for rule in policy.rules if rule.name not in pending)) if pending else policy
+    )
+
+
+def approval_text(rule: Rule, job: str | None) -> str:
+    """The advice for a job that a rule with approvers holds up; empty for a rule without."""
+    if not rule.approvers:
+        return ""
+    command = f"`stoker policy approve {job or 'JOB'} --rule {rule.name} --why …`"
+    return f"; it waits for an approval by {first_names(rule.approvers)}: {command}"
+
+
 def enforced_rules(policy: Policy, subject: Subject, about: str) -> tuple[Rule, ...]:
     """The rules about a subject that apply to this job and are not only audited."""
     return tuple(rule for rule in policy.about(about) if not rule.audit and applies(rule, subject))
-
-
-def matches_value(wanted: TagValues, value: str) -> bool:
-    """Return whether a tag's value is one of the wanted ones."""
-    return any(each == ANY or _matches(each, value) for each in wanted)
-
-
-def matches_tag(name: str, wanted: TagValues, value: str) -> bool:
-    """Return whether the value of this tag is one of the wanted ones. Submitters may be named with `*`."""
-    if name == SUBMITTER_TAG:
-        return any(each == ANY or is_submitter(each, value) for each in wanted)
-    return matches_value(wanted, value)
-
-
-def is_submitter(wanted: str, value: str) -> bool:
-    """Return whether a submitter matches: by name, with `*` for any characters, or by a pattern between slashes.
-
-    `*@corp.com` is not the user of a computer that is called so: only `*` alone and names that begin with `os:` are.
-    """
-    if value.startswith(LOCAL_SUBMITTER) and wanted != "*" and not wanted.lstrip("/^").startswith(LOCAL_SUBMITTER):
-        return False
-    return _matches(wanted, value) or fnmatchcase(value, wanted)
 
 
 def names_submitters(policy: Policy) -> bool:
     """Return whether any rule depends on the submitter."""
     return any(
         SUBMITTER_TAG in rule.scope
+        or (rule.deny is not None and SUBMITTER_TAG in rule.deny.tags)
         or any(each.submitter is not None for each in rule.exempt)
-        or (rule.budget is not None and rule.budget.by == SUBMITTER_TAG)
+        or any(SUBMITTER_TAG in tags_of_groups(each.by) for each in (rule.budget, rule.concurrent) if each)
         for rule in policy.rules
     )
-
-
-def is_one_value(name: str, wanted: TagValues) -> bool:
-    """Return whether exactly one value of this tag matches."""
-    if len(wanted) != 1 or wanted[0] == ANY or _pattern(wanted[0]) is not None:
-        return False
-    return name != SUBMITTER_TAG or not set(wanted[0]) & set("*?[")
 
 
 def broken(policy: Policy, subject: Subject, offerings: Iterable[Offering] | None = None) -> tuple[RuleFinding, ...]:
@@ -146,12 +154,14 @@ def broken(policy: Policy, subject: Subject, offerings: Iterable[Offering] | Non
     no rule."""
     known = None if offerings is None else tuple(offerings)
     found = []
+    checked = CheckedJob(subject.spec, subject.job, subject.is_external, known)
     for rule in policy.rules:
-        if applies(rule, subject):
-            reason = _reason(rule, subject, known)
-            if reason is not None:
-                found.append(RuleFinding(rule, reason + _lapsed(rule, subject)))
-    if known and not any(finding.refuses and finding.rule.about_machines for finding in found):
+        problems = problems_of(rule, checked) if applies(rule, subject) else ()
+        if problems:
+            lapsed = _lapsed(rule, subject)
+            problems = tuple(replace(each, text=each.text + lapsed) for each in problems)
+            found.append(RuleFinding(rule, "; ".join(each.text for each in problems), problems))
+    if known and not any(finding.refuses and finding.about_machines for finding in found):
         found += _conflicting(_about_machines(policy, subject), known)
     return tuple(found)
 
@@ -159,7 +169,7 @@ def broken(policy: Policy, subject: Subject, offerings: Iterable[Offering] | Non
 def allowed(policy: Policy, subject: Subject, offerings: Iterable[Offering]) -> tuple[Offering, ...]:
     """The offerings that no rule forbids."""
     rules = _about_machines(policy, subject)
-    return tuple(each for each in offerings if not any(_forbids(rule, each) for rule in rules))
+    return tuple(each for each in offerings if not any(forbids(rule, each) for rule in rules))
 
 
 @dataclass(frozen=True)
@@ -186,14 +196,17 @@ def _about_machines(policy: Policy, subject: Subject) -> list[Rule]:
 
 def _conflicting(rules: list[Rule], offerings: tuple[Offering, ...]) -> list[RuleFinding]:
     """Report rules that each allow some offerings, and together none."""
-    restricting = [rule for rule in rules if any(_forbids(rule, offering) for offering in offerings)]
-    if not all(any(_forbids(rule, offering) for rule in restricting) for offering in offerings):
+    restricting = [rule for rule in rules if any(forbids(rule, offering) for offering in offerings)]
+    if not all(any(forbids(rule, offering) for rule in restricting) for offering in offerings):
         return []
-    parts = []
-    for rule in restricting:
-        names = rule.providers or rule.regions or rule.machines or ()
-        parts.append(f"{rule.name} allows {first_names(names)}")
-    return [RuleFinding(restricting[0], f"together these rules allow nothing that would do: {'; '.join(parts)}")]
+    parts = "; ".join(map(allows_text, restricting))
+    return [RuleFinding(restricting[0], f"together these rules allow nothing that would do: {parts}")]
+
+
+def _lapsed(rule: Rule, subject: Subject) -> str:
+    """Mention an expired exemption."""
+    ended = [each.until for each in exemptions(rule, subject)]
+    return f"; its exemption ended on {max(ended)}" if ended else ""
 
 
 def reclaimed_too_often(
@@ -294,98 +307,3 @@ def effective_limits(policy: Policy, subject: Subject) -> EffectiveLimits:
             retry = replace(retry, spot_wait_s=math.inf if own_s is None else own_s)
             resources = replace(resources, spot="prefer")
     return EffectiveLimits(replace(subject.spec, limits=limits, retry=retry, resources=resources), by_rule, used)
-
-
-# ── Rule by rule ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _lapsed(rule: Rule, subject: Subject) -> str:
-    """Mention an expired exemption."""
-    ended = [each.until for each in exemptions(rule, subject)]
-    return f"; its exemption ended on {max(ended)}" if ended else ""
-
-
-def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None) -> str | None:
-    """How the rule is broken; None if it is not, or that is not known yet."""
-    spec = subject.spec
-    if rule.tags is not None:
-        return _tags(rule.tags, subject)
-    if rule.images is not None:
-        container = spec.environment.container
-        named = [name for name in (spec.resources.image, container.image if container else None) if name is not None]
-        other = [name for name in named if not _any(rule.images, name)]
-        return f"the image {other[0]} is not allowed; use {first_names(rule.images)}" if other else None
-    if rule.max_nodes is not None and spec.nodes > rule.max_nodes:
-        return f"{spec.nodes} nodes are more than {rule.max_nodes}; ask for fewer"
-    if rule.max_retries is not None and spec.retry.user_errors > rule.max_retries:
-        return f"retry.user_errors: {spec.retry.user_errors} is more than {rule.max_retries}"
-    if rule.max_runtime_s is not None and rule.action == "refuse":
-        return _too_much("limits.max_runtime", spec.limits.max_runtime_s, rule.max_runtime_s, span_text)
-    if rule.max_cost is not None and rule.action == "refuse":
-        return _too_much("limits.max_cost", spec.limits.max_cost, rule.max_cost, lambda amount: f"${amount:g}")
-    if offerings:
-        other_than = [offering for offering in offerings if _forbids(rule, offering)]
-        if len(other_than) == len(offerings):
-            names = first_names(sorted({_restricted_name(rule, offering) for offering in other_than}))
-            may = rule.providers or rule.regions or rule.machines or ()
-            return f"{names} may not be used; allowed is {first_names(may)}"
-    return None
-
-
-def _tags(wanted: Mapping[str, TagValues], subject: Subject) -> str | None:
-    tags, job = subject.spec.tags, subject.job
-    missing = [name for name in wanted if not tags.get(name)]
-    if missing:
-        given = " ".join(f"--set tags.{name}=…" for name in missing)
-        what, them = f"tags.{missing[0]} is missing", "it"
-        if len(missing) > 1:
-            what, them = f"tags {', '.join(missing[:-1])} and {missing[-1]} are missing", "them"
-        if subject.is_external:
-            return f"{what}; start it with {'that tag' if len(missing) == 1 else 'those tags'}"
-        if job is not None:
-            return f"{what}; `stoker clone {job} {given}` has {them}"  # A submitted spec never changes.
-        return f"{what}; add {them} to the job file, or give {given}"
-    for name, values in wanted.items():
-        if not matches_value(values, tags[name]):
-            return f"tags.{name}: {tags[name]} is not allowed; write {' or '.join(map(_advice, values))}"
-    return None
-
-
-def _advice(wanted: str) -> str:
-    """The text to write for a wanted value."""
-    return f"something that matches {wanted}" if _pattern(wanted) is not None else wanted
-
-
-def _too_much(field: str, own: float | None, most: float, text: Callable[[float], str]) -> str | None:
-    if own is None:
-        return f"{field} is missing; set it to at most {text(most)}"
-    return f"{field}: {text(own)} is more than {text(most)}" if own > most else None
-
-
-def _forbids(rule: Rule, offering: Offering) -> bool:
-    name = _restricted_name(rule, offering)
-    patterns = rule.providers or rule.regions or rule.machines
-    # A provider without regions breaks no rule about regions.
-    return patterns is not None and name != "" and not _any(patterns, name)
-
-
-def _restricted_name(rule: Rule, offering: Offering) -> str:
-    if rule.providers is not None:
-        return offering.provider
-    if rule.regions is not None:
-        return offering.region or ""
-    return offering.machine if rule.machines is not None else ""
-
-
-def _any(patterns: Iterable[str], name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _matches(wanted: str, value: str) -> bool:
-    pattern = _pattern(wanted)
-    return wanted == value if pattern is None else compile_pattern(pattern).fullmatch(value) is not None
-
-
-def _pattern(wanted: str) -> str | None:
-    """The pattern between slashes, if the text is one."""
-    return wanted[1:-1] if len(wanted) > 1 and wanted[0] == wanted[-1] == "/" else None

@@ -88,6 +88,8 @@ class AttemptSummary:
     wrote_checkpoint_files: bool = False
     # The exact image of its container.
     image: str | None = None
+    # Requested ahead: see `Offering.queued`.
+    queued: bool = False
     # End of the training by the agent's clock, to show the gap between attempts.
     left_at: datetime | None = None
     # Wasted time; None if not reported.
@@ -252,6 +254,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         machine=claim.offering.machine,
         zone=claim.offering.zone,
         spot=claim.offering.spot,
+        queued=claim.offering.queued,
         started_at=claim.launched_at,
         training_since=min((beat.training_since for beat in beats if beat.training_since), default=None)
         or min((left.started_at for left in exits if left.started_at), default=None),

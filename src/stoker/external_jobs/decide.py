@@ -34,6 +34,7 @@ from stoker.external_jobs.snapshot import (
     clone_obstacle,
     may_leave_spot,
     policy_limits,
+    request_of,
     subject_of,
     without_own_limits,
 )
@@ -165,11 +166,12 @@ def _violation(finding: RuleFinding) -> RuleViolation:
 def _budget_violations(
     snapshot: ExternalJobSnapshot, policy: Policy, subject: Subject, now: datetime
 ) -> Iterator[RuleViolation]:
-    """The budgets that were spent before the job began to train. An external job cannot be made to wait, so `wait` only
-    warns."""
+    """The budgets that were spent, and the limits that had no room, before the job began to train. An external job
+    cannot be made to wait, so `wait` only warns."""
     if not isinstance(snapshot.budget_state, Known) or snapshot.job.trained_s(now):
         return
-    for each in budget_verdict.judge(policy, subject, snapshot.budget_state, now):
+    request = request_of(snapshot, snapshot.job.created_at or now)
+    for each in budget_verdict.judge(policy, subject, snapshot.budget_state, now, request):
         if isinstance(each, budget_verdict.LaunchDenied):
             yield RuleViolation(each.rule, each.reason, "refuse" if each.refuses else "warn")
 

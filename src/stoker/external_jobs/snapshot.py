@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.core import budget_verdict, policy_rules
+from stoker.core.budget_reservations import LaunchRequest, Need
 from stoker.core.budget_state import BudgetState
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs.clone_chain import ChainEvent, CloneChain, Cloning, Stopping
@@ -156,8 +157,21 @@ def clone_objection(
     refused = refusals(policy, job, subject)
     if refused:
         return refused[0]
-    found = () if snapshot.budget_state is None else budget_verdict.judge(policy, subject, snapshot.budget_state, now)
+    # The machines of the job itself are free by then; those of all others count.
+    request = request_of(snapshot, now)
+    found = (
+        ()
+        if snapshot.budget_state is None
+        else budget_verdict.judge(policy, subject, snapshot.budget_state, now, request)
+    )
     return next((each for each in found if isinstance(each, budget_verdict.LaunchDenied)), None)
+
+
+def request_of(snapshot: ExternalJobSnapshot, claimed_at: datetime) -> LaunchRequest:
+    """The machines of the job, against those that others had by then. It reserves no money."""
+    job = snapshot.job
+    gpus = job.nodes * (snapshot.gpus or 0)
+    return LaunchRequest(Need(0.0, 0.0, ""), claimed_at, claimed_at, nodes=job.nodes, gpus=gpus)
 
 
 def may_leave_spot(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> bool:

@@ -28,6 +28,7 @@ from stoker.model.errors import (
     NoCapacity,
     NotFound,
     QuotaExceeded,
+    StillQueued,
     StokerError,
     StoreError,
     SubnetFull,
@@ -137,7 +138,14 @@ class Applier:
                 if budget_guard is not None and self._gives_up_claim(job, number, own, applied, budget_guard):
                     return False
                 applied.moved.add(job)
-                self._launch(job, number)
+                try:
+                    self._launch(job, number)
+                except StillQueued as queued:
+                    # Nothing has changed: the next pass repeats the request.
+                    applied.waiting[job] = str(queued)
+                    if not own:
+                        applied.moved.discard(job)
+                    return False
                 if budget_guard is not None:
                     budget_guard.count_claim(job)
             case Terminate(instance=instance, provider=provider, region=region):

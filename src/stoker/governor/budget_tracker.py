@@ -1,17 +1,18 @@
-"""The state of the policy's budgets, read when a job wants a machine: from the logs of all active jobs, and from the
-records of ended jobs in `spent/`."""
+"""The state of the policy's budgets and of its limits of machines at the same time, read when a job wants a machine:
+from the logs of all active jobs, and from the records of ended jobs in `spent/`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from stoker.core import budget_verdict
 from stoker.core.budget_reservations import LaunchRequest, launch_request, limits_of_job
 from stoker.core.budget_state import BudgetState, Expense, UnreadableJob, compute_budget_state, has_budget, period_of
 from stoker.core.budget_verdict import BudgetMark, LaunchDenied, UnreportedWarning
+from stoker.core.concurrency import MachineUse
 from stoker.core.policy_rules import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.cost_ledger import ParsedKeys, read_daily_costs
@@ -56,6 +57,14 @@ class _PassInputs:
     ended_expenses: tuple[tuple[str, ...], list[Expense]] | None = None
 
 
+@dataclass(frozen=True)
+class _External:
+    """The expenses and the machines of external jobs."""
+
+    expenses: list[Expense] = field(default_factory=list)
+    uses: list[MachineUse] = field(default_factory=list)
+
+
 class BudgetTracker:
     """Reads the budgets for one governor. What a pass has read is reused in its further rounds, for a few seconds.
 
@@ -77,11 +86,11 @@ class BudgetTracker:
         # Keys of `spent/` never change: each is parsed once over all passes.
         self._parsed: ParsedKeys = {}
         self._reported: set[BudgetMark] = set()
-        # The result of the last read: the budgets, the jobs that were counted, and the expenses of external jobs, which
-        # have no log.
+        # The result of the last read: the budgets, the jobs that were counted, and what external jobs have, which have
+        # no log.
         self._state: Observed[BudgetState] | None = None
         self._accounts: list[tuple[JobState, Spec]] = []
-        self._external_expenses: list[Expense] = []
+        self._external = _External()
         # Ended jobs that were counted after their end.
         self._counted_ended: set[str] = set()
         # How long the last read took.
@@ -102,7 +111,7 @@ class BudgetTracker:
     def with_budget_state(self, snapshot: Snapshot, policy: Policy, now: datetime, passed_s: float) -> Snapshot:
         """The snapshot with the state of the budgets, where a decision may need it: a job in some budget wants a
         machine or has just ended, or it is time to check whether a warning is due."""
-        if not policy.about("budget"):
+        if not policy.about("budget", "concurrent"):
             return snapshot
         self._passed_s = passed_s
         for job in snapshot.jobs:
@@ -129,7 +138,7 @@ class BudgetTracker:
         return self._compute(policy, now)
 
     def _compute(self, policy: Policy, now: datetime) -> Observed[BudgetState]:
-        from stoker.governor.external_costs import read_expenses
+        from stoker.governor.external_costs import expenses_of, read_rows, uses_of
 
         began_s = time.monotonic()
         self._inputs.since = self._inputs.since or now
@@ -138,9 +147,11 @@ class BudgetTracker:
             accounts = [each for each in found if isinstance(each, tuple)]
             unreadable = [each for each in found if isinstance(each, UnreadableJob)]
             # Before the ended jobs: an external job that is over is written to `spent/` before it leaves these lists.
-            external = read_expenses(self.store, policy) if policy.sagemaker is not None else []
-            state = compute_budget_state(policy, self._ended_expenses(policy, now), accounts, now, unreadable, external)
-            self._accounts, self._external_expenses = accounts, list(external)
+            rows = read_rows(self.store, policy) if policy.sagemaker is not None else []
+            external = _External(expenses_of(rows), uses_of(rows))
+            ended = self._ended_expenses(policy, now)
+            state = compute_budget_state(policy, ended, accounts, now, unreadable, external.expenses, external.uses)
+            self._accounts, self._external = accounts, external
             self._state = Known(budget_verdict.without_reported(policy, state, self._was_reported))
         except Exception as error:  # noqa: BLE001 - a sum that cannot be computed is unknown, and starts no machine
             self._state = Unknown(describe_error(error))
@@ -203,7 +214,9 @@ class BudgetTracker:
         try:
             accounts = [(self._inputs.states.get(state.job, state), spec) for state, spec in self._accounts]
             ended, unreadable = self._ended_expenses(policy, now), self._state.value.unreadable
-            return Known(compute_budget_state(policy, ended, accounts, now, unreadable, self._external_expenses))
+            external = self._external
+            state = compute_budget_state(policy, ended, accounts, now, unreadable, external.expenses, external.uses)
+            return Known(state)
         except Exception as error:  # noqa: BLE001 - a sum that cannot be computed is unknown, and starts no machine
             return Unknown(describe_error(error))
 
@@ -340,8 +353,11 @@ def _prefixes(policy: Policy, now: datetime) -> tuple[str, ...]:
     for rule in policy.about("budget"):
         assert rule.budget is not None
         period = period_of(rule.budget, now)
-        if rule.budget.period == "month":
-            months.add(spent_month(period.start))
+        if rule.budget.period in ("month", "quarter"):
+            day = period.start
+            while day < min(period.end, now.date() + timedelta(days=1)):
+                months.add(spent_month(day))
+                day = (day.replace(day=1) + timedelta(days=31)).replace(day=1)
         else:
             count = (min(period.end, now.date()) - period.start).days + 1
             days |= {period.start.fromordinal(period.start.toordinal() + n) for n in range(count)}

@@ -1,12 +1,13 @@
-"""The costs of external training jobs in the policy's budgets: from their index rows while these exist, and from
-`spent/` once the jobs are over."""
+"""External training jobs in what jobs share: their costs in the policy's budgets, from their index rows while these
+exist and from `spent/` once the jobs are over; and their machines in the limits of machines at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 
 from stoker.core.budget_state import Expense
+from stoker.core.concurrency import MachineUse
 from stoker.core.daily_costs import DaySums, KnownSum, days
 from stoker.governor.cost_ledger import DailyCost, record_daily_cost
 from stoker.model.policy import Policy
@@ -17,12 +18,30 @@ from stoker.store.external_job_index import ExternalJobRow
 
 def read_expenses(store: Store, policy: Policy) -> list[Expense]:
     """The expenses of all external jobs in the index of the governed regions. Raises StoreError."""
+    return expenses_of(read_rows(store, policy))
+
+
+def read_rows(store: Store, policy: Policy) -> list[ExternalJobRow]:
+    """The external jobs in the index of the governed regions. Raises StoreError."""
     regions = policy.sagemaker.regions if policy.sagemaker is not None else ()
-    rows = [row for region in regions for row in external_job_index.read(store, region).rows.values() if not row.own]
+    return [row for region in regions for row in external_job_index.read(store, region).rows.values() if not row.own]
+
+
+def expenses_of(rows: Iterable[ExternalJobRow]) -> list[Expense]:
+    """The expenses of external jobs."""
     return [
         Expense(_id(row), row.tags, day, sums.counted.known, sums.counted.whole)
         for row in rows
         for day, sums in _by_day(row).items()
+    ]
+
+
+def uses_of(rows: Iterable[ExternalJobRow]) -> list[MachineUse]:
+    """The machines of external jobs in progress, as of the last pass over them."""
+    return [
+        MachineUse(row.name, row.tags, row.created_at, row.nodes, row.nodes * (row.gpus or 0))
+        for row in rows
+        if row.phase in ("launching", "running", "stopping")
     ]
 
 

@@ -66,6 +66,7 @@ def _check_paths(spec: Spec, where: Where) -> None:
     for name, source in spec.inputs.items():
         check(f"inputs.{name}", source.source)
     check("resume_from", spec.resume_from)
+    check("checkpoints.copy_to", spec.checkpoints.copy_to)
     for name in ("python", "requirements", "conda"):
         check(f"environment.{name}", getattr(spec.environment, name))
     if spec.environment.container is not None:

@@ -284,11 +284,32 @@ def _wanted(node: SettingNode, path: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _patterns(node: SettingNode, path: str) -> tuple[str, ...]:
+    """Names, and patterns of names: with `*`, or between slashes."""
+    found = words(node, path)
+    for value in found:
+        if len(value) > 1 and value[0] == value[-1] == "/":
+            _compiled(node, path, value[1:-1])
+    return found
+
+
 def _label(node: SettingNode, path: str) -> str:
     found = text(node, path)
     if not _LABEL.fullmatch(found):
         raise wrong(node, path, f"the name of a tag, {_LABEL_RULE}")
     return found
+
+
+def _labels(node: SettingNode, path: str) -> str | tuple[str, ...]:
+    """The name of a tag, or a list of several."""
+    if not isinstance(node.value, tuple):
+        return _label(node, path)
+    found = tuple(_label(part, f"{path}[{index}]") for index, part in enumerate(node.value))
+    if not found:
+        raise node.origin.error(path, "is empty; leave it out, or name a tag")
+    if len(set(found)) < len(found):
+        raise node.origin.error(path, f"names {next(each for each in found if found.count(each) > 1)} twice")
+    return found if len(found) > 1 else found[0]
 
 
 def _percent(node: SettingNode, path: str) -> float:
@@ -310,7 +331,8 @@ FORMS: dict[str, Reader] = {
     "zones": _zones,
     "version": _version,
     "name": _name,
-    "label": _label,
+    "labels": _labels,
+    "patterns": _patterns,
     "paths": _paths,
     "command": _command,
     "params": params,

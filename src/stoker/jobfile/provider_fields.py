@@ -63,6 +63,7 @@ ALWAYS_HONOURED = frozenset(
 
 # The limit of a job on a paid provider that limits neither its time nor its cost.
 DEFAULT_MAX_RUNTIME_S = 24 * 3600.0
+UNLIMITED = "limits: neither max_runtime nor max_cost is set, so training ends after 24 h; set one to choose"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class ResolvedJob:
     warnings: tuple[str, ...]
     # The base of the spec's relative paths.
     folder: Path
+    # The dotted fields that some layer sets, also to null. The policy may fill in the others.
+    written: frozenset[str]
 
 
 def resolve_job(
@@ -131,7 +134,7 @@ def resolve(
     left_out = tuple(
         f"{source}: {name} does not apply to {provider} and is left out" for name, source in inapplicable.items()
     )
-    return ResolvedJob(spec, (*left_out, *warnings), folder or base_folder(layers))
+    return ResolvedJob(spec, (*left_out, *warnings), folder or base_folder(layers), frozenset(parsed.origins))
 
 
 def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> ResolvedJob:
@@ -139,7 +142,8 @@ def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> 
     provider = spec.resources.provider
     capabilities = _capabilities(capabilities_of, provider, None)
     check_honoured(spec, provider, capabilities)
-    return ResolvedJob(*apply_default_limits(spec, capabilities), Path.cwd())
+    written = frozenset(name for name, _, _ in set_fields(spec))
+    return ResolvedJob(*apply_default_limits(spec, capabilities), Path.cwd(), written)
 
 
 def _capabilities(capabilities_of: Callable[[str], Capabilities], provider: str, origin: Origin | None) -> Capabilities:
@@ -162,8 +166,7 @@ def apply_default_limits(spec: Spec, capabilities: Capabilities) -> tuple[Spec, 
     if not capabilities.paid or limits.max_runtime_s is not None or limits.max_cost is not None:
         return spec, ()
     limited = dataclasses.replace(limits, max_runtime_s=DEFAULT_MAX_RUNTIME_S)
-    warning = "limits: neither max_runtime nor max_cost is set, so training ends after 24 h; set one to choose"
-    return dataclasses.replace(spec, limits=limited), (warning,)
+    return dataclasses.replace(spec, limits=limited), (UNLIMITED,)
 
 
 def _check(parsed: ParsedJob, provider: str, capabilities: Capabilities) -> None:

@@ -92,7 +92,7 @@ inputs:
   tokens: {from: "s3://bucket/tokens", shard: true}
   val: {from: "s3://bucket/val", mode: mount}
   cfg: ./configs
-checkpoints: {dir: checkpoints, keep: 3, grace: 60s}
+checkpoints: {dir: checkpoints, keep: 3, grace: 60s, copy_to: null}
 resume_from: gpt-small-7f3k:step-900
 outputs: artifacts
 metrics: {loss: 'loss=([0-9.eE+-]+)'}

@@ -21,6 +21,7 @@
         ├─ InvalidRequest     the request can never succeed as it is; exit code 2
         ├─ Throttled          too many requests: try again later
         └─ Transient          any other passing failure: try again later
+            └─ StillQueued    the request waits in the cloud's queue: repeat it
 
 Expected outcomes are return values; exceptions are for cases that a caller cannot plan for.
 """
@@ -38,6 +39,14 @@ class UserError(StokerError):
     """An error that the person can correct. The message says in one line what is wrong and what to do."""
 
     exit_code = 2
+
+
+class PolicyRefused(UserError):
+    """The policy refuses a job, or has mistakes itself. `problems` has one line for each: rule, field, what to do."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
 
 
 class NotInstalled(UserError):
@@ -139,6 +148,10 @@ class Throttled(ProviderError):
 
 class Transient(ProviderError):
     """An unclear or passing failure, from which nothing may be concluded."""
+
+
+class StillQueued(Transient):
+    """The request waits in the cloud's queue for its machines. Repeating it tells whether they came."""
 
 
 def describe_error(error: BaseException) -> str:

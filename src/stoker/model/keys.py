@@ -11,6 +11,7 @@
     collected/<kind>/<name>                           persons, create-only, empty, permanent: no job may use the name
     policy/defaults.yaml                              administrators: defaults of job files
     policy/rules/<version, 8 digits>.json             administrators, create-only: the rules that every job obeys
+    policy/approvals/<last day>/<job>/<rule>.<token>.json    approvers, create-only: this job may break this rule
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>/<size>  metrics/<n>/<size>  evidence/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
@@ -85,9 +86,19 @@ MARKET = "market/"
 NO_REGION = "-"
 DEFAULTS = f"{POLICY}defaults.yaml"
 RULES = f"{POLICY}rules/"
+APPROVALS = f"{POLICY}approvals/"
 EXTERNAL_JOBS = "external_jobs/"
 CLONE_CHAINS = f"{EXTERNAL_JOBS}sagemaker/"
 EXTERNAL_JOB_INDEX = f"{EXTERNAL_JOBS}index/sagemaker/"
+
+# The first segments of all keys: nothing else may be written below them.
+ROOTS = frozenset(
+    root.partition("/")[0]
+    for root in (
+        *(JOBS, WORK, ACTIVE, INDEX, REMOVED, COLLECTED, GOVERNORS, DEPLOYED, CODE, BUNDLES, TOOLS, WHEELS, INPUTS),
+        *(OUTBOX, DRY, PLACES, PROBES, CHECKS, POLICY, SPENT, MARKET, EXTERNAL_JOBS),
+    )
+)
 
 _OUTPUT_VERSION = re.compile(r"([0-9]{8})\.([0-9]{8})/(.+)", re.DOTALL)
 # The folder among the outputs of a node for parts of a save that are perhaps unfinished.

@@ -62,6 +62,9 @@ class Offering:
     memory_bytes: int | None = None
     gpu: str | None = None
     gpus: int = 0
+    # The cloud keeps the request in a queue for a bounded time, and ends the machine after a fixed one. Its price is an
+    # upper bound.
+    queued: bool = False
     # Most nodes of all jobs at this place at once, if the provider knows; beyond that jobs queue.
     most_nodes: int | None = None
 
@@ -69,7 +72,12 @@ class Offering:
     def names(self) -> tuple[str, str, str, str]:
         """Provider, machine, zone and kind. The region stands in for the zone if the provider chooses the zone."""
         where = self.zone or self.region or "any"
-        return self.provider, self.machine, where, "spot" if self.spot else "on-demand"
+        return self.provider, self.machine, where, self.kind
+
+    @property
+    def kind(self) -> str:
+        """How the machine is bought."""
+        return kind_text(spot=self.spot, queued=self.queued)
 
     @property
     def key(self) -> str:
@@ -84,7 +92,7 @@ class Offering:
     @property
     def title(self) -> str:
         """Text for people: `n1-standard-4 spot in us-central1-a`."""
-        return f"{self.machine} {'spot' if self.spot else 'on-demand'} in {self.zone or 'any zone'}"
+        return f"{self.machine} {self.kind} in {self.zone or 'any zone'}"
 
 
 @dataclass(frozen=True)
@@ -121,3 +129,8 @@ class Leftover:
 def zone_text(zone: str | None) -> str:
     """The zone; `any zone` where the cloud chooses it."""
     return zone or "any zone"
+
+
+def kind_text(*, spot: bool, queued: bool) -> str:
+    """How a machine is bought: `spot`, `flex-start` or `on-demand`."""
+    return "spot" if spot else "flex-start" if queued else "on-demand"

@@ -15,10 +15,11 @@ from datetime import date
 from typing import ClassVar, Literal, get_args
 
 from stoker.model.file_field import MAX_DOLLARS, file_field
+from stoker.model.resources import Spot
 
 # Actions: only a warning; no submission and no first launch; save and end; save and restart; the next attempt is, or
-# may be, on-demand; no further launch for now.
-RuleAction = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait"]
+# may be, on-demand; no further launch for now; the job gets what it leaves open.
+RuleAction = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait", "fill"]
 # Events that people can be notified of.
 EventKind = Literal[
     "started",  # the first attempt has its machines
@@ -26,7 +27,7 @@ EventKind = Literal[
     "resumed",  # the next attempt has its machines
     "stalled",  # it makes no progress
     "rule",  # a rule of the policy is broken
-    "budget",  # a budget is nearly used up, or is
+    "budget",  # a budget is used up, nearly is, or will be at this pace
     "warning",  # any other warning
     "failed",
     "stopped",  # a person asked
@@ -34,6 +35,7 @@ EventKind = Literal[
     "orphan",  # a machine without an owner was terminated, or one of its leftovers removed
 ]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+BudgetPeriod = Literal["day", "week", "month", "quarter"]
 # Wanted values of a tag: `any`, one of several values, or a pattern that matches the whole value.
 TagValues = tuple[str, ...]
 ANY = "any"
@@ -149,17 +151,67 @@ class FailureRule:
 
 
 @dataclass(frozen=True)
+class DenyRule:
+    """A deny list. At least one of the fields is set, and each holds by itself."""
+
+    providers: tuple[str, ...] = file_field("the providers that may not be used", form="patterns", default=())
+    regions: tuple[str, ...] = file_field("the regions that may not be used", form="patterns", default=())
+    machines: tuple[str, ...] = file_field("the machine types that may not be used", form="patterns", default=())
+    images: tuple[str, ...] = file_field(
+        "the images of machines and containers that may not be used", form="patterns", default=()
+    )
+    tags: dict[str, TagValues] = file_field("values that tags may not have", form="wanted", factory=dict)
+
+    @property
+    def about_machines(self) -> bool:
+        return bool(self.providers or self.regions or self.machines)
+
+
+@dataclass(frozen=True)
+class DefaultsRule:
+    """Values that the policy fills in where a job leaves them open. At least one of the fields is set."""
+
+    tags: dict[str, str] = file_field("tags, each where the job has none of that name", form="tags", factory=dict)
+    spot: Spot | None = file_field("as `resources.spot`", form="spot", default=None)
+    max_runtime_s: float | None = file_field("as `limits.max_runtime`", form="duration", default=None, above=0)
+    max_cost: float | None = file_field("as `limits.max_cost`", default=None, above=0, most=MAX_DOLLARS)
+    max_wait_s: float | None = file_field("as `limits.max_wait`", form="duration", default=None, above=0)
+
+
+@dataclass(frozen=True)
+class ConcurrentRule:
+    """Machines that jobs may have at the same time. Beyond that, jobs wait for others to end. At least one of `gpus`
+    and `nodes` is set."""
+
+    gpus: int | None = file_field("accelerators of all machines together", default=None, least=0)
+    nodes: int | None = file_field("machines", default=None, least=0)
+    by: str | tuple[str, ...] | None = file_field(
+        "a limit for each value of this tag, such as `submitter` or `team`, or for each combination of several; jobs "
+        "without it share one. Default: one for all jobs of the rule",
+        form="labels",
+        default=None,
+    )
+
+
+@dataclass(frozen=True)
 class Budget:
     """Dollars that jobs may cost together in a calendar period, in UTC. Beyond that nothing new is launched."""
 
     dollars: float = file_field("dollars in one period", above=0, most=MAX_DOLLARS)
-    period: Literal["day", "week", "month"] = file_field("which begins at midnight, on Monday, or on the first; in UTC")
-    by: str | None = file_field(
-        "a budget for each value of this tag; jobs without it share one. Default: one for all jobs of the rule",
-        form="label",
+    period: BudgetPeriod = file_field(
+        "which begins at midnight, on Monday, on the first of a month, or on the first of January, April, July and "
+        "October; in UTC"
+    )
+    by: str | tuple[str, ...] | None = file_field(
+        "a budget for each value of this tag, or for each combination of several; jobs without it share one. Default: "
+        "one for all jobs of the rule",
+        form="labels",
         default=None,
     )
     warn_at: float = file_field("a warning when this share is spent", form="percent", default=0.8, above=0)
+    forecast: bool = file_field(
+        "a warning when more will be spent by the end of the period, at this pace", default=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +224,8 @@ class Exemption:
     )
     until: date = file_field("the last day, in UTC", form="date")
     why: str = file_field("for later readers")
+    # The person that approved it, where it is an approval of `stoker policy approve`; not part of the file.
+    approved_by: str = ""
 
     @property
     def exempted(self) -> str:
@@ -189,17 +243,20 @@ class Rule:
         form="wanted",
         default=None,
     )
-    providers: tuple[str, ...] | None = file_field("the providers that may be used", form="words", default=None)
+    providers: tuple[str, ...] | None = file_field("the providers that may be used", form="patterns", default=None)
     regions: tuple[str, ...] | None = file_field(
-        "the regions that may be used; `us-*` is a pattern", form="words", default=None
+        "the regions that may be used; `us-*` is a pattern", form="patterns", default=None
     )
-    machines: tuple[str, ...] | None = file_field("the machine types that may be used", form="words", default=None)
-    images: tuple[str, ...] | None = file_field("the images of machines and containers", form="words", default=None)
+    machines: tuple[str, ...] | None = file_field("the machine types that may be used", form="patterns", default=None)
+    images: tuple[str, ...] | None = file_field("the images of machines and containers", form="patterns", default=None)
+    deny: DenyRule | None = file_field("what may not be used", default=None)
     max_nodes: int | None = file_field("most nodes of a job", default=None, least=1)
     max_runtime_s: float | None = file_field("longest training time of a job", form="duration", default=None, above=0)
     max_wait_s: float | None = file_field("longest time without a machine", form="duration", default=None, above=0)
     max_cost: float | None = file_field("most dollars for a job", default=None, above=0, most=MAX_DOLLARS)
-    budget: Budget | None = file_field("what jobs may cost together in a day, a week or a month", default=None)
+    defaults: DefaultsRule | None = file_field("what is filled in where a job leaves it open", default=None)
+    concurrent: ConcurrentRule | None = file_field("the machines that jobs may have at the same time", default=None)
+    budget: Budget | None = file_field("what jobs may cost together in a calendar period", default=None)
     max_retries: int | None = file_field("how often a failing script may be started again", default=None, least=0)
     stall: StallRule | None = file_field("stalled jobs", default=None)
     min_gpu_utilization: UtilizationRule | None = file_field("jobs that waste accelerators", default=None)
@@ -217,6 +274,12 @@ class Rule:
     exempt: tuple[Exemption, ...] = file_field(
         "jobs that it does not apply to", form="sections", default=(), key="except"
     )
+    approvers: tuple[str, ...] = file_field(
+        "people who may let a job break it: identities, as submitters have them; a job that would be refused waits for "
+        "one of them",
+        form="patterns",
+        default=(),
+    )
 
     @property
     def subject(self) -> str:
@@ -225,7 +288,9 @@ class Rule:
     @property
     def about_machines(self) -> bool:
         """True if the rule also applies to later attempts of a job, because it is about machines."""
-        return self.subject in ("providers", "regions", "machines")
+        return self.subject in ("providers", "regions", "machines") or (
+            self.deny is not None and self.deny.about_machines
+        )
 
     @property
     def forbids_machines(self) -> bool:
@@ -244,10 +309,13 @@ SUBJECTS: dict[str, tuple[RuleAction, ...]] = {
     "regions": ("refuse", "warn"),
     "machines": ("refuse", "warn"),
     "images": ("refuse", "warn"),
+    "deny": ("refuse", "warn"),
     "max_nodes": ("refuse", "warn"),
     "max_runtime_s": ("stop", "refuse", "warn"),
     "max_wait_s": ("stop", "on-demand"),
     "max_cost": ("stop", "refuse", "warn"),
+    "defaults": ("fill",),
+    "concurrent": ("wait", "refuse", "warn"),
     "budget": ("wait", "refuse", "warn"),
     "max_retries": ("refuse", "warn"),
     "stall": ("restart", "stop", "warn"),
@@ -296,8 +364,8 @@ class Policy:
     digest: str = ""
     version: int = 0
 
-    def about(self, subject: str) -> tuple[Rule, ...]:
-        return tuple(rule for rule in self.rules if rule.subject == subject)
+    def about(self, *subjects: str) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.subject in subjects)
 
 
 NO_RULES = Policy()

@@ -81,9 +81,19 @@ class GceResources:
     service_account: str | None = file_field("service account of the nodes", default=None)
     scopes: tuple[str, ...] = file_field("OAuth scopes of the nodes", form="words", default=())
     network: str | None = file_field("network, or `subnet:NAME`; default: the network `default`", default=None)
+    gpu_networks: tuple[str, ...] = file_field(
+        "networks of the network cards beside the first, in order, for A3 and A4 machines with 8 GPUs",
+        form="words",
+        default=(),
+    )
     public_ip: bool | None = file_field("give nodes a public address; default: yes", default=None)
     placement_policy: str | None = file_field("an existing placement policy", default=None)
     reservation: str | None = file_field("reservation to consume", default=None)
+    flex_start: bool = file_field(
+        "request machines by flex-start instead of on demand: the request waits in Google's queue, within "
+        "`limits.max_wait`, and a machine runs for 7 days at most",
+        default=False,
+    )
     overrides: dict[str, Any] = file_field("merged last into the instance body", form="mapping", factory=dict)
 
 

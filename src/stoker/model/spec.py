@@ -88,7 +88,8 @@ class Environment:
         default=(),
     )
     system_packages: bool | None = file_field(
-        "the training sees what the image's Python has installed, such as its PyTorch; replaced packages are reported",
+        "true: packages go on top of those of the Python, such as its PyTorch; false: a clean environment; default: on "
+        "top of an environment that a machine's image brings, else clean",
         default=None,
     )
     wheels: Literal["pack"] | None = file_field(
@@ -136,6 +137,9 @@ class Checkpoints:
         default="checkpoints",
     )
     keep: int = file_field("how many committed checkpoints are retained", default=3, least=1)
+    copy_to: str | None = file_field(
+        "URL that gets the newest committed checkpoint as plain files, for other programs to read", default=None
+    )
     grace_s: float = file_field(
         "time to save in after a stop, at a bound, or when another node is lost", form="duration", default=60.0, least=0
     )

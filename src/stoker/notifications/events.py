@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from stoker.core.budget_reservations import LEAVES
+from stoker.core.budget_reservations import LEAVES, WAITS_FOR_ROOM
 from stoker.core.budget_verdict import UnreportedWarning
 from stoker.core.costs import in_dollars, job_cost
 from stoker.core.health_rules import OWN_STALL_RULE
-from stoker.core.policy_rules import PREFIX, matches_tag
+from stoker.core.policy_patterns import matches_tag
+from stoker.core.policy_rules import PREFIX
 from stoker.core.snapshot import Action, Terminate
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Warned
@@ -87,8 +88,8 @@ def notification_of(entry: Entry, state: JobState, spec: Spec, policy: Policy) -
             if any(claim.successor_of == number for claim in state.claims):
                 return None  # The notice was the event.
             return _notification("reclaimed", entry, state, spec, state.claim(number), entry.reason, rule)
-        case Warned(code=code) if code.startswith(LEAVES):
-            return None  # The job waits for something else now, which has an entry of its own.
+        case Warned(code=code) if code.startswith((LEAVES, WAITS_FOR_ROOM)):
+            return None  # The job waits for something else now, which has an entry of its own, or for its turn.
         case Warned(code=code):
             return _warning_notification(code, entry, state, spec, policy)
         case Ended(outcome=outcome, rule=rule, claim=last):

@@ -15,7 +15,7 @@ from stoker.jobfile.parse import SectionReader
 from stoker.jobfile.settings_tree import Layer, describe, read_layer, short
 from stoker.model import channel_address, codec, usage_series
 from stoker.model.errors import SpecError
-from stoker.model.policy import SUBJECTS, Channel, Policy, Rule, SageMakerPolicy
+from stoker.model.policy import SUBJECTS, Channel, DefaultsRule, Policy, Rule, SageMakerPolicy
 from stoker.store.find_job import looks_like_id
 
 # Far more than any policy needs. A governor reads the file in every pass.
@@ -160,6 +160,12 @@ def _check_parts(rule: Rule, path: str, wrong: _Wrong) -> None:
         conditions = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
         if all(each is None for each in conditions):
             raise wrong(path, "failure", "has at least one of log, exit_code and evidence")
+    if rule.deny is not None and not (rule.deny.about_machines or rule.deny.images or rule.deny.tags):
+        raise wrong(path, "deny", "forbids nothing; name providers, regions, machines, images or tags")
+    if rule.defaults is not None and rule.defaults == DefaultsRule():
+        raise wrong(path, "defaults", "fills in nothing; name tags, spot, max_runtime, max_cost or max_wait")
+    if rule.concurrent is not None and rule.concurrent.gpus is None and rule.concurrent.nodes is None:
+        raise wrong(path, "concurrent", "has at least one of gpus and nodes")
     if rule.stall is not None and rule.stall.span_s > LONGEST_SPAN_S:
         raise wrong(f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
     if rule.market is not None and rule.market.over_s > MAX_MARKET_SPAN_S:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 from stoker.core.governor_settings import GovernorSettings
 from stoker.model.errors import SpecError, StoreError, StoreUnavailable
 from stoker.policy import versions
+from stoker.policy.approvals import ApprovalReader
 from stoker.store.base import Store
 
 
@@ -17,15 +19,19 @@ class PolicyReader:
         self._store = store
         self._settings = settings
         self._version: int | None = None
+        self._approvals = ApprovalReader(store)
 
     def read(self) -> GovernorSettings:
         """The governor's settings with the newest policy. Where that cannot be read, `policy_error` says why, and the
-        last readable policy stays. Raises StoreUnavailable.
+        last readable policy stays. Approvals are read each time, where some rule has approvers. Raises StoreError.
         """
         version = versions.newest(self._store)
         if version != self._version:
             self._load(version)
-        return self._settings
+        today = datetime.now(timezone.utc).date()
+        # A day more, so that a clock that is wrong does no harm: the decision compares with the store's clock.
+        policy = self._approvals.with_approvals(self._settings.policy, today - timedelta(days=1))
+        return self._settings if policy is self._settings.policy else replace(self._settings, policy=policy)
 
     def _load(self, version: int) -> None:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
 from stoker.model.policy import NO_RULES, Policy
+from stoker.policy.approvals import ApprovalReader
 from stoker.policy.policy_file import MAX_BYTES, parse_policy
 from stoker.store.base import Store
 from stoker.store.job_log import new_token
@@ -95,8 +96,10 @@ def parsed_policy(stored: PolicyVersion | None) -> Policy:
 
 
 def current_policy(store: Store) -> Policy:
-    """The policy in force; one without rules where none was written. Raises SpecError as `parsed_policy` does."""
-    return parsed_policy(current(store))
+    """The policy in force, with its approvals; one without rules where none was written. Raises SpecError as
+    `parsed_policy` does."""
+    policy, today = parsed_policy(current(store)), datetime.now(timezone.utc).date()
+    return ApprovalReader(store).with_approvals(policy, today)
 
 
 class PolicyHistory:

@@ -63,8 +63,9 @@ def offering(
     price: float | None,
     on_demand: float | None,
     source: str,
+    queued: bool = False,
 ) -> Offering:
-    """One machine type in one zone, spot or on demand."""
+    """One machine type in one zone, spot or not. `queued` is `Offering.queued`."""
     return Offering(
         provider=provider,
         machine=machine.name,
@@ -78,6 +79,7 @@ def offering(
         memory_bytes=machine.memory_bytes,
         gpu=machine.gpu,
         gpus=machine.gpus,
+        queued=queued,
     )
 
 

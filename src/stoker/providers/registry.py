@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stoker.providers.console_links import LinksModule
     from stoker.providers.grants import IamModule
     from stoker.providers.image_info import ImagesModule
+    from stoker.providers.known_names import KnownNames, KnownNamesModule
     from stoker.providers.price_book import PricesModule
 
 GROUP = "stoker.providers"
@@ -91,6 +92,14 @@ def images(name: str) -> ImagesModule | None:
     """The provider's knowledge about its images; None if it has none."""
     try:
         return cast("ImagesModule", _part(name, "images", f"{name} knows no images"))
+    except UserError:
+        return None
+
+
+def known_names(name: str) -> KnownNames | None:
+    """The machine types and regions in the provider's tables; None if it has no tables."""
+    try:
+        return cast("KnownNamesModule", _part(name, "known_names", f"{name} has no tables of names")).known_names()
     except UserError:
         return None
 

@@ -51,14 +51,14 @@ def rate(price: float | None, nodes: int = 1) -> str:
 
 def offering_text(offering: Offering, nodes: int) -> str:
     """`c7i.large in us-east-1a, spot $0.05/h each`."""
-    return f"{offering.machine} in {zone_text(offering.zone)}{price_terms(offering.spot, offering.price, nodes)}"
+    return f"{offering.machine} in {zone_text(offering.zone)}{price_terms(offering.kind, offering.price, nodes)}"
 
 
-def price_terms(spot: bool, price: float | None, nodes: int) -> str:
-    """`, spot $0.05/h each`; empty for a free machine that cannot be reclaimed."""
+def price_terms(kind: str, price: float | None, nodes: int) -> str:
+    """`, spot $0.05/h each`; empty for a free machine that cannot be reclaimed. `kind` is `Offering.kind`."""
     if price == 0:
-        return ", spot" if spot else ""
-    return f", {'spot' if spot else 'on-demand'} {rate(price, nodes)}"
+        return ", spot" if kind == "spot" else ""
+    return f", {kind} {rate(price, nodes)}"
 
 
 # Meanings of rules whose names do not explain themselves.

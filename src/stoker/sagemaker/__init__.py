@@ -12,18 +12,22 @@ needed. `docs/sagemaker-scripts.md` lists what is the same, what differs, and wh
 
 from stoker.sagemaker.estimator import Estimator
 from stoker.sagemaker.huggingface import HuggingFace
-from stoker.sagemaker.inputs import TrainingInput, s3_input
+from stoker.sagemaker.inputs import FileSystemInput, TrainingInput, s3_input
 from stoker.sagemaker.pytorch import PyTorch
+from stoker.sagemaker.session import Session, get_execution_role
 from stoker.sagemaker.tensorflow import TensorFlow
 from stoker.sagemaker.training_job import TrainingJob, UnexpectedStatusException
 
 __all__ = [
     "Estimator",
+    "FileSystemInput",
     "HuggingFace",
     "PyTorch",
+    "Session",
     "TensorFlow",
     "TrainingInput",
     "TrainingJob",
     "UnexpectedStatusException",
+    "get_execution_role",
     "s3_input",
 ]

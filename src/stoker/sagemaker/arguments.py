@@ -103,11 +103,12 @@ ARGUMENTS = (
     _honoured("max_run", "`limits.max_runtime`", "train_max_run"),
     _honoured("use_spot_instances", "`resources.spot: true`", "train_use_spot_instances"),
     _honoured("max_wait", "`limits.max_wait`, less max_run", "train_max_wait"),
-    _honoured("checkpoint_s3_uri", "`resume_from`, if it holds any object; new checkpoints go to the store"),
+    _honoured("checkpoint_s3_uri", "`checkpoints.copy_to`; the job goes on from what is there"),
     _honoured("checkpoint_local_path", "`checkpoints.dir`; `/opt/ml/checkpoints` where none is given"),
     _named("max_retry_attempts", "failures that are not the script's are always retried; `retry` has the rest"),
     # Names, tags and metrics
-    _honoured("base_job_name", "the beginning of the job's name"),
+    _honoured("job_name", "the beginning of the job's name, where `fit` names none; the SDK ignores it"),
+    _honoured("base_job_name", "the same, where no job_name is given"),
     _honoured("metric_definitions", "`metrics`"),
     _honoured("tags", "`tags`"),
     _named("enable_sagemaker_metrics", "metrics are in the store: `stoker show`, `stoker compare`"),
@@ -130,6 +131,12 @@ ARGUMENTS = (
 
 _BY_NAME = {argument.name: argument for argument in ARGUMENTS}
 _NEW_NAMES = {argument.old: argument.name for argument in ARGUMENTS if argument.old is not None}
+
+
+def newer_name(name: str) -> str | None:
+    """The newer name of an argument of any version; None for other names."""
+    newer = _NEW_NAMES.get(name, name)
+    return newer if newer in _BY_NAME else None
 
 
 def accept(given: Mapping[str, Any], kind: str) -> dict[str, Any]:

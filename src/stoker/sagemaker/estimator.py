@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from stoker.model import dlc_images
 from stoker.sagemaker.arguments import BadArgument, accept
+from stoker.sagemaker.attributes import SdkAttributes
+from stoker.sagemaker.checkpoint_uri import Resume, announce, find_resume
+from stoker.sagemaker.code_folder import REMOTE, code_folder, script_name
+from stoker.sagemaker.image_python import check_image, check_packages, describe_python
+from stoker.sagemaker.session import Session
+from stoker.sagemaker.signatures import by_name
 from stoker.sagemaker.training_job import TrainingJob
 from stoker.sagemaker.translate import Fit, Translated, translate, wanted_provider
-from stoker.submit.system_folders import check_code_folder
+
+_Any = TypeVar("_Any", bound="EstimatorBase")
 
 if TYPE_CHECKING:
     from stoker.jobfile import Layer
+    from stoker.model.spec import Spec
     from stoker.store.base import Store
     from stoker.submit.prepared_job import PreparedJob
 
 _SOURCE = "the estimator"
 _OVERRIDES = "stoker={…}"
-_REMOTE = ("s3://", "gs://")
 
 
-class EstimatorBase:
+class EstimatorBase(SdkAttributes):
     """The common part of all estimators. `stoker.sagemaker.arguments` lists the arguments, which are SageMaker's.
 
     `stoker` overrides all of them, with fields of the job file: `stoker={"store": "s3://…", "resources": {"provider":
@@ -34,15 +41,24 @@ class EstimatorBase:
     store's defaults; after these, `ml.` machines are EC2's.
     """
 
-    framework: ClassVar[str | None] = None
+    # `pytorch` or `tensorflow`; None for any image.
+    framework: str | None = None
+    # The job's command, where it is neither a script's nor the image's own; and names that are no code.
+    _command: list[str] | None = None
+    _ignore: tuple[str, ...] = ()
 
-    def __init__(self, *, stoker: Mapping[str, Any] | None = None, **arguments: Any) -> None:
-        self._given = accept(arguments, type(self).__name__)
-        self._overrides = dict(stoker or {})
+    def __init__(self, *values: object, stoker: Mapping[str, Any] | None = None, **arguments: Any) -> None:
+        kind = next(one.__name__ for one in type(self).__mro__ if one.__module__.startswith("stoker.sagemaker"))
+        self._begin(accept(by_name(kind, values, arguments), kind), stoker or {})
+
+    def _begin(self, given: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+        self._given = given
+        self._overrides = dict(overrides)
         self._store: str | None = self._overrides.pop("store", None)
-        self._hyperparameters: dict[str, Any] = dict(self._given.get("hyperparameters") or {})
+        self._hyperparameters: dict[str, Any] = dict(given.get("hyperparameters") or {})
         self.latest_training_job: TrainingJob | None = None
         self.jobs: list[TrainingJob] = []
+        self._current_job_name: str | None = None
         # A line for each argument that the last `fit` could not honour.
         self.warnings: tuple[str, ...] = ()
 
@@ -73,13 +89,14 @@ class EstimatorBase:
         more = {"experiment_config": experiment_config, "run_tensorboard_locally": run_tensorboard_locally}
         with self._prepared(inputs, job_name) as (prepared, store, warnings):
             ignored = (f"{name}: not honoured: Stoker has no such thing" for name in more if more[name])
-            self.warnings = (*warnings, *ignored)
+            self.warnings = tuple(self._shown(line) for line in (*warnings, *ignored))
             for line in (*self.warnings, *prepared.notes, *prepared.warnings):
                 print(f"[stoker] {line}", file=sys.stderr)
             from stoker.submit.send import send
 
             job = TrainingJob(send(prepared, store), store.url)
-        self.latest_training_job = job
+            self._announce(job.name, store, prepared.spec)
+        self.latest_training_job, self._current_job_name = job, job.name
         self.jobs.append(job)
         if wait:
             job.wait(logs=logs)
@@ -95,9 +112,40 @@ class EstimatorBase:
         """The URL of the last job's model in the store, as plain files; None until the job has ended."""
         return self._latest().model_data
 
+    def training_image_uri(self, region: str | None = None) -> str | None:
+        """The image that the training runs in; None for the machine's own Python."""
+        container = self.job()["environment"].get("container")
+        return dlc_images.resolve(container["image"], region) if container is not None else None
+
+    @classmethod
+    def attach(
+        cls: type[_Any], training_job_name: str, *_: object, stoker: Mapping[str, Any] | None = None, **__: object
+    ) -> _Any:
+        """An estimator of a job that was submitted before, to wait for, stop and read. Raises UserError for no job."""
+        from stoker.client import open_any, summary
+        from stoker.store.find_job import find_job
+
+        made = cls.__new__(cls)
+        made._begin({}, stoker or {})
+        store = open_any(made._store)
+        job = find_job(store, training_job_name)
+        made._hyperparameters = dict(summary(job, store).params)
+        made.latest_training_job = TrainingJob(job, store.url)
+        made.jobs.append(made.latest_training_job)
+        return made
+
     def deploy(self, *_: object, **__: object) -> None:
         """Raise NotImplementedError with the URL of the model: Stoker trains and does not serve."""
         raise NotImplementedError(f"Stoker trains and does not serve; the model is at {self.model_data}")
+
+    def check(self, inputs: object = None, job_name: str | None = None) -> None:
+        """Check everything that `fit` checks, and send nothing. Raises UserError for the first mistake."""
+        with self._prepared(inputs, job_name) as (_, _, warnings):
+            self.warnings = tuple(self._shown(line) for line in warnings)
+
+    def _shown(self, line: str) -> str:
+        """A line about an argument, for the program that gave it."""
+        return line
 
     # ── Preparation ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,6 +160,13 @@ class EstimatorBase:
 
             return self._translate(inputs, job_name, self._provider(shared_layers(store))).fields
 
+    def _default(self, name: str) -> Any:
+        if name == "output_path":
+            from stoker.store.base import open_store
+
+            return open_store(self._store_url()).url
+        return Session() if name == "sagemaker_session" else super()._default(name)
+
     def _latest(self) -> TrainingJob:
         if self.latest_training_job is None:
             raise ValueError("there is no training job yet; call fit first")
@@ -125,7 +180,8 @@ class EstimatorBase:
             inputs=inputs,
             job_name=job_name,
             hyperparameters=self._hyperparameters,
-            script=self._script(),
+            script=script_name(self._given),
+            command=self._command,
         )
         return translate(fit)
 
@@ -135,14 +191,22 @@ class EstimatorBase:
         from stoker.providers import registry
         from stoker.submit.prepare import prepare_job
 
-        with self._open_store() as store, self._code() as code:
+        with self._open_store() as store, code_folder(self._given, self._ignore) as code:
             shared = shared_layers(store)
             provider = self._provider(shared)
             translated = self._translate(inputs, job_name, provider)
-            fields = translated.fields | {"code": str(code), **self._resume()}
+            fields = translated.fields | {"code": str(code)}
+            resume = self._resume(provider, store)
+            if resume.source is not None:
+                fields["resume_from"] = resume.source
+            if "image_uri" not in self._given:
+                check_image(translated.fields["environment"].get("container", {}).get("image", ""))
             registry.check_store(provider, store.url, "stoker={'store': …}")
             own = (layer_of(fields, _SOURCE), *self._own_layers())
             with prepare_job(own, store, shared=(self._fallback_layer(), *shared)) as prepared:
+                check_packages(prepared.spec, code)
+                resumed = (f"checkpoint_s3_uri: {resume.note}",) if resume.note is not None else ()
+                prepared = replace(prepared, notes=(*describe_python(prepared.spec), *resumed, *prepared.notes))
                 yield prepared, store, (*translated.warnings, *self._place_warnings(store))
 
     def _provider(self, shared: Sequence[Layer]) -> str:
@@ -180,93 +244,36 @@ class EstimatorBase:
         if self._store is not None or os.environ.get("STOKER_STORE"):
             return self._store
         path = str(self._given.get("output_path", ""))
-        return path if path.startswith(_REMOTE) else None
+        return path if path.startswith(REMOTE) else None
+
+    def _resume(self, provider: str, store: Store) -> Resume:
+        from stoker.providers import registry
+        from stoker.submit.local_environment import copy_url
+
+        saved, name = self._given.get("checkpoint_s3_uri"), "checkpoint_s3_uri"
+        if saved is None:
+            return Resume()
+        return find_resume(copy_url(str(saved), registry.capabilities(provider), Path.cwd(), store, name), store)
+
+    def _announce(self, job: str, store: Store, spec: Spec) -> None:
+        url = spec.checkpoints.copy_to
+        problem = announce(url, job, store, spec.resume_from) if url is not None else None
+        if problem is not None:
+            self.warnings = (*self.warnings, problem)
+            print(f"[stoker] {problem}", file=sys.stderr)
 
     def _place_warnings(self, store: Store) -> Iterator[str]:
         path = self._given.get("output_path")
         if path is not None and str(path).rstrip("/") != store.url.rstrip("/"):
             how = "`stoker pull JOB --outputs` copies them"
             yield f"output_path: not honoured: outputs are in the store, {store.url}; {how}"
-        saved = self._given.get("checkpoint_s3_uri")
-        if saved is not None:
-            yield f"checkpoint_s3_uri: new checkpoints are in the store, {store.url}, and not at {saved}"
-
-    def _resume(self) -> dict[str, str]:
-        """Resume from `checkpoint_s3_uri` if objects are there, as SageMaker fetches them before the script starts.
-
-        Raises UserError where they cannot be listed: a job that starts anew would not be the requested one.
-        """
-        url = self._given.get("checkpoint_s3_uri")
-        if url is None:
-            return {}
-        from stoker.store.base import open_store
-
-        there = next(iter(open_store(str(url)).list("")), None)
-        return {"resume_from": str(url)} if there is not None else {}
-
-    # ── The code ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _script(self) -> str | None:
-        entry = self._given.get("entry_point")
-        if entry is None:
-            return None
-        return str(entry) if self._given.get("source_dir") is not None else Path(str(entry)).name
-
-    @contextmanager
-    def _code(self) -> Iterator[Path]:
-        """The folder to pack: the source folder itself, or a temporary copy of it with the dependencies beside it."""
-        entry, source = self._given.get("entry_point"), self._given.get("source_dir")
-        added = [Path(str(one)).expanduser() for one in self._given.get("dependencies") or ()]
-        folder = self._source_folder(source, entry) if source is not None else None
-        if folder is None and entry is not None and not Path(str(entry)).expanduser().is_file():
-            raise BadArgument(f"entry_point: there is no file {entry}")
-        for one in added:
-            if not one.exists():
-                raise BadArgument(f"dependencies: there is no {one}")
-        if folder is not None and not added:
-            yield folder
-            return
-        with tempfile.TemporaryDirectory(prefix="stoker-code-") as made:
-            gathered = Path(made) / (folder.name if folder is not None else "code")
-            if folder is not None:
-                shutil.copytree(folder, gathered, symlinks=True, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-            else:
-                gathered.mkdir()
-                added += [Path(str(entry)).expanduser()] if entry is not None else []
-            for one in added:
-                if one.is_dir():
-                    shutil.copytree(one, gathered / one.resolve().name, dirs_exist_ok=True)
-                else:
-                    shutil.copy2(one, gathered / one.name)
-            yield gathered
-
-    @staticmethod
-    def _source_folder(source: object, entry: object) -> Path:
-        if str(source).startswith(_REMOTE):
-            raise BadArgument(f"source_dir: {source} is not fetched; give a folder of this computer")
-        folder = Path(str(source)).expanduser().absolute()
-        if not folder.is_dir():
-            raise BadArgument(f"source_dir: there is no folder {folder}")
-        check_code_folder(folder.resolve())
-        if entry is not None and not (folder / str(entry)).is_file():
-            raise BadArgument(f"entry_point: there is no {entry} in {folder}")
-        return folder
 
 
 class Estimator(EstimatorBase):
     """An estimator for any image. Without an entry point it runs the image's program `train`, as SageMaker does."""
 
-    def __init__(
-        self,
-        image_uri: str | None = None,
-        role: object = None,
-        instance_count: int | None = None,
-        instance_type: str | None = None,
-        **arguments: Any,
-    ) -> None:
-        first = {"image_uri": image_uri, "role": role, "instance_count": instance_count, "instance_type": instance_type}
-        given: dict[str, Any] = {name: value for name, value in first.items() if value is not None}
-        super().__init__(**given, **arguments)
+    def __init__(self, *values: object, **arguments: Any) -> None:
+        super().__init__(*values, **arguments)
         if "image_uri" not in self._given:
             raise BadArgument("image_uri: an Estimator needs an image; PyTorch and TensorFlow find one")
 
@@ -274,7 +281,7 @@ class Estimator(EstimatorBase):
 class Framework(EstimatorBase):
     """An estimator for a script, on the image of a framework."""
 
-    def __init__(self, entry_point: str | os.PathLike[str] | None = None, **arguments: Any) -> None:
-        super().__init__(entry_point=entry_point, **arguments)
+    def __init__(self, *values: object, **arguments: Any) -> None:
+        super().__init__(*values, **arguments)
         if "entry_point" not in self._given:
             raise BadArgument("entry_point: name the script that is to be run")

@@ -12,7 +12,7 @@ class HuggingFace(Framework):
 
     framework = "pytorch"
 
-    def __init__(self, *, pytorch_version: str | None = None, tensorflow_version: str | None = None, **arguments: Any):
-        super().__init__(framework_version=pytorch_version or tensorflow_version, **arguments)
-        if tensorflow_version is not None:
-            self.framework = "tensorflow"  # type: ignore[misc]
+    def __init__(self, *values: object, **arguments: Any) -> None:
+        super().__init__(*values, **arguments)
+        if "tensorflow_version" in self._given:
+            self.framework = "tensorflow"

@@ -53,6 +53,35 @@ class TrainingInput:
 s3_input = TrainingInput
 
 
+class FileSystemInput:
+    """A channel from EFS or FSx: the stand-in for `sagemaker.inputs.FileSystemInput`. `fit` refuses it."""
+
+    def __init__(
+        self,
+        file_system_id: str,
+        file_system_type: str,
+        directory_path: str,
+        file_system_access_mode: str = "ro",
+        content_type: str | None = None,
+    ) -> None:
+        source = {
+            "FileSystemId": file_system_id,
+            "FileSystemType": file_system_type,
+            "DirectoryPath": directory_path,
+            "FileSystemAccessMode": file_system_access_mode,
+        }
+        self.config: dict[str, Any] = {"DataSource": {"FileSystemDataSource": source}}
+        if content_type is not None:
+            self.config["ContentType"] = content_type
+
+
+class ShuffleConfig:
+    """The seed by which SageMaker would shuffle a channel. It is not honoured."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+
 def channels(inputs: object, default_mode: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The job's `inputs`, and a line for each setting that cannot be honoured. Raises BadArgument for other values."""
     if inputs is None:

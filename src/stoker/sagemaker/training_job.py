@@ -33,6 +33,32 @@ class TrainingJob:
     def job_name(self) -> str:
         return self.name
 
+    @property
+    def training_job_name(self) -> str:
+        """The name, as version 3 of the SDK calls it."""
+        return self.name
+
+    @property
+    def training_job_status(self) -> str:
+        """The status, as version 3 of the SDK calls it."""
+        return str(self.describe()["TrainingJobStatus"])
+
+    @property
+    def output_data(self) -> str:
+        """The URL of what the job wrote to `/opt/ml/output/data`, as plain files. Raises ValueError before its end."""
+        url = self._outputs("data")
+        if url is None:
+            raise ValueError(f"{self.name} has not ended, or has no outputs; `stoker pull {self.name} --outputs`")
+        return url
+
+    def refresh(self) -> TrainingJob:
+        """Return the job: everything is read anew in any case."""
+        return self
+
+    def rule_job_summary(self) -> list[dict[str, Any]]:
+        """An empty list: there is no SageMaker Debugger."""
+        return []
+
     def wait(self, logs: bool | str | Sequence[str] = "All") -> None:
         """Govern and follow the job to its end. Raises UnexpectedStatusException when it has failed.
 
@@ -94,6 +120,9 @@ class TrainingJob:
     @property
     def model_data(self) -> str | None:
         """The URL of the job's model, as plain files; None until the job has ended."""
+        return self._outputs("model")
+
+    def _outputs(self, folder: str) -> str | None:
         from stoker.client import open_any
         from stoker.model import keys
         from stoker.store import job_log
@@ -101,7 +130,7 @@ class TrainingJob:
         state = job_log.read(open_any(self.store), self.name)
         if state is None or state.ended is None or state.ended.claim is None:
             return None
-        return f"{self.store.rstrip('/')}/{keys.outputs(self.name, state.ended.claim)}model/"
+        return f"{self.store.rstrip('/')}/{keys.outputs(self.name, state.ended.claim)}{folder}/"
 
     def _follow(self) -> None:
         from stoker.client import open_any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stoker.jobfile.default_name import slug
@@ -13,11 +14,12 @@ from stoker.model.offerings import Capabilities
 from stoker.model.spec import Scalar
 from stoker.providers import registry
 from stoker.sagemaker.arguments import BadArgument, unhonoured
+from stoker.sagemaker.image_python import known_image
 from stoker.sagemaker.inputs import channels
 
 _LOCAL = ("local", "local_gpu")
 _WITH_GPUS = re.compile(r"(?:p|g|gr)\d")
-_PYTHON = re.compile(r"py3\d{1,2}")
+_PYTHON = re.compile(r"py3\d{0,2}")
 # Distributions that start the script once for each GPU of each node.
 _TORCHRUN = ("torch_distributed", "pytorchddp")
 
@@ -35,6 +37,8 @@ class Fit:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     # The script's name in the packed code.
     script: str | None = None
+    # The whole command, where it is given.
+    command: list[str] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -73,7 +77,7 @@ def translate(fit: Fit) -> Translated:
         "inputs": inputs or None,
         "resources": _resources(fit, warnings),
         "environment": _environment(fit, warnings),
-        "checkpoints": {"dir": given.get("checkpoint_local_path", CHECKPOINTS).rstrip("/")},
+        "checkpoints": _checkpoints(given),
         "limits": _limits(given, warnings),
         "metrics": {one["Name"]: one["Regex"] for one in given.get("metric_definitions", ())} or None,
         "tags": _tags(given.get("tags")),
@@ -82,13 +86,13 @@ def translate(fit: Fit) -> Translated:
 
 
 def _name(fit: Fit, warnings: list[str]) -> str | None:
-    wanted = fit.job_name or fit.given.get("base_job_name")
+    wanted = fit.job_name or fit.given.get("job_name") or fit.given.get("base_job_name")
     if wanted is None:
         return None
     name = slug(wanted)
     if not name:
         raise BadArgument(f"job_name: {wanted!r} has no letter or digit in it")
-    if fit.job_name:
+    if fit.job_name or "job_name" in fit.given:
         warnings.append(f"job_name: the job is called {name}, and a few letters that no other job has")
     return name
 
@@ -98,6 +102,8 @@ def _name(fit: Fit, warnings: list[str]) -> str | None:
 
 def _run(fit: Fit) -> list[str]:
     given = fit.given
+    if fit.command is not None:
+        return fit.command
     if "container_entry_point" in given or "container_arguments" in given:
         return [*given.get("container_entry_point", ()), *given.get("container_arguments", ())]
     if fit.script is None:
@@ -198,15 +204,21 @@ def _environment(fit: Fit, warnings: list[str]) -> dict[str, Any]:
     image = fit.given.get("image_uri")
     if image is not None:
         # Without a script SageMaker runs the image's own program; a script is run by the image's Python.
-        found["container"] = {"image": image} if fit.script is not None else {"image": image, "entrypoint": True}
+        has_script = fit.script is not None or fit.command is not None
+        found["container"] = {"image": image} if has_script else {"image": image, "entrypoint": True}
     elif fit.framework is not None:
         found |= _framework_image(fit, warnings)
     return found
 
 
+def _framework_version(given: Mapping[str, Any]) -> str | None:
+    names = ("pytorch_version", "tensorflow_version", "framework_version")
+    return next((str(given[name]) for name in names if name in given), None)
+
+
 def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
     given = fit.given
-    version, python = given.get("framework_version"), given.get("py_version")
+    version, python = _framework_version(given), given.get("py_version")
     if not fit.capabilities.ec2_machines:
         if version is not None:
             where = "this computer's" if fit.capabilities.runs_locally else "the machine image's"
@@ -217,9 +229,20 @@ def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
         raise BadArgument(
             f"framework_version: {asked} name no image; say both, such as '2.5' and 'py311', or image_uri"
         )
+    assert fit.framework is not None
+    version, python = known_image(fit.framework, version, str(python))
     machine = str(given.get("instance_type", "")).removeprefix("ml.")
     device = "" if _WITH_GPUS.match(machine) or not machine else "-cpu"
     return {"container": {"image": f"dlc/{fit.framework}:{version}-{python}{device}"}}
+
+
+def _checkpoints(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"dir": str(given.get("checkpoint_local_path", CHECKPOINTS)).rstrip("/")}
+    url = given.get("checkpoint_s3_uri")
+    if url is not None:
+        # A path is as seen from here, and not from the folder of the code.
+        found["copy_to"] = str(url) if "://" in str(url) else str(Path(str(url)).expanduser().absolute())
+    return found
 
 
 # ── Limits and tags ──────────────────────────────────────────────────────────────────────────────────────────────────

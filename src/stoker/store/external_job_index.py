@@ -45,6 +45,8 @@ class ExternalJobRow:
     ended_at: datetime | None = None
     machine: str = ""
     nodes: int = 1
+    # GPUs of one host; None: unknown.
+    gpus: int | None = None
     spot: bool = False
     # The role that it runs as, which identifies the owner.
     role: str = ""

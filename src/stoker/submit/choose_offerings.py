@@ -9,14 +9,21 @@ from typing import Protocol, runtime_checkable
 from stoker.core.acceptable_offerings import fitting_for_new_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.policy_rules import EffectiveLimits
-from stoker.model.errors import UserError
+from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.offerings import Offering
+from stoker.model.policy import Policy
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import Provider, SupportsQuotaCheck
 from stoker.store.base import Store
-from stoker.submit.policy_check import PolicyCheck, check_policy, policy_limits, read_policy
+from stoker.submit.policy_check import (
+    PolicyCheck,
+    check_policy,
+    policy_limits,
+    read_policy,
+    refusals_without_machines,
+)
 
 
 @runtime_checkable
@@ -63,19 +70,28 @@ def choose_offerings(
     *,
     offline: bool = False,
     submitter_doubts: tuple[str, ...] = (),
+    policy: Policy | None = None,
 ) -> OfferingChoice:
     """Choose the offerings that spec, policy and quotas allow. Raises UserError when none is left.
 
-    `store` holds the policy; None: it may not be asked. The spec that is returned has its region and GPU count fixed.
+    `store` holds the policy, and what it knows of budgets and markets; None: it may not be asked. `policy` is the
+    policy, where the caller has read it. The spec that is returned has its region and GPU count fixed.
     `submitter_doubts` are those of `check_policy`.
     """
-    policy = read_policy(store)
+    policy = read_policy(store) if policy is None else policy
     offered = provider.offerings(spec.resources)
     unchecked = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
     spec = replace(spec, resources=_frozen_resources(spec.resources, offered))
     limits = policy_limits(policy, spec)
     # Offline, prices that change by the hour are unknown, and the plan must be shown all the same.
-    fitting = fitting_offerings(limits, provider, offered, unpriced=offline)
+    try:
+        fitting = fitting_offerings(limits, provider, offered, unpriced=offline)
+    except UserError as error:
+        # The submitter learns of everything at once.
+        problems = refusals_without_machines(policy, spec)
+        if not problems:
+            raise
+        raise PolicyRefused((*problems, str(error))) from None
     check = check_policy(policy, spec, fitting, store, limits=limits, submitter_doubts=submitter_doubts)
     if not offline and isinstance(provider, SupportsQuotaCheck):
         provider.check_quota(check.offerings, spec.nodes)

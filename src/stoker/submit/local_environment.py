@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 from stoker.core.poisoned_checkpoints import NONE_POISONED, poisoned_checkpoints
 from stoker.jobfile.provider_fields import set_fields
-from stoker.model import docker_flags, secret_refs
+from stoker.model import docker_flags, keys, secret_refs
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Container, Spec
 from stoker.secrets.masked_output import can_mask
 from stoker.secrets.masker import SHORTEST_BYTES
-from stoker.store.base import Store
+from stoker.store.base import Store, open_store
 from stoker.store.find_job import find_job
 from stoker.submit.check_inputs import localise_input
 from stoker.submit.python_interpreter import find_python
@@ -112,7 +112,10 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     elif capabilities.runs_locally and environment.container is not None:
         environment = replace(environment, container=_localise_volumes(environment.container, folder))
     resume_from = _resume_from(spec.resume_from, capabilities, folder, store) if spec.resume_from else None
-    return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from)
+    checkpoints = spec.checkpoints
+    if checkpoints.copy_to is not None:
+        checkpoints = replace(checkpoints, copy_to=copy_url(checkpoints.copy_to, capabilities, folder, store))
+    return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from, checkpoints=checkpoints)
 
 
 def missing_script(run: str | tuple[str, ...], folder: Path) -> str | None:
@@ -284,6 +287,24 @@ def _references(spec: Spec) -> Iterator[tuple[str, str]]:
     for name, value, info in set_fields(spec):
         if info.form == "reference":
             yield name, str(value)
+
+
+def copy_url(
+    text: str, capabilities: Capabilities, folder: Path, store: Store | None, field: str = "checkpoints.copy_to"
+) -> str:
+    """The exact URL of `checkpoints.copy_to`. Raises UserError where machines cannot reach it, and for the store's."""
+    try:
+        target = open_store(text if "://" in text else os.path.abspath(folder / Path(text).expanduser()))
+    except UserError as error:
+        raise UserError(f"{field}: {error}") from None
+    if target.is_local and not capabilities.runs_locally:
+        raise UserError(f"{field}: {text} is on this computer, where the machines cannot reach it; give a bucket")
+    place, own = f"{target.url.rstrip('/')}/", f"{store.url.rstrip('/')}/" if store is not None else None
+    if own is not None and own.startswith(place):
+        raise UserError(f"{field}: {text} has the store, {own}, in it; give a URL of its own")
+    if own is not None and place.startswith(own) and place[len(own) :].partition("/")[0] in keys.ROOTS:
+        raise UserError(f"{field}: {text} is where the store, {own}, keeps other things; give a URL of its own")
+    return target.url
 
 
 def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Store | None) -> str:

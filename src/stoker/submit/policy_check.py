@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
 from stoker.core import budget_verdict, policy_rules
 from stoker.core.acceptable_offerings import within_cost_limit
-from stoker.core.budget_reservations import LaunchRequest, first_need
+from stoker.core.budget_reservations import first_request
 from stoker.core.budget_state import BudgetState, has_budget
+from stoker.core.concurrency import describe_limits
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.limits import exhausted_limit
 from stoker.core.market import by_expected_cost
+from stoker.core.policy_defaults import FilledSpec, fill_in
 from stoker.core.policy_rules import EffectiveLimits, Subject
 from stoker.core.prior_usage import used_before
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.market_records import MarketReader
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.durations import span_text
-from stoker.model.errors import UserError
+from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.job_state import JobState
 from stoker.model.observed import Known, Observed
 from stoker.model.offerings import Offering
@@ -50,15 +52,22 @@ def policy_limits(policy: Policy, spec: Spec, job: str | None = None) -> Effecti
     return policy_rules.effective_limits(policy, Subject(spec, _today(), job))
 
 
+def policy_filled(policy: Policy, spec: Spec, written: Set[str] | None) -> FilledSpec:
+    """The spec with what the policy fills in. `written` are the fields that the job sets; None: all of them."""
+    return FilledSpec(spec) if written is None else fill_in(policy, Subject(spec, _today()), written)
+
+
 @dataclass(frozen=True)
 class BudgetForecast:
     """The budgets that the job would exceed now, each with its reason and its consequence.
 
-    `balances` says how much of each budget is spent, reserved and left.
+    `balances` says how much of each budget is spent, reserved and left; `in_use` how many machines of each limit are in
+    use.
     """
 
     exceeded: tuple[tuple[str, RuleAction], ...] = ()
     balances: tuple[str, ...] = ()
+    in_use: tuple[str, ...] = ()
 
 
 def forecast_budgets(
@@ -71,10 +80,15 @@ def forecast_budgets(
     now = datetime.now(timezone.utc)
     subject, books = Subject(spec, now.date(), job), read_budget_state(store, policy, now)
     bounds = policy_rules.effective_limits(policy, subject)
-    needs = [first_need(bounds, offering) for offering in policy_rules.allowed(policy, subject, offerings)]
-    ask = LaunchRequest(min(needs, key=lambda need: need.dollars), now) if needs else None
-    stands = budget_verdict.describe_budgets(policy, subject, books.value, now, ask) if isinstance(books, Known) else ()
-    return BudgetForecast(budget_verdict.forecast(policy, subject, books, now, ask), tuple(stands))
+    ask = first_request(bounds, policy_rules.allowed(policy, subject, offerings), now)
+    exceeded = budget_verdict.forecast(policy, subject, books, now, ask)
+    if not isinstance(books, Known):
+        return BudgetForecast(exceeded)
+    return BudgetForecast(
+        exceeded,
+        tuple(budget_verdict.describe_budgets(policy, subject, books.value, now, ask)),
+        tuple(describe_limits(policy, subject, books.value.limits)),
+    )
 
 
 def read_budget_state(store: Store, policy: Policy, now: datetime) -> Observed[BudgetState]:
@@ -94,28 +108,43 @@ def check_policy(
     limits: EffectiveLimits | None = None,
     submitter_doubts: tuple[str, ...] = (),
 ) -> PolicyCheck:
-    """Check a job against every rule of the policy. Raises UserError with all the rules that refuse it.
+    """Check a job against every rule of the policy. Raises PolicyRefused with everything that the rules refuse.
 
     `store` holds the state of budgets and markets. `job` is the id of a job that was submitted before. `limits` are
     those of `policy_limits`, where the caller has them. `submitter_doubts` are warnings if a rule names submitters.
     """
     judged = policy_rules.judge(policy, Subject(spec, _today(), job), offerings)
     budget = forecast_budgets(store, policy, spec, offerings, job) if store is not None else BudgetForecast()
-    refusals = [str(each) for each in judged.findings if each.refuses]
+    pending = [each for each in judged.findings if each.needs_approval]
+    refusals = [line for each in judged.findings if each.refuses and each not in pending for line in each.lines]
     refusals += [reason for reason, then in budget.exceeded if then == "refuse"]
     if refusals:
-        raise UserError("; ".join(refusals))
+        raise PolicyRefused(tuple(refusals))
+    if pending:
+        # The machines that the job gets once it is approved.
+        subject, approved = Subject(spec, _today(), job), policy_rules.without_pending(policy, pending)
+        judged = replace(judged, allowed=policy_rules.allowed(approved, subject, offerings))
     limits = limits or policy_limits(policy, spec, job)
     return PolicyCheck(
         offerings=_in_launch_order(policy, spec, store, judged.allowed),
         warnings=(
             *(submitter_doubts if judged.names_submitters else ()),
-            *map(str, judged.findings),
+            *(
+                line + (policy_rules.approval_text(each.rule, job) if each in pending else "")
+                for each in judged.findings
+                for line in each.lines
+            ),
             *(reason for reason, _ in budget.exceeded),
         ),
-        notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances),
+        notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances, *budget.in_use),
         limits=limits,
     )
+
+
+def refusals_without_machines(policy: Policy, spec: Spec, job: str | None = None) -> tuple[str, ...]:
+    """Everything that the rules refuse whatever the machines, one line each: for a job that no machine fits."""
+    found = policy_rules.broken(policy, Subject(spec, _today(), job))
+    return tuple(line for each in found if each.refuses and not each.needs_approval for line in each.lines)
 
 
 def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from stoker.jobfile import Layer, assignments, resolve, resolve_job, spec_layer
+from stoker.core.policy_defaults import LIMITS, FilledSpec
+from stoker.jobfile import UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.path_patterns import entries_of, is_pattern
@@ -21,6 +22,7 @@ from stoker.store.home import own_folders
 from stoker.submit.check_inputs import check_readable, refuse_requester_pays
 from stoker.submit.choose_offerings import OfferingChoice, choose_offerings, connect, unpriced_spot_warning
 from stoker.submit.identity import with_submitter
+from stoker.submit.idle_gpus import idle_gpus_warning
 from stoker.submit.launch_requests import preflight
 from stoker.submit.local_environment import (
     localise,
@@ -32,6 +34,7 @@ from stoker.submit.local_environment import (
 )
 from stoker.submit.node_packages import TargetMachines, pack_agents, pack_tools
 from stoker.submit.pack_code import PackedCode, pack
+from stoker.submit.policy_check import policy_filled, read_policy
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.requirements_file import check_conda, choose_requirements
 from stoker.submit.result_folders import check_result_folders
@@ -71,7 +74,22 @@ def prepare_job(
     The arguments are those of `stoker.jobfile.resolve_job` and of `prepare`. Raises UserError for the first mistake.
     """
     resolved = resolve_job(own, store, shared=shared, offline=offline)
-    return prepare(resolved.spec, store, folder=resolved.folder, warnings=resolved.warnings, offline=offline)
+    return prepare_resolved(resolved, store, offline=offline)
+
+
+def prepare_resolved(
+    resolved: ResolvedJob, store: Store, *, offline: bool = False, original: Original | None = None
+) -> PreparedJob:
+    """Prepare a resolved job, with what the policy fills in. The arguments are those of `prepare`."""
+    return prepare(
+        resolved.spec,
+        store,
+        folder=resolved.folder,
+        warnings=resolved.warnings,
+        offline=offline,
+        original=original,
+        written=resolved.written,
+    )
 
 
 def prepare(
@@ -82,41 +100,43 @@ def prepare(
     warnings: Sequence[str] = (),
     offline: bool = False,
     original: Original | None = None,
+    written: Set[str] | None = None,
 ) -> PreparedJob:
     """Check everything that can be checked before anything is written, and pack the code.
 
     Relative paths of the spec are relative to `folder`. `warnings` are shown before those that are found here.
     `offline` asks no cloud, not even for its offerings. `original` is the job that this one is a clone of: its code is
-    taken. The store is only read. Raises UserError for the first mistake.
+    taken. `written` are the fields that the job sets; None: all. The store is only read. Raises UserError.
     """
     spec, submitter_doubts = with_submitter(spec, store, offline=offline)
     provider = connect(spec, store, offline=offline)
     capabilities = provider.capabilities
+    readable_store = None if offline and not store.is_local else store
+    policy = read_policy(readable_store)
+    filled = policy_filled(policy, spec, written)
+    spec = filled.spec
     if isinstance(provider, SupportsSpecCheck):
         provider.check(spec)
-    readable_store = None if offline and not store.is_local else store
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
     spec = localise(spec, capabilities, folder, readable_store)
     spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
     code_folder = _code_folder(spec, folder) if original is None else None
     check_result_folders(spec, capabilities, code_folder, store)
-    choice = choose_offerings(spec, provider, readable_store, offline=offline, submitter_doubts=submitter_doubts)
+    choice = choose_offerings(
+        spec, provider, readable_store, offline=offline, submitter_doubts=submitter_doubts, policy=policy
+    )
     environ, loopback_addresses = _environ(capabilities, store, original, offline=offline)
     if not offline:
         (check_readable if capabilities.runs_locally else refuse_requester_pays)(choice.spec)
     machines = TargetMachines(provider, capabilities, choice.offerings, offline)
-    if code_folder is None:
-        assert original is not None
-        packages = _reuse(choice.spec, machines, original.submission)
-    else:
-        packages = _pack(choice.spec, machines, store, code_folder, local_inputs)
+    packages = _packages(choice.spec, machines, store, code_folder, local_inputs, original)
     prepared = PreparedJob(
         spec=packages.spec,
         capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
-        warnings=(*warnings, *_warnings(provider, choice, packages, loopback_addresses)),
-        notes=(*choice.check.notes, *(() if readable_store else (_POLICY_NOT_CHECKED,)), *packages.notes),
+        warnings=(*_still_true(warnings, filled), *_warnings(provider, choice, packages, loopback_addresses)),
+        notes=(*_policy_notes(filled, choice, readable_store), *packages.notes),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
         code=original.submission.code if original is not None else None,
@@ -127,10 +147,22 @@ def prepare(
         wheels=packages.wheels,
         place=provider.place if isinstance(provider, HasPlace) else None,
         origin=original.job if original is not None else None,
+        filled=filled.done,
+        policy=policy.digest,
     )
     if not offline:
         preflight(provider, prepared, store)
     return prepared
+
+
+def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
+    """The warnings of the resolved job, without the one about limits that the policy has set since."""
+    return [each for each in warnings if each != UNLIMITED or not LIMITS & set(filled.fields)]
+
+
+def _policy_notes(filled: FilledSpec, choice: OfferingChoice, store: Store | None) -> tuple[str, ...]:
+    """The lines of the plan about the policy: what it filled in, its limits and budgets; or that it was not read."""
+    return (*filled.lines, *choice.check.notes, *(() if store else (_POLICY_NOT_CHECKED,)))
 
 
 def _warnings(
@@ -146,6 +178,7 @@ def _warnings(
         *loopback_addresses,
         *unmasked(packages.spec),
         *unpriced_spot_warning(choice),
+        *idle_gpus_warning(choice.spec, choice.offerings),
         *(provider.remarks(packages.spec) if isinstance(provider, GivesRemarks) else ()),
     )
 
@@ -157,7 +190,7 @@ def prepare_clone(original: Original, store: Store, sets: Sequence[str] = ()) ->
     """
     layers = [spec_layer(original.submission.spec, original.job), *([assignments(sets)] if sets else [])]
     resolved = resolve(layers, registry.capabilities)
-    return prepare(resolved.spec, store, folder=resolved.folder, warnings=resolved.warnings, original=original)
+    return prepare_resolved(resolved, store, original=original)
 
 
 def _environ(
@@ -192,6 +225,21 @@ class _Packages:
     code_warnings: tuple[str, ...] = ()
     # Lines about agents, programs and wheels that are not packed.
     missing: tuple[str, ...] = ()
+
+
+def _packages(
+    spec: Spec,
+    machines: TargetMachines,
+    store: Store,
+    code_folder: Path | None,
+    local_inputs: Sequence[Path],
+    original: Original | None,
+) -> _Packages:
+    """Pack the code of a new job, or reuse that of the original."""
+    if code_folder is not None:
+        return _pack(spec, machines, store, code_folder, local_inputs)
+    assert original is not None
+    return _reuse(spec, machines, original.submission)
 
 
 def _pack(

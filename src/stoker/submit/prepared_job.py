@@ -52,6 +52,9 @@ class PreparedJob(AbstractContextManager["PreparedJob"]):
     place: str | None = None
     # The job that this one is a clone of.
     origin: str | None = None
+    # For the log: a line for each rule of the policy that filled something in, and the digest of the policy.
+    filled: tuple[str, ...] = ()
+    policy: str = ""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

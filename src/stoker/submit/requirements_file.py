@@ -71,7 +71,7 @@ def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> Requ
                 f"add `!{file}` to .stokerignore"
             )
     _check_packages(files)
-    if wishes.system_packages and files.kind in ("uv-lock", "pylock"):
+    if wishes.system_packages and files.is_lock:
         raise UserError(
             f"environment.system_packages: {files.name} names every package with its version, so no package of "
             "the image is kept; leave one of the two out"

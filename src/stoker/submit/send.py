@@ -97,7 +97,8 @@ def _send(prepared: PreparedJob, store: Store, begun: list[str], on_bytes: Calla
     event = Submitted(
         spec_digest=codec.digest(data), submitter=me, code_digest=code.digest if code is not None else None
     )
-    record = Record(token=job_log.new_token(), by=me, reason=f"submitted by {me}", event=event)
+    reason = "; ".join((f"submitted by {me}", *prepared.filled))
+    record = Record(token=job_log.new_token(), by=me, reason=reason, event=event, policy=prepared.policy)
     _open_log(store, job, record)
     # From here on the job is submitted, and a governor may have launched it: nothing is deleted.
     begun.clear()

@@ -98,6 +98,9 @@ class Account:
                 return self._fleet.announce(instance, order["event"])
             case "plan_maintenance":
                 return self._fleet.plan_maintenance(instance, order["start"], order["status"])
+            case "expire_request":
+                instance.expired.set()
+                return None
             case "expire":
                 return self._fleet.expire(instance)
             case "resource":

@@ -102,6 +102,11 @@ MACHINE_TYPES = {
         *_plain("n2d", 4, 2, 4, 8, 16, 32, 64),
         *_plain("c2", 4, 4, 8, 16, 30, 60),
         *_plain("c3", 4, 4, 8, 22, 44, 88, 176),
+        MachineType("h4d-standard-192", 192, 720),
+        MachineType("ct5lp-hightpu-4t", 112, 192),
+        MachineType("ct5p-hightpu-4t", 208, 448),
+        MachineType("ct6e-standard-1t", 44, 176),
+        MachineType("ct6e-standard-4t", 180, 720),
         MachineType("g2-standard-4", 4, 16, "nvidia-l4", 1),
         MachineType("g2-standard-8", 8, 32, "nvidia-l4", 1),
         MachineType("g2-standard-12", 12, 48, "nvidia-l4", 1),
@@ -135,10 +140,23 @@ MACHINE_TYPES = {
 
 # Series whose machines can be placed close to one another.
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
-COMPACT_FAMILIES = frozenset({"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "g2", "g4", "h3", "n2", "n2d"})
+COMPACT_FAMILIES = frozenset({"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "g2", "g4", "h3", "h4d", "n2", "n2d"})
+
+# Networks of every project beside the default one, with their subnetworks, all of them in every region.
+GPU_NETWORKS = {**{f"gpu-{n}": (f"gpu-{n}",) for n in range(1, 9)}, "rdma": tuple(f"rdma-{n}" for n in range(8))}
+# The most network cards of a machine, by kind: https://cloud.google.com/compute/docs/gpus/gpu-network-bandwidth
+CARDS = {
+    "a3-highgpu-8g": {"GVNIC": 5},
+    "a3-megagpu-8g": {"GVNIC": 9},
+    "a3-ultragpu-8g": {"GVNIC": 2, "MRDMA": 8},
+    "a4-highgpu-8g": {"GVNIC": 2, "MRDMA": 8},
+}
+# Series without VirtIO cards: https://cloud.google.com/compute/docs/networking/using-gvnic
+GVNIC_FAMILIES = frozenset({"a3", "a4", "h4d", "ct5lp", "ct5p", "ct6e"})
 
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")
 
+_ACCEL = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 _DEBIAN, _UBUNTU, _DEEP = "debian-cloud", "ubuntu-os-cloud", "deeplearning-platform-release"
 
 # Only Debian's own are what they say. The others boot a Debian too: this host can build no Ubuntu.
@@ -157,6 +175,7 @@ IMAGES = (
             "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
         )
     ),
+    Image("ubuntu-os-accelerator-images", _ACCEL, f"{_ACCEL}-v20260530", BOOKWORM),
     # The project's own: Debian with docker.
     Image(PROJECT, "docker", "docker-v20260610", MACHINE),
     # The project's own: Debian with PyTorch.

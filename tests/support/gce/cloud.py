@@ -75,6 +75,10 @@ class MachineHandle(Handle):
         """Announce maintenance that begins at `start` (RFC 3339; empty takes that back). None takes place."""
         self._order("plan_maintenance", instance=self.id, start=start, status=status)
 
+    def expire_request(self) -> None:
+        """Its flex-start request has waited in the queue for as long as it is valid."""
+        self._order("expire_request", instance=self.id)
+
     def expire(self) -> None:
         """Its maxRunDuration is over now: it is deleted or stopped, by its instanceTerminationAction."""
         self._order("expire", instance=self.id)
@@ -140,6 +144,11 @@ class CloudFaults:
     ) -> int:
         """The operation of a launch ends with this code."""
         return self.add(Fault(code, (), zone, machine, lifecycle, times=times, message=message))
+
+    def scarce(self, *, zone: str = "", machine: str = "", silent: bool = False) -> int:
+        """Flex-start requests wait in the queue until this is cleared. `silent`: their operation has succeeded by then,
+        and a request that expires disappears without a word."""
+        return self.add(Fault(zone=zone, machine=machine, scarce=True, silent=silent))
 
     def no_quota(self, *operations: str, times: int | None = None, message: str = "") -> int:
         """HTTP 403 quotaExceeded at once, for these operations or for launches."""

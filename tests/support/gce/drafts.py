@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tests.support.gce.catalog import (
     ACCELERATORS,
@@ -21,6 +20,8 @@ from tests.support.gce.catalog import (
 )
 from tests.support.gce.errors import Failure, Json, bad_request, invalid
 from tests.support.gce.links import Links, partial, region_of, tail
+from tests.support.gce.network_cards import Cards
+from tests.support.gce.provisioning import check_model, seconds
 
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
@@ -57,12 +58,17 @@ class Draft:
     @property
     def run_s(self) -> float | None:
         """How long it may run."""
-        return _seconds(self.scheduling.get("maxRunDuration"))
+        return seconds(self.scheduling.get("maxRunDuration"))
+
+    @property
+    def wait_s(self) -> float:
+        """How long its request waits for capacity. 0 but for flex-start."""
+        return seconds((self.body.get("params") or {}).get("requestValidForDuration")) or 0.0
 
     @property
     def notice_s(self) -> float:
         """How long before its end it wants to be told of it."""
-        return _seconds(self.scheduling.get("preemptionNoticeDuration")) or 0.0
+        return seconds(self.scheduling.get("preemptionNoticeDuration")) or 0.0
 
 
 def drafted(
@@ -93,12 +99,6 @@ def found_image(link: str, project: str) -> Image:
     )
 
 
-def _seconds(duration: Any) -> float | None:
-    if duration is None:
-        return None
-    return float(int(duration.get("seconds", 0)) + duration.get("nanos", 0) / 1e9)
-
-
 class _Drafting:
     def __init__(
         self, asked: Json, project: str, zone: str, links: Links, policies: Callable[[str], Json | None], field: str
@@ -115,11 +115,12 @@ class _Drafting:
         self._check_reservation(machine)
         image, disk, attached = self._disk()
         scheduling = self._scheduling(bool(machine.accelerator or self._asked.get("guestAccelerators")))
+        check_model(self._asked, machine, scheduling, self._field)
         body = {
             **{name: self._asked[name] for name in _KEPT if name in self._asked},
             "machineType": self._links.to(f"{self._home}/machineTypes/{machine.name}"),
             "disks": [attached, *(self._asked.get("disks") or [])[1:]],
-            "networkInterfaces": self._cards(),
+            "networkInterfaces": Cards(self._project, self._zone, self._links, self._field).made(self._asked, machine),
             "scheduling": scheduling,
             "labels": self._labels(),
             "metadata": self._metadata(),
@@ -215,35 +216,6 @@ class _Drafting:
         }
         return image, made, attached
 
-    def _cards(self) -> list[Json]:
-        cards = self._asked.get("networkInterfaces") or []
-        if len(cards) != 1:
-            raise invalid(f"{self._field}.networkInterfaces", len(cards), "One network interface is required.")
-        (card,) = cards
-        region = region_of(self._zone)
-        network = f"projects/{self._project}/global/networks/default"
-        subnetwork = f"projects/{self._project}/regions/{region}/subnetworks/default"
-        for name, path in (("network", network), ("subnetwork", subnetwork)):
-            if name in card and partial(card[name], self._project) != path:
-                at = f"{self._field}.networkInterfaces[0].{name}"
-                raise invalid(at, card[name], f"The referenced {name} resource cannot be found.")
-        if "network" not in card and "subnetwork" not in card:
-            raise invalid(f"{self._field}.networkInterfaces[0].network", "", "A network or subnetwork is required.")
-        configs = card.get("accessConfigs") or []
-        if len(configs) > 1:
-            raise bad_request("At most one access config currently supported.", "invalid")
-        return [
-            {
-                "kind": "compute#networkInterface",
-                "name": "nic0",
-                "network": self._links.to(network),
-                "subnetwork": self._links.to(subnetwork),
-                "stackType": "IPV4_ONLY",
-                **({"nicType": card["nicType"]} if "nicType" in card else {}),
-                **({"accessConfigs": [_access(config) for config in configs]} if configs else {}),
-            }
-        ]
-
     def _scheduling(self, has_gpus: bool) -> Json:
         asked = dict(self._asked.get("scheduling") or {})
         spot = asked.get("provisioningModel") == "SPOT" or asked.get("preemptible", False)
@@ -256,7 +228,7 @@ class _Drafting:
         if host == "MIGRATE" and has_gpus:
             raise invalid(at, host, "Instances with guest accelerators do not support live migration.")
         ends = asked.get("instanceTerminationAction")
-        run_s, notice_s = _seconds(asked.get("maxRunDuration")), _seconds(asked.get("preemptionNoticeDuration"))
+        run_s, notice_s = seconds(asked.get("maxRunDuration")), seconds(asked.get("preemptionNoticeDuration"))
         if ends and not spot and run_s is None:
             raise invalid(f"{at}.instanceTerminationAction", ends, "It needs SPOT or a maximum run duration.")
         if run_s is not None and not ends:
@@ -350,6 +322,7 @@ class _Drafting:
 
 # Fields that are given back as they came.
 _KEPT = (
+    "params",
     *("description", "canIpForward", "minCpuPlatform", "reservationAffinity", "shieldedInstanceConfig", "hostname"),
     *("deletionProtection", "confidentialInstanceConfig", "advancedMachineFeatures", "displayDevice"),
     *("networkPerformanceConfig", "keyRevocationActionType", "privateIpv6GoogleAccess"),
@@ -375,14 +348,3 @@ def check_metadata(metadata: Json, field: str) -> list[Json]:
     if any(size > _MOST_VALUE_BYTES for size in sizes) or sum(sizes) > _MOST_METADATA_BYTES:
         raise Failure(413, "uploadTooLarge", f"The value of {field} is too large.")
     return [dict(item) for item in items]
-
-
-def _access(config: Json) -> Json:
-    if config.get("type", "ONE_TO_ONE_NAT") != "ONE_TO_ONE_NAT":
-        raise bad_request(f"Access configs of type {config['type']} are not for IPv4.", "invalid")
-    return {
-        "kind": "compute#accessConfig",
-        "type": "ONE_TO_ONE_NAT",
-        "name": config.get("name", "external-nat"),
-        "networkTier": config.get("networkTier", "PREMIUM"),
-    }

@@ -40,6 +40,10 @@ class Fault:
     lose_reply: bool = False
     # The operation takes so much longer.
     slow_s: float = 0.0
+    # Flex-start requests wait in the queue for as long as this is in force.
+    scarce: bool = False
+    # Their operation succeeds while they wait, and nothing tells of their end.
+    silent: bool = False
 
     @property
     def about_launches(self) -> bool:
@@ -173,6 +177,13 @@ class Faults(FaultBook[Fault]):
                 self._use(number)
                 return fault
         return most
+
+    def scarcity(self, zone: str, machine: str) -> Fault | None:
+        """What keeps such a flex-start request waiting; None where there is capacity."""
+        with self._lock:
+            return next(
+                (fault for _, fault in self._in_force() if fault.scarce and fault.hits(zone, machine, "")), None
+            )
 
     def forbids(self, permission: str) -> bool:
         """Whether nobody has this permission now. Counts as nothing."""

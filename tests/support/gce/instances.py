@@ -38,6 +38,8 @@ class Instance:
     preempting: bool = False
     started: datetime | None = None
     stopped: datetime | None = None
+    # Set once a request in the queue (flex-start) has waited long enough.
+    expired: threading.Event = field(default_factory=threading.Event)
     removed: threading.Event = field(default_factory=threading.Event)
     settled: threading.Event = field(default_factory=threading.Event)
 
@@ -64,7 +66,8 @@ class Instance:
 
     def resource(self, links: Links) -> Json:
         """It as Google tells it now."""
-        body = self.draft.body
+        # "Input only."
+        body = {name: value for name, value in self.draft.body.items() if name != "params"}
         disk = {**body["disks"][0], "source": links.to(self.disk_path)}
         card = dict(body["networkInterfaces"][0])
         if self.address:
@@ -84,7 +87,7 @@ class Instance:
             "status": self.status,
             "cpuPlatform": "Intel Haswell",
             "disks": [disk, *body["disks"][1:]],
-            "networkInterfaces": [card],
+            "networkInterfaces": [card, *body["networkInterfaces"][1:]],
             "labelFingerprint": fingerprint(body.get("labels", {})),
             "metadata": self.metadata_resource(),
             "tags": {**body["tags"], "fingerprint": fingerprint(body["tags"])},

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tests.support.gce.catalog import ZONES
 from tests.support.gce.drafts import Draft, drafted
 from tests.support.gce.errors import Failure, Json, OperationFailed, bad_request, invalid
-from tests.support.gce.faults import Fault, Faults, ending
+from tests.support.gce.faults import EXHAUSTED, Fault, Faults, ending
 from tests.support.gce.fleet import Fleet
 from tests.support.gce.instances import Instance, Instances
 from tests.support.gce.links import Links, tail
@@ -67,7 +70,37 @@ class Launching:
         draft = drafted(body, asked.project, zone, self._links, self._policies)
         instance = self._instances.add(body["name"], draft)
         operation = self._operation(asked, instance, "")
-        return self._operations.begin(operation, lambda _: self._provision(instance), slow_s=asked.slow_s)
+        scarce = self._faults.scarcity(zone, draft.machine.name) if draft.wait_s else None
+        if scarce is not None:
+            # "after you create a standalone Flex-start VM with a wait time (requestValidForDuration) that is 90 seconds
+            # or longer, the VM state changes to PENDING". https://cloud.google.com/compute/docs/instances/instance-lifecycle
+            instance.status = "PENDING"
+        if scarce is not None and scarce.silent:
+            threading.Thread(target=self._wait_silently, args=(instance,), daemon=True).start()
+            return self._operations.begin(operation, lambda _: None, slow_s=asked.slow_s)
+        return self._operations.begin(operation, lambda _: self._queue_and_provision(instance), slow_s=asked.slow_s)
+
+    def _wait_silently(self, instance: Instance) -> None:
+        with suppress(OperationFailed):
+            self._queue_and_provision(instance)
+
+    def _queue_and_provision(self, instance: Instance) -> None:
+        """Wait for capacity as long as the request is valid. "Otherwise, you encounter an error and Compute Engine
+        deletes the Flex-start VM. You can optionally delete the Flex-start VM before the wait time ends"."""
+        draft = instance.draft
+        until_s = time.monotonic() + draft.wait_s
+        while draft.wait_s and self._faults.scarcity(draft.zone, draft.machine.name) is not None:
+            with self._instances.lock:
+                over = instance.goes or instance.expired.is_set() or time.monotonic() >= until_s
+                if over:
+                    self._instances.remove(instance, with_disk=True)
+            if over:
+                raise ending(Fault(EXHAUSTED), draft.project, draft.zone, draft.machine.name)
+            instance.expired.wait(timeout=0.05)
+        with self._instances.lock:
+            if instance.status == "PENDING":
+                instance.status = "PROVISIONING"
+        self._provision(instance)
 
     def _operation(self, asked: Asked, instance: Instance, group: str) -> Operation:
         place = f"zones/{instance.zone}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tests.support.gce.catalog import (
     ACCELERATORS,
     ALL_ZONES,
+    GPU_NETWORKS,
     IMAGES,
     MACHINE_TYPES,
     PROJECT_QUOTAS,
@@ -25,6 +26,8 @@ from tests.support.gce.links import Links, region_of
 from tests.support.gce.listing import Row
 
 _BORN = "2024-01-02T03:04:05.678-08:00"
+# Subnetworks by network.
+_NETWORKS: dict[str, tuple[str, ...]] = {"default": ("default",), **GPU_NETWORKS}
 
 Rows = list[Row]
 
@@ -189,38 +192,40 @@ class Readings:
         }
 
     def _networks(self, project: str) -> Rows:
-        path = f"projects/{project}/global/networks/default"
-        subnetworks = [self._links.to(f"projects/{project}/regions/{region}/subnetworks/default") for region in ZONES]
-        network = {
-            **self._thing("network", path, "default"),
-            "autoCreateSubnetworks": True,
+        return [Row("global", self._network(project, name, below)) for name, below in _NETWORKS.items()]
+
+    def _network(self, project: str, name: str, subnetworks: tuple[str, ...]) -> Json:
+        home = f"projects/{project}"
+        return {
+            **self._thing("network", f"{home}/global/networks/{name}", name),
+            "autoCreateSubnetworks": name == "default",
             "mtu": 1460,
-            "subnetworks": subnetworks,
+            "subnetworks": [
+                self._links.to(f"{home}/regions/{region}/subnetworks/{each}")
+                for each in subnetworks
+                for region in ZONES
+            ],
             "routingConfig": {"routingMode": "REGIONAL"},
         }
-        return [Row("global", network)]
 
     def _subnetworks(self, project: str) -> Rows:
-        network = self._links.to(f"projects/{project}/global/networks/default")
+        home = f"projects/{project}"
+        pairs = [(name, each) for name, below in _NETWORKS.items() for each in below]
         return [
             Row(
                 f"regions/{region}",
                 {
-                    **self._thing(
-                        "subnetwork",
-                        f"projects/{project}/regions/{region}/subnetworks/default",
-                        "default",
-                        region=region,
-                    ),
-                    "network": network,
-                    "ipCidrRange": f"10.{128 + 4 * index}.0.0/20",
-                    "gatewayAddress": f"10.{128 + 4 * index}.0.1",
+                    **self._thing("subnetwork", f"{home}/regions/{region}/subnetworks/{each}", each, region=region),
+                    "network": self._links.to(f"{home}/global/networks/{network}"),
+                    "ipCidrRange": f"10.{128 + 4 * index + number // 16}.{16 * (number % 16)}.0/20",
+                    "gatewayAddress": f"10.{128 + 4 * index + number // 16}.{16 * (number % 16)}.1",
                     "privateIpGoogleAccess": False,
                     "purpose": "PRIVATE",
                     "stackType": "IPV4_ONLY",
                 },
             )
             for index, region in enumerate(ZONES)
+            for number, (network, each) in enumerate(pairs)
         ]
 
     def _reservations(self, project: str) -> Rows:

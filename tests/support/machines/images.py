@@ -93,10 +93,12 @@ class Tree:
     disks: tuple[tuple[str, str], ...] = ()
     # Folders of this host that a machine only reads: where it has each, and where that is here.
     lent: tuple[tuple[str, str], ...] = ()
+    # Tells a tree with files of its own, and no packages, from the one without.
+    label: str = ""
 
     @property
     def name(self) -> str:
-        return "+".join((self.suite, *self.packages))
+        return "+".join((self.suite, *self.packages, *((self.label,) if self.label else ())))
 
     @property
     def path(self) -> Path:
@@ -110,10 +112,52 @@ class Tree:
     @property
     def layers(self) -> tuple[Path, ...]:
         """The folders that it is made of, the uppermost first."""
-        return (self.path, Tree(self.suite).path) if self.packages else (self.path,)
+        return (self.path, Tree(self.suite).path) if self.packages or self.label else (self.path,)
 
+
+# Makes, before anything else at the first boot, what images for training have: an environment with a PyTorch, and a
+# driver that is still being installed. `/run/gpus` holds the number of GPUs once it is there.
+_PYTORCH_BOOT = """\
+#!/bin/sh
+set -e
+[ ! -e /opt/pytorch ] || exit 0
+python3 -m venv --without-pip /opt/pytorch
+cd /opt/pytorch/lib/python3*/site-packages
+mkdir torch torch-2.9.0+cu129.dist-info numpy-1.26.4.dist-info
+cat >torch/__init__.py <<'END'
+import sys
+__version__ = "2.9.0+cu129"
+def main():
+    print("torchrun of", sys.prefix, flush=True)
+END
+cd torch-2.9.0+cu129.dist-info
+printf 'Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0+cu129\nRequires-Dist: numpy\n' >METADATA
+printf '[console_scripts]\ntorchrun = torch:main\n' >entry_points.txt
+: >RECORD
+echo stoker >INSTALLER
+cd ..
+echo '__version__ = "1.26.4"' >numpy.py
+printf 'Metadata-Version: 2.1\nName: numpy\nVersion: 1.26.4\n' >numpy-1.26.4.dist-info/METADATA
+: >numpy-1.26.4.dist-info/RECORD
+printf '#!/opt/pytorch/bin/python\nfrom torch import main\nmain()\n' >/opt/pytorch/bin/torchrun
+cat >/usr/bin/nvidia-smi <<'END'
+#!/bin/sh
+if [ ! -s /run/gpus ]; then
+    echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    exit 9
+fi
+for number in $(seq 0 $(($(cat /run/gpus) - 1))); do echo "GPU $number: NVIDIA A10G (UUID: GPU-$number)"; done
+END
+chmod 755 /opt/pytorch/bin/torchrun /usr/bin/nvidia-smi
+"""
+_PYTORCH_FILES = (
+    ("etc/cloud/cloud.cfg.d/98_pytorch.cfg", "bootcmd:\n  - [sh, /usr/share/stoker-test/pytorch.sh]\n"),
+    ("usr/share/stoker-test/pytorch.sh", _PYTORCH_BOOT),
+)
 
 BULLSEYE, BOOKWORM, TRIXIE = TREES = (Tree("bullseye"), Tree("bookworm"), Tree("trixie"))
+# An image for training, in small.
+PYTORCH = Tree("bookworm", files=_PYTORCH_FILES, label="pytorch")
 
 
 def images_folder() -> Path:
@@ -134,6 +178,8 @@ def build(image: Tree) -> Path:
             root = building / "root"
             if image.packages:
                 _lay(image, building, root)
+            elif image.label:
+                _write(root, dict(image.files))
             else:
                 subprocess.run(_bootstrap(image.suite, root), check=True, stdin=subprocess.DEVNULL)
                 _finish(root)
@@ -220,7 +266,7 @@ def _write(root: Path, files: Mapping[str, str]) -> None:
 
 
 def _digest(tree: Tree) -> str:
-    layer = (tree.packages, tree.files, _LAY) if tree.packages else ()
+    layer = (tree.packages, tree.files, _LAY) if tree.packages else (tree.label, tree.files) if tree.label else ()
     recipe = repr((tree.suite, _PACKAGES, _LEFT_OUT, sorted(_FILES.items()), _MASKED, *layer))
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
@@ -241,3 +287,4 @@ def main() -> None:
         with ThreadPoolExecutor() as pool:
             list(pool.map(build, missing))
         print(f"  built in {images_folder()} in {time.monotonic() - begun:.0f} s", flush=True)
+    build(PYTORCH)  # Some files over one of these.

@@ -26,6 +26,7 @@ from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavai
 from stoker.model.key_segments import is_safe_name
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.store.base import Store, open_store
+from stoker.store.checkpoint_copy import RECORD, read_record
 from stoker.store.checkpoint_manifests import (
     IMPORTED,
     LOCAL_WORKERS,
@@ -122,8 +123,11 @@ def import_checkpoint(
             case FromJob():
                 return target.from_job(source)
             case FromFolder():
+                if (source.path / RECORD).is_file():
+                    _check_whole(str(source.path))
                 return target.from_folder(source.path, str(source.path))
             case FromUrl():
+                _check_whole(source.url)
                 return target.from_url(source.url)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -220,7 +224,8 @@ class _Import:
         # A single save of stoker.train goes where the script will look for it.
         inside = f"{name}/" if marker is not None else ""
         step = marker.get("step") if marker else None
-        files = placed(inside.rstrip("/"), scan(path).values()) if inside else list(scan(path).values())
+        found = [file for file in scan(path).values() if file.path != RECORD]
+        files = placed(inside.rstrip("/"), found) if inside else found
         unkept = next((file for file in files if file.problem), None)
         if unkept is not None:
             raise UserError(printable(f"resume_from: {shown} cannot be a checkpoint: {unkept.path}: {unkept.problem}"))
@@ -249,7 +254,7 @@ class _Import:
     def from_url(self, url: str) -> str:
         source = open_store(url)
         # A key that ends with a slash stands for a folder, and has no content.
-        key_list = [meta.key for meta in source.list("") if not meta.key.endswith("/")]
+        key_list = [meta.key for meta in source.list("") if not meta.key.endswith("/") and meta.key != RECORD]
         unkept = next((key for key in key_list if not safe_path(key)), None)
         if unkept is not None:
             raise UserError(f"resume_from: {url} cannot be a checkpoint: {printable(unkept)}: {why_unsafe(unkept)}")
@@ -268,6 +273,17 @@ class _Import:
         with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
             run_all([partial(fetch_one, number, key) for number, key in enumerate(key_list)], REMOTE_WORKERS)
         return self.from_folder(folder, url)
+
+
+def _check_whole(place: str) -> None:
+    """Refuse plain files that a job was copying there when it ended, or is copying: some are of another checkpoint."""
+    record = read_record(open_store(place))
+    if record is not None and not record.complete:
+        raise UserError(
+            f"resume_from: the files at {place} are of two checkpoints: {record.job} has not copied all of "
+            f"{record.checkpoint}; resume from that job in its store, {record.store}, or remove {RECORD} to take the "
+            "files as they are"
+        )
 
 
 def _create(store: Store, manifest: Manifest) -> None:

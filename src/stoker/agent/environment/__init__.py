@@ -4,6 +4,7 @@
 |---|---|
 | `steps` | the steps of a set-up in order, each with its output and duration |
 | `python` | the Python that an environment is built on |
+| `image_environments` | the environment with PyTorch that a machine's image brings |
 | `read_requirements`, `package_sources` | which packages a job names, and where they come from |
 | `install_packages`, `conda`, `apt` | install Python packages, a conda environment, Debian packages |
 | `venv`, `uv` | virtual environments, and the program that installs packages |

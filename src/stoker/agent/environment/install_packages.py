@@ -22,12 +22,13 @@ from stoker.agent.environment.package_sources import (
     PrivateIndex,
     choose_wheels,
 )
-from stoker.agent.environment.python import MakeCommand, Python, find, is_plain_python, put_first
+from stoker.agent.environment.python import MakeCommand, Python, activate, find, is_plain_python, put_first
 from stoker.agent.environment.read_requirements import NOTHING, Requirements
 from stoker.agent.environment.uv import Uv, find_program
 from stoker.agent.environment.variables import UV_FILES
 from stoker.agent.environment.venv import Venv
 from stoker.model.errors import SetupFailed, UserError
+from stoker.providers.base import RunsInContainer
 
 _log = logging.getLogger(__name__)
 
@@ -61,24 +62,28 @@ class Packages:
             return self._install_on_top(wanted) if self._must_protect_base(python) else self._select_python(wanted)
         _log.info("%s: finding out what is installed", name)
         files = self._read(name)
-        scripts = self._must_protect_base(python) or bool(self._environment.system_packages)
-        base = find(self._steps, self._command, wanted, scripts=scripts)
+        base = find(
+            self._steps, self._command, wanted, scripts=self._must_protect_base(python) or self._may_keep(files)
+        )
+        keep = self._keeps(files, base, made=python is not None)
+        if keep:
+            self._node.say(f"{name}: its packages go on top of {base.title}{self._advice()}")
         uv = self._uv()
         source = self._source(base)
-        # With system packages the base may satisfy a requirement in another version, so the pins do not apply: uv
-        # resolves again.
-        pins = source.pins if source is not None and not self._environment.system_packages else ()
+        # The base may satisfy a requirement in another version, so the pins do not apply: uv resolves again.
+        pins = source.pins if source is not None and not keep else ()
         target = uv.target(files, self._node.paths.code, pins)
-        key = self._key(files, base, uv, source)
+        key = self._key(files, base, uv, source, keep=keep)
         # An environment that exists was needed when it was built, so the base is not checked again.
-        if not self._builder.contains(key) and uv.satisfied(base, target):
+        clean = self._environment.system_packages is False
+        if not clean and not self._builder.contains(key) and uv.satisfied(base, target):
             there = f"{name}: everything is installed already in {base.path}"
             if self._must_protect_base(python):
                 self._node.say(f"{there}, and setup installs into an environment on top of it")
                 return self._build_on_top(base, wanted)
             self._node.say(f"{there}, so no environment is built")
-            return put_first(base, self._links) if wanted else {}
-        venv = self._build_environment(files, base, uv, source, target, key)
+            return put_first(base, self._links) if wanted else self._activate(base)
+        venv = self._build_environment(files, base, uv, source, target, key, keep=keep)
         for line in venv.report():
             self._node.say(line)
         return venv.environ()
@@ -87,13 +92,49 @@ class Packages:
     def _links(self) -> Path:
         return self._node.paths.root / "bin"
 
+    @property
+    def _on_image(self) -> bool:
+        """The machine boots from an image that may bring an environment. A container of the job brings what it has."""
+        return not self._builder.keeps_environments and (
+            self._environment.container is None or isinstance(self._node.machine, RunsInContainer)
+        )
+
+    def _may_keep(self, files: Requirements) -> bool:
+        wished = self._environment.system_packages
+        return bool(wished) or (wished is None and self._on_image and not files.is_lock)
+
+    def _keeps(self, files: Requirements, base: Python, *, made: bool) -> bool:
+        """Tell if the environment sees the packages of its base: by default, those that an image brings.
+
+        `made`: an earlier step built the base for this job.
+        """
+        wished = self._environment.system_packages
+        return bool(wished) or (self._may_keep(files) and base.is_of_image and not made)
+
+    def _advice(self) -> str:
+        if self._environment.system_packages is not None:
+            return ""
+        return "; environment.system_packages: false makes a clean environment"
+
+    def _activate(self, base: Python) -> dict[str, str]:
+        return activate(base, self._links) if self._on_image and base.is_of_image else {}
+
     def _select_python(self, wanted: str | None) -> dict[str, str]:
         """Return the variables that select the wanted Python when nothing is to be installed."""
-        if wanted is None or (
-            self._builder.keeps_environments and not self._environment.container and is_plain_python(wanted)
-        ):
+        if wanted is None:
+            return self._select_images_python() if self._on_image else {}
+        if self._builder.keeps_environments and not self._environment.container and is_plain_python(wanted):
             return {}  # The submitter's computer has it first on the PATH already.
         return put_first(find(self._steps, self._command, wanted), self._links)
+
+    def _select_images_python(self) -> dict[str, str]:
+        try:
+            base = find(self._steps, self._command, None)
+        except SetupFailed:
+            return {}  # A job may need no Python at all.
+        if base.is_of_image:
+            self._node.say(f"python is {base.title}")
+        return self._activate(base)
 
     def _must_protect_base(self, python: str | None) -> bool:
         """Tell if commands of the set-up could install into a Python that belongs to the owner of this computer.
@@ -161,12 +202,20 @@ class Packages:
         return Uv(self._steps, self._command, program, cache, self._node.paths.root)
 
     def _build_environment(
-        self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None, target: Path, key: str
+        self,
+        files: Requirements,
+        base: Python,
+        uv: Uv,
+        source: PackageSource | None,
+        target: Path,
+        key: str,
+        *,
+        keep: bool,
     ) -> Venv:
         """Return the complete environment."""
 
         def venv(folder: Path) -> Venv:
-            return Venv(folder, base, uv, system=bool(self._environment.system_packages))
+            return Venv(folder, base, uv, system=keep)
 
         def build(folder: Path) -> None:
             self._node.say(f"{files.name}: building an environment on Python {base.version} ({base.path})")
@@ -181,7 +230,7 @@ class Packages:
         recipe = Recipe(files.name, key, _platform(base), lambda folder: venv(folder).runs(), build)
         return venv(self._builder.get_or_build(recipe))
 
-    def _key(self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None) -> str:
+    def _key(self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None, *, keep: bool) -> str:
         """Return the digest of everything that decides what is installed, and where."""
         facts = {
             "recipe": _RECIPE,
@@ -195,11 +244,13 @@ class Packages:
                 name: value for name, value in asdict(base).items() if name in ("path", "version", "abi", "environment")
             },
             "platform": _platform(base),
-            "system": uv.installed(base) if self._environment.system_packages else None,
+            "system": uv.installed(base) if keep else None,
             "index": source.identity if source is not None else None,
             # Part of the keys that are in stores.
             "more": "",
         }
+        if keep and base.builds:
+            facts["builds"] = base.builds
         uses_code = files.local or files.local_settings
         return self._builder.key(facts, self._command(("uv",)), UV_FILES, uses_code=uses_code)
 

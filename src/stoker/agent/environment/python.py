@@ -6,6 +6,7 @@ It is searched and queried where the training will run: a container has other Py
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from stoker.model.errors import SetupFailed
 MakeCommand = Callable[[tuple[str, ...]], Command]
 
 _FIELD = "environment.python"
-# uv cannot build an environment on an older Python.
-_OLDEST = (3, 8)
+# uv 0.13 refuses Pythons before 3.6. It warns before 3.8, and works with 3.7: https://github.com/astral-sh/uv/pull/3250
+_OLDEST = (3, 7)
+# Where a distribution has its own Python, which is not meant for training.
+_DISTRIBUTION = ("/usr/", "/bin/")
 
 # $1: the wanted Python, or empty; $2: the script to run with it; $3: that script's argument. Exits with 9 when there is
 # no such Python, and lists the existing ones.
@@ -42,7 +45,7 @@ case $wanted in
 esac
 if [ -z "$found" ] || [ ! -x "$found" ]; then
   # Full paths, links included: the user may know one program by two names.
-  for one in python3 python3.8 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 python3.15; do
+  for one in python3 python3.7 python3.8 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 python3.15; do
     command -v "$one"
   done
   exit 9
@@ -52,14 +55,25 @@ exec "$found" -I -c "$2" "$3"
 
 # Printed on one line behind a marker, because a Python may print other text at its start.
 _MARK = "stoker-python "
-# Reading the metadata of all packages is slow, so it is done only on request.
+# Reading the metadata of all packages is slow, so it is done only on request. Python 3.7 has no `importlib.metadata`.
 _ASK = """\
 import glob, importlib.util, json, os, platform, site, sys, sysconfig
 scripts = {}
+builds = []
 if "scripts" in sys.argv:
-    from importlib import metadata
-    for each in metadata.distributions():
-        scripts.update({one.name: one.value for one in each.entry_points if one.group == "console_scripts"})
+    import configparser
+    for pattern in [os.path.join(glob.escape(path), "*-info", "entry_points.txt") for path in sys.path]:
+        for file in sorted(glob.glob(pattern)):
+            found = configparser.ConfigParser(delimiters="=", strict=False, interpolation=None)
+            found.optionxform = str
+            try:
+                found.read(file, encoding="utf-8")
+            except (configparser.Error, OSError, UnicodeError):
+                continue
+            for name, value in found.items("console_scripts") if found.has_section("console_scripts") else ():
+                scripts.setdefault(name, value)
+    conda = os.path.join(sys.prefix, "conda-meta")
+    builds = sorted(os.listdir(conda)) if os.path.isdir(conda) else []
 # By the names of their folders: importing `importlib.metadata` takes longer than all the rest.
 frameworks = {}
 for name in ("torch", "tensorflow", "jax"):
@@ -86,6 +100,7 @@ print("\\nstoker-python " + json.dumps({
     "scripts": scripts,
     "pip": pip,
     "search": os.environ.get("PATH", ""),
+    "builds": [name for name in builds if name.endswith(".json")],
 }))
 """
 
@@ -114,6 +129,19 @@ class Python:
     pip: tuple[str, ...]
     # PATH where it runs.
     search: str
+    # The names of conda's packages with their builds: one version may be built for several CUDAs. Read with `scripts`.
+    builds: tuple[str, ...] = ()
+
+    @property
+    def is_of_image(self) -> bool:
+        """It is no distribution's Python, or has a framework: an image for training brings it, with packages to use."""
+        return bool(self.frameworks) or not self.path.startswith(_DISTRIBUTION)
+
+    @property
+    def title(self) -> str:
+        """Text for people: `Python 3.12.4 with torch 2.9.0 (/opt/pytorch/bin/python)`."""
+        frameworks = " and ".join(f"{name} {version}" for name, version in self.frameworks.items())
+        return f"Python {self.version}{f' with {frameworks}' if frameworks else ''} ({self.path})"
 
     @property
     def folder(self) -> str:
@@ -164,6 +192,7 @@ def _read(text: str) -> Python:
         scripts=dict(tree["scripts"]),
         pip=tuple(tree["pip"]),
         search=tree["search"],
+        builds=tuple(tree.get("builds", ())),
     )
 
 
@@ -191,3 +220,24 @@ def put_first(python: Python, links: Path) -> dict[str, str]:
             link.symlink_to(python.path)
         folder = str(links)
     return {"PATH": f"{folder}{os.pathsep}{python.search}" if python.search else folder}
+
+
+def activate(python: Python, links: Path) -> dict[str, str]:
+    """Return the variables that activate the environment of this Python, which is the first on the PATH already.
+
+    Of an environment without pip, another environment's pip would be next on the PATH: the folder `links` gets one.
+    """
+    environ = {}
+    prefix = os.path.dirname(python.folder)  # noqa: PTH120 - textual: see `folder`
+    if python.environment:
+        environ["VIRTUAL_ENV"] = prefix
+    elif os.path.isdir(f"{prefix}/conda-meta"):  # noqa: PTH112
+        environ |= {"CONDA_PREFIX": prefix, "CONDA_DEFAULT_ENV": os.path.basename(prefix)}  # noqa: PTH119
+    if python.pip and not os.path.exists(f"{python.folder}/pip"):  # noqa: PTH110
+        links.mkdir(parents=True, exist_ok=True)
+        for name in ("pip", "pip3"):
+            program = links / name
+            program.write_text(f'#!/bin/sh\nexec {shlex.join([python.path, *python.pip])} "$@"\n', encoding="utf-8")
+            program.chmod(0o755)
+        environ["PATH"] = os.pathsep.join((str(links), python.folder, python.search))
+    return environ

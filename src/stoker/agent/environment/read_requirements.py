@@ -85,6 +85,15 @@ class Requirements:
     # uv's settings may lead it to packages in the code, with the same consequence.
     local_settings: bool = False
 
+    @property
+    def is_lock(self) -> bool:
+        """It names every package with its version, so that none is taken from elsewhere."""
+        return is_lock(self.kind)
+
+
+def is_lock(kind: Kind) -> bool:
+    return kind in ("uv-lock", "pylock")
+
 
 def kind_of(name: str) -> Kind:
     """Return the kind of the file, by its name. Raises UserError for a file that cannot be installed from."""

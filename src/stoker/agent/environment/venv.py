@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.environment.python import Python
+from stoker.agent.environment.read_requirements import is_lock, kind_of
 from stoker.agent.environment.uv import Uv, read_from, write_lines
 from stoker.model.errors import SetupFailed
 from stoker.store.safe_extraction import Extraction
@@ -23,6 +24,23 @@ from stoker.store.safe_extraction import Extraction
 _MOST_VALUABLE = ("torch", "tensorflow", "jax", "jaxlib", "torchvision", "torchaudio", "numpy")
 _SAFE_SCRIPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENTRY_POINT = re.compile(r"([A-Za-z_][\w.]*)\s*:\s*([A-Za-z_]\w*)\s*(?:\[.*\])?")
+# Prints the packages below the folders of its arguments that need exactly one version of another package.
+_ASK_PINNED = r"""
+import glob, os, re, sys
+pinned = re.compile(r"Requires-Dist: ([A-Za-z0-9._-]+)(?: *\()? *==([^*,;)\s]+)\)?\s*(?:;(?!.*\bextra\b).*)?$")
+for folder in sys.argv[1:]:
+    for file in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA")):
+        own = {"Name": "", "Version": ""}
+        for line in open(file, encoding="utf-8", errors="replace"):
+            if not line.strip():
+                break
+            key, _, value = line.partition(": ")
+            if key in own:
+                own[key] = value.strip()
+            found = pinned.match(line)
+            if found:
+                print("stoker-pinned", own["Name"], own["Version"], found.group(1), found.group(2))
+"""
 # A file in the environment, whose lines are logged each time that the environment is used.
 _REPORT = "stoker-report.txt"
 
@@ -165,15 +183,38 @@ class Venv:
             own = {path.name.partition("-")[0] for path in self._site.glob("*.dist-info")}
             unseen = [f"{each} {version}" for each, version in self.base.frameworks.items() if each not in own]
             if unseen:
-                advice = "environment.system_packages: true keeps what the image has"
-                yield f"{name}: {self.base.path} has {', '.join(unseen)}, which the environment does not see; {advice}"
+                advice = (
+                    "" if is_lock(kind_of(name)) else "; environment.system_packages: true keeps what the image has"
+                )
+                yield f"{name}: {self.base.path} has {', '.join(unseen)}, which the environment does not see{advice}"
             return
         if plan.replaced:
             changes = [f"{each} {old} → {plan.added[each] or 'its own'}" for each, old in plan.replaced.items()]
             yield f"{name}: replaced of what {self.base.path} has: {', '.join(changes)}"
+            yield from (f"{name}: {line}" for line in self._misfits(plan))
         retained = [f"{each} {plan.retained[each]}" for each in _MOST_VALUABLE if each in plan.retained]
         if retained:
             yield f"{name}: kept of what {self.base.path} has: {', '.join(retained)}"
+
+    def _misfits(self, plan: InstallPlan) -> Iterator[str]:
+        """Name the retained packages that were built for a version that is replaced: torchvision for its torch."""
+        answer = self._uv.capture_other(self.base.path, "-I", "-c", _ASK_PINNED, *self.base.sites)
+        retained = {_plain(name) for name in plan.retained}
+        added = {_plain(name): version for name, version in plan.added.items()}
+        for line in sorted(set(answer.text.splitlines())):
+            words = line.split()
+            if words[:1] != ["stoker-pinned"] or len(words) != 5:
+                continue
+            _, package, version, needed, pin = words
+            new = added.get(_plain(needed))
+            if _plain(package) in retained and new is not None and new.partition("+")[0] != pin.partition("+")[0]:
+                advice = f"add {package} to the requirements if the training uses it"
+                yield f"{package} {version} was built for {needed} {pin}, and may not work with {new}; {advice}"
+
+
+def _plain(name: str) -> str:
+    """Return the name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _quote(path: Path) -> str:

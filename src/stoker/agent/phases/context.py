@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stoker.agent.checkpoints.copy_thread import CheckpointCopies
 from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.agent.exit_report import TrainingRecord
 from stoker.agent.fetch_programs import fetch_program
@@ -64,8 +65,9 @@ class Syncs:
 
     checkpoints: CheckpointSync | None = None
     outputs: OutputSync | None = None
-    # On rank 0 alone.
+    # On rank 0 alone. `copies` only with `checkpoints.copy_to`.
     missing: MissingSaves | None = None
+    copies: CheckpointCopies | None = None
 
 
 class AttemptContext:
@@ -125,7 +127,7 @@ class AttemptContext:
         self.heartbeat.change(phase=phase, **changes)
 
     def wait_for_others(self, seconds: float) -> None:
-        """Pause for another rank. The wait is reported, so that it is no standstill. Raises LeaveEarly."""
+        """Pause for another rank, or a driver. The wait is reported, so that it is no standstill. Raises LeaveEarly."""
         self.monitors.setup.note_waiting()
         self.leaving.pause(seconds)
 
@@ -178,6 +180,8 @@ class AttemptContext:
                 "unsynced_bytes": status.unsynced_bytes,
             }
             problems += [status.error, status.held_back]
+        if self.syncs.copies is not None:
+            problems.append(self.syncs.copies.warning)
         if self.syncs.missing is not None:
             problems.append(self.syncs.missing.warning)
             changes["saves_elsewhere"] = self.syncs.missing.elsewhere

@@ -187,6 +187,12 @@ def flush(context: AttemptContext, exit_: Exit, budget: ShutdownBudget) -> Exit:
         if say_kept_saves(context):
             # The log was drained before.
             pumps.logs.drain(min(_SAID_LAST_S, budget.share_s(1 / 2)), budget.flush_by_s)
+    if syncs.copies is not None and context.notices.poll() is None:
+        # A machine that is taken away has no time for it: the next attempt copies what this one committed.
+        syncs.copies.final(budget.flush_by_s)
+        if syncs.copies.warning is not None:
+            # The log was drained before.
+            pumps.logs.drain(min(_SAID_LAST_S, budget.share_s(1 / 2)), budget.flush_by_s)
     if pumps.copy is not None and not budget.has_deadline:
         pumps.copy.drain(_COPY_BEFORE_EXIT_S)
     _stop_threads(context, budget)
@@ -201,6 +207,8 @@ def _stop_threads(context: AttemptContext, budget: ShutdownBudget) -> None:
     pumps, monitors = context.pumps, context.monitors
     if context.syncs.checkpoints is not None:
         context.syncs.checkpoints.close()
+    if context.syncs.copies is not None:
+        context.syncs.copies.close()
     for worker in (context.leaving.peers, monitors.usage, monitors.setup, monitors.training):
         if worker is not None:
             worker.stop()

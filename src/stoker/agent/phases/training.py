@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from stoker.agent import host_names, job_folders, sagemaker_scripts
+from stoker.agent.checkpoints.copy_thread import CheckpointCopies, CopySource
+from stoker.agent.checkpoints.plain_copy import PlainCopy
 from stoker.agent.checkpoints.restore_folder import take_baseline
 from stoker.agent.checkpoints.sync import CheckpointSync
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
@@ -31,6 +34,8 @@ from stoker.model.path_patterns import as_written
 from stoker.model.spec import Spec
 from stoker.model.submission import Submission
 from stoker.processes import open_for_writing
+from stoker.store.base import open_store
+from stoker.store.checkpoint_copy import CopyRecord
 from stoker.store.checkpoint_manifests import TrustedClaims
 from stoker.store.upload_progress import UPLOADS
 
@@ -69,9 +74,26 @@ def start_syncs(
         context.syncs.missing = MissingSaves(
             location.code, location.checkpoints, named, context.node.say, baseline, options.selection
         )
+        start_copies(context, spec, checkpoints, trust)
     files = job_folders.output_files(context.paths, spec, baseline, job_folders.confinement(context.node, spec))
     context.syncs.outputs = OutputSync(context.store, config.job, config.claim, config.rank, files, nodes=config.nodes)
     context.syncs.outputs.start()
+
+
+def start_copies(context: AttemptContext, spec: Spec, sync: CheckpointSync, trust: TrustedClaims) -> None:
+    """Begin to copy checkpoints to `checkpoints.copy_to`, if the job has that."""
+    url, state = spec.checkpoints.copy_to, context.log_watch.state
+    if url is None or state is None:
+        return
+    config = context.config
+    own = CopyRecord(config.job, context.store.url, state.submitted_at, spec.resume_from)
+
+    def make(check: Callable[[], None]) -> PlainCopy:
+        return PlainCopy(context.store, open_store(url), own, context.paths.scratch, check)
+
+    source = CopySource(context.store, config.job, lambda: sync.status().last, trust, config.nodes)
+    context.syncs.copies = CheckpointCopies(source, make, context.node.say)
+    context.syncs.copies.start()
 
 
 class TrainingPhase:
@@ -135,6 +157,8 @@ class TrainingPhase:
         if context.syncs.missing is not None:
             context.syncs.missing.check(before, context.training.trained_s, leaving=True)
         sync.hurry(deadline_s - time.monotonic())
+        if context.syncs.copies is not None:
+            context.syncs.copies.pause()
         if context.syncs.outputs is not None:
             context.syncs.outputs.pause()
         context.heartbeat.change(phase="saving")

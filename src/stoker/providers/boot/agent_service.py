@@ -10,8 +10,6 @@ from stoker.providers.boot.retry import BootFailed
 
 _LOGIN_S = 5.0
 _HUNG_S = 600
-# Folders in which images for training have the Python that users mean by `python`.
-_FIRST_ON_PATH = ("/opt/pytorch/bin", "/opt/conda/bin")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -25,6 +23,9 @@ class InstallPaths:
         self.agent = self.home / "agent"
         self.programs = self.home / "bin"
         self.node = root / "var/lib/stoker/node"
+        self.disks = root / "opt/stoker/boot/disks"
+        self.fstab = root / "etc/fstab"
+        self.devices = root / "dev/disk/by-id"
         self.units = root / "etc/systemd/system"
         self.output = root / "var/log/stoker-boot.log"
 
@@ -32,10 +33,9 @@ class InstallPaths:
 def agent_environ(
     config: "dict[str, Any]", cloud_environ: "dict[str, str]", install_paths: InstallPaths
 ) -> "dict[str, str]":
-    """The agent's environment, which the training inherits: the image's own programs come first."""
+    """The agent's environment, which the training inherits."""
     path, libraries = _login_paths()
-    folders = [folder for folder in _FIRST_ON_PATH if Path(folder, "python").exists()]
-    folders += [folder for folder in path.split(":") if folder and folder not in folders]
+    folders = [folder for folder in path.split(":") if folder]
     environ = {
         "HOME": "/root",
         "USER": "root",

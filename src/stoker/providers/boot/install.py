@@ -53,6 +53,9 @@ class BootCloud:
         """The variables with which the agent finds its cloud."""
         raise NotImplementedError
 
+    def prepare(self, install_paths: InstallPaths) -> None:
+        """Make the node's folder ready before anything is written to it. Never raises."""
+
     def leave(self) -> None:
         """Give the machine back, if switching it off is not enough. Raises RetryableFailure."""
 
@@ -130,6 +133,7 @@ def install(config: "dict[str, Any]", python: str, install_paths: InstallPaths, 
     unpack(archive, install_paths.agent)
     archive.unlink()
     check_agent(python, install_paths.agent)
+    cloud.prepare(install_paths)
     identity = {"rank": cloud.rank, "instance": cloud.instance}
     start_agent(config, python, install_paths, cloud.environ(), identity)
     say("the agent is started")

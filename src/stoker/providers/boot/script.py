@@ -190,6 +190,11 @@ if [ -e "$node/node.json" ]; then
     exit 0
 fi
 
+# Its node's folder was on disks that are gone: nothing of it is left, and it must not train again.
+if [ -e "$boot/disks" ]; then
+    exec "$boot/leave"
+fi
+
 umask 022
 mkdir -p "$boot" "$units/timers.target.wants" "${{log%/*}}"
 exec > >(tee -a "$log") 2>&1

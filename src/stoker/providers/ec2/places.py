@@ -51,6 +51,14 @@ def check_region(region: str, field: str = "resources.region") -> None:
         raise UserError(f"{field}: AWS has no region {region!r}; {hint}")
 
 
+def known_regions() -> frozenset[str]:
+    """The regions of AWS. Empty where they are not known: without botocore, and with a custom endpoint."""
+    if any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2")):
+        return frozenset()
+    known = _partitions()[1]
+    return frozenset((*known, *prices.tables())) if known else frozenset()
+
+
 def _words(region: str) -> list[str]:
     """The words in a region's name: `us` and `east` of `us-east-1`."""
     return re.findall(r"[a-z]+", region)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from stoker.model.resources import Resources
 from stoker.providers import did_you_mean, machine_types, packaged_data
+from stoker.providers.gce import flex_start
 from stoker.providers.machine_types import Arch, row_facts
 
 _MIB = 1024**2
@@ -52,6 +54,9 @@ GPU_MEMORY_MIB = {
     "H200": 144384,
     "B200": 184320,
     "RTX-PRO-6000": 98304,
+    "TPU-v5e": 16384,
+    "TPU-v5p": 97280,
+    "TPU-v6e": 32768,
 }
 
 
@@ -68,7 +73,12 @@ def table() -> Mapping[str, GceMachineType]:
     """Every machine type of the table, by name."""
     rows = packaged_data.read_table("gce", "machines")["machines"]
     return {
-        name: GceMachineType(name=name, **row_facts(row), standard=row.get("standard", True))
+        name: GceMachineType(
+            name=name,
+            **row_facts(row),
+            standard=row.get("standard", True),
+            maker="google" if is_tpu(row.get("gpu") or "") else "nvidia",
+        )
         for name, row in rows.items()
     }
 
@@ -102,6 +112,11 @@ def split_name(name: str) -> tuple[str, str | None, int]:
     base, _, rest = name.partition("+")
     accelerator, _, count = rest.partition(":")
     return base, accelerator or None, int(count) if count.isdigit() else 0
+
+
+def is_tpu(gpu: str) -> bool:
+    """Return whether the accelerator is a TPU, by its name in a job file."""
+    return gpu.upper().startswith("TPU")
 
 
 def takes_gpus(name: str) -> bool:
@@ -160,6 +175,12 @@ def _impossible(name: str) -> str:
     return f"only N1 machines take attached GPUs; write n1-standard-8+{accelerator}:{count}, or a type that brings GPUs"
 
 
+def _mismatch(machine: GceMachineType, resources: Resources) -> str:
+    if flex_start.is_wanted(resources) and resources.spot == "never" and not flex_start.is_sold(machine.name):
+        return f"{flex_start.FIELD}: {machine.name} is not sold by flex-start; A2, A3, A4, G2, H4D and TPU machines are"
+    return ""
+
+
 _CATALOG = machine_types.Catalog(
     cloud="Compute Engine",
     table=table,
@@ -168,6 +189,7 @@ _CATALOG = machine_types.Catalog(
     examples=("g2-standard-8", "a2-highgpu-1g", "n1-standard-8+nvidia-tesla-t4:1"),
     is_misspelt=_misspelt,
     impossible_reason=_impossible,
+    mismatch=_mismatch,
 )
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves

@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 
 from stoker.model.errors import UserError
+from stoker.providers.gce import catalog
 from stoker.providers.image_info import Python
 from stoker.providers.machine_types import Arch
 
 DEFAULT = "ubuntu/24.04"
 DEFAULT_GPU = "dlvm/pytorch"
+DEFAULT_TPU = "tpu/ubuntu-22.04"
 ALIASES = (
     "dlvm/pytorch",
     "dlvm/pytorch-VERSION",
@@ -20,6 +22,7 @@ ALIASES = (
     "ubuntu/24.04",
     "debian/12",
     "debian/13",
+    DEFAULT_TPU,
 )
 _DEEP_LEARNING = "deeplearning-platform-release"
 # The families of Google's Deep Learning VM that are still maintained:
@@ -36,12 +39,18 @@ _PLAIN: dict[str, tuple[str, dict[Arch, str]]] = {
     "ubuntu/24.04": ("ubuntu-os-cloud", {"x86_64": "ubuntu-2404-lts-amd64", "arm64": "ubuntu-2404-lts-arm64"}),
     "debian/12": ("debian-cloud", {"x86_64": "debian-12", "arm64": "debian-12-arm64"}),
     "debian/13": ("debian-cloud", {"x86_64": "debian-13", "arm64": "debian-13-arm64"}),
+    # With the TPU's driver; libtpu comes with JAX or PyTorch/XLA.
+    DEFAULT_TPU: (
+        "ubuntu-os-accelerator-images",
+        dict.fromkeys(("x86_64", "arm64"), "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
+    ),
 }
 # The Python of each distribution.
 _PYTHONS: dict[str, Python] = {
     "debian-12": (3, 11),
     "debian-13": (3, 13),
     "ubuntu-2204": (3, 10),
+    "ubuntu-accel-2204": (3, 10),
     "ubuntu-2404": (3, 12),
 }
 _PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*"
@@ -72,7 +81,7 @@ def find(wanted: str, arch: Arch) -> GceImage:
     if alias is not None:
         return GceImage(alias)
     problem = f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, family:PROJECT/FAMILY"
-    if re.match(r"(dlvm|ubuntu|debian)/", wanted):
+    if re.match(r"(dlvm|ubuntu|debian|tpu)/", wanted):
         raise UserError(f"{problem} or PROJECT/IMAGE")
     link, family, image = _LINK.fullmatch(wanted), _FAMILY.fullmatch(wanted), _IMAGE.fullmatch(wanted)
     if link is not None:
@@ -84,9 +93,15 @@ def find(wanted: str, arch: Arch) -> GceImage:
     raise UserError(f"{problem} or PROJECT/IMAGE")
 
 
-def default(arch: Arch, gpus: int) -> GceImage:
-    """The image of a job that names none: with drivers and PyTorch where there are GPUs."""
-    return find(DEFAULT_GPU if gpus else DEFAULT, arch)
+def default(arch: Arch, gpus: int, gpu: str | None = None) -> GceImage:
+    """The image of a job that names none: with drivers and PyTorch where there are GPUs, with drivers for TPUs."""
+    return find(_default_name(gpus, gpu), arch)
+
+
+def _default_name(gpus: int, gpu: str | None) -> str:
+    if not gpus:
+        return DEFAULT
+    return DEFAULT_TPU if catalog.is_tpu(gpu or "") else DEFAULT_GPU
 
 
 def is_known(source: str) -> bool:
@@ -95,9 +110,9 @@ def is_known(source: str) -> bool:
     return source in plain or source in {_of(_DEEP_LEARNING, f"family/{family}") for family in _DLVM.values()}
 
 
-def python_of(wanted: str | None, gpus: int, gpu: str | None = None) -> Python | None:  # noqa: ARG001
+def python_of(wanted: str | None, gpus: int, gpu: str | None = None) -> Python | None:
     """The Python of an alias's distribution, beside which newer ones may be installed; None for other images."""
-    source = _alias(wanted or (DEFAULT_GPU if gpus else DEFAULT), "x86_64") or ""
+    source = _alias(wanted or _default_name(gpus, gpu), "x86_64") or ""
     return next((python for part, python in _PYTHONS.items() if part in source), None)
 
 

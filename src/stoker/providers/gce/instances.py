@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from stoker.model.errors import NotFound
 from stoker.model.offerings import Instance, InstanceState
 from stoker.providers.base import EndReason
 from stoker.providers.gce import labels, names, operations
@@ -14,7 +15,10 @@ from stoker.providers.gce.client import AggregatedList, Api
 from stoker.providers.gce.owners import Owner, owner_of
 from stoker.providers.gce.places import ProjectRegion, instance_id, is_id, region_of, split_id
 
+# The status of a request for a flex-start machine that waits in Google's queue: it is listed, and can be deleted.
+QUEUED = "PENDING"
 _STATES: dict[str, InstanceState] = {
+    QUEUED: "pending",
     "PROVISIONING": "pending",
     "STAGING": "pending",
     "RUNNING": "running",
@@ -74,6 +78,16 @@ class StoreInstances:
                 # A preemption may also only stop a machine, but then the machine would have been listed above.
                 found[missing[str(operation.get("targetId"))]] = "gone"
         return found
+
+    def status(self, instance: str, place: ProjectRegion) -> str | None:
+        """The status of one machine in Compute Engine's words, read from the machine itself; None where it is not
+        there."""
+        zone, number = split_id(instance)
+        try:
+            found = self.api.get(f"/compute/v1/projects/{place.project}/zones/{zone}/instances/{number}")
+        except NotFound:
+            return None
+        return str(found.get("status") or "")
 
     def end_reason(self, instance: str, place: ProjectRegion) -> EndReason | None:
         """Say whether a machine was preempted or switched itself off; None for any other end."""

@@ -17,6 +17,7 @@ from stoker.model.errors import (
     NoSuchResource,
     NotFound,
     QuotaExceeded,
+    StillQueued,
     Throttled,
     Transient,
 )
@@ -25,13 +26,15 @@ from stoker.providers.base import HttpRequest
 from stoker.providers.gce import names, operations, quotas, read_request
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyExists, as_invalid_request
-from stoker.providers.gce.instances import StoreInstances, parse_time
+from stoker.providers.gce.instances import QUEUED, StoreInstances, parse_time
 from stoker.providers.gce.places import ProjectRegion, instance_id
 from stoker.providers.gce.verdicts import error_text
 
 # How long one call waits for a launch. The next pass asks about a slower launch again, under the same request id.
 _LAUNCH_S = 10.0
 _POLICY_S = 10.0
+# The same for a request in Google's queue, which may stay there for an hour: other jobs must not wait for it.
+_QUEUE_S = 1.0
 
 
 def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...]) -> tuple[Instance, ...]:
@@ -40,7 +43,8 @@ def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...
     for request in before:
         _create_policy(api, request)
     try:
-        return _insert(api, instances, insert)
+        found = _insert(api, instances, insert)
+        return _left_queue(instances, insert, found) if read_request.waits_in_queue(insert) else found
     except NoSuchResource as error:
         if before and "placement_policy" in str(error):
             # The policy is the claim's own, and not visible in all of Google yet. This request id has failed for good;
@@ -88,12 +92,36 @@ def _insert(api: Api, instances: StoreInstances, insert: HttpRequest) -> tuple[I
     return tuple(replace(each, state=states[each.id]) for each in found)
 
 
+def _left_queue(instances: StoreInstances, insert: HttpRequest, found: tuple[Instance, ...]) -> tuple[Instance, ...]:
+    """The machines of a flex-start request that is over. Raises StillQueued while it waits, and NoCapacity where it
+    found no machine.
+
+    A successful operation proves no machine: "When the request expires, the pending instance disappears".
+    """
+    place = _place(insert)
+    for each in found:
+        status = instances.status(each.id, place)
+        if status == QUEUED:
+            raise _still_queued(insert)
+        if status is None and instances.states([each.id], place)[each.id] == "unheard-of":
+            raise NoCapacity(f"{read_request.machine_type(insert)}: flex-start found no machine in time")
+    return found
+
+
+def _still_queued(insert: HttpRequest) -> StillQueued:
+    zone = read_request.zone(insert) or "its zone"
+    return StillQueued(f"waits in Google's queue for {read_request.machine_type(insert)} in {zone} (flex-start)")
+
+
 def _completed(api: Api, insert: HttpRequest, operation: Mapping[str, Any]) -> Mapping[str, Any]:
     """Wait for the launch operation to succeed. Its failure is final: under the same request id Google reports the same
     failure again."""
+    patience_s = _QUEUE_S if read_request.waits_in_queue(insert) else _LAUNCH_S
     try:
-        return operations.wait_until_done(api, operation, read_request.machine_type(insert), _LAUNCH_S)
-    except operations.OperationUnfinished:
+        return operations.wait_until_done(api, operation, read_request.machine_type(insert), patience_s)
+    except operations.OperationUnfinished as error:
+        if read_request.waits_in_queue(insert):
+            raise _still_queued(insert) from error
         raise
     except NotFound as error:
         raise as_invalid_request(error) from error

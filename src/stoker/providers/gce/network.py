@@ -17,7 +17,7 @@ from stoker.providers.gce.verdicts import fix_of
 NodeTraffic = Literal["all", "port", "closed"]
 
 DEFAULT = "default"
-_FIELD = "resources.gce.network"
+FIELD = "resources.gce.network"
 _ALL_PORTS = (1, 65535)
 
 
@@ -47,7 +47,7 @@ def find(api: Api, place: ProjectRegion, named: str | None) -> Subnetwork:
         for each in page.get("items") or ():
             if _same(each["network"], link):
                 return _wire(each)
-    raise NotFound(f"{_FIELD}: the network {name} has no subnetwork in {place.region}")
+    raise NotFound(f"{FIELD}: the network {name} has no subnetwork in {place.region}")
 
 
 def look_up(api: Api, place: ProjectRegion, named: str | None) -> Mapping[str, Any]:
@@ -60,14 +60,14 @@ def look_up(api: Api, place: ProjectRegion, named: str | None) -> Mapping[str, A
     where = f"regions/{place.region}" if kind == "subnetworks" else "global"
     try:
         path = f"/compute/v1/projects/{project}/{where}/{kind}/{quote(name)}"
-        found: Mapping[str, Any] = api.send("GET", path, what=_FIELD)
+        found: Mapping[str, Any] = api.send("GET", path, what=FIELD)
     except NotFound:
         around = place.region if kind == "subnetworks" else project
-        raise NotFound(f"{_FIELD}: there is no {kind.removesuffix('s')} {name} in {around}") from None
+        raise NotFound(f"{FIELD}: there is no {kind.removesuffix('s')} {name} in {around}") from None
     # Google chooses the region's subnetwork only in networks whose subnetworks it created itself.
     if kind == "networks" and found.get("autoCreateSubnetworks") is False:
         raise NoSuchResource(
-            f"{_FIELD}: {name} is a custom network, of which a subnetwork is needed; {_choice(found, place)}"
+            f"{FIELD}: {name} is a custom network, of which a subnetwork is needed; {_choice(found, place)}"
         )
     return found
 
@@ -78,7 +78,7 @@ def _check_region(named: str, place: ProjectRegion) -> None:
     region = parts[parts.index("regions") + 1] if "regions" in parts[:-1] else place.region
     if region != place.region:
         raise NoSuchResource(
-            f"{_FIELD}: {parts[-1]} is a subnetwork in {region}, the machines will be in {place.region}; "
+            f"{FIELD}: {parts[-1]} is a subnetwork in {region}, the machines will be in {place.region}; "
             f"name one that is there"
         )
 
@@ -87,7 +87,7 @@ def fix_for_missing(error: NotFound, place: ProjectRegion, named: str | None) ->
     """How to fix a network or subnetwork that does not exist."""
     if parse_name(named or DEFAULT, place) != ("networks", place.project, DEFAULT):
         return fix_of(error)
-    return f"gcloud compute networks create {DEFAULT} --project {place.project}, or set {_FIELD} to one that is there"
+    return f"gcloud compute networks create {DEFAULT} --project {place.project}, or set {FIELD} to one that is there"
 
 
 def _choice(network: Mapping[str, Any], place: ProjectRegion) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers import offerings
-from stoker.providers.gce import catalog, places, prices
+from stoker.providers.gce import catalog, flex_start, places, prices
 from stoker.providers.gce.catalog import GceMachineType
 from stoker.providers.gce.places import ProjectRegion
 
@@ -92,6 +92,25 @@ def why_none(resources: Resources) -> str:
     return offerings.why_none("Compute Engine", resources, resources.region)
 
 
+def smaller_machines(resources: Resources) -> tuple[str, ...]:
+    """Name the machine types with as many GPUs as requested that only spot or flex-start would bring, in one line.
+
+    Empty where the job names its machines, and where it may have one with no more GPUs than requested.
+    """
+    gpus = resources.gpus
+    if resources.machine or gpus is None or not gpus.count:
+        return ()
+    fitting = catalog.fitting(replace(resources, gce=None))
+    fewest = min((machine.gpus for machine in fitting if any(_ways(resources, machine))), default=0)
+    smaller = [machine for machine in fitting if gpus.count <= machine.gpus < fewest]
+    if not smaller:
+        return ()
+    best = smaller[0]
+    ways = ["resources.spot: prefer"] if best.spot else []
+    ways += [f"{flex_start.FIELD}: true"] if flex_start.is_sold(best.name) else []
+    return (f"resources.gpus: {best.name} has {best.gpus} × {best.gpu}; it is sold with {' or '.join(ways)}",)
+
+
 # ── Lists of Compute Engine ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -157,10 +176,17 @@ def _fewest(resources: Resources, machines: list[GceMachineType]) -> float:
 
 
 def _ways(resources: Resources, machine: GceMachineType) -> tuple[bool, bool]:
-    """Return whether this job may have the machine on demand, and on spot."""
-    reserved = resources.gce is not None and resources.gce.reservation is not None
-    standard = offerings.is_wanted(resources, spot=False) and (machine.standard or reserved)
+    """Return whether this job may have the machine as other than spot, and on spot."""
+    standard = offerings.is_wanted(resources, spot=False) and _is_sold(resources, machine)
     return standard, offerings.is_wanted(resources, spot=True) and machine.spot
+
+
+def _is_sold(resources: Resources, machine: GceMachineType) -> bool:
+    """Return whether the machine is sold other than as spot, in the way that this job requests: by flex-start, from a
+    reservation, or on demand."""
+    if flex_start.is_wanted(resources):
+        return flex_start.is_sold(machine.name)
+    return machine.standard or (resources.gce is not None and resources.gce.reservation is not None)
 
 
 def _wanted(zone: str, named: tuple[str, ...]) -> bool:
@@ -172,7 +198,7 @@ def _offered(
     resources: Resources, place: ProjectRegion, machines: list[GceMachineType], where: _Where
 ) -> tuple[Offering, ...]:
     make = partial(offerings.offering, PROVIDER)
-    reserved = resources.gce is not None and resources.gce.reservation is not None
+    queued = flex_start.is_wanted(resources)
     found = []
     for machine in machines:
         standard = prices.on_demand(place.region, machine.name)
@@ -180,9 +206,10 @@ def _offered(
         spot = prices.spot(place.region, machine.name)
         for zone in where[machine.name]:
             at = (machine, str(place), zone)
-            if machine.standard or reserved:
-                source = offerings.table_source(standard)
-                found.append(make(*at, spot=False, price=amount, on_demand=amount, source=source))
+            if _is_sold(resources, machine):
+                # Flex-start costs less than on demand, and the table does not say how much less.
+                source = offerings.table_source(standard) + (", on demand" if queued else "")
+                found.append(make(*at, spot=False, price=amount, on_demand=amount, source=source, queued=queued))
             if machine.spot:
                 now = None if spot is None else spot.amount
                 source = offerings.table_source(spot)

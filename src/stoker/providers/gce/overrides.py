@@ -22,6 +22,7 @@ _PROTECTED = (
     "guestAccelerators",
     "machineType",
     "name",
+    "params.requestValidForDuration",
     "scheduling.automaticRestart",
     "scheduling.gracefulShutdown",
     "scheduling.instanceTerminationAction",

@@ -133,6 +133,11 @@ def check_spelling(region: str) -> None:
         raise _no_region(region, did_you_mean.nearest(region, regions))
 
 
+def known_regions() -> frozenset[str]:
+    """The regions of the table."""
+    return frozenset(_table()["regions"])
+
+
 def nearest(region: str) -> str | None:
     """The region of the table that is most similar to this one, if any is."""
     return did_you_mean.nearest(region, _table()["regions"])

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from stoker.model.errors import InvalidRequest, NoSuchResource, NotFound, ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import identity, images, network, quotas, read_request, reservations
+from stoker.providers.gce import cards, identity, images, network, quotas, read_request, reservations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.gce.verdicts import fix_of
@@ -84,6 +84,14 @@ def account(api: Api, _: ProjectRegion, email: str) -> Mapping[str, Any]:
     return found
 
 
+def further_network(api: Api, place: ProjectRegion, name: str) -> Mapping[str, Any]:
+    """Look up the network of a card beside the first. Raises as `network.look_up`, about the field that names it."""
+    try:
+        return network.look_up(api, place, name)
+    except (NotFound, NoSuchResource) as error:
+        raise type(error)(str(error).replace(network.FIELD, cards.FIELD, 1)) from None
+
+
 def policy(api: Api, place: ProjectRegion, name: str) -> Mapping[str, Any]:
     """Look up a placement policy by its name or link."""
     path = _path(name if "/" in name else f"regions/{place.region}/resourcePolicies/{name}", place)
@@ -109,9 +117,9 @@ def _named(requests: tuple[HttpRequest, ...], place: ProjectRegion) -> Iterator[
     """Yield each name in these requests with its lookup."""
     *before, last = requests
     machine = read_request.properties(last)
-    for card in machine.get("networkInterfaces") or ():
+    for index, card in enumerate(machine.get("networkInterfaces") or ()):
         if card.get("subnetwork") or card.get("network"):
-            yield network.look_up, str(card.get("subnetwork") or card["network"])
+            yield further_network if index else network.look_up, str(card.get("subnetwork") or card["network"])
     for disk in machine.get("disks") or ():
         source = (disk.get("initializeParams") or {}).get("sourceImage")
         if source and not images.is_known(source):

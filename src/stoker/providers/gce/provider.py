@@ -21,7 +21,9 @@ from stoker.providers.base import (
     TerminateResult,
 )
 from stoker.providers.gce import (
+    cards,
     catalog,
+    flex_start,
     labels,
     launch,
     leftovers,
@@ -31,6 +33,7 @@ from stoker.providers.gce import (
     request,
     reservations,
     settings,
+    tpu,
 )
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api
@@ -73,7 +76,14 @@ class GceProvider:
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """List what happens differently from what the job file suggests, a line each."""
-        return (*labels.remarks(spec.written_tags), *reservations.remarks(spec.resources))
+        return (
+            *labels.remarks(spec.written_tags),
+            *reservations.remarks(spec.resources),
+            *flex_start.remarks(spec),
+            *tpu.remarks(spec),
+            *cards.remarks(spec, spec.resources.machine),
+            *offers.smaller_machines(spec.resources),
+        )
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """List machine types × zones × spot or standard, best first. Offline, from the packaged tables."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.model.offerings import Offering
-from stoker.providers.gce.catalog import split_name
+from stoker.providers.gce.catalog import is_tpu, split_name
 
 GPUS_EVERYWHERE = "GPUS_ALL_REGIONS"
 CPUS_EVERYWHERE = "CPUS_ALL_REGIONS"
@@ -75,18 +75,20 @@ def needs(offering: Offering, nodes: int, known: Mapping[str, QuotaLimit]) -> di
     """The amount that the nodes of a job would use of each known limit."""
     found: dict[str, int] = {}
     cpus = _CPUS.get(split_name(offering.machine)[0].partition("-")[0])
+    # Flex-start machines use the quotas of spot machines.
+    preemptible = offering.spot or offering.queued
     pairs = [
-        (cpus if not offering.spot else "CPUS", offering.cpus),
+        (cpus if not preemptible else "CPUS", offering.cpus),
         (_GPUS.get(offering.gpu or ""), offering.gpus),
     ]
     for metric, count in pairs:
         if metric and count:
-            counted = _counted(metric, offering.spot, known)
+            counted = _counted(metric, preemptible, known)
             if counted is not None:
                 found[counted] = count * nodes
-    if offering.gpus and GPUS_EVERYWHERE in known:
+    if offering.gpus and GPUS_EVERYWHERE in known and not is_tpu(offering.gpu or ""):
         found[GPUS_EVERYWHERE] = offering.gpus * nodes
-    if offering.cpus and CPUS_EVERYWHERE in known and not offering.spot:
+    if offering.cpus and CPUS_EVERYWHERE in known and not preemptible:
         found[CPUS_EVERYWHERE] = offering.cpus * nodes
     return found
 
@@ -107,7 +109,7 @@ def borrowed_limits(offerings: Iterable[Offering], known: Mapping[str, QuotaLimi
     """The spot limits that the project was never given, by the standard limits that count instead."""
     found: dict[str, str] = {}
     for offering in offerings:
-        for metric in needs(offering, 1, known) if offering.spot else ():
+        for metric in needs(offering, 1, known) if offering.spot or offering.queued else ():
             own = known.get(_PREEMPTIBLE + metric)
             if own is not None:
                 found[metric] = own.metric

@@ -29,6 +29,11 @@ def properties(request: HttpRequest) -> Mapping[str, Any]:
     return found
 
 
+def waits_in_queue(request: HttpRequest) -> bool:
+    """Return whether the request waits in Google's queue for its machine (flex-start)."""
+    return bool((request.body.get("params") or {}).get("requestValidForDuration"))
+
+
 def machine_type(request: HttpRequest) -> str:
     """The machine type, with which messages about the request begin."""
     return _last(str(properties(request).get("machineType", "machines")))

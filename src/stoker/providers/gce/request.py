@@ -18,7 +18,20 @@ from stoker.model.resources import GceResources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
-from stoker.providers.gce import catalog, identity, images, labels, names, overrides, owners, places, startup
+from stoker.providers.gce import (
+    cards,
+    catalog,
+    flex_start,
+    identity,
+    images,
+    labels,
+    names,
+    overrides,
+    owners,
+    places,
+    startup,
+    tpu,
+)
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.machine_types import disk_size
@@ -31,12 +44,14 @@ _NOTICE_S = 120
 _LIFE_S = (30, 120 * 24 * 3600)
 _LEAST_DISK = 10
 # Machines of the fourth and later generations take no Persistent Disk. A3 Ultra counts as one of them.
-_HYPERDISK = re.compile(r"[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
+# TPU v5e and v5p take it.
+_HYPERDISK = re.compile(r"(?!ct5)[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
+# "Compact placement policies support up to 150 VMs per policy", and more of A3 and A4:
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
+_MOST_COMPACT = 150
 _COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")
 # Machines that cannot migrate to another host while they run.
 _TERMINATED = re.compile(r"(a[2-9]|g[2-9]|h[3-9]|ct[0-9]|x4|z3)[a-z]*-")
-_NETWORK = re.compile(r"(subnet:)?[a-z]([-a-z0-9]*[a-z0-9])?")
 
 # Lists whose members are identified by a field: metadata by key, and the boot disk.
 _IDENTITIES = {"items": "key", "disks": "boot"}
@@ -44,15 +59,22 @@ _IDENTITIES = {"items": "key", "disks": "boot"}
 
 def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
     """All requests to Compute Engine for one claim, in order. Pure."""
+    if order.offering.queued:
+        order = flex_start.with_longest_life(order)
     gce = order.spec.resources.gce or GceResources()
     place = ProjectRegion.of(order.offering.region or "")
     found: list[HttpRequest] = []
     policy = gce.placement_policy
-    if policy is None and order.nodes > 1 and _COMPACT.match(order.offering.machine):
+    if policy is None and order.nodes > 1 and _may_be_compact(order.offering.machine, order.nodes):
         policy = names.base(order)
         found.append(_policy(order, place, policy))
     found.append(_one(order, place, gce, policy) if order.nodes == 1 else _gang(order, place, gce, policy))
     return tuple(found)
+
+
+def _may_be_compact(machine: str, nodes: int) -> bool:
+    """Return whether so many machines of this type can have one compact placement policy."""
+    return _COMPACT.match(machine) is not None and (nodes <= _MOST_COMPACT or machine.startswith(("a3-", "a4-")))
 
 
 def request_id(order: LaunchOrder, purpose: str = "") -> str:
@@ -63,7 +85,7 @@ def request_id(order: LaunchOrder, purpose: str = "") -> str:
 def find_image(order: LaunchOrder) -> images.GceImage:
     arch = catalog.facts(order.offering.machine).arch
     wanted = order.spec.resources.image
-    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
+    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus, order.offering.gpu)
 
 
 # ── Checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -83,15 +105,14 @@ def check(spec: Spec) -> None:
     if gce.project:
         places.check_project(gce.project)
     identity.check(gce)
-    if gce.network and "/" not in gce.network and not _NETWORK.fullmatch(gce.network):
-        raise UserError(
-            f"resources.gce.network: {gce.network!r} is none; give the name of a network, subnet:NAME, or a link"
-        )
+    cards.check(spec)
     if resources.spot == "only" and gce.reservation not in (None, "none"):
         raise UserError("resources.gce.reservation: holds standard machines; set resources.spot to false")
     log = spec.logs.cloud_logging
     if log is not None and not is_log(log):
         raise UserError(f"logs.cloud_logging: {log!r} is no name of a log; it takes letters, digits and _ - / .")
+    flex_start.check(spec)
+    tpu.check(spec)
     overrides.check(gce.overrides, spec.nodes)
 
 
@@ -108,6 +129,8 @@ def _one(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: st
         "resourcePolicies": f"{project}/regions/{place.region}/resourcePolicies/",
     }
     body = {"name": names.machine(order, 0), **_properties(order, place, gce, policy, links)}
+    if order.offering.queued:
+        body["params"] = {"requestValidForDuration": {"seconds": str(flex_start.queue_s(order))}}
     path = f"{_API}/{project}/zones/{zone}/instances?requestId={request_id(order)}"
     return HttpRequest(SERVICE, "POST", path, _overridden(order, body, gce), str(place))
 
@@ -165,7 +188,7 @@ def _properties(
         "labels": labels.of_order(order),
         "metadata": {"items": _metadata(order, image)},
         "disks": [_disk(order, image, links["diskTypes"])],
-        "networkInterfaces": [_interface(place, gce)],
+        "networkInterfaces": cards.interfaces(order.offering.machine, place, gce),
         "serviceAccounts": [identity.account(place.project, gce)],
         "scheduling": _scheduling(order),
     }
@@ -174,7 +197,9 @@ def _properties(
         found["guestAccelerators"] = [{"acceleratorType": kind, "acceleratorCount": count}]
     if policy is not None:
         found["resourcePolicies"] = [policy if "/" in policy else links["resourcePolicies"] + policy]
-    if gce.reservation is not None and not order.offering.spot:
+    if order.offering.queued:
+        found["reservationAffinity"] = _reservation("none")
+    elif gce.reservation is not None and not order.offering.spot:
         found["reservationAffinity"] = _reservation(gce.reservation)
     return found
 
@@ -202,24 +227,9 @@ def _disk(order: LaunchOrder, image: images.GceImage, link: str) -> dict[str, An
     size_bytes = order.spec.resources.disk_bytes
     if size_bytes is not None:
         made["diskSizeGb"] = str(disk_size(size_bytes))
+    elif tpu.slice_of(order.offering.machine) is not None:
+        made["diskSizeGb"] = str(tpu.DISK_GB)
     return {"boot": True, "autoDelete": True, "type": "PERSISTENT", "mode": "READ_WRITE", "initializeParams": made}
-
-
-def _interface(place: ProjectRegion, gce: GceResources) -> dict[str, Any]:
-    network = gce.network or "default"
-    project = f"projects/{place.project}"
-    subnet = network.removeprefix("subnet:")
-    if "/subnetworks/" in network:
-        found: dict[str, Any] = {"subnetwork": network}
-    elif subnet != network:
-        found = {"subnetwork": f"{project}/regions/{place.region}/subnetworks/{subnet}"}
-    else:
-        found = {"network": network if "/" in network else f"{project}/global/networks/{network}"}
-    # Without a public address a machine reaches the bucket only by Private Google Access, and a package index only by a
-    # NAT. The default network of a new project has neither.
-    if gce.public_ip is not False:
-        found["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
-    return found
 
 
 def _scheduling(order: LaunchOrder) -> dict[str, Any]:
@@ -233,6 +243,8 @@ def _scheduling(order: LaunchOrder) -> dict[str, Any]:
             "instanceTerminationAction": "DELETE",
             "preemptionNoticeDuration": {"seconds": str(_NOTICE_S)},
         }
+    elif order.offering.queued:
+        found |= {"provisioningModel": "FLEX_START", "onHostMaintenance": "TERMINATE"}
     else:
         # A machine type that is sold by reservation alone lives as long as its reservation.
         found["provisioningModel"] = "STANDARD" if machine.standard else "RESERVATION_BOUND"

@@ -9,7 +9,7 @@ from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.boot import script
 from stoker.providers.boot.script import BootSettings
-from stoker.providers.gce import names
+from stoker.providers.gce import names, tpu
 from stoker.providers.gce.places import ProjectRegion
 
 # The longest value in the metadata:
@@ -38,7 +38,10 @@ def startup_script(order: LaunchOrder) -> str:
 def boot(order: LaunchOrder) -> BootSettings:
     """The machine's boot configuration. The machine finds its rank by its name."""
     project = ProjectRegion.of(order.offering.region or "").project
-    return script.boot_settings(order, "gce", order.environ, names=list(names.machines(order)), project=project)
+    chips = tpu.slice_of(order.offering.machine)
+    # The training inherits the agent's variables, and the job's own `env` comes last.
+    environ = {**(chips.environ if chips is not None else {}), **order.environ}
+    return script.boot_settings(order, "gce", environ, names=list(names.machines(order)), project=project)
 
 
 def shutdown_script() -> str:
@@ -50,7 +53,9 @@ def shutdown_script() -> str:
 @lru_cache(maxsize=1)
 def payload() -> bytes:
     """The zip that the startup script runs on the machine."""
-    return script.payload("stoker.providers.gce", "stoker.cloudapi.google.metadata")
+    return script.payload(
+        "stoker.providers.gce", "stoker.cloudapi.google.metadata", "stoker.providers.boot.local_disks"
+    )
 
 
 # The agent watches for the file: see stoker.providers.gce.machine. The file appears by a rename, so that it is never

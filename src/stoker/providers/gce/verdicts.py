@@ -18,6 +18,7 @@ from stoker.providers.check_results import TRY_LATER
 
 SEE_ROLES = "`stoker iam gce` prints the roles"
 _FIXES = {
+    "resources.gce.gpu_networks": "set resources.gce.gpu_networks to networks that are there, or leave them out",
     "resources.gce.network": "set resources.gce.network to one that is there, or leave it out for the default one",
     "resources.gce.placement_policy": "leave it out: several nodes get one of their own",
     "resources.gce.project": "set resources.gce.project to the id of a project, which is not its name",

@@ -85,6 +85,7 @@ def check(spec: Spec) -> None:
     if bool(ours.subnets) != bool(ours.security_groups):
         missing = "security_groups" if ours.subnets else "subnets"
         raise UserError(f"resources.sagemaker.{missing}: SageMaker takes subnets and security groups together")
+    _check_python(spec)
     _check_keep_alive(spec, ours)
     _check_key(spec, ours)
     for name in _PROTECTED:
@@ -95,6 +96,19 @@ def check(spec: Spec) -> None:
     for key in named:
         if key.startswith("stoker:"):
             raise UserError(f"resources.sagemaker.overrides.Tags: {key} is Stoker's own; leave it out")
+
+
+def _check_python(spec: Spec) -> None:
+    """Raise UserError for an image that is known to have no Python for the agent, which runs inside it."""
+    container = spec.environment.container
+    python = dlc_images.python_of(container.image) if container is not None else None
+    if container is not None and python is not None and python < dlc_images.OLDEST_AGENT_PYTHON:
+        need = ".".join(map(str, dlc_images.OLDEST_AGENT_PYTHON))
+        raise UserError(
+            f"environment.container.image: {container.image} has Python {python[0]}.{python[1]}, and on SageMaker "
+            f"Stoker's agent runs inside the image and needs {need}; choose a newer image, or resources.provider: ec2, "
+            "where the agent runs beside it"
+        )
 
 
 def _check_keep_alive(spec: Spec, ours: SagemakerResources) -> None:

@@ -1,0 +1,73 @@
+"""The fast disks that belong to a machine hold its node's folder. Python 3.6 or newer.
+
+They are blank when a machine is made, keep their data in a reboot, and lose it with the machine. Nothing here may end a
+boot: where the disks cannot be used, the node's folder stays on the boot disk.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+_RAID = "/dev/md/stoker"
+_COMMAND_S = 120.0
+# Ordered before the agent, and no reason for a machine not to start.
+_OPTIONS = "defaults,noatime,nofail,x-systemd.device-timeout=30s,x-systemd.before=stoker-agent.service"
+
+
+def find_disks(folder: Path, *patterns: str) -> "list[str]":
+    """The whole disks, no partitions, that these patterns match in a folder of links, and that nothing uses yet."""
+    links = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if "-part" not in path.name]
+    devices = list(dict.fromkeys(os.path.realpath(str(path)) for path in links))
+    used = "\n".join(_read(path) for path in ("/proc/mounts", "/proc/mdstat", "/proc/swaps"))
+    return [device for device in devices if Path(device).name not in used]
+
+
+def hold_folder(folder: Path, devices: "list[str]", marker: Path, fstab: Path) -> str:
+    """Put the folder on these disks, several of them as one; return a line about it, empty where there are none.
+
+    `marker` appears first: from then on the folder is of no use without its disks.
+    """
+    if not devices:
+        return ""
+    try:
+        device = devices[0] if len(devices) == 1 else _joined(devices)
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,nodiscard", device)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        marker.write_text(device + "\n", encoding="utf-8")
+        _run("mount", "-o", "noatime", device, str(folder))
+        folder.chmod(0o700)
+    except (OSError, subprocess.SubprocessError) as error:
+        if marker.exists():
+            marker.unlink()
+        output = getattr(error, "output", b"") or b""
+        return f"local disks are not used: {error} {output.decode(errors='replace').strip()}"
+    with fstab.open("a", encoding="utf-8") as file:
+        file.write(f"{device} {folder} ext4 {_OPTIONS} 0 0\n")
+    return f"{folder} is on {len(devices)} local disk{'s' if len(devices) > 1 else ''} ({device})"
+
+
+def _joined(devices: "list[str]") -> str:
+    """One device of all these; the first alone where the image has no mdadm."""
+    if shutil.which("mdadm") is None:
+        return devices[0]
+    _run("mdadm", "--create", _RAID, "--run", "--force", "--level=0", f"--raid-devices={len(devices)}", *devices)
+    return _RAID
+
+
+def _run(*command: str) -> None:
+    subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=_COMMAND_S,
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,134 @@
+"""A flex-start request is idempotent, waits in Google's queue, is listed and ended like a machine, or finds none."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from stoker.model.errors import NoCapacity, StillQueued
+from stoker.model.offerings import Instance, Offering
+from stoker.model.resources import GceResources, Gpus, Resources
+from stoker.model.spec import Spec
+from stoker.providers import registry
+from stoker.providers.base import LaunchOrder, Provider
+from tests.support.gce import PROJECT, REGION, GceCloud, why_no_gce
+from tests.support.servers import isolated, pytest_isolated
+
+if why_no_gce() is not None:
+    pytest.skip(str(why_no_gce()), allow_module_level=True)
+
+PLACE = f"{PROJECT}/{REGION}"
+ZONE = f"{REGION}-a"
+MACHINE = "g2-standard-4"
+OFFERING = Offering("gce", MACHINE, ZONE, False, PLACE, 0.7, 0.7, "test", 4, 16 << 30, "L4", 1, queued=True)
+
+if isolated():
+
+    @pytest.fixture(autouse=True)
+    def swept(google_cloud: GceCloud) -> Iterator[None]:
+        yield
+        assert google_cloud.broken() == []
+        google_cloud.clear()
+
+    @pytest.fixture
+    def order() -> LaunchOrder:
+        idle = {"metadata": {"items": [{"key": "startup-script", "value": "#!/bin/sh\ntrue\n"}]}}
+        gce = GceResources(overrides=idle, flex_start=True)
+        resources = Resources(
+            provider="gce", gpus=Gpus("L4", 1), machine=(MACHINE,), region=PLACE, image="debian/12", gce=gce
+        )
+        return LaunchOrder(
+            job="flex-7f3k",
+            name="flex",
+            claim=2,
+            nodes=1,
+            attempt=1,
+            store=f"gs://contract/{uuid.uuid4().hex}",
+            spec=Spec(name="flex", run="true", resources=resources),
+            submitter="jane@laptop",
+            offering=OFFERING,
+        )
+
+    @pytest.fixture
+    def provider(order: LaunchOrder) -> Provider:
+        return registry.connect("gce", registry.Context(store=order.store))
+
+    def until(condition: Callable[[], bool], what: str) -> None:
+        until_s = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until_s, f"waited 60 s for {what}"
+            time.sleep(0.05)
+
+    def launch(provider: Provider, order: LaunchOrder) -> tuple[Instance, ...]:
+        """Launch, repeated as governors do while it is queued or still being made."""
+        found: list[tuple[Instance, ...]] = []
+
+        def tried() -> bool:
+            try:
+                found.append(provider.launch(provider.build(order)))
+            except StillQueued:
+                return False
+            return True
+
+        until(tried, "the machine to come")
+        return found[0]
+
+    @pytest.mark.parametrize("silent", [False, True])
+    def test_it_waits_and_any_governor_gets_the_same_machine(
+        google_cloud: GceCloud, provider: Provider, order: LaunchOrder, silent: bool
+    ) -> None:
+        number = google_cloud.faults.scarce(silent=silent)
+        for _ in range(3):
+            with pytest.raises(StillQueued, match=rf"waits in Google's queue for {MACHINE} in {ZONE}"):
+                provider.launch(provider.build(order))
+        # It is something that may become a machine: it is listed, as no machine that runs.
+        (listed,) = provider.list_instances(PLACE)
+        assert (listed.job, listed.claim, listed.state) == (order.job, order.claim, "pending")
+        google_cloud.faults.clear(number)
+        (made,) = launch(provider, order)
+        assert made.id == listed.id and len(google_cloud.left().instances) == 1
+        google_cloud.machine(made.id).wait_running()
+        assert launch(provider, order) == (replace(made, state="running"),)
+
+    @pytest.mark.parametrize("silent", [False, True])
+    def test_a_request_that_waited_in_vain_found_no_capacity(
+        google_cloud: GceCloud, provider: Provider, order: LaunchOrder, silent: bool
+    ) -> None:
+        google_cloud.faults.scarce(silent=silent)
+        with pytest.raises(StillQueued):
+            provider.launch(provider.build(order))
+        (listed,) = provider.list_instances(PLACE)
+        google_cloud.machine(listed.id).expire_request()
+        with pytest.raises(NoCapacity):
+            launch(provider, order)
+        assert not google_cloud.left() and provider.list_instances(PLACE) == ()
+        # Nothing that could become a machine is made by a repetition.
+        with pytest.raises(NoCapacity):
+            provider.launch(provider.build(order))
+        assert not google_cloud.left()
+
+    def test_a_request_is_ended_like_a_machine(google_cloud: GceCloud, provider: Provider, order: LaunchOrder) -> None:
+        google_cloud.faults.scarce()
+        with pytest.raises(StillQueued):
+            provider.launch(provider.build(order))
+        (listed,) = provider.list_instances(PLACE)
+        until(lambda: provider.terminate(listed.id, PLACE) == "gone", "the request to be gone")
+        assert not google_cloud.left()
+
+    def test_a_machine_that_came_and_went_is_no_missing_capacity(
+        google_cloud: GceCloud, provider: Provider, order: LaunchOrder
+    ) -> None:
+        """A governor that died before it wrote the launch: its job may have ended well on that machine."""
+        (made,) = launch(provider, order)
+        until(lambda: provider.terminate(made.id, PLACE) == "gone", "the machine to be gone")
+        (found,) = launch(provider, order)
+        assert (found.id, found.state) == (made.id, "gone")
+
+else:
+
+    def test_flex_start_in_a_network_of_its_own() -> None:
+        pytest_isolated(__file__)

@@ -1,0 +1,64 @@
+"""A job that asks for its machine by flex-start: it waits in Google's queue, trains, and can be stopped meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gce_world import GceWorld
+
+from stoker import client
+from tests.support.gce import why_no_gce
+from tests.support.servers import isolated, pytest_isolated
+
+if why_no_gce() is not None:
+    pytest.skip(str(why_no_gce()), allow_module_level=True)
+
+# Of the types that are sold by flex-start, the one without GPUs.
+FLEX: dict[str, Any] = {"machine": ["h4d-standard-192"], "gce": {"flex_start": True}}
+
+if isolated():
+
+    def waits(gce: GceWorld, job: str) -> None:
+        gce.until(job, lambda: "Google's queue" in gce.summary(job).reason, "it says what it waits for")
+        (state,) = gce.machines().values()
+        assert state == "PENDING"
+
+    def test_it_waits_in_the_queue_and_trains(gce: GceWorld) -> None:
+        gce.script("counter.py")
+        number = gce.cloud.faults.scarce()
+        job = gce.submit(params={"steps": 3}, resources=FLEX)
+        with gce.governed():
+            waits(gce, job)
+            gce.cloud.faults.clear(number)
+            assert gce.ended(job).phase == "succeeded", gce.story(job)
+        # One request, repeated under one id; and to wait is no problem.
+        assert len(gce.machines()) == 1 and gce.problems == []
+        assert "flex-start" in gce.cli("show", job).stdout
+
+    def test_a_stopped_job_leaves_the_queue(gce: GceWorld) -> None:
+        gce.script("counter.py")
+        gce.cloud.faults.scarce()
+        job = gce.submit(params={"steps": 3}, resources=FLEX)
+        with gce.governed():
+            waits(gce, job)
+            client.stop(job, gce.url)
+            gce.until(job, lambda: not gce.cloud.left(), "the request to be gone")
+            assert gce.ended(job).phase == "stopped", gce.story(job)
+
+    def test_a_request_that_found_nothing_is_made_in_another_zone(gce: GceWorld) -> None:
+        gce.script("counter.py")
+        gce.cloud.faults.scarce(zone="us-central1-a")
+        job = gce.submit(params={"steps": 3}, resources={**FLEX, "zones": ["us-central1-a", "us-central1-b"]})
+        with gce.governed():
+            waits(gce, job)
+            (queued,) = gce.machines()
+            assert queued.startswith("us-central1-a.")
+            gce.cloud.machine(queued).expire_request()
+            assert gce.ended(job).phase == "succeeded", gce.story(job)
+        assert sorted(name.partition(".")[0] for name in gce.machines()) == ["us-central1-a", "us-central1-b"]
+
+else:
+
+    def test_flex_start_alone_with_itself() -> None:
+        pytest_isolated(__file__)

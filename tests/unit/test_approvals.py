@@ -1,0 +1,210 @@
+"""A named person lets one job break one rule, until a day."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from command_line import Stoker, stoker, store
+
+from stoker.client import prepare_any
+from stoker.core.decide import decide_job
+from stoker.core.governor_settings import DEFAULT
+from stoker.core.snapshot import Append
+from stoker.governor.loop import Governor
+from stoker.jobfile import Job
+from stoker.model import keys
+from stoker.model.errors import PolicyRefused
+from stoker.model.log_entries import Claimed, Ended, Event, Warned
+from stoker.model.observed import Known
+from stoker.model.policy import Exemption, Policy
+from stoker.policy import approvals, versions
+from stoker.policy.approvals import Approval, ApprovalReader
+from stoker.policy.policy_file import parse_policy
+from stoker.policy.reader import PolicyReader
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.submit import identity
+from stoker.submit.policy_check import read_policy
+from stoker.submit.send import send
+from tests.support.sim_data import EPOCH, SPOT_A, SPOT_B, at, make_snapshot, make_spec, make_state
+
+__all__ = ["stoker", "store"]
+RULE = "rules: [{name: big, max_nodes: 1, approvers: ['os:lead@*', 'os:boss@desk']}]"
+TODAY = EPOCH.date()
+TOMORROW = datetime.now(timezone.utc).date() + timedelta(days=1)
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "local_user", lambda: "os:lead@laptop")
+
+
+def policy(text: str = RULE) -> Policy:
+    return parse_policy(text.encode(), "p.yaml")
+
+
+def approved(until: date, by: str = "os:lead@laptop", job: str = "job-1", text: str = RULE) -> Policy:
+    (rule,) = policy(text).rules
+    exempt = Exemption(job=job, until=until, why="demo", approved_by=by)
+    return replace(policy(text), rules=(replace(rule, exempt=(exempt,)),))
+
+
+def decided(by: Policy, *events: Event, count: int = 2) -> tuple[list[tuple[Event, str]], str]:
+    job = make_snapshot(make_state(*events), spec=make_spec(count), offerings=Known((SPOT_A,)))
+    plan = decide_job(job, replace(DEFAULT, policy=by), at(100.0))
+    found = [(action.event, action.reason) for action in plan.actions if isinstance(action, Append)]
+    return found, plan.waiting.get("job-1", "")
+
+
+# ── The decision ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_that_needs_an_approval_waits_and_says_by_whom() -> None:
+    (((event, reason),), waiting) = decided(policy())
+    assert event == Warned(code="policy:big:approval") and reason == waiting
+    assert waiting == (
+        "policy big: 2 nodes are more than 1; ask for fewer; it waits for an approval by os:lead@*, os:boss@desk: "
+        "`stoker policy approve job-1 --rule big --why …`"
+    )
+    assert decided(policy(), event) == ([], waiting), "it is told once, and it goes on waiting"
+
+
+def test_an_approval_is_recorded_and_lets_it_go_until_it_expires() -> None:
+    by = approved(TODAY)
+    (((event, reason),), _) = decided(by)
+    assert event == Warned(code=f"policy:big:approved:{TODAY}")
+    assert reason == f"policy big: approved by os:lead@laptop until {TODAY}: demo"
+    (((then, _),), _) = decided(by, event)
+    assert isinstance(then, Claimed)
+    _, waiting = decided(approved(TODAY - timedelta(days=1)))
+    assert "its exemption ended" in waiting and "waits for an approval" in waiting
+    _, waiting = decided(approved(TODAY, job="job-2"))
+    assert "waits for an approval" in waiting, "another job is not approved"
+
+
+def test_a_rule_without_approvers_refuses_all_the_same() -> None:
+    text = "rules: [{name: big, max_nodes: 1, approvers: [a]}, {name: tags, tags: {team: any}}]"
+    (((event, _),), _) = decided(policy(text))
+    assert event == Ended(outcome="failed", rule="policy:tags")
+
+
+def test_machines_can_be_approved() -> None:
+    text = "rules: [{name: m, machines: [m2], approvers: ['os:lead@*']}]"
+    _, waiting = decided(policy(text), count=1)
+    assert waiting.startswith("policy m: m1 may not be used; allowed is m2; it waits for an approval by os:lead@*")
+    (((event, _),), _) = decided(approved(TODAY, text=text), Warned(code=f"policy:m:approved:{TODAY}"), count=1)
+    assert isinstance(event, Claimed) and event.offering != SPOT_B
+
+
+# ── The store ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_approvals_by_the_rules_approvers_count(store: Store) -> None:
+    for by in ("os:lead@laptop", "os:jane@laptop", "os:boss@other", "os:boss@desk"):
+        approvals.write(store, Approval(f"job-{by[3:7]}", "big", by, str(TOMORROW), "demo"))
+    approvals.write(store, Approval("job-old", "big", "os:lead@laptop", "2020-01-01", "demo"))
+    (rule,) = ApprovalReader(store).with_approvals(policy(), TOMORROW).rules
+    assert sorted((each.job, each.approved_by) for each in rule.exempt) == [
+        ("job-boss", "os:boss@desk"),
+        ("job-lead", "os:lead@laptop"),
+    ]
+
+
+def test_what_is_no_approval_approves_nothing(store: Store) -> None:
+    good = approvals.key_prefix(str(TOMORROW), "job-1", "big")
+    store.create(f"{good}x.json", b"{")
+    store.create(
+        f"{good}y.json", b'{"job": "job-2", "rule": "big", "by": "os:lead@x", "until": "2999-01-01", "why": ""}'
+    )
+    store.create(f"{keys.APPROVALS}nonsense", b"")
+    approvals.write(store, Approval("job-3", "big", "os:lead@laptop", "never", "demo"))
+    assert ApprovalReader(store).with_approvals(policy(), TOMORROW) == policy()
+
+
+def test_a_governor_sees_an_approval_in_its_next_pass_and_asks_for_none_where_no_rule_has_approvers(
+    store: Store,
+) -> None:
+    reader = PolicyReader(store, DEFAULT)
+    versions.write(store, RULE, "jane")
+    assert not reader.read().policy.rules[0].exempt
+    approvals.write(store, Approval("job-1", "big", "os:lead@laptop", str(TOMORROW), "demo"))
+    assert [each.job for each in reader.read().policy.rules[0].exempt] == ["job-1"]
+    assert [each.job for each in read_policy(store).rules[0].exempt] == ["job-1"]
+    versions.write(store, "rules: [{max_nodes: 1}]", "jane")
+    assert reader.read().policy.rules[0].exempt == ()
+
+
+# ── From the command line to the machine ──────────────────────────────────────────────────────────────────────────────
+
+
+def job_of(store: Store, count: int = 2) -> str:
+    with prepare_any(Job(run="true", nodes=count, name="big"), store) as prepared:
+        assert any("it waits for an approval by os:lead@*" in line for line in prepared.warnings)
+        return send(prepared, store)
+
+
+@pytest.mark.usefixtures("lead")
+def test_an_approver_lets_a_job_go(store: Store, stoker: Stoker) -> None:
+    versions.write(store, RULE, "jane")
+    job = job_of(store)
+    governor = Governor(store)
+    assert "waits for an approval" in governor.run_pass({job}).waiting[job]
+    state = job_log.read(store, job)
+    assert state is not None and not state.claims and state.ended is None
+    code, _, said = stoker("policy", "approve", job, "--why", "the demo", "--until", TOMORROW.isoformat())
+    assert code == 0 and f"{job} may break policy big until {TOMORROW}, approved by os:lead@laptop" in said
+    listed = stoker("policy", "approvals")[1].splitlines()
+    assert listed[1].split()[:4] == [job, "big", str(TOMORROW), "os:lead@laptop"]
+    governor.run_pass({job})
+    reasons = [entry.reason for entry in job_log.entries(store, job)]
+    assert f"policy big: approved by os:lead@laptop until {TOMORROW}: the demo" in reasons
+    state = job_log.read(store, job)
+    assert state is not None and state.claims
+    stoker("stop", job)
+    Governor(store).run_pass({job})
+
+
+def test_a_test_of_the_policy_says_that_it_would_wait(store: Store, stoker: Stoker, tmp_path: Path) -> None:
+    versions.write(store, RULE, "jane")
+    (tmp_path / "job.yaml").write_text("run: 'true'\nnodes: 2\n")
+    code, told, _ = stoker("policy", "test", str(tmp_path / "job.yaml"))
+    assert code == 0 and told.startswith("would wait: policy big: 2 nodes are more than 1") and "allowed" not in told
+
+
+def test_others_may_not_approve(store: Store, stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions.write(store, RULE, "jane")
+    monkeypatch.setattr(identity, "local_user", lambda: "os:jane@laptop")
+    job = job_of(store)
+    code, _, said = stoker("policy", "approve", job, "--rule", "big", "--why", "x")
+    assert code == 2
+    assert "policy big: os:jane@laptop may not approve; its approvers are os:lead@*, os:boss@desk" in said
+    assert not list(store.list(keys.APPROVALS))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--why", "x"), "waits for no approval; name a rule with --rule (big)"),
+        (("--why", "x", "--rule", "bgi"), "--rule bgi: the policy has no such rule; there are: big"),
+        (("--why", "x", "--rule", "big", "--until", "2020-01-01"), "--until 2020-01-01: is over; name a day from"),
+        (("--why", "x", "--rule", "big", "--until", "7"), "--until 7: expected a day such as 2026-12-31, or a span"),
+        (("--rule", "big"), "--why"),
+    ],
+)
+@pytest.mark.usefixtures("lead")
+def test_mistakes(store: Store, stoker: Stoker, words: tuple[str, ...], told: str) -> None:
+    versions.write(store, RULE, "jane")
+    code, _, said = stoker("policy", "approve", job_of(store), *words)
+    assert code == 2 and told in said
+
+
+def test_a_refusal_beside_it_refuses(store: Store) -> None:
+    versions.write(store, f"{RULE[:-1]}, {{tags: {{team: any}}}}]", "jane")
+    with pytest.raises(PolicyRefused) as error:
+        job_of(store)
+    assert error.value.problems == (
+        "policy tags: tags.team is missing; add it to the job file, or give --set tags.team=…",
+    )

@@ -1,0 +1,164 @@
+"""Flex-start on Compute Engine: what is offered, what is asked for, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.resources import GceResources, Gpus, Resources
+from stoker.model.spec import Limits, Spec
+from stoker.providers.base import LaunchOrder
+from stoker.providers.gce import flex_start, offers, quotas, request
+from stoker.providers.gce.capabilities import CAPABILITIES
+from stoker.providers.gce.places import ProjectRegion
+
+PLACE = ProjectRegion("vision-1", "us-central1")
+FLEX = GceResources(flex_start=True)
+H100 = Offering(
+    "gce", "a3-highgpu-1g", "us-central1-a", False, str(PLACE), 11, 11, "test", 26, 234 << 30, "H100", 1, queued=True
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+
+
+def spec(limits: Limits | None = None, nodes: int = 1, **resources: Any) -> Spec:
+    asked = Resources(provider="gce", **{"gce": FLEX, **resources})
+    return Spec(name="gpt", run="x", nodes=nodes, resources=asked, limits=limits or Limits())
+
+
+def order(limits: Limits | None = None, max_life_s: float | None = None, **resources: Any) -> LaunchOrder:
+    return LaunchOrder(
+        job="gpt-7f3k",
+        name="gpt",
+        claim=4,
+        nodes=1,
+        attempt=1,
+        store="gs://bucket/team",
+        spec=spec(limits, **resources),
+        submitter="jane@laptop",
+        offering=H100,
+        max_life_s=max_life_s,
+        bundles={"cp311-x86_64": "d" * 64},
+    )
+
+
+class TestOffers:
+    def test_one_gpu_is_to_be_had_without_seven_idle_ones(self) -> None:
+        """a3-highgpu-1g is sold as spot and by flex-start alone: https://cloud.google.com/compute/docs/gpus#h100-gpus"""
+        found = offers.offline(spec(gpus=Gpus("H100", 1)).resources, PLACE)
+        usable = [each for each in found if not each.spot]
+        assert usable and {(each.machine, each.gpus, each.kind) for each in usable} == {
+            ("a3-highgpu-1g", 1, "flex-start")
+        }
+        assert not offers.smaller_machines(spec(gpus=Gpus("H100", 1)).resources)
+        (line,) = offers.smaller_machines(Resources(provider="gce", gpus=Gpus("H100", 1)))
+        assert line == (
+            "resources.gpus: a3-highgpu-1g has 1 × H100; it is sold with resources.spot: prefer or "
+            "resources.gce.flex_start: true"
+        )
+
+    def test_its_price_is_that_of_on_demand_at_most(self) -> None:
+        """So that a limit on the cost holds: flex-start is discounted, by an amount that no packaged table has."""
+        asked = spec(machine=("a2-highgpu-1g",)).resources
+        first, usual = (
+            next(each for each in offers.offline(one, PLACE) if not each.spot)
+            for one in (asked, replace(asked, gce=None))
+        )
+        assert (first.kind, usual.kind) == ("flex-start", "on-demand")
+        assert first.price == usual.price and first.price_source.endswith(", on demand")
+        # The lack of one says nothing about the other.
+        assert first.key != usual.key
+
+    def test_spot_first_then_the_queue(self) -> None:
+        found = offers.offline(spec(gpus=Gpus("A100", 1), spot="prefer").resources, PLACE)
+        assert {each.kind for each in found} == {"spot", "flex-start"}
+
+    @pytest.mark.parametrize("machine", ["n2-standard-8", "n1-standard-8+nvidia-tesla-t4:1", "g4-standard-48"])
+    def test_what_is_not_sold_so_is_said_by_its_name(self, machine: str) -> None:
+        """ "all accelerator-optimized machine types (except A4X and G4) and H4D machine types"
+        https://cloud.google.com/compute/docs/instances/about-flex-start-vms"""
+        resources = spec(machine=(machine,)).resources
+        assert not [each for each in offers.offline(resources, PLACE) if not each.spot]
+        assert offers.why_none(resources).startswith(f"resources.gce.flex_start: {machine} is not sold by flex-start")
+
+
+class TestTheRequest:
+    def test_it_is_what_the_documentation_shows(self) -> None:
+        """https://cloud.google.com/compute/docs/instances/create-flex-start-vm, where the discovery document has
+        `requestValidForDuration` in `params`."""
+        (asked,) = request.build(order(max_life_s=14400.0))
+        assert asked.body["scheduling"] == {
+            "automaticRestart": False,
+            "provisioningModel": "FLEX_START",
+            "onHostMaintenance": "TERMINATE",
+            "maxRunDuration": {"seconds": "14400"},
+            "instanceTerminationAction": "DELETE",
+        }
+        assert asked.body["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
+        assert asked.body["params"] == {"requestValidForDuration": {"seconds": "600"}}
+
+    @pytest.mark.parametrize(("life_s", "seconds"), [(None, 604800), (1e9, 604800), (60.0, 600), (3600.0, 3600)])
+    def test_it_lives_between_ten_minutes_and_seven_days(self, life_s: float | None, seconds: int) -> None:
+        """ "The value must be between 10 minutes and seven days." The machine itself knows its end, too."""
+        (asked,) = request.build(order(max_life_s=life_s))
+        assert asked.body["scheduling"]["maxRunDuration"] == {"seconds": str(seconds)}
+        script = next(each["value"] for each in asked.body["metadata"]["items"] if each["key"] == "startup-script")
+        assert f"\nlife={seconds}\n" in script
+
+    @pytest.mark.parametrize(
+        ("zones", "max_wait_s", "seconds"),
+        [((), None, 600), (("us-central1-a",), None, 3000), (("us-central1-a",), 1200.0, 1200), ((), 5.0, 90)],
+    )
+    def test_it_waits_within_max_wait_and_takes_turns_between_zones(
+        self, zones: tuple[str, ...], max_wait_s: float | None, seconds: int
+    ) -> None:
+        """ "must be at least 90 and less or equal to 7200 seconds" """
+        limits = Limits(max_wait_s=max_wait_s)
+        assert flex_start.queue_s(order(limits, zones=zones)) == seconds
+        assert 90 <= seconds <= 7200
+        # A repeated request has to be recognised for as long as it waits.
+        assert seconds < CAPABILITIES.token_lifetime_s
+
+    def test_its_quota_is_that_of_spot_machines(self) -> None:
+        """ "Flex-start: […] Consumes preemptible quota."
+        https://cloud.google.com/ai-hypercomputer/docs/consumption-models"""
+        known = quotas.limits(
+            {"quotas": [{"metric": name, "limit": 8} for name in ("NVIDIA_H100_GPUS", "PREEMPTIBLE_NVIDIA_H100_GPUS")]}
+        )
+        assert quotas.needs(H100, 1, known) == {"PREEMPTIBLE_NVIDIA_H100_GPUS": 1}
+        assert quotas.needs(replace(H100, queued=False), 1, known) == {"NVIDIA_H100_GPUS": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"spot": "only"}, "resources.gce.flex_start: is instead of on-demand machines"),
+        ({"gce": replace(FLEX, reservation="block-7")}, "resources.gce.flex_start: flex-start machines use no res"),
+        ({"nodes": 2}, "resources.gce.flex_start: requests one machine at a time"),
+        (
+            {"gce": replace(FLEX, overrides={"params": {"requestValidForDuration": {"seconds": "7200"}}})},
+            "resources.gce.overrides.params.requestValidForDuration: is Stoker's own",
+        ),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_sent(wrong: dict[str, Any], told: str) -> None:
+    request.check(spec())
+    with pytest.raises(UserError) as raised:
+        request.check(spec(**wrong))
+    assert str(raised.value).startswith(told)
+
+
+def test_the_plan_says_what_is_different() -> None:
+    assert flex_start.remarks(spec(gce=None)) == ()
+    bound, endless = flex_start.remarks(spec())
+    assert "runs for 7 d at most" in bound and "limits.max_wait" in endless
+    (bound, longer) = flex_start.remarks(spec(Limits(max_wait_s=3600.0, max_runtime_s=10 * 86400.0)))
+    assert "goes on from its checkpoint on another machine" in longer
