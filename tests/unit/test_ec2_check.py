@@ -275,7 +275,7 @@ def test_a_look_does_not_advise_to_look(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_subnet_that_is_not_there_is_named_wherever_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = checks_of(monkeypatch, Aws({"describe_subnets": "InvalidSubnetID.NotFound"}), subnet="subnet-0123")
+    checks = checks_of(monkeypatch, Aws({"describe_subnets": "InvalidSubnetID.NotFound"}), subnet=("subnet-0123",))
     for part in (checks.offers, checks.network):
         (found,) = part()
         assert found.ok is False and "resources.ec2.subnet" in found.fix and "iam" not in found.fix

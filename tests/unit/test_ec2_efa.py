@@ -19,7 +19,7 @@ from stoker.model.resources import Ec2Resources, Gpus, Resources
 from stoker.providers.ec2 import catalog, efa, offers, request
 
 # The whole shape of a request, as EC2's own model has it.
-EFA = Ec2Resources(efa=True, subnet="subnet-1", security_groups=("sg-1",))
+EFA = Ec2Resources(efa=True, subnet=("subnet-1",), security_groups=("sg-1",))
 
 
 def interfaces(machine: str, ec2: Ec2Resources = EFA) -> list[dict[str, Any]]:

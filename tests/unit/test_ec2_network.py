@@ -204,11 +204,11 @@ def test_a_subnet_needs_an_address_for_each_node() -> None:
 
 def test_a_subnet_for_ipv6_alone_is_refused_before() -> None:
     only = [subnet(Ipv6Native=True, CidrBlock="")]
-    found = results(Ec2(INTERNET, subnets=only), subnet="subnet-1")["subnet"]
+    found = results(Ec2(INTERNET, subnets=only), subnet=("subnet-1",))["subnet"]
     assert found.ok is False and "subnet-1 is for IPv6 alone" in found.detail
     provider = Ec2Provider(Context(store="s3://bucket/team"))
     provider.clients.get = lambda *_, **__: Ec2(subnets=only)  # type: ignore[method-assign]
-    asked = Resources(provider="ec2", region=REGION, machine=("c7i.large",), ec2=Ec2Resources(subnet="subnet-1"))
+    asked = Resources(provider="ec2", region=REGION, machine=("c7i.large",), ec2=Ec2Resources(subnet=("subnet-1",)))
     with pytest.raises(UserError, match=r"^resources\.ec2\.subnet: subnet-1 is for IPv6 alone"):
         provider.offerings(asked)
 

@@ -42,7 +42,7 @@ def built(overrides: dict[str, Any], nodes: int = 1, **settings: Any) -> dict[st
 
 def test_interfaces_of_an_override_stand_alone_with_the_jobs_subnet_in_them() -> None:
     cards = [{"DeviceIndex": 0, "AssociatePublicIpAddress": True}, {"DeviceIndex": 1, "SubnetId": "subnet-2"}]
-    first, second = built({"NetworkInterfaces": cards}, subnet="subnet-1", security_groups=("sg-1",))[
+    first, second = built({"NetworkInterfaces": cards}, subnet=("subnet-1",), security_groups=("sg-1",))[
         "NetworkInterfaces"
     ]
     assert first == {"DeviceIndex": 0, "AssociatePublicIpAddress": True, "SubnetId": "subnet-1", "Groups": ["sg-1"]}
@@ -51,7 +51,7 @@ def test_interfaces_of_an_override_stand_alone_with_the_jobs_subnet_in_them() ->
 
 def test_an_interface_that_exists_has_its_own_subnet() -> None:
     cards = [{"DeviceIndex": 0, "NetworkInterfaceId": "eni-1"}]
-    params = built({"NetworkInterfaces": cards}, subnet="subnet-1", security_groups=("sg-1",))
+    params = built({"NetworkInterfaces": cards}, subnet=("subnet-1",), security_groups=("sg-1",))
     assert params["NetworkInterfaces"] == cards
     assert "Placement" not in built({"NetworkInterfaces": cards}), "the zone is that of the interface"
 

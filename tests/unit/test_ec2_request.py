@@ -68,7 +68,7 @@ def run_params(found: LaunchOrder) -> dict[str, Any]:
 
 WHOLE = Ec2Resources(
     profile="training",
-    subnet="subnet-1",
+    subnet=("subnet-1",),
     security_groups=("sg-1", "sg-2"),
     key="jane",
     public_ip=False,

@@ -55,7 +55,7 @@ def test_every_field_at_once() -> None:
             image="dlami/pytorch",
             ec2=Ec2Resources(
                 profile="trainer",
-                subnet="subnet-0a1b2c",
+                subnet=("subnet-0a1b2c",),
                 security_groups=("sg-0d4e5f",),
                 key="laptop",
                 public_ip=False,
@@ -396,7 +396,7 @@ def test_shared_layers_may_hold_settings_for_other_providers() -> None:
     spec = parse_job([user, read_layer("run: x\n", "stoker.yaml")])
     assert spec.resources == Resources(local=LocalResources(seed=3))
     job = read_layer("run: x\nresources: {provider: ec2}\n", "stoker.yaml")
-    assert parse_job([user, job]).resources == Resources(provider="ec2", ec2=Ec2Resources(subnet="s"))
+    assert parse_job([user, job]).resources == Resources(provider="ec2", ec2=Ec2Resources(subnet=("s",)))
     own = read_layer("run: x\nresources: {ec2: {key: k}}\n", "stoker.yaml")
     assert parse_job([user, own]).resources.ec2 == Ec2Resources(key="k")
 

@@ -348,8 +348,8 @@ def _store() -> Any:
 def test_what_only_ec2_has_is_told_elsewhere() -> None:
     estimator = pytorch(subnets=["a", "b"], security_group_ids=["c"], volume_size=10)
     on_ec2 = estimator._translate(None, None, "ec2")
-    assert on_ec2.fields["resources"]["ec2"] == {"subnet": "a", "security_groups": ["c"]}
-    assert [line.partition(":")[0] for line in on_ec2.warnings] == ["subnets"]
+    assert on_ec2.fields["resources"]["ec2"] == {"subnet": ["a", "b"], "security_groups": ["c"]}
+    assert on_ec2.warnings == ()
     on_gce = estimator._translate(None, None, "gce")
     assert on_gce.fields["resources"] == {"disk": "10GB"}
     assert "container" not in on_gce.fields["environment"]

@@ -62,7 +62,9 @@ class Ec2Resources:
     """Settings of EC2 alone."""
 
     profile: str | None = file_field("instance profile of the nodes", default=None)
-    subnet: str | None = file_field("subnet id", default=None)
+    subnet: tuple[str, ...] = file_field(
+        "subnet ids; each zone is tried in its own subnet, the first that has free addresses", form="words", default=()
+    )
     security_groups: tuple[str, ...] = file_field("security group ids", form="words", default=())
     key: str | None = file_field("key pair for SSH", default=None)
     public_ip: bool | None = file_field("give nodes a public address", default=None)

@@ -71,7 +71,7 @@ ARGUMENTS = (
     _honoured("py_version", "the same"),
     _honoured("container_entry_point", "the command in the container"),
     _honoured("container_arguments", "its arguments"),
-    _honoured("subnets", "`resources.ec2.subnet`, the first of them"),
+    _honoured("subnets", "`resources.ec2.subnet`"),
     _honoured("security_group_ids", "`resources.ec2.security_groups`"),
     _honoured("sagemaker_session", "its region, as `resources.region`; nothing else of it is used"),
     _refused("instance_groups", "all nodes are alike; give instance_type and instance_count"),

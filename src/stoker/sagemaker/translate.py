@@ -168,7 +168,7 @@ def _resources(fit: Fit, warnings: list[str]) -> dict[str, Any] | None:
     if fit.capabilities.ec2_machines:
         if isinstance(region, str):
             found["region"] = region
-        found |= _network(given, warnings)
+        found |= _network(given)
     else:
         ignored = [name for name in ("subnets", "security_group_ids") if name in given]
         warnings += [f"{name}: not honoured: it is EC2's" for name in ignored]
@@ -185,13 +185,11 @@ def _machine(name: str, fit: Fit, warnings: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _network(given: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
+def _network(given: Mapping[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     subnets = given.get("subnets") or []
     if subnets:
-        own["subnet"] = subnets[0]
-    if len(subnets) > 1:
-        warnings.append(f"subnets: not honoured: {', '.join(subnets[1:])}; machines are in one subnet, {subnets[0]}")
+        own["subnet"] = list(subnets)
     if given.get("security_group_ids"):
         own["security_groups"] = list(given["security_group_ids"])
     return {"ec2": own} if own else {}

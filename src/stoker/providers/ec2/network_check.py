@@ -31,9 +31,9 @@ EGRESS: Direction = "IpPermissionsEgress"
 def check_network(ec2: Any, spec: Spec, offered: Iterable[Offering] = ()) -> Iterator[CheckResult]:
     """Check the job's subnet, or the default subnets, the traffic between nodes, and the way to S3."""
     ec2_resources = spec.resources.ec2 or Ec2Resources()
-    subnet = ec2_resources.subnet
+    named = list(dict.fromkeys(ec2_resources.subnet))
     asked: dict[str, Any] = (
-        {"SubnetIds": [subnet]} if subnet else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+        {"SubnetIds": named} if named else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
     try:
         answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(**asked))
@@ -45,7 +45,7 @@ def check_network(ec2: Any, spec: Spec, offered: Iterable[Offering] = ()) -> Ite
         fix = f"aws ec2 create-default-vpc --region {spec.resources.region}, or set resources.ec2.subnet"
         yield CheckResult("subnet", False, "there is no default subnet in this region", fix)
         return
-    subnets = subnet or f"{len(found)} default subnets"
+    subnets = ", ".join(named) or f"{len(found)} default subnets"
     yield _check_addresses(f"{subnets} in {found[0]['VpcId']}", found, spec)
     yield _check_between_nodes(ec2, spec, found)
     machines = [catalog.facts(each.machine) for each in offered] if ec2_resources.efa else []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.model.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
+from stoker.model.errors import InvalidRequest, NotFound, ProviderError, Transient
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
@@ -29,10 +29,10 @@ from stoker.providers.ec2 import (
     image_lookup,
     kms,
     leftovers,
-    network_check,
     offers,
     request,
     role_names,
+    subnets,
     tags,
 )
 from stoker.providers.ec2.capabilities import CAPABILITIES
@@ -92,7 +92,7 @@ class Ec2Provider:
 
     def _ask_offerings(self, resources: Resources) -> tuple[Offering, ...]:
         ec2 = self._clients.get("ec2", resources.region)
-        narrowed = self._in_subnet(ec2, resources)
+        narrowed = subnets.restrict(ec2, resources)
         return call_aws("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
 
     def why_none(self, resources: Resources) -> str:
@@ -129,19 +129,16 @@ class Ec2Provider:
     def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
         """Send the requests. Idempotent by the client token; a gang is launched completely or not at all."""
         launched: list[Any] = []
-        image: Mapping[str, Any] = {}
         own_group = any(each.operation == "CreatePlacementGroup" for each in requests)
-        for each in requests:
+        for each in self.resolved(requests):
             ec2 = self._clients.get(each.service, each.region)
             match each.operation:
                 case "CreatePlacementGroup":
                     self._create_group(ec2, each.params)
-                case "DescribeImages":
-                    image = image_lookup.find(ec2, each.params)
                 case "RunInstances":
                     # One attempt: EC2 reports "no capacity" with the status of a server error, which boto3 would retry.
                     once = self._clients.get(each.service, each.region, attempts=1)
-                    launched += self._run(once, image_lookup.filled(each.params, image), own_group=own_group)
+                    launched += self._run(once, each.params, own_group=own_group)
                 case other:
                     raise InvalidRequest(f"not a request to the ec2 provider: {other}")
         region = requests[-1].region
@@ -281,17 +278,22 @@ class Ec2Provider:
 
         return check.check_account(self, spec, self._context.store)
 
-    def resolved(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """The requests that would change something, with the image's facts from EC2 filled in. Changes nothing
-        itself."""
+    def resolved(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """The requests that would change something, with what only EC2 knows filled in: facts of the image, and the
+        subnet. Changes nothing itself."""
         image: Mapping[str, Any] = {}
+        subnet = ""
         for each in requests:
-            if each.operation == "DescribeImages":
-                image = image_lookup.find(self._clients.get("ec2", each.region), each.params)
-            else:
-                yield (
-                    replace(each, params=image_lookup.filled(each.params, image)) if "ImageId" in each.params else each
-                )
+            ec2 = self._clients.get("ec2", each.region)
+            match each.operation:
+                case "DescribeImages":
+                    image = image_lookup.find(ec2, each.params)
+                case "DescribeSubnets":
+                    subnet = subnets.find(ec2, each.params, _nodes(requests))
+                case "RunInstances":
+                    yield replace(each, params=subnets.filled(image_lookup.filled(each.params, image), subnet))
+                case _:
+                    yield each
 
     # ── After the end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,18 +362,10 @@ class Ec2Provider:
             zone=found.get("Placement", {}).get("AvailabilityZone"),
         )
 
-    def _in_subnet(self, ec2: Any, resources: Resources) -> Resources:
-        """Restrict the zones to the subnet's: a subnet is in one zone."""
-        subnet = resources.ec2.subnet if resources.ec2 else None
-        if subnet is None:
-            return resources
-        answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(SubnetIds=[subnet]))
-        if problem := network_check.ipv6_problem(answer["Subnets"][0]):
-            raise UserError(f"resources.ec2.subnet: {problem}")
-        zone = answer["Subnets"][0]["AvailabilityZone"]
-        if resources.zones and zone not in resources.zones:
-            raise UserError(f"resources.zones: {subnet} is in {zone}; name that zone, or another subnet")
-        return replace(resources, zones=(zone,))
+
+def _nodes(requests: Sequence[Request]) -> int:
+    """The number of machines that these requests launch."""
+    return sum(int(each.params["MinCount"]) for each in requests if each.operation == "RunInstances")
 
 
 def _state(found: Mapping[str, Any]) -> InstanceState:

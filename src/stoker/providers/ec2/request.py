@@ -16,7 +16,18 @@ from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
-from stoker.providers.ec2 import catalog, efa, image_lookup, images, overrides, places, role_names, tags, userdata
+from stoker.providers.ec2 import (
+    catalog,
+    efa,
+    image_lookup,
+    images,
+    overrides,
+    places,
+    role_names,
+    subnets,
+    tags,
+    userdata,
+)
 from stoker.providers.machine_types import disk_size
 
 _TOKEN_LENGTH = 64
@@ -60,6 +71,8 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
     if image.id is None or image.root is None:
         arch = catalog.facts(order.offering.machine).arch
         found.append(Request("ec2", "DescribeImages", image_lookup.params(image, arch), region))
+    if len(ec2.subnet) > 1:
+        found.append(Request("ec2", "DescribeSubnets", subnets.params(ec2.subnet, order.offering.zone), region))
     params = _run(order, ec2, image, group)
     found.append(Request("ec2", "RunInstances", overrides.merge(params, ec2.overrides), region))
     return tuple(found)
@@ -208,8 +221,9 @@ def _market(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
 def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
     """Plain fields if possible; network interfaces if EC2 requires them."""
     groups = list(ec2.security_groups)
+    subnet = subnets.SUBNET_ID if len(ec2.subnet) > 1 else next(iter(ec2.subnet), None)
     if not ec2.efa and ec2.public_ip is None:
-        found: dict[str, Any] = {"SubnetId": ec2.subnet} if ec2.subnet else {}
+        found: dict[str, Any] = {"SubnetId": subnet} if subnet else {}
         return found | ({"SecurityGroupIds": groups} if groups else {})
     machine = catalog.facts(order.offering.machine)
     layout = efa.layout(machine) if ec2.efa else (efa.Interface(0, 0, "interface"),)
@@ -218,8 +232,8 @@ def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
         interface: dict[str, Any] = {"DeviceIndex": each.device, "DeleteOnTermination": True}
         if ec2.efa:
             interface |= {"InterfaceType": each.type, "NetworkCardIndex": each.card}
-        if ec2.subnet:
-            interface["SubnetId"] = ec2.subnet
+        if subnet:
+            interface["SubnetId"] = subnet
         if groups:
             interface["Groups"] = groups
         # "You cannot specify more than one network interface in the request" (AssociatePublicIpAddress).
