@@ -69,6 +69,7 @@ GOVERNOR: tuple[Operation, ...] = (
     Operation("ec2:DescribeInstanceTypeOfferings", "anything", "which zones have a machine type"),
     Operation("ec2:DescribeSpotPriceHistory", "anything", "what spot costs now"),
     Operation("ec2:DescribeSubnets", "anything", "the zone of a subnet"),
+    Operation("ec2:DescribeCapacityReservations", "anything", "where a reservation is"),
     Operation("ec2:DescribeImages", "anything", "an image by its name, and its root device"),
     Operation("ec2:DescribeTags", "anything", "whether anything was left behind"),
     Operation("ec2:DescribeVolumes", "anything", "disks that were left behind"),
@@ -92,6 +93,7 @@ PLAN = tuple(
         "ec2:DescribeInstanceTypeOfferings",
         "ec2:DescribeSpotPriceHistory",
         "ec2:DescribeSubnets",
+        "ec2:DescribeCapacityReservations",
     }
 )
 SHELL: tuple[Operation, ...] = (

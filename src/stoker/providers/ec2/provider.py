@@ -31,6 +31,7 @@ from stoker.providers.ec2 import (
     leftovers,
     offers,
     request,
+    reservations,
     role_names,
     subnets,
     tags,
@@ -92,7 +93,7 @@ class Ec2Provider:
 
     def _ask_offerings(self, resources: Resources) -> tuple[Offering, ...]:
         ec2 = self._clients.get("ec2", resources.region)
-        narrowed = subnets.restrict(ec2, resources)
+        narrowed = reservations.restrict(ec2, subnets.restrict(ec2, resources))
         return call_aws("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
 
     def why_none(self, resources: Resources) -> str:
