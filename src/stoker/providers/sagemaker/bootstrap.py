@@ -42,7 +42,7 @@ def main(config: "dict[str, Any]", ml: Path = ML) -> int:
         agent = install(config, ml, home)
         node_config = dict(config["node"], rank=rank, instance=f"{config['training_job']}.{host}")
         (node / "node.json").write_text(json.dumps(node_config, sort_keys=True), encoding="utf-8")
-        if config["contract"]:
+        if config.get("contract"):
             keep_channels(config, ml, node)
         (node / "train.log").touch()
         shown = LogForwarder(node / "train.log")
