@@ -132,9 +132,13 @@ def _opened_tree(paths: NodePaths, place: Path) -> Iterator[tuple[Extraction, st
 
     Raises OSError, also where a file is in the way.
     """
-    top, *below = place.relative_to(paths.root).parts
+    if paths.ml is not None and place.is_relative_to(paths.ml):
+        folder, below = paths.ml, place.relative_to(paths.ml).parts
+    else:
+        top, *rest = place.relative_to(paths.root).parts
+        folder, below = paths.root / top, tuple(rest)
     try:
-        with Extraction(paths.root / top) as tree:
+        with Extraction(folder) as tree:
             yield tree, "/".join(below)
     except PathObstructed as error:
         raise FileExistsError(errno.EEXIST, str(error)) from error

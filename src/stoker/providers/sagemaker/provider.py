@@ -58,6 +58,7 @@ class SageMakerProvider:
         """Raise UserError for what SageMaker would refuse."""
         registry.check_spec(self.name, self._context.store, spec)
         request.check(spec)
+        request.check_image(spec, spec.resources.region or environment_region())
         self._check_channels(spec)
 
     def _check_channels(self, spec: Spec) -> None:

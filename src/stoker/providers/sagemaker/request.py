@@ -112,6 +112,14 @@ def _check_python(spec: Spec) -> None:
         )
 
 
+def check_image(spec: Spec, region: str | None) -> None:
+    """Raise UserError for an alias of an image that is not known in the region: SageMaker pulls from no other."""
+    container = spec.environment.container
+    problem = dlc_images.region_problem(container.image if container else DEFAULT_IMAGE, region) if region else None
+    if problem is not None:
+        raise UserError(f"environment.container.image: {problem}")
+
+
 def _check_keep_alive(spec: Spec, ours: SagemakerResources) -> None:
     if ours.keep_alive_s is None:
         return
