@@ -16,6 +16,7 @@ from stoker.providers.sagemaker import catalog
 from stoker.providers.sagemaker.provider import SageMakerProvider
 
 EU = "763104351884.dkr.ecr.eu-west-1.amazonaws.com"
+ISO = "886529160074.dkr.ecr.us-iso-east-1.c2s.ic.gov"
 
 
 @pytest.mark.parametrize(
@@ -37,8 +38,7 @@ EU = "763104351884.dkr.ecr.eu-west-1.amazonaws.com"
         ),
         (
             "dlc/huggingface-tensorflow:2.6-py38@us-iso-east-1",
-            "886529160074.dkr.ecr.us-iso-east-1.c2s.ic.gov/"
-            + "huggingface-tensorflow-training:2.6.3-transformers4.17.0-gpu-py38-cu112-ubuntu20.04",
+            f"{ISO}/huggingface-tensorflow-training:2.6.3-transformers4.17.0-gpu-py38-cu112-ubuntu20.04",
         ),
         (
             "dlc/pytorch:2.8-py312@ap-southeast-6",
