@@ -17,7 +17,7 @@ from stoker.model import codec
 from stoker.model.errors import QuotaExceeded, SpecError, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources, SagemakerResources
-from stoker.model.spec import Container, Environment, Limits, Retry, Spec
+from stoker.model.spec import Container, Environment, Input, Limits, Retry, Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.sagemaker import catalog, offers, prices, request
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
@@ -73,6 +73,20 @@ ORDERS = {
         environment=Environment(container=Container("dlc/pytorch:2.5-py311")),
         metrics={"loss": "loss=([0-9.]+)", "long": "x" * 501},
         params={"lr": 0.1, "flag": True},
+    ),
+    "script": order(
+        P4D,
+        nodes=2,
+        environment=Environment(container=Container("dlc/pytorch:2.5-py311"), contract="sagemaker"),
+        params={"lr": 0.1, "name": "a b", "flag": True, "layers": "json:[64, 64]"},
+        inputs={
+            "train": Input("s3://data/train/"),
+            "shards": Input("s3://data/shards/", shard=True),
+            "images": Input("s3://data/images/", mode="mount"),
+            "mine": Input(f"s3://bucket/team/inputs/{'e' * 64}"),
+            "list": Input("s3://bucket/team/inputs/abc/list.csv"),
+            "piped": Input("s3://data/piped/", mode="stream"),
+        },
     ),
     "everything": order(
         ours=WHOLE,
@@ -187,7 +201,6 @@ def test_what_cannot_be_is_refused_by_name(ours: SagemakerResources | None, fiel
             {"environment": Environment(container=Container("x", entrypoint=True))},
             r"environment\.container\.entrypoint",
         ),
-        ({"environment": Environment(contract="sagemaker")}, r"environment\.contract"),
         ({"retry": Retry(hold_on_failure_s=60.0)}, r"retry\.hold_on_failure"),
         ({"resources": {"image": "ami-1"}}, r"resources\.image"),
         ({"resources": {"zones": ("us-east-1a",)}}, r"resources\.zones"),

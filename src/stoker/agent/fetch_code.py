@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from pathlib import Path
 
 from stoker.agent.unpack_code import unpack
 from stoker.core.attempt_verdict import DISK_ADVICE
@@ -32,6 +33,26 @@ def fetch_code(store: Store, state: JobState, submission: Submission, paths: Nod
     name = keys.shared_name(state.code_digest, submission.code.generation)
     if store.get_file(keys.code(name), archive) is None:
         raise SetupFailed("the packed code is not in the store any more; submit the job again", user=False)
-    shutil.rmtree(paths.code, ignore_errors=True)
-    unpack(archive, paths.code, state.code_digest)
+    if paths.ml is None:
+        shutil.rmtree(paths.code, ignore_errors=True)
+        unpack(archive, paths.code, state.code_digest)
+    else:
+        # The image may have files of its own in `/opt/ml/code`: as on SageMaker, they stay beside those of the job.
+        unpacked = paths.root / "unpacked"
+        shutil.rmtree(unpacked, ignore_errors=True)
+        unpack(archive, unpacked, state.code_digest)
+        _merge(unpacked, paths.code)
+        shutil.rmtree(unpacked)
     archive.unlink(missing_ok=True)
+
+
+def _merge(source: Path, target: Path) -> None:
+    """Copy a tree into a folder that may exist. A file or link with the name of a copied one is replaced."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir() and not path.is_symlink():
+            place.mkdir(exist_ok=True)
+        else:
+            place.unlink(missing_ok=True)
+            shutil.copy2(path, place, follow_symlinks=False)

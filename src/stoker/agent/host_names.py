@@ -83,7 +83,7 @@ def give_names(node: AgentNode, runtime: Runtime, spec: Spec, location: Training
 
 def _with_names(node: AgentNode, runtime: Runtime, spec: Spec, location: TrainingLocation, command: Command) -> Command:
     """Give the names their addresses: in the file of the view that the command has, or in the machine's own."""
-    if spec.environment.contract is not None:
+    if spec.environment.contract is not None and node.paths.ml is None:
         return command  # Its file has the names of the nodes beside those of SageMaker.
     in_engine, named = job_folders.has_engine(node, spec), location.named_addresses
     refused = "others use this machine"

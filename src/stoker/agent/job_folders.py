@@ -10,6 +10,9 @@ With `contract: sagemaker` only the training sees `/opt/ml` (`stoker.agent.sagem
         outputs/              the folder that `outputs` names, if it is another one
     <node>/code/              /opt/ml/code
     <node>/hosts              /etc/hosts
+
+A machine that has `/opt/ml` itself, a training job of SageMaker's, needs none of this: the folders are where the script
+expects them, and only `<node>/artifacts/` is elsewhere.
 """
 
 from __future__ import annotations
@@ -148,7 +151,7 @@ def _absolute(spec: Spec) -> list[Path]:
 
 def is_shared(paths: NodePaths, spec: Spec) -> bool:
     """Return whether the checkpoint folder may hold files of others: outside the node, or with patterns."""
-    return _selective(spec) or not checkpoint_folder(paths, spec).is_relative_to(paths.root)
+    return _selective(spec) or not paths.is_own(checkpoint_folder(paths, spec))
 
 
 def checkpoints_inside(spec: Spec) -> str | None:
@@ -184,7 +187,8 @@ def output_files(
     top = output_folder(paths, spec)
     if spec.environment.contract is not None:
         beside = _beside(paths, spec, prefix="code/")
-        return OutputFiles([OutputSource(top, takes_all=True)], beside, baseline, confinement=confinement)
+        found = [OutputSource(top, takes_all=True), *_results_in_place(paths, spec)]
+        return OutputFiles(found, beside, baseline, confinement=confinement)
     entries = entries_of(spec.outputs)
     relative = tuple(entry for entry in entries if not entry.removeprefix("!").startswith("/"))
     sources: list[OutputSource] = []
@@ -211,13 +215,30 @@ def output_files(
     return OutputFiles(sources, _beside(paths, spec), baseline, confinement=confinement, refused=refused)
 
 
+def _results_in_place(paths: NodePaths, spec: Spec) -> list[OutputSource]:
+    """Return the output folders of a machine that has `/opt/ml` itself: they are stored as if they were in one."""
+    if paths.ml is None:
+        return []
+    found = sources(paths)
+    named = {"model": found[MODEL], "data": found[OUTPUT_DATA], "intermediate": found[OUTPUT_INTERMEDIATE]}
+    own = outputs_inside(spec)
+    if own is not None:
+        named["outputs"] = outside(paths, own)
+    return [OutputSource(folder, f"{name}/", takes_all=True) for name, folder in named.items()]
+
+
 def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> OutputSource:
     """Return the working folder without declared files, checkpoints, and files excluded with `!`."""
     saved = _saved_filter(paths, spec)
     entries = entries_of(spec.outputs)
     top = output_folder(paths, spec)
     plain = (top.relative_to(paths.code).as_posix(),) if top != paths.code and top.is_relative_to(paths.code) else ()
-    declared = PathFilter((*plain, *(entry for entry in entries if not entry.startswith(("/", "!")))))
+    inside = tuple(
+        source.folder.relative_to(paths.code).as_posix()
+        for source in _results_in_place(paths, spec)
+        if source.folder.is_relative_to(paths.code)
+    )
+    declared = PathFilter((*plain, *inside, *(entry for entry in entries if not entry.startswith(("/", "!")))))
     # A file that `!` excludes from all outputs is excluded here, too.
     refused = _refused_filter(spec)
     return OutputSource(
@@ -287,6 +308,8 @@ def artifacts(paths: NodePaths) -> Path:
 
 def sources(paths: NodePaths) -> dict[str, Path]:
     """Return the folders of the machine behind the paths in `/opt/ml`, the outermost first."""
+    if paths.ml is not None:
+        return {path: paths.ml / path[len(ML) + 1 :] for path in (ML, CODE, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE)}
     kept = artifacts(paths)
     return {
         ML: paths.root / "ml",
@@ -298,7 +321,9 @@ def sources(paths: NodePaths) -> dict[str, Path]:
 
 
 def outside(paths: NodePaths, path: str) -> Path:
-    """Return the path of the machine behind this path in `/opt/ml`."""
+    """Return the path of the machine behind this path in `/opt/ml`; other paths are the machine's own."""
     found = sources(paths)
+    if path != ML and not path.startswith(f"{ML}/"):
+        return Path(path)
     target = max((each for each in found if path == each or path.startswith(f"{each}/")), key=len)
     return found[target] / path[len(target) :].lstrip("/")

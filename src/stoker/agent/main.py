@@ -28,7 +28,13 @@ from stoker.model.node_facts import Heartbeat
 from stoker.processes import TRAINING, end_remains, set_parent_death_signal
 from stoker.processes.container_sweep import sweep
 from stoker.providers import registry
-from stoker.providers.base import HasEnvironmentCache, Machine, RunsInContainer, SupportsHostReplacement
+from stoker.providers.base import (
+    HasEnvironmentCache,
+    HasSagemakerTree,
+    Machine,
+    RunsInContainer,
+    SupportsHostReplacement,
+)
 from stoker.store.base import Store, open_store
 from stoker.store.node_facts import MAX_BOOTS
 
@@ -44,14 +50,15 @@ def run_agent(root: Path) -> int:
     # The supervisor switches the machine off: without a supervisor, processes that the training forks would not end.
     set_parent_death_signal(signal.SIGKILL)
     start_watchdog()
-    paths = NodePaths(root)
-    config = codec.loads(NodeConfig, paths.config.read_bytes(), where=str(paths.config))
+    config_file = NodePaths(root).config
+    config = codec.loads(NodeConfig, config_file.read_bytes(), where=str(config_file))
+    machine = registry.machine(config.provider, root)
+    paths = NodePaths(root, machine.ml if isinstance(machine, HasSagemakerTree) else None)
     boot = _count_boot(paths.boots)
     paths.channel.mkdir(parents=True, exist_ok=True)
     store = _open_store(config, time.monotonic() + _STORE_LIMIT_S)
     if store is None:
         return 1
-    machine = registry.machine(config.provider, root)
     _use_image_environment(machine)
     if isinstance(machine, SupportsHostReplacement):
         found = _announce(store, config, boot, time.monotonic() + _STORE_LIMIT_S)

@@ -28,9 +28,11 @@ class ToolkitMachine:
     cpus: int
     gpus: int
     neurons: int
+    # SageMaker's own name of the training job; None on other machines.
+    training_job: str | None = None
 
 
-def probe_machine(location: TrainingLocation, instance_type: str) -> ToolkitMachine:
+def probe_machine(location: TrainingLocation, instance_type: str, training_job: str | None = None) -> ToolkitMachine:
     """Look up the facts about this machine, now."""
     return ToolkitMachine(
         instance_type=instance_type,
@@ -38,6 +40,7 @@ def probe_machine(location: TrainingLocation, instance_type: str) -> ToolkitMach
         cpus=os.cpu_count() or 1,
         gpus=location.gpus,
         neurons=count_neuron_cores(),
+        training_job=training_job,
     )
 
 

@@ -1,6 +1,8 @@
 """Run a script written for SageMaker: give it the `/opt/ml` tree, the `SM_*` variables, and hosts called `algo-1`, ….
 
-The tree lies in the node's folder; only the training sees it at `/opt/ml`.
+The tree lies in the node's folder; only the training sees it at `/opt/ml`. A machine that has `/opt/ml` itself, a
+container of SageMaker's, allows no mounts and needs none: there the tree is used in place, hosts have names already,
+and `resourceconfig.json` is SageMaker's own.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -42,6 +45,7 @@ from stoker.store.safe_extraction import Extraction, PathObstructed
 _MOST_REASON = 1024
 # A secret must not be cut in two before it is masked.
 _MOST_READ = 64 * 1024
+_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def mounts(paths: NodePaths, spec: Spec, inputs: Mapping[str, str] | None = None) -> tuple[BindMount, ...]:
@@ -56,6 +60,9 @@ def mounts(paths: NodePaths, spec: Spec, inputs: Mapping[str, str] | None = None
         _make_folder(paths, job_folders.outside(paths, target))
         # A mount point is needed in the tree, even if the mounted folder lies elsewhere.
         _make_folder(paths, tree[ML] / target[len(ML) + 1 :])
+    if paths.ml is not None:
+        _fill_in_place(paths, spec, inputs or {})
+        return ()
     found = [BindMount(source, target) for target, source in tree.items()]
     outputs = job_folders.outputs_inside(spec)
     if outputs is not None:
@@ -67,6 +74,37 @@ def mounts(paths: NodePaths, spec: Spec, inputs: Mapping[str, str] | None = None
     local = {name: Path(path) for name, path in (inputs or {}).items() if "://" not in path}
     found += [_channel(paths, name, path) for name, path in local.items()]
     return (*found, *hosts_file.mounts(paths, spec))
+
+
+def _fill_in_place(paths: NodePaths, spec: Spec, inputs: Mapping[str, str]) -> None:
+    """Create the folder that `outputs` names, and put inputs that are no channels where SageMaker has channels.
+
+    These are hard links where the disk allows it: `os.walk` of the tree finds no links to folders.
+    """
+    outputs = job_folders.outputs_inside(spec)
+    if outputs is not None:
+        job_folders.outside(paths, outputs).mkdir(parents=True, exist_ok=True)
+    data = job_folders.outside(paths, DATA)
+    for name, path in inputs.items():
+        source, target = Path(path), data / name
+        if "://" in path or source.is_relative_to(data):
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        if source.is_file():
+            _link(str(source), str(target / source.name))
+        else:
+            shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    """Make a file appear at another path too, by a copy if it lies on another disk. May be repeated."""
+    with suppress(FileExistsError):
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:
+            shutil.copy2(source, target)
 
 
 def _channel(paths: NodePaths, name: str, source: Path) -> BindMount:
@@ -94,9 +132,13 @@ def _opened_tree(paths: NodePaths, place: Path) -> Iterator[tuple[Extraction, st
 
     Raises OSError, also where a file is in the way.
     """
-    top, *below = place.relative_to(paths.root).parts
+    if paths.ml is not None and place.is_relative_to(paths.ml):
+        folder, below = paths.ml, place.relative_to(paths.ml).parts
+    else:
+        top, *rest = place.relative_to(paths.root).parts
+        folder, below = paths.root / top, tuple(rest)
     try:
-        with Extraction(paths.root / top) as tree:
+        with Extraction(folder) as tree:
             yield tree, "/".join(below)
     except PathObstructed as error:
         raise FileExistsError(errno.EEXIST, str(error)) from error
@@ -108,7 +150,7 @@ def apply_contract(
     """Return the command with the variables and mounts of a SageMaker script; write its tree. May be repeated."""
     spec = submission.spec
     seen = mounts(paths, spec, location.inputs)
-    write_tree(paths, spec, location, machine, submission.job)
+    write_tree(paths, spec, location, machine, machine.training_job or submission.job)
     env = {**command.env, **variables(submission, location, machine)}
     env["PYTHONPATH"] = os.pathsep.join(part for part in (CODE, env.get("PYTHONPATH", "")) if part)
     inside = job_folders.checkpoints_inside(spec)
@@ -117,15 +159,16 @@ def apply_contract(
     outputs = job_folders.outputs_inside(spec)
     if outputs is not None:
         env["STOKER_OUTPUT_DIR"] = outputs
-    return replace(command, env=env, cwd=Path(CODE), mounts=(*command.mounts, *seen))
+    cwd = Path(CODE) if paths.ml is None else paths.code
+    return replace(command, env=env, cwd=cwd, mounts=(*command.mounts, *seen))
 
 
 def check_mounts(runtime: Runtime, paths: NodePaths, spec: Spec) -> None:
     """Check early that this machine allows the training its own `/opt/ml`. Raises SetupFailed.
 
-    A container always does.
+    A container always does; a machine that has the tree itself needs none.
     """
-    if spec.environment.contract is None or spec.environment.container is not None:
+    if spec.environment.contract is None or spec.environment.container is not None or paths.ml is not None:
         return
     if not registry.capabilities(spec.resources.provider).runs_locally:
         # A machine of the job's own gets the folder. Otherwise each command would mount over /opt, and files that the
@@ -158,7 +201,11 @@ def read_failure(paths: NodePaths, secrets: Mapping[str, str]) -> str:
 
 
 def write_tree(paths: NodePaths, spec: Spec, location: TrainingLocation, machine: ToolkitMachine, job: str) -> None:
-    """Write the files of `/opt/ml`, and the names of the hosts. Existing files are replaced."""
+    """Write the files of `/opt/ml`, and the names of the hosts. Existing files are replaced.
+
+    Where SageMaker provides the tree, its description of the hosts stays, and if it allows no changes its other files
+    stay, too.
+    """
     own, framework = split_parameters(spec, job)
     script = hyperparameters.entry_point(spec) is not None
     encoded = {name: hyperparameters.encode(value, script=script) for name, value in own.items()}
@@ -168,10 +215,18 @@ def write_tree(paths: NodePaths, spec: Spec, location: TrainingLocation, machine
         "resourceconfig.json": resource_config(location, machine),
         "inputdataconfig.json": input_config(spec),
     }
+    if paths.ml is not None:
+        del config["resourceconfig.json"]
     # Commands of the set-up ran before this, perhaps in a container: links that they left here are not followed.
     with Extraction(job_folders.sources(paths)[ML]) as tree:
         for name, value in config.items():
-            tree.write(f"{CONFIG[len(ML) + 1 :]}/{name}", json.dumps(value).encode())
+            try:
+                tree.write(f"{CONFIG[len(ML) + 1 :]}/{name}", json.dumps(value).encode())
+            except OSError as error:
+                if paths.ml is None or error.errno not in _CLOSED:
+                    raise
+    if paths.ml is not None:
+        return
     names = location.named_addresses if len(location.addresses) > 1 else {}
     names |= dict(zip(host_names(location), location.addresses, strict=True))
     hosts_file.write(paths, spec, names, location.addresses[location.rank])

@@ -45,7 +45,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("SM_FRAMEWORK_MODULE", "empty, or SAGEMAKER_TRAINING_MODULE"),
     ("SM_FRAMEWORK_PARAMS", "parameters that begin with `sagemaker_`, as JSON"),
     ("SM_TRAINING_ENV", "all of it, as JSON"),
-    ("TRAINING_JOB_NAME, SAGEMAKER_JOB_NAME", "the job's id"),
+    ("TRAINING_JOB_NAME, SAGEMAKER_JOB_NAME", "the job's id; with `provider: sagemaker` the training job's own name"),
     ("CURRENT_HOST", "as SM_CURRENT_HOST"),
     ("SAGEMAKER_REGION", "AWS_REGION where that is set"),
 )
@@ -88,8 +88,8 @@ def variables(submission: Submission, location: TrainingLocation, machine: Toolk
     values |= {f"hp_{name}": value for name, value in properties["hyperparameters"].items()}
     named = {f"SM_{name.upper()}": hyperparameters.variable_text(value) for name, value in values.items()}
     return named | {
-        "TRAINING_JOB_NAME": submission.job,
-        "SAGEMAKER_JOB_NAME": submission.job,
+        "TRAINING_JOB_NAME": _job_name(submission, machine),
+        "SAGEMAKER_JOB_NAME": _job_name(submission, machine),
         "CURRENT_HOST": properties["current_host"],
         "SAGEMAKER_REGION": _variable(submission.spec, "AWS_REGION") or "",
     }
@@ -108,7 +108,7 @@ _SAME_NAME = (
 def _properties(submission: Submission, location: TrainingLocation, machine: ToolkitMachine) -> dict[str, Any]:
     """Return the properties of the toolkit's environment, by their names there."""
     spec = submission.spec
-    own, framework = split_parameters(spec, submission.job)
+    own, framework = split_parameters(spec, _job_name(submission, machine))
     resources = resource_config(location, machine)
     hosts, current = resources["hosts"], resources["current_host"]
     launched = [_GROUP] if any(framework.get(name) for name in _LAUNCHERS) else []
@@ -138,7 +138,7 @@ def _properties(submission: Submission, location: TrainingLocation, machine: Too
         "is_modelparallel_enabled": None,
         "is_smddpmprun_installed": shutil.which("smddpmprun") is not None,
         "is_smddprun_installed": shutil.which("smddprun") is not None,
-        "job_name": submission.job,
+        "job_name": _job_name(submission, machine),
         "log_level": framework["sagemaker_container_log_level"],
         "master_hostname": master,
         "model_dir": MODEL,
@@ -155,6 +155,10 @@ def _properties(submission: Submission, location: TrainingLocation, machine: Too
         "topology": [],
         "user_entry_point": entry,
     }
+
+
+def _job_name(submission: Submission, machine: ToolkitMachine) -> str:
+    return machine.training_job or submission.job
 
 
 def split_parameters(spec: Spec, job: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -280,7 +280,7 @@ def make_command(
     command = Command(argv, env, node.paths.code, result.secrets)
     if submission.spec.environment.contract is None:
         return command
-    machine = sagemaker_machine.probe_machine(
-        location, sagemaker_machine.instance_type(node.config.provider, result.machine)
-    )
+    instance_type = sagemaker_machine.instance_type(node.config.provider, result.machine)
+    training_job = os.environ.get("TRAINING_JOB_NAME") if node.paths.ml is not None else None
+    machine = sagemaker_machine.probe_machine(location, instance_type, training_job)
     return sagemaker_scripts.apply_contract(command, submission, location, node.paths, machine)

@@ -1,8 +1,10 @@
 """AWS's Deep Learning Containers by alias: `dlc/pytorch:2.5-py311`, `dlc/tensorflow:2.18-py310-cpu@eu-west-1`. Pure.
 
-Images and accounts as of 2025-05, from the image configuration that the SageMaker Python SDK 2.244 ships
-(`image_uri_config/pytorch.json` and `tensorflow.json`, the same table in both) and the release notes at
-https://github.com/aws/deep-learning-containers/releases, where every release lists its short tags.
+Hugging Face's name the version of transformers too: `dlc/huggingface-pytorch:2.5.1-transformers4.49.0-py311`. Without
+it, the newest of that framework and Python is meant.
+
+Accounts, and the tags of Hugging Face's images, are in `dlc_tables`, which `scripts/write_dlc_tables.py` writes. Tags
+of the others are the short ones that every release lists: https://github.com/aws/deep-learning-containers/releases.
 """
 
 from __future__ import annotations
@@ -11,53 +13,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stoker.model.dlc_tables import ACCOUNTS, DATE, HUGGINGFACE
+
 # The oldest Python that Stoker's agent runs in. The training runs in any.
 OLDEST_AGENT_PYTHON = (3, 10)
 PREFIX = "dlc/"
 # Default if none is named and the machine is in no region of AWS.
 DEFAULT_REGION = "us-east-1"
-FRAMEWORKS = ("pytorch", "tensorflow", "huggingface-pytorch")
-
-_MOST = "763104351884"
-_ACCOUNTS = {
-    "af-south-1": "626614931356",
-    "ap-east-1": "871362719292",
-    "ap-east-2": "975050140332",
-    "ap-northeast-1": _MOST,
-    "ap-northeast-2": _MOST,
-    "ap-northeast-3": "364406365360",
-    "ap-south-1": _MOST,
-    "ap-south-2": "772153158452",
-    "ap-southeast-1": _MOST,
-    "ap-southeast-2": _MOST,
-    "ap-southeast-3": "907027046896",
-    "ap-southeast-4": "457447274322",
-    "ap-southeast-5": "550225433462",
-    "ap-southeast-7": "590183813437",
-    "ca-central-1": _MOST,
-    "ca-west-1": "204538143572",
-    "cn-north-1": "727897471807",
-    "cn-northwest-1": "727897471807",
-    "eu-central-1": _MOST,
-    "eu-central-2": "380420809688",
-    "eu-north-1": _MOST,
-    "eu-south-1": "692866216735",
-    "eu-south-2": "503227376785",
-    "eu-west-1": _MOST,
-    "eu-west-2": _MOST,
-    "eu-west-3": _MOST,
-    "il-central-1": "780543022126",
-    "me-central-1": "914824155844",
-    "me-south-1": "217643126080",
-    "mx-central-1": "637423239942",
-    "sa-east-1": _MOST,
-    "us-east-1": _MOST,
-    "us-east-2": _MOST,
-    "us-gov-east-1": "446045086412",
-    "us-gov-west-1": "442386744353",
-    "us-west-1": _MOST,
-    "us-west-2": _MOST,
-}
+FRAMEWORKS = ("pytorch", "tensorflow", "huggingface-pytorch", "huggingface-tensorflow")
 
 # The Pythons of each image for training, oldest first, from the same files of the SDK 2.257.7 (October 2026). `py3` is
 # the name of 3.6 and 3.7 in images of before 2020. Newer images than these are taken as they are written.
@@ -79,10 +42,13 @@ _PYTHONS = {
 # In the tag of an image, such as `1.13.1-gpu-py39-cu117-ubuntu20.04-sagemaker`.
 _TAGGED = re.compile(r":(?:.*-)?py3(\d{1,2})(?:-.*)?(?:@[a-z0-9:-]+)?")
 
+_HUGGINGFACE = "huggingface-"
 _ALIAS = re.compile(
-    r"dlc/(?P<framework>[a-z-]+):(?P<version>\d+(?:\.\d+){1,2})-(?P<python>py(?:3|\d{2,3}))(?:-(?P<device>cpu|gpu))?"
-    r"(?:@(?P<region>[a-z0-9-]+))?"
+    r"dlc/(?P<framework>[a-z-]+):(?P<version>\d+(?:\.\d+){1,2})(?:-transformers(?P<transformers>\d+(?:\.\d+){1,2}))?"
+    r"-(?P<python>py(?:3|\d{2,3}))(?:-(?P<device>cpu|gpu))?(?:@(?P<region>[a-z0-9-]+))?"
 )
+_AWS_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
+_IN_FULL = "give the image in full, as ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME-training:TAG"
 
 
 def problem(image: str) -> str | None:
@@ -94,21 +60,37 @@ def problem(image: str) -> str | None:
         return f"{image!r} is no alias; write dlc/FRAMEWORK:VERSION-pyXY[-cpu][@REGION], such as dlc/pytorch:2.5-py311"
     if found["framework"] not in FRAMEWORKS:
         return f"there are no Deep Learning Containers for {found['framework']!r}; there are {', '.join(FRAMEWORKS)}"
-    if found["region"] and found["region"] not in _ACCOUNTS:
-        return f"the account of the Deep Learning Containers in {found['region']!r} is not known; name another region"
+    if found["region"] and found["region"] not in ACCOUNTS:
+        return f"{_no_account(found['region'])}; name another region, or {_IN_FULL}"
+    if found["framework"].startswith(_HUGGINGFACE):
+        return None if _tag(found) is not None else _no_tag(image, found)
+    if found["transformers"]:
+        named = f"{PREFIX}{_HUGGINGFACE}{found['framework']}"
+        return f"{image!r}: only Hugging Face's images have transformers; write {named}:…"
     return None
 
 
+def region_problem(image: str, region: str) -> str | None:
+    """Describe why an alias cannot be resolved for a region of AWS; None if it can, or is no alias, or names another
+    region."""
+    found = _ALIAS.fullmatch(image)
+    if found is None or found["region"] or region in ACCOUNTS or not _AWS_REGION.fullmatch(region):
+        return None
+    return f"{_no_account(region)}; {_IN_FULL}"
+
+
 def resolve(image: str, region: str | None) -> str:
-    """Resolve an alias for a machine in `region`; any other image is returned unchanged."""
+    """Resolve an alias for a machine in `region`; any other image is returned unchanged.
+
+    The alias is one without a `problem`.
+    """
     found = _ALIAS.fullmatch(image)
     if found is None:
         return image
-    where = found["region"] or (region if region in _ACCOUNTS else DEFAULT_REGION)
+    where = found["region"] or (region if region in ACCOUNTS else DEFAULT_REGION)
     assert where is not None
-    domain = "amazonaws.com.cn" if where.startswith("cn-") else "amazonaws.com"
-    tag = f"{found['version']}-{found['device'] or 'gpu'}-{found['python']}"
-    return f"{_ACCOUNTS[where]}.dkr.ecr.{where}.{domain}/{found['framework']}-training:{tag}"
+    account, domain = ACCOUNTS[where]
+    return f"{account}.dkr.ecr.{where}.{domain}/{found['framework']}-training:{_tag(found)}"
 
 
 @dataclass(frozen=True)
@@ -170,3 +152,48 @@ def _minor(python: str) -> int:
     """The minor version in a name such as `py39`; for `py3`, of before 2020, the newest that it may be."""
     digits = python.removeprefix("py3")
     return int(digits) if digits.isdigit() else 7
+
+
+def _tag(found: re.Match[str]) -> str | None:
+    """Return the image's tag; None for an image of Hugging Face's that the table does not have."""
+    device = found["device"] or "gpu"
+    if not found["framework"].startswith(_HUGGINGFACE):
+        return f"{found['version']}-{device}-{found['python']}"
+    fitting = [
+        (_numbers(transformers), _numbers(version), f"{version}-transformers{transformers}", devices[device])
+        for (framework, version, transformers, python), devices in HUGGINGFACE.items()
+        if found["framework"] == f"{_HUGGINGFACE}{framework}"
+        and _is_version(version, found["version"])
+        and _is_version(transformers, found["transformers"] or transformers)
+        and python == found["python"]
+        and device in devices
+    ]
+    if not fitting:
+        return None
+    *_, versions, rest = max(fitting)
+    return "-".join(part for part in (versions, device, found["python"], rest) if part)
+
+
+def _is_version(version: str, written: str) -> bool:
+    """Return whether this is the version that was written, perhaps without its last number."""
+    return version == written or version.startswith(f"{written}.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _no_account(region: str) -> str:
+    return f"the account of the Deep Learning Containers in {region!r} is not known (as of {DATE})"
+
+
+def _no_tag(image: str, found: re.Match[str]) -> str:
+    known = sorted(_aliases(found["framework"]), key=lambda alias: _numbers(".".join(re.findall(r"\d+", alias))))
+    newest = ", ".join(known[-3:])
+    return f"{image!r} is none of Hugging Face's images as of {DATE}; the newest are {newest}; or {_IN_FULL}"
+
+
+def _aliases(wanted: str) -> Iterator[str]:
+    for framework, version, transformers, python in HUGGINGFACE:
+        if wanted == f"{_HUGGINGFACE}{framework}":
+            yield f"{PREFIX}{wanted}:{version}-transformers{transformers}-{python}"

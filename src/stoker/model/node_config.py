@@ -2,7 +2,7 @@
 
 <node>/node.json        this configuration
 <node>/boots            how many agents have started on this machine
-<node>/code/            the unpacked code: the training's working folder
+<node>/code/            the unpacked code: the training's working folder (a machine with its own `/opt/ml` has it there)
 <node>/inputs/<name>/   files of an input for this node alone; shared copies lie beside the node (see Node.inputs)
 <node>/mounts/<name>/   mounted inputs
 <node>/lib/             `stoker.train`, for the training to import
@@ -42,6 +42,12 @@ class NodePaths:
     """The folders and files of one node."""
 
     root: Path
+    # The machine's own `/opt/ml`, if a script written for SageMaker runs in it; None where the agent provides the tree.
+    ml: Path | None = None
+
+    def is_own(self, folder: Path) -> bool:
+        """Return whether a folder belongs to this node alone."""
+        return folder.is_relative_to(self.root) or (self.ml is not None and folder.is_relative_to(self.ml))
 
     @property
     def config(self) -> Path:
@@ -53,7 +59,7 @@ class NodePaths:
 
     @property
     def code(self) -> Path:
-        return self.root / "code"
+        return (self.ml or self.root) / "code"
 
     @property
     def inputs(self) -> Path:

@@ -115,6 +115,14 @@ class SagemakerResources:
         default=None,
         above=0,
     )
+    channels: bool = file_field(
+        "with contract: sagemaker, inputs in S3 are channels of the training job; false: the agent fetches them",
+        default=True,
+    )
+    checkpoint_copy: bool = file_field(
+        "with contract: sagemaker, SageMaker copies /opt/ml/checkpoints for people, too (CheckpointConfig)",
+        default=True,
+    )
     kms_key: str | None = file_field("KMS key that encrypts the disks and what SageMaker writes", default=None)
     encrypt_traffic: bool = file_field("encrypt what nodes send to each other", default=False)
     overrides: dict[str, Any] = file_field(

@@ -25,6 +25,7 @@ __all__ = [
     "CheckResult",
     "EndReason",
     "HasPlace",
+    "HasSagemakerTree",
     "HttpRequest",
     "LaunchOrder",
     "Machine",
@@ -337,6 +338,18 @@ class RunsInContainer(Protocol):
 
     @property
     def contained(self) -> bool: ...
+
+
+@runtime_checkable
+class HasSagemakerTree(Protocol):
+    """A machine that has the `/opt/ml` tree of SageMaker's scripts itself, with inputs in it."""
+
+    @property
+    def ml(self) -> Path | None:
+        """The folder, if the job's script is written for SageMaker; None otherwise."""
+
+    def channel(self, name: str) -> Path | None:
+        """Return the folder of an input that the cloud brought before the agent started; None if it did not."""
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from tests.support.machines.store_door import StoreDoor
 from tests.support.sagemaker.account import Account
+from tests.support.sagemaker.bucket import Bucket
 from tests.support.sagemaker.clock import Clock
 from tests.support.sagemaker.events import state_change
 from tests.support.sagemaker.faults import Faults
@@ -226,27 +227,4 @@ def _hosts(account: Account, s3: S3Server, endpoint: str, folder: Path, grace_s:
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
         "AWS_ENDPOINT_URL": s3.endpoint,
     }
-    return Hosts(account, folder / "jobs", lambda url, target: _fetch(s3, url, target), env, grace_s)
-
-
-def _fetch(s3: S3Server, url: str, target: Path) -> None:
-    """A prefix, as SageMaker brings it: an object by its own name, what lies below a folder by its path."""
-    import boto3
-
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3.endpoint,
-        region_name=REGION,
-        aws_access_key_id=s3.env["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=s3.env["AWS_SECRET_ACCESS_KEY"],
-    )
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    found = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    keys = [each["Key"] for page in found for each in page.get("Contents", ())]
-    if not keys:
-        raise LookupError(f"no S3 objects found under S3 URL {url}")
-    base = prefix if prefix.endswith("/") else prefix.rpartition("/")[0]
-    for key in keys:
-        path = target / key.removeprefix(base).lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        client.download_file(bucket, key, str(path))
+    return Hosts(account, folder / "jobs", Bucket(s3), env, grace_s)

@@ -13,12 +13,13 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support.sagemaker.account import Account
+from tests.support.sagemaker.bucket import Bucket, CheckpointCopy
 from tests.support.sagemaker.container import Container, Ended
 from tests.support.sagemaker.jobs import ENDED, NO_CAPACITY, Job, Json
 
@@ -41,13 +42,13 @@ class Run:
 
 class Hosts:
     """The machines of an account. `grace_s` is what a container gets between SIGTERM and SIGKILL; `env` is set in each,
-    beside what SageMaker sets; `fetch` brings an S3 prefix into a folder."""
+    beside what SageMaker sets; `bucket` is what they read and write."""
 
     def __init__(
         self,
         account: Account,
         folder: Path,
-        fetch: Callable[[str, Path], None],
+        bucket: Bucket,
         env: Mapping[str, str],
         grace_s: float = 120.0,
     ) -> None:
@@ -56,7 +57,7 @@ class Hosts:
         self.dry: set[str] = set()
         self._account = account
         self._folder = folder
-        self._fetch = fetch
+        self._bucket = bucket
         self._env = env
         self._runs: dict[str, Run] = {}
         account.on_created = self.start
@@ -117,9 +118,14 @@ class Hosts:
             self._account.enter(job, "Failed", reason=NO_CAPACITY)
             return
         self._account.enter(job, "Downloading")
-        folders = [self._lay(job, number) for number in range(1, self._count(job) + 1)]
+        try:
+            folders = [self._lay(job, number) for number in range(1, self._count(job) + 1)]
+        except LookupError as error:
+            self._account.enter(job, "Failed", reason=f"ClientError: Data download failed:{error}")
+            return
         if run.stop.is_set():
             return
+        copies = self._copies(job, folders)
         self._account.enter(job, "Training")
         containers = [self._container(job, number, ml) for number, ml in enumerate(folders, 1)]
         try:
@@ -127,6 +133,8 @@ class Hosts:
         finally:
             for container in containers:
                 container.kill()
+            for copy in copies:
+                copy.end()
         if ended is not None:
             self._end(job, ended)
         elif run.stop.is_set():
@@ -169,16 +177,30 @@ class Hosts:
     def _count(self, job: Job) -> int:
         return int(job.resources["InstanceCount"])
 
+    def _copies(self, job: Job, folders: list[Path]) -> list[CheckpointCopy]:
+        """The checkpoint folder of each host, with what its copy in S3 has."""
+        asked = job.asked.get("CheckpointConfig")
+        if asked is None:
+            return []
+        local = Path(asked.get("LocalPath") or "/opt/ml/checkpoints").relative_to("/opt/ml")
+        return [CheckpointCopy(self._bucket, ml / local, asked["S3Uri"]) for ml in folders]
+
     def _lay(self, job: Job, number: int) -> Path:
         """/opt/ml of one host, anew."""
         ml = self._folder / job.name / f"algo-{number}"
         shutil.rmtree(ml, ignore_errors=True)
         config = ml / "input/config"
-        for folder in (config, ml / "input/data", ml / "model", ml / "output/data", ml / "checkpoints"):
+        # The checkpoint folder is there for jobs with a CheckpointConfig alone.
+        for folder in (config, ml / "input/data", ml / "model", ml / "output/data"):
             folder.mkdir(parents=True, exist_ok=True)
         channels = job.asked.get("InputDataConfig") or []
         for channel in channels:
-            self._fetch(channel["DataSource"]["S3DataSource"]["S3Uri"], ml / "input/data" / channel["ChannelName"])
+            source, target = channel["DataSource"]["S3DataSource"], ml / "input/data" / channel["ChannelName"]
+            target.mkdir()
+            shared = source.get("S3DataDistributionType") == "ShardedByS3Key"
+            part = (number - 1, self._count(job)) if shared else (0, 1)
+            if not self._bucket.fetch(source["S3Uri"], target, *part):
+                raise LookupError(f'No S3 objects found under S3 URL "{source["S3Uri"]}" given in input data source.')
         written: dict[str, Any] = {
             "hyperparameters.json": job.asked.get("HyperParameters") or {},
             "inputdataconfig.json": {each["ChannelName"]: _mode(each, job) for each in channels},

@@ -50,7 +50,7 @@ class RestoreFolder:
         else:
             target = _by_handle(folder, confinement, as_written(spec.checkpoints.dir))
         chosen = job_folders.checkpoint_filter(spec)
-        own = folder.is_relative_to(paths.root)
+        own = paths.is_own(folder)
         if not own:
             try:
                 # Locked for as long as this agent lives.

@@ -20,6 +20,7 @@ from stoker.agent.node import AgentNode
 from stoker.model import keys
 from stoker.model.errors import NoCredentials, SetupFailed, StokerError, StoreUnavailable, UserError
 from stoker.model.spec import Input
+from stoker.providers.base import HasSagemakerTree
 from stoker.store.base import Meta, ObjectChanged
 from stoker.store.parallel import run_watched
 from stoker.store.safe_extraction import Extraction
@@ -89,7 +90,7 @@ class Inputs:
     def _locate(self, name: str, wanted: Input) -> str:
         if wanted.mode == "stream":
             return wanted.source
-        path = self._fetch(name, wanted)
+        path = self._brought(name, wanted) or self._fetch(name, wanted)
         self.paths.append(path)
         return str(path)
 
@@ -111,6 +112,19 @@ class Inputs:
             except ObjectChanged as error:
                 say(f"{error}: it changed while it was fetched; listing the files again")
         raise SetupFailed(f"inputs.{name}: {wanted.source} keeps changing while it is fetched", user=True)
+
+    def _brought(self, name: str, wanted: Input) -> Path | None:
+        """Return where the machine's cloud put the input before the agent started; None if it did not.
+
+        It is the file itself if the URL names one object, as for a copy.
+        """
+        machine = self._node.machine
+        folder = machine.channel(name) if isinstance(machine, HasSagemakerTree) else None
+        if folder is None or not folder.is_dir():
+            return None
+        self._say_about(name, f"{wanted.source} is a channel of the training job, at {folder}")
+        file = folder / wanted.source.rpartition("/")[2]
+        return file if file.is_file() else folder
 
     def _say_about(self, name: str, text: str) -> None:
         self._say(f"inputs.{name}: {text}")

@@ -46,7 +46,7 @@ _LEAST_DISK = 10
 # Machines of the fourth and later generations take no Persistent Disk. A3 Ultra counts as one of them.
 # TPU v5e and v5p take it.
 _HYPERDISK = re.compile(r"(?!ct5)[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
-# "Compact placement policies support up to 150 VMs per policy", and more of A3 and A4:
+# A compact placement policy holds up to 150 machines, and more of A3 and A4:
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
 _MOST_COMPACT = 150
 _COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")

@@ -42,6 +42,8 @@ def main(config: "dict[str, Any]", ml: Path = ML) -> int:
         agent = install(config, ml, home)
         node_config = dict(config["node"], rank=rank, instance=f"{config['training_job']}.{host}")
         (node / "node.json").write_text(json.dumps(node_config, sort_keys=True), encoding="utf-8")
+        if config.get("contract"):
+            keep_channels(config, ml, node)
         (node / "train.log").touch()
         shown = LogForwarder(node / "train.log")
         status = supervise([sys.executable, str(agent), str(node)], environ(config, home), node)
@@ -113,6 +115,15 @@ def install(config: "dict[str, Any]", ml: Path, home: Path) -> Path:
         # The digest proves that these are Stoker's own files.
         files.extractall(str(agent))
     return agent
+
+
+def keep_channels(config: "dict[str, Any]", ml: Path, node: Path) -> None:
+    """Note which inputs SageMaker brought, and remove the agent's channels: the script sees only the job's own."""
+    brought = json.loads((ml / "input/config/inputdataconfig.json").read_text())
+    for name in config["channels"].values():
+        brought.pop(name, None)
+        shutil.rmtree(str(ml / "input/data" / name), ignore_errors=True)
+    (node / "channels.json").write_text(json.dumps(brought), encoding="utf-8")
 
 
 def environ(config: "dict[str, Any]", home: Path) -> "dict[str, str]":

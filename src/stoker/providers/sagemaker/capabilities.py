@@ -18,6 +18,8 @@ CAPABILITIES = Capabilities(
     | AWS_SECRETS
     | {
         "environment.container.image",
+        "environment.contract",
+        "inputs.mode:mount",
         "logs.cloudwatch",
         "resources.disk",
         "resources.region",

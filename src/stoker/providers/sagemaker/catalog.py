@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from stoker.model.resources import Resources
 from stoker.providers import machine_types, packaged_data
 from stoker.providers.ec2 import catalog as ec2
 from stoker.providers.machine_types import MachineType
@@ -21,10 +22,17 @@ _LOOKS_LIKE_A_TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.(medium|la
 
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, MachineType]:
-    """Every type that SageMaker trains on and EC2's table has, by name."""
-    names = packaged_data.read_table("sagemaker", "machines")["machines"]
-    found = {name: ec2.find(name.removeprefix(PREFIX)) for name in names}
-    return {name: replace(machine, name=name) for name, machine in found.items() if machine is not None}
+    """Every type that SageMaker trains on, by name: with EC2's facts, or its own about types that EC2 sells no more."""
+    packaged = packaged_data.read_table("sagemaker", "machines")
+    found = {name: ec2.find(name.removeprefix(PREFIX)) for name in packaged["machines"]}
+    theirs: dict[str, MachineType] = {
+        name: replace(machine, name=name) for name, machine in found.items() if machine is not None
+    }
+    return theirs | {
+        name: MachineType(name, **machine_types.row_facts(row))
+        for name, row in packaged["facts"].items()
+        if name not in theirs
+    }
 
 
 def local_gb(name: str) -> int | None:
@@ -49,6 +57,17 @@ _CATALOG = machine_types.Catalog(
     examples=("ml.g5.xlarge", "ml.p4d.24xlarge"),
     is_misspelt=lambda name: not name.startswith(PREFIX),
 )
-fitting = _CATALOG.fitting
 why_none = _CATALOG.why_none
 unchecked = _CATALOG.unchecked
+
+
+def fitting(resources: Resources) -> list[MachineType]:
+    """The machine types that serve these resources, as `machine_types.Catalog.fitting` chooses them.
+
+    Types that EC2 sells no more are chosen only by name, their own or their GPU's: few accounts have a quota for them.
+    """
+    found = _CATALOG.fitting(resources)
+    if resources.machine or (resources.gpus is not None and resources.gpus.name):
+        return found
+    retired = packaged_data.read_table("sagemaker", "machines")["facts"]
+    return [machine for machine in found if machine.name not in retired]

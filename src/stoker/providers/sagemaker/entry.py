@@ -40,7 +40,14 @@ def entry_point(order: LaunchOrder, training_job: str) -> tuple[list[str], list[
         environ.setdefault("AWS_REGION", order.offering.region)
     channels = {tag: channel(tag) for tag in order.bundles}
     config = script.config_of(
-        script.boot_settings(order, "sagemaker", environ, training_job=training_job, channels=channels)
+        script.boot_settings(
+            order,
+            "sagemaker",
+            environ,
+            training_job=training_job,
+            channels=channels,
+            contract=order.spec.environment.contract is not None,
+        )
     )
     program = f"{script.lean_source('stoker.providers.sagemaker.bootstrap')}\n{_call(config)}\n"
     text = base64.b64encode(zlib.compress(program.encode(), 9)).decode()

@@ -20,6 +20,8 @@ GRACE_S = 120.0
 RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 # The file in which the bootstrap, which receives SIGTERM, records its time on this machine's monotonic clock.
 ASKED = "sigterm"
+# The file in which the bootstrap keeps SageMaker's own `inputdataconfig.json`, if the script is one of SageMaker's.
+CHANNELS = "channels.json"
 _ADDRESS_LIMIT_S = 60.0
 
 
@@ -32,9 +34,21 @@ class SageMakerMachine:
     contained = True
 
     def __init__(self, node_dir: Path, resources: Path = RESOURCES) -> None:
+        self._node = node_dir
         self._asked = node_dir / ASKED
         self._resources = resources
         self._notice: NoticeFact | None = None
+
+    @property
+    def ml(self) -> Path | None:
+        """The container's `/opt/ml`, two folders above the node's, if the job has `contract: sagemaker`."""
+        return self._node.parent.parent if (self._node / CHANNELS).exists() else None
+
+    def channel(self, name: str) -> Path | None:
+        """The folder of an input that is a channel of the training job; None for other inputs."""
+        if self.ml is None or name not in json.loads((self._node / CHANNELS).read_text()):
+            return None
+        return self.ml / "input/data" / name
 
     def notice(self) -> NoticeFact | None:
         """A hard notice once SageMaker has asked for the end. `grace_s` counts from the creation of the notice."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from stoker.model.errors import InvalidRequest, NotFound, Transient, UserError
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
-from stoker.model.resources import Resources
+from stoker.model.resources import Resources, SagemakerResources
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import CheckResult, EndReason, LaunchOrder, Request, TerminateResult
 from stoker.providers.cloud_errors import first_line
 from stoker.providers.ec2.client import Clients, environment_region
 from stoker.providers.registry import Context
-from stoker.providers.sagemaker import catalog, names, offers, request, tags
+from stoker.providers.sagemaker import catalog, channels, names, offers, request, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 from stoker.providers.sagemaker.errors import NameTaken, TrainingJobEnded, calling
 from stoker.providers.sagemaker.machine import GRACE_S
@@ -58,6 +58,22 @@ class SageMakerProvider:
         """Raise UserError for what SageMaker would refuse."""
         registry.check_spec(self.name, self._context.store, spec)
         request.check(spec)
+        request.check_image(spec, spec.resources.region or environment_region())
+        self._check_channels(spec)
+
+    def _check_channels(self, spec: Spec) -> None:
+        """Raise UserError for a channel whose bucket is in another region, where it is known: SageMaker reads none."""
+        region = spec.resources.region or environment_region()
+        if region is None or self._context.offline or endpoint_address():
+            return
+        ours = spec.resources.sagemaker or SagemakerResources()
+        for name, bucket in channels.buckets(spec, ours).items():
+            home = bucket_region(bucket)
+            if home is not None and home != region:
+                raise UserError(
+                    f"inputs.{name}: the bucket {bucket} is in {home}, and a channel takes what is in {region}; set"
+                    " resources.sagemaker.channels to false, so that the agent fetches it"
+                )
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """List machine types × spot or on-demand, best first, from the packaged tables. Makes no call."""

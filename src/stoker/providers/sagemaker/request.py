@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.cloudapi.aws.logs import is_group
-from stoker.model import dlc_images, keys
+from stoker.model import dlc_images, hyperparameters, keys
 from stoker.model.command_line import param_texts
 from stoker.model.errors import UserError
 from stoker.model.resources import SagemakerResources
@@ -22,7 +22,7 @@ from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import overrides as aws_overrides
 from stoker.providers.ec2 import places
 from stoker.providers.machine_types import disk_size
-from stoker.providers.sagemaker import catalog, entry, names, tags
+from stoker.providers.sagemaker import catalog, channels, entry, names, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 
 # The name of the role that `stoker iam sagemaker` describes.
@@ -86,6 +86,7 @@ def check(spec: Spec) -> None:
         missing = "security_groups" if ours.subnets else "subnets"
         raise UserError(f"resources.sagemaker.{missing}: SageMaker takes subnets and security groups together")
     _check_python(spec)
+    channels.check(spec, ours)
     _check_keep_alive(spec, ours)
     _check_key(spec, ours)
     for name in _PROTECTED:
@@ -109,6 +110,14 @@ def _check_python(spec: Spec) -> None:
             f"Stoker's agent runs inside the image and needs {need}; choose a newer image, or resources.provider: ec2, "
             "where the agent runs beside it"
         )
+
+
+def check_image(spec: Spec, region: str | None) -> None:
+    """Raise UserError for an alias of an image that is not known in the region: SageMaker pulls from no other."""
+    container = spec.environment.container
+    problem = dlc_images.region_problem(container.image if container else DEFAULT_IMAGE, region) if region else None
+    if problem is not None:
+        raise UserError(f"environment.container.image: {problem}")
 
 
 def _check_keep_alive(spec: Spec, ours: SagemakerResources) -> None:
@@ -158,8 +167,10 @@ def _params(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
         "StoppingCondition": _bounds(order),
         "Tags": tags.to_aws(tags.of_order(order)),
     }
-    if channels := _channels(order):
-        params["InputDataConfig"] = channels
+    if brought := channels.build(order, ours):
+        params["InputDataConfig"] = brought
+    if copy := channels.checkpoint_copy(order, ours, name):
+        params["CheckpointConfig"] = copy
     if order.offering.spot:
         params["EnableManagedSpotTraining"] = True
     if ours.subnets:
@@ -184,24 +195,6 @@ def _role(role: str, region: str | None) -> str:
     place = str(region)
     partition = "aws-cn" if place.startswith("cn-") else "aws-us-gov" if place.startswith("us-gov-") else "aws"
     return f"arn:{partition}:iam::{ACCOUNT}:role/{role}"
-
-
-def _channels(order: LaunchOrder) -> list[dict[str, Any]]:
-    """The channels of the agents, one for each Python that the image may have. The agent fetches the job's inputs."""
-    return [
-        {
-            "ChannelName": entry.channel(tag),
-            "DataSource": {
-                "S3DataSource": {
-                    "S3DataType": "S3Prefix",
-                    "S3Uri": f"{order.store.rstrip('/')}/{keys.bundle(name)}",
-                    "S3DataDistributionType": "FullyReplicated",
-                }
-            },
-            "InputMode": "File",
-        }
-        for tag, name in sorted(order.bundles.items())
-    ]
 
 
 def _machines(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
@@ -241,6 +234,15 @@ def _metrics(spec: Spec) -> list[dict[str, str]]:
 
 
 def _hyperparameters(spec: Spec) -> dict[str, str]:
-    """Hyperparameters for display on the console. The command gets its parameters from the agent."""
-    texts = {name: text for name, text in param_texts(spec).items() if len(text) <= _PARAM_LENGTH and "\n" not in text}
+    """Hyperparameters for display on the console, for a script of SageMaker's in its own form.
+
+    The command gets its parameters from the agent, which needs no limits.
+    """
+    texts = param_texts(spec)
+    if spec.environment.contract is not None:
+        own, framework = hyperparameters.split(spec.params)
+        script = hyperparameters.entry_point(spec) is not None
+        texts = {name: hyperparameters.encode(value, script=script) for name, value in own.items()}
+        texts |= {name: hyperparameters.encode(value) for name, value in framework.items()}
+    texts = {name: text for name, text in texts.items() if len(text) <= _PARAM_LENGTH and "\n" not in text}
     return texts if len(texts) <= _MOST_PARAMS else {}
