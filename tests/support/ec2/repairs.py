@@ -318,6 +318,13 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         kept = [group.answer() for group in found if all(group.passes(name, values) for name, values in filters)]
         return ActionResult({"PlacementGroups": kept})
 
+    def describe_capacity_reservations(self) -> Any:
+        """There are none."""
+        self.error_on_dryrun()
+        for name in self._get_param("CapacityReservationIds") or []:
+            raise Failure("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{name}' does not exist")
+        return ActionResult({"CapacityReservations": []})
+
     def delete_placement_group(self) -> Any:
         self.error_on_dryrun()
         self.cloud.groups.delete(self.region, self._get_param("GroupName") or "")
