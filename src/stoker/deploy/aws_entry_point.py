@@ -11,6 +11,7 @@ import os
 
 from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
 from stoker.governor.connected_providers import Fleet
+from stoker.governor.price_keeper import PriceKeeper
 from stoker.governor.serverless import events
 from stoker.governor.serverless.event_governor import EventGovernor, log_result
 from stoker.providers.ec2.client import Clients
@@ -61,6 +62,11 @@ def _event_governor() -> EventGovernor:
         store = open_store(os.environ[STORE])
         others = ServerlessExternalJobs(store, NAME, os.environ.get(TOPIC))
         _cached_governor = EventGovernor(
-            store, TickRule(os.environ[RULE]), name=NAME, fleet=Fleet(store.url), external_jobs=others
+            store,
+            TickRule(os.environ[RULE]),
+            name=NAME,
+            fleet=Fleet(store.url),
+            external_jobs=others,
+            prices=PriceKeeper(store),
         )
     return _cached_governor

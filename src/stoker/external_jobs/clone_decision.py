@@ -9,7 +9,7 @@ from stoker.core import policy_rules
 from stoker.core.policy_rules import RuleFinding, Subject
 from stoker.external_jobs.clone_chain import Cloning, GaveUp, Stopping
 from stoker.external_jobs.clone_request import clone_name, has_tag_room
-from stoker.external_jobs.failure_diagnosis import ExternalJobFailure, diagnose
+from stoker.external_jobs.failure_diagnosis import INTERNAL, ExternalJobFailure, diagnose
 from stoker.external_jobs.snapshot import (
     NO_ROOM,
     ON_DEMAND,
@@ -145,7 +145,8 @@ def _after_failure(
     if stop is not None:
         return _clone_after_stop(snapshot, policy, subject, stop, now)
     least_s = policy_limits(policy, subject).spec.retry.min_runtime_s
-    if cause.blame != "policy" and job.trained_s(now) < least_s:
+    # SageMaker's own fault at any time, also before the training: CreateTrainingJob's RetryStrategy treats it so, too.
+    if cause.blame != "policy" and cause.rule != INTERNAL and job.trained_s(now) < least_s:
         trained = f"it had trained for {span_text(job.trained_s(now))}, less than {span_text(least_s)}"
         return _give_up(snapshot, "too-short", f"{trained}; {cause.reason}")
     if not job.checkpoints and cause.blame == "unexplained":

@@ -41,6 +41,7 @@ PERSON = (
 )
 _OURS = ("arn:aws:sagemaker:*:*:training-job/(TRAINING)*",)
 GOVERNOR = (
+    permissions.PRICES,
     Statement("LookAtTrainingJobs", "which training jobs are there", "sagemaker:ListTrainingJobs", "*"),
     Statement(
         "MakeTrainingJobs",
