@@ -137,6 +137,13 @@ def test_a_version_that_cannot_be_read_is_shown_as_it_was_written(stoker: Stoker
     assert "most_fun: unknown field" in said and "update this one" in said
 
 
+def test_a_limit_without_prices_is_told_when_it_is_set(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("sagemaker: {regions: [il-central-1]}\nrules: [{max_cost: 500}]\n")
+    code, _, said = stoker("policy", "set", "policy.yaml")
+    assert code == 0 and said.count("not enforced for training jobs in il-central-1") == 1
+    assert "policy version 1: 1 rule" in said
+
+
 def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: Store, tmp_path: Path) -> None:
     versions.write(store, "rules: [{tags: {team: any}}, {max_nodes: 1}, {max_retries: 0}]", "jane")
     (tmp_path / "stoker.yaml").write_text("run: 'true'\nnodes: 2\nresources: {provider: local}\n")

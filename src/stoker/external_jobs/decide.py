@@ -38,6 +38,7 @@ from stoker.external_jobs.snapshot import (
     subject_of,
     without_own_limits,
 )
+from stoker.external_jobs.unpriced import unpriced_warnings
 from stoker.model.durations import span_text
 from stoker.model.observed import Known
 from stoker.model.policy import Policy, RuleAction
@@ -85,6 +86,7 @@ def decide(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> Exte
         return ExternalJobPlan((*actions, *_alarms(snapshot, ())), note=_stop_note(snapshot.chain, job.name))
     violations = list(_violations(snapshot, policy, subject, now))
     actions += _warnings(snapshot, violations)
+    actions += unpriced_warnings(snapshot, policy, subject)
     stop = _stop(snapshot, policy, subject, violations, now)
     if isinstance(stop, RecordEvent):
         assert isinstance(stop.event, RuleWarning)
