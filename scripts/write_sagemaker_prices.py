@@ -4,8 +4,8 @@ python scripts/write_sagemaker_prices.py PUBLISHED.json PUBLISHED_ON EC2.csv EC2
 
 PUBLISHED.json has the prices of one region, `{"ml.g5.xlarge": 1.41}`, as AWS's price list has them. EC2.csv has EC2's
 on-demand prices, in columns InstanceType, Region and Price. A type costs as much more in SageMaker than in EC2 in one
-region as in another, so a region's price is EC2's there times the mark-up of the type where it is published. A type that
-is published nowhere has the highest mark-up of the published types of its kind and size.
+region as in another, so a region's price is EC2's there times the mark-up of the type where it is published. A type
+that is published nowhere has the highest mark-up of the published types of its kind and size.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from stoker.model.errors import QuotaExceeded, SpecError, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources, SagemakerResources
 from stoker.model.spec import Container, Environment, Input, Limits, Retry, Spec
-from stoker.providers.base import LaunchOrder
 from stoker.providers import price_book
+from stoker.providers.base import LaunchOrder
 from stoker.providers.sagemaker import catalog, offers, prices, request
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 from stoker.providers.sagemaker.errors import mapped

@@ -11,6 +11,7 @@ from stoker.external_jobs.clone_chain import Cloning, GaveUp, Stopping
 from stoker.external_jobs.clone_request import clone_name, has_tag_room
 from stoker.external_jobs.failure_diagnosis import INTERNAL, ExternalJobFailure, diagnose
 from stoker.external_jobs.snapshot import (
+    LOST,
     NO_ROOM,
     ON_DEMAND,
     CloneJob,
@@ -19,6 +20,7 @@ from stoker.external_jobs.snapshot import (
     RecordEvent,
     clone_objection,
     clone_obstacle,
+    lost_text,
     may_leave_spot,
     policy_limits,
 )
@@ -159,7 +161,8 @@ def _clone_within_limits(
 ) -> ExternalJobPlan:
     why_not = clone_obstacle(snapshot, policy, subject)
     if why_not:
-        return _give_up(snapshot, "bounded", f"{why_not}; {cause.reason}")
+        rule = LOST if why_not == lost_text(snapshot) else "bounded"
+        return _give_up(snapshot, rule, f"{why_not}; {cause.reason}")
     if _is_late(snapshot, now):
         return _give_up(snapshot, "late", f"it has been over for too long; {cause.reason}")
     return _new_clone(snapshot, policy, cause, now)
@@ -181,6 +184,8 @@ def _clone_plan(
     budget only delays it."""
     if not has_tag_room(snapshot.job.tags):
         return _give_up(snapshot, "no-room", f"{NO_ROOM}; {reason}")
+    if snapshot.lost:
+        return _give_up(snapshot, LOST, f"{lost_text(snapshot)}; {reason}")
     if isinstance(snapshot.resumed_as, Unknown):
         reason_text = (
             f"waits to go on: it is not known whether it was started again by hand: {snapshot.resumed_as.error}"

@@ -32,6 +32,7 @@ from stoker.external_jobs.snapshot import (
     StopJob,
     clone_objection,
     clone_obstacle,
+    lost_text,
     may_leave_spot,
     policy_limits,
     request_of,
@@ -269,6 +270,7 @@ def _stop_to_leave_spot(
     against = clone_objection(snapshot, policy, now, spot=False)
     why = str(against) if isinstance(against, RuleFinding) else "" if against is None else against.reason
     why = why if has_tag_room(snapshot.job.tags) else NO_ROOM
+    why = lost_text(snapshot) if snapshot.lost else why
     if not why:
         return stop
     rule = stop.event.rule

@@ -38,9 +38,7 @@ PERSON = StoreAccess(
     removes=(*_SUBMITTED, keys.WORK, keys.PROBES),
 )
 # A governor also writes entries of any job's log, which each cloud has to allow in its own way.
-GOVERNOR = StoreAccess(
-    reads=("",), writes=(*_DERIVED, keys.SPENT, keys.CLONE_CHAINS, keys.PRICES), removes=_DERIVED
-)
+GOVERNOR = StoreAccess(reads=("",), writes=(*_DERIVED, keys.SPENT, keys.CLONE_CHAINS, keys.PRICES), removes=_DERIVED)
 
 
 def node_access(own: str) -> StoreAccess:
