@@ -233,7 +233,6 @@ PERSON = (
 
 GOVERNOR_OF_MACHINES = (
     Operations("Machines", GOVERNOR),
-    PRICES,
     # EC2 resolves the image with the permissions of the launching account.
     Statement("Images", "find the newest image", "ssm:GetParameters", PUBLIC_PARAMETERS),
     # Includes roles of single jobs: this policy is rewritten whenever one of them is made.
