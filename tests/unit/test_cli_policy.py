@@ -137,6 +137,13 @@ def test_a_version_that_cannot_be_read_is_shown_as_it_was_written(stoker: Stoker
     assert "most_fun: unknown field" in said and "update this one" in said
 
 
+def test_a_limit_without_prices_is_told_when_it_is_set(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("sagemaker: {regions: [il-central-1]}\nrules: [{max_cost: 500}]\n")
+    code, _, said = stoker("policy", "set", "policy.yaml")
+    assert code == 0 and said.count("not enforced for training jobs in il-central-1") == 1
+    assert "policy version 1: 1 rule" in said
+
+
 def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: Store, tmp_path: Path) -> None:
     versions.write(store, "rules: [{tags: {team: any}}, {max_nodes: 1}, {max_retries: 0}]", "jane")
     (tmp_path / "stoker.yaml").write_text("run: 'true'\nnodes: 2\nresources: {provider: local}\n")
@@ -147,8 +154,8 @@ def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: 
     assert "max-retries" not in said
 
 
-def test_a_provider_without_prices_says_so(stoker: Stoker) -> None:
-    assert not registry.prices("sagemaker").tables()
+def test_a_provider_without_prices_says_so(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.prices("sagemaker"), "tables", dict)
     code, told, said = stoker("prices", "--provider", "sagemaker")
     assert (code, told) == (0, "")
     assert "no prices of sagemaker yet; `stoker prices --provider sagemaker --refresh` fetches them from AWS" in said

@@ -121,3 +121,28 @@ def test_nothing_is_said_of_what_it_may_pass(deployed: DeploymentRecord, spec: S
 def test_what_it_may_not_pass_is_one_line_with_the_option(deployed: DeploymentRecord, spec: Spec, told: str) -> None:
     said = machine_role_check.role_warning(deployed, spec)
     assert said is not None and told in said and "\n" not in said
+
+
+def test_limits_of_clones_are_kept_and_can_be_given_up(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
+    limits = ("--sagemaker", "--clone-role", "team-*", "--clone-machine", "ml.g5.*")
+    assert stoker(*DEPLOY, *limits)[0] == 0 and stoker(*DEPLOY)[0] == 0
+    found = deployment_record.read(bucket, "aws")
+    assert found is not None and (found.clone_roles, found.clone_machines) == (("team-*",), ("ml.g5.*",))
+    code, _, said = stoker(*DEPLOY, "--no-clone-role", "--no-clone-machine")
+    assert code == 0 and "dropped: team-*" in said and "dropped: ml.g5.*" in said
+    found = deployment_record.read(bucket, "aws")
+    assert found is not None and (found.clone_roles, found.clone_machines) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--clone-role", "arn:aws:s3:::bucket", "is no role; give its name or its ARN, with * for any text"),
+        ("--clone-machine", "g5.xlarge", "is no machine type; write one such as ml.g5.xlarge or ml.g5.*"),
+    ],
+)
+def test_a_limit_of_clones_in_a_wrong_form(
+    account: Account, stoker: Stoker, flag: str, value: str, message: str
+) -> None:
+    code, _, said = stoker(*DEPLOY, flag, value)
+    assert code == 2 and said == f"stoker: {flag}: {value!r} {message}\n" and account.asked == []

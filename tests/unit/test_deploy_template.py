@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.deploy import aws, aws_region_events, package
-from stoker.deploy.aws_template import template
+from stoker.deploy.aws_template import AwsPlan, template
 from stoker.deploy.package import Package
 from stoker.governor import deployment_record
 from stoker.model.errors import UserError
@@ -78,6 +78,39 @@ def test_cloudformation_takes_it_in_one_piece() -> None:
     assert inline < 10_240
 
 
+def test_clones_can_be_narrowed_to_roles_and_machine_types() -> None:
+    """The condition keys of CreateTrainingJob: "sagemaker:InstanceTypes: Filters access by the list of all instance
+    types associated with the resource in the request", ArrayOfString; and `ForAllValues` is also true without the key:
+    https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsagemaker.html
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html
+    """
+    roles = ("team-*", "arn:aws:iam::123456789012:role/ml/jane")
+    narrow = replace(planned().plan, training=True, clone_roles=roles, clone_machines=("ml.g5.*",))
+    whole = replace(narrow, clone_roles=(), clone_machines=())
+    narrowed, open_to_all = ({each["Sid"]: each for each in _training_statements(plan)} for plan in (narrow, whole))
+    assert narrowed["CloneRoles"]["Resource"] == [
+        {"Fn::Sub": "arn:${AWS::Partition}:iam::${AWS::AccountId}:role/team-*"},
+        "arn:aws:iam::123456789012:role/ml/jane",
+    ]
+    assert narrowed["CloneRoles"]["Condition"] == open_to_all["CloneRoles"]["Condition"]
+    assert narrowed["Clones"]["Condition"] == {
+        "ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.g5.*"]},
+        "Null": {"sagemaker:InstanceTypes": "false"},
+    }
+    assert "Clones" not in open_to_all and "Condition" not in open_to_all["Jobs"]
+    assert {*narrowed["Jobs"]["Action"], narrowed["Clones"]["Action"]} == set(open_to_all["Jobs"]["Action"])
+    other = {"CloneRoles", "Clones", "Jobs"}
+    assert all(narrowed[sid] == open_to_all[sid] for sid in narrowed if sid not in other)
+    creating = [sid for sid, each in narrowed.items() if "sagemaker:CreateTrainingJob" in each["Action"]]
+    assert creating == ["Clones", "Plans"]
+
+
+def _training_statements(plan: AwsPlan) -> list[dict[str, Any]]:
+    policies = {each["PolicyName"]: each for each in template(plan)["Resources"]["Role"]["Properties"]["Policies"]}
+    found: list[dict[str, Any]] = policies["training"]["PolicyDocument"]["Statement"]
+    return found
+
+
 def test_forty_channels_fit_into_one_role() -> None:
     secrets = tuple(f"aws-sm:stoker/teams/computer-vision/channel-{number:02d}" for number in range(40))
     more = (*secrets, "aws-ssm:/stoker/pager", "sns:arn:aws:sns:us-east-1:123456789012:alerts", secrets[0])
@@ -92,7 +125,9 @@ def test_forty_channels_fit_into_one_role() -> None:
 
 def test_what_does_not_fit_is_told_before_anything_is_made() -> None:
     secrets = tuple(f"aws-sm:stoker/teams/computer-vision/channel-{number:03d}" for number in range(100))
-    with pytest.raises(UserError, match=r"--notify, --pass-role and --kms-key: .* characters, and IAM takes 10240"):
+    with pytest.raises(
+        UserError, match=r"--notify, --pass-role, --clone-role and --kms-key: .* characters, and IAM takes 10240"
+    ):
         aws.plan_deployment(open_store("s3://bucket/team"), NOTHING, "us-east-1", notify=secrets)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +29,18 @@ class Aws:
         self.answers: dict[str, Any] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.asked: set[tuple[str, str]] = set()
+        self.meta = SimpleNamespace(events=self)
+        self._keep: Any = None
 
     def get(self, service: str, region: str) -> Aws:
         self.asked.add((service, region))
         return self
+
+    def register(self, _event: str, handler: Any) -> None:
+        self._keep = handler
+
+    def unregister(self, _event: str, _handler: Any) -> None:
+        self._keep = None
 
     def __getattr__(self, operation: str) -> Any:
         def call(**wanted: Any) -> Any:
@@ -39,6 +49,8 @@ class Aws:
             answer = answer(wanted) if callable(answer) else answer
             if isinstance(answer, Exception):
                 raise answer
+            if operation == "describe_training_job":
+                self._keep(http_response=SimpleNamespace(content=json.dumps(answer).encode()))
             return answer
 
         return call

@@ -57,7 +57,7 @@ def test_a_failure_after_long_training_goes_on_as_a_clone(reason: str, lines: tu
     ("training_s", "reason", "changes", "rule"),
     [
         (7000, "AlgorithmError: , exit code: 1", {}, "too-short"),
-        (7000, INTERNAL, {}, "too-short"),
+        (7000, "AlgorithmError: out of InternalServerError, exit code: 1", {}, "too-short"),
         (9000, "ClientError: Unable to access S3 bucket", {}, "request"),
         (9000, "AlgorithmError: , exit code: 1", {"CheckpointConfig": None}, "no-checkpoints"),
         (9000, INTERNAL, {"TrainingJobName": "pipelines-abc-train"}, "bounded"),
@@ -74,6 +74,34 @@ def test_what_is_given_up(training_s: float, reason: str, changes: dict[str, obj
     assert world.wake(name) == [] and world.clones == []
     *_, last = events(world, name)
     assert isinstance(last, GaveUp) and last.rule == rule
+
+
+@pytest.mark.parametrize("reason", [INTERNAL, CAPACITY])
+@pytest.mark.parametrize("training_s", [None, 60.0, 7000.0])
+def test_the_services_own_failure_is_resumed_at_any_time(reason: str, training_s: float | None) -> None:
+    """`RetryStrategy`: "The retry strategy to use when a training job fails due to an InternalServerError", without a
+    least time of training: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_RetryStrategy.html"""
+    world = World()
+    world.account.start(training_s=training_s)
+    world.wake()
+    world.account.fail(reason=reason)
+    (done,) = world.wake()
+    assert world.clones and done.startswith(f"bert: cloned as {world.clones[0]}: ")
+
+
+def test_the_services_own_failures_are_resumed_a_limited_number_of_times() -> None:
+    world = World()
+    world.account.start()
+    world.wake()
+    names = ["bert"]
+    for _ in range(3):
+        world.account.fail(names[-1], CAPACITY)
+        world.wake(names[-1])
+        names += [each for each in world.clones if each not in names]
+        world.wake(names[-1])
+    assert len(names) == 4
+    world.account.fail(names[-1], CAPACITY)
+    assert world.wake(names[-1]) == [] and len(world.clones) == 3
 
 
 def test_what_the_machine_did_is_begun_anew_even_without_checkpoints() -> None:

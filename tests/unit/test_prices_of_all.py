@@ -40,7 +40,7 @@ def refreshed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, 
 
             return refresh_now
 
-        for name, module in (("ec2", ec2), ("gce", gce)):
+        for name, module in (("ec2", ec2), ("gce", gce), ("sagemaker", sagemaker)):
             monkeypatch.setattr(module, "refresh_now", answer(name))
         return asked
 
@@ -55,11 +55,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str]:
 
 def test_all_are_shown() -> None:
     found = json.loads(CliRunner().invoke(cli, ["prices", "--json"]).output)
-    assert set(found) == {*ec2.tables(), *gce.tables()}
+    assert set(found) == {*ec2.tables(), *gce.tables(), *(f"sagemaker/{region}" for region in sagemaker.tables())}
     assert (found["us-east-1"]["provider"], found["us-east1"]["provider"]) == ("ec2", "gce")
     told = CliRunner().invoke(cli, ["prices"]).output
     assert "us-east-1  ec2, " in told and "us-east1  gce, " in told
-    assert [line.split()[2] for line in told.splitlines() if "days old" in line] == ["ec2", "gce"], "once for each"
+    assert [line.split()[2] for line in told.splitlines() if "days old" in line] == [
+        "ec2",
+        "gce",
+    ], "once for each, and not for the newer ones"
 
 
 def test_no_two_clouds_call_a_region_the_same() -> None:
@@ -80,20 +83,20 @@ def test_a_region_says_whose_it_is() -> None:
     assert "gce, " in CliRunner().invoke(cli, ["prices", "--region", "us-east1"]).output
     assert set(json.loads(CliRunner().invoke(cli, ["prices", "--region", "us-east1", "--json"]).output)) == {"us-east1"}
     both = ["prices", "--json", "--region", "us-east1", "--region", "us-east-1"]
-    assert set(json.loads(CliRunner().invoke(cli, both).output)) == {"us-east1", "us-east-1"}
+    assert set(json.loads(CliRunner().invoke(cli, both).output)) == {"us-east1", "us-east-1", "sagemaker/us-east-1"}
 
 
 def test_all_are_refreshed(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     asked = refreshed()
     code, err = run(capsys, "--refresh")
-    assert code == 0 and asked == [("ec2", ()), ("gce", ())]
+    assert code == 0 and asked == [("ec2", ()), ("gce", ()), ("sagemaker", ())]
     assert "kept in ec2.json" in err and "kept in gce.json" in err
 
 
 def test_each_is_asked_for_its_own_regions(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     asked = refreshed()
     assert run(capsys, "--refresh", "--region", "us-east1", "--region", "us-east-1")[0] == 0
-    assert asked == [("ec2", ("us-east-1",)), ("gce", ("us-east1",))]
+    assert asked == [("ec2", ("us-east-1",)), ("gce", ("us-east1",)), ("sagemaker", ("us-east-1",))]
     asked.clear()
     assert run(capsys, "--refresh", "--region", "us-east1")[0] == 0
     assert asked == [("gce", ("us-east1",))]
@@ -102,7 +105,7 @@ def test_each_is_asked_for_its_own_regions(refreshed: Any, capsys: pytest.Captur
 def test_what_is_not_installed_is_left_out(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     refreshed(gce=NotInstalled("gce needs httpx; pip install 'stoker[gcp]'"))
     code, err = run(capsys, "--refresh")
-    assert code == 0 and err == "3 prices for 1 region kept in ec2.json\n"
+    assert code == 0 and err == "".join(f"3 prices for 1 region kept in {name}.json\n" for name in ("ec2", "sagemaker"))
 
 
 def test_a_table_that_cannot_be_kept_is_told(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,9 +115,10 @@ def test_a_table_that_cannot_be_kept_is_told(refreshed: Any, capsys: pytest.Capt
 
 
 def test_nobody_who_is_installed_is_the_persons_to_mend(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    refreshed(ec2=NotInstalled("ec2 needs boto3"), gce=NotInstalled("gce needs httpx"))
+    aws = NotInstalled("it needs boto3")
+    refreshed(ec2=aws, gce=NotInstalled("gce needs httpx"), sagemaker=aws)
     code, err = run(capsys, "--refresh")
-    assert code == 2 and "ec2: ec2 needs boto3; gce: gce needs httpx" in err
+    assert code == 2 and "ec2: it needs boto3; gce: gce needs httpx; sagemaker: it needs boto3" in err
 
 
 def test_who_cannot_be_asked_is_told_and_the_others_are(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,10 +128,10 @@ def test_who_cannot_be_asked_is_told_and_the_others_are(refreshed: Any, capsys: 
 
 
 def test_where_nobody_can_be_asked_one_line_says_why(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    refreshed(ec2=AuthDenied("no credentials"), gce=UserError("gce needs httpx"))
+    refreshed(ec2=AuthDenied("no credentials"), gce=UserError("gce needs httpx"), sagemaker=AuthDenied("none"))
     code, err = run(capsys, "--refresh")
     assert code != 0 and err.count("\n") == 1
-    assert "ec2: no credentials; gce: gce needs httpx" in err
+    assert "ec2: no credentials; gce: gce needs httpx; sagemaker: none" in err
 
 
 @pytest.mark.parametrize("flags", [(), ("--refresh",)])

@@ -18,6 +18,7 @@ from stoker.model.errors import QuotaExceeded, SpecError, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources, SagemakerResources
 from stoker.model.spec import Container, Environment, Input, Limits, Retry, Spec
+from stoker.providers import price_book
 from stoker.providers.base import LaunchOrder
 from stoker.providers.sagemaker import catalog, offers, prices, request
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
@@ -261,6 +262,7 @@ def test_machines_are_ec2s_as_far_as_sagemaker_has_them() -> None:
 def test_unknown_prices_stay_unknown_until_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path))
     wanted = Resources(machine=("ml.g5.xlarge",), region="us-east-1")
+    monkeypatch.setattr(price_book.PriceBook, "packaged", lambda _book: {})
     assert [each.price for each in offers.offered(wanted)] == [None, None]
     prices.refresh(Pricing(), ["us-east-1"])  # type: ignore[arg-type]
     on_demand, spot = offers.offered(wanted)

@@ -10,6 +10,7 @@ import click
 from stoker.cli.deploy_options import (
     KeptValues,
     agree,
+    check_clone_limits,
     check_emails,
     check_region,
     check_roles_and_keys,
@@ -68,6 +69,18 @@ def command(ctx: click.Context) -> None:
     "A role that jobs give their machines, by name or ARN. The roles of `stoker iam` need not be named.",
 )
 @kept_option("--kms-key", "keys", "ARN", "A KMS key of yours that encrypts the bucket, a topic, a secret or volumes.")
+@kept_option(
+    "--clone-role",
+    "clone_roles",
+    "ROLE",
+    "With --sagemaker: clones may have these roles alone, by name or ARN, with * for any text. Default: any role.",
+)
+@kept_option(
+    "--clone-machine",
+    "clone_machines",
+    "TYPE",
+    "With --sagemaker: clones may have these machine types alone, such as ml.g5.*. Default: any type.",
+)
 @common_options
 def aws(
     region: str | None,
@@ -79,6 +92,10 @@ def aws(
     no_roles: bool,
     keys: tuple[str, ...],
     no_keys: bool,
+    clone_roles: tuple[str, ...],
+    no_clone_roles: bool,
+    clone_machines: tuple[str, ...],
+    no_clone_machines: bool,
     sagemaker: bool | None,
     dry_run: bool,
     remove: bool,
@@ -98,6 +115,7 @@ def aws(
         check_region(flag, named)
     check_channels.check_grantable(notify, "AWS")
     check_roles_and_keys(roles, keys)
+    check_clone_limits(clone_roles, clone_machines)
     where = _region(store, region, offline=dry_run)
     if where in forget:
         raise UserError(f"--forget {where}: this is the governor's own region")
@@ -114,6 +132,8 @@ def aws(
         notify=KeptValues(notify, no_notify),
         roles=KeptValues(roles, no_roles),
         keys=KeptValues(keys, no_keys),
+        clone_roles=KeptValues(clone_roles, no_clone_roles),
+        clone_machines=KeptValues(clone_machines, no_clone_machines),
         sagemaker=sagemaker,
         forget=forget,
     )
@@ -130,6 +150,8 @@ class _AwsOptions:
     notify: KeptValues
     roles: KeptValues
     keys: KeptValues
+    clone_roles: KeptValues
+    clone_machines: KeptValues
     # None keeps the setting of the last deployment.
     sagemaker: bool | None
     forget: tuple[str, ...]
@@ -156,6 +178,8 @@ def _deploy_to_aws(
         regions = _event_regions(store, regions, wanted, training=training)
         notify = granted_channels(store, "AWS", wanted.notify, before.notify)
     roles, kms_keys = wanted.roles.after(before.identities), wanted.keys.after(before.keys)
+    clone_roles = wanted.clone_roles.after(before.clone_roles)
+    clone_machines = wanted.clone_machines.after(before.clone_machines)
     plan = aws_deployment.plan_deployment(
         store,
         built,
@@ -166,6 +190,8 @@ def _deploy_to_aws(
         roles=roles,
         kms_keys=kms_keys,
         forgotten=forget,
+        clone_roles=clone_roles,
+        clone_machines=clone_machines,
     )
     if dry_run:
         print_requests(list(aws_deployment.requests(plan, built)), as_json=as_json)
@@ -177,6 +203,7 @@ def _deploy_to_aws(
     print_given_up(before.elsewhere, (region, *regions))
     print_given_up(before.notify, notify)
     print_given_up((*before.identities, *before.keys), (*roles, *kms_keys))
+    print_given_up((*before.clone_roles, *before.clone_machines), (*clone_roles, *clone_machines))
     agree(f"Deploy the governor of {store.url} to {region}, as {plan.name}?", yes=yes)
     print_deployed(aws_deployment.deploy(store, plan, built, user_at_host(), say), as_json=as_json)
 

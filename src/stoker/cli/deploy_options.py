@@ -110,6 +110,20 @@ def check_roles_and_keys(roles: tuple[str, ...], keys: tuple[str, ...]) -> None:
     kms.check_keys(keys)
 
 
+def check_clone_limits(roles: tuple[str, ...], machines: tuple[str, ...]) -> None:
+    """Raise UserError for a role or a machine type, or a pattern of them, in a wrong form."""
+    import re
+
+    from stoker.model.errors import UserError
+
+    for each in roles:
+        if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/*-]{1,576}", each) is None:
+            raise UserError(f"--clone-role: {each!r} is no role; give its name or its ARN, with * for any text")
+    for each in machines:
+        if re.fullmatch(r"ml\.[a-z0-9.*-]{1,40}", each) is None:
+            raise UserError(f"--clone-machine: {each!r} is no machine type; write one such as ml.g5.xlarge or ml.g5.*")
+
+
 def check_emails(named: tuple[str, ...]) -> tuple[str, ...]:
     """The addresses. Raises UserError for one in a wrong form."""
     import re

@@ -51,12 +51,13 @@ def set_(file: str, note: str) -> None:
     from stoker.notifications import check_channels
     from stoker.policy import versions
     from stoker.policy.policy_file import places_of_channels
+    from stoker.policy.price_warnings import price_warnings
     from stoker.submit.identity import user_at_host
 
     text, source = _read(file)
     policy, store = _parsed(text, source), opened_store()
     channels = check_channels.address_warnings((each.to for each in policy.notify), places_of_channels(text, source))
-    for line in (*channels, *_checked_names(policy), *_expired_exemptions(policy)):
+    for line in (*channels, *_checked_names(policy), *_expired_exemptions(policy), *price_warnings(policy)):
         say(line)
     try:
         kept = versions.write(store, text, user_at_host(), note)

@@ -98,16 +98,16 @@ def _wait_for_capacity(decision: JobDecision, found: NoCapacityNow) -> None:
 
 
 def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
-    """End a job that no offering can serve, unless an attempt still saves or an unknown price is all that is
-    missing."""
+    """End a job that no offering can serve, unless an attempt still saves or an unknown price is all that is missing:
+    a job without a known price waits for one, under its limit on the cost."""
     alone = not decision.state.open_claims
     if found.bound and alone:
         rule = decision.bounds.rule("max_cost")
         decision.append(Ended(outcome="failed", rule=rule, claim=decision.last_attempt()), found.reason)
         return
     decision.waiting = found.reason
-    if found.unpriced and decision.state.attempts:
-        # An unknown price never ends a job that was already paid for.
+    if found.unpriced:
+        # The submitter knew a price, or the rule is newer than the job: prices are refreshed meanwhile.
         decision.wake_in(_PRICES_CHANGE_S)
     elif alone:
         decision.append(Ended(outcome="failed", rule="no-offering", claim=decision.last_attempt()), found.reason)

@@ -80,9 +80,11 @@ def plan_deployment(
     roles: tuple[str, ...] = (),
     kms_keys: tuple[str, ...] = (),
     forgotten: tuple[str, ...] = (),
+    clone_roles: tuple[str, ...] = (),
+    clone_machines: tuple[str, ...] = (),
 ) -> Deployment:
     """Plan a deployment. `notify`: channels of notifications that need permissions on AWS. `roles` are names or ARNs,
-    `kms_keys` are ARNs.
+    `kms_keys` are ARNs. `clone_roles` and `clone_machines` limit clones of external jobs: see `AwsPlan`.
 
     Makes no call. Raises UserError for a store that is not on S3.
     """
@@ -101,6 +103,8 @@ def plan_deployment(
         environ=environ,
         training=training,
         topics=_topics(notify, region),
+        clone_roles=clone_roles,
+        clone_machines=clone_machines,
     )
     _check_length(plan)
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
@@ -119,8 +123,8 @@ def _check_length(plan: AwsPlan) -> None:
     length = sum(len(json.dumps(each["PolicyDocument"], separators=(",", ":"))) for each in policies)
     if length > _LONGEST_POLICIES:
         raise UserError(
-            f"--notify, --pass-role and --kms-key: too much is named for one role: {length} characters, and IAM takes "
-            f"{_LONGEST_POLICIES}; name less, or give some up, as with --no-notify"
+            f"--notify, --pass-role, --clone-role and --kms-key: too much is named for one role: {length} characters, "
+            f"and IAM takes {_LONGEST_POLICIES}; name less, or give some up, as with --no-notify"
         )
 
 
@@ -215,6 +219,8 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         notify=deployment.notify,
         identities=deployment.roles,
         keys=deployment.keys,
+        clone_roles=deployment.plan.clone_roles,
+        clone_machines=deployment.plan.clone_machines,
     )
     begun = deployment_record.without_regions(
         deployment_record.record_before_change(wanted, before), deployment.forgotten

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
+import stoker
+from stoker.deploy import aws_models
 from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
 from stoker.governor.connected_providers import Fleet
+from stoker.governor.price_keeper import PriceKeeper
 from stoker.governor.serverless import events
 from stoker.governor.serverless.event_governor import EventGovernor, log_result
 from stoker.providers.ec2.client import Clients
@@ -24,6 +28,9 @@ RULE = "STOKER_RULE"
 TOPIC = "STOKER_ALARM_TOPIC"
 # The name with which this governor signs its passes and decisions.
 NAME = "aws-lambda"
+
+# The folder of the function's package.
+_PACKAGE = Path(stoker.__file__).parents[1]
 
 _cached_governor: EventGovernor | None = None
 
@@ -58,9 +65,15 @@ def _event_governor() -> EventGovernor:
     if _cached_governor is None:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("stoker").setLevel(logging.INFO)
+        aws_models.use_newer(_PACKAGE)
         store = open_store(os.environ[STORE])
         others = ServerlessExternalJobs(store, NAME, os.environ.get(TOPIC))
         _cached_governor = EventGovernor(
-            store, TickRule(os.environ[RULE]), name=NAME, fleet=Fleet(store.url), external_jobs=others
+            store,
+            TickRule(os.environ[RULE]),
+            name=NAME,
+            fleet=Fleet(store.url),
+            external_jobs=others,
+            prices=PriceKeeper(store),
         )
     return _cached_governor

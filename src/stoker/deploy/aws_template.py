@@ -53,6 +53,10 @@ class AwsPlan:
     concurrency: int | None = aws_monitoring.CONCURRENCY
     # ARNs of topics to notify when the governor itself fails.
     topics: tuple[str, ...] = ()
+    # Roles that clones of external jobs may have, by name or ARN, and their machine types; each may contain `*`.
+    # Empty: any.
+    clone_roles: tuple[str, ...] = ()
+    clone_machines: tuple[str, ...] = ()
 
 
 def patterns() -> dict[str, dict[str, Any]]:
@@ -198,6 +202,7 @@ def _role(plan: AwsPlan) -> dict[str, Any]:
     }
 
 
+_JOBS, _CLONE_ROLES, _CREATE = "Jobs", "CloneRoles", "sagemaker:CreateTrainingJob"
 # Read, stop and clone external training jobs, and create alarms about them. The ARNs are those of the stack's partition
 # and account; (ALARMS) begins the names of the store's alarms.
 _TRAINING = (
@@ -208,13 +213,13 @@ _TRAINING = (
         "*",
     ),
     Statement(
-        "Jobs",
+        _JOBS,
         "stop them, and make clones",
         (
             "sagemaker:DescribeTrainingJob",
             "sagemaker:ListTags",
             "sagemaker:StopTrainingJob",
-            "sagemaker:CreateTrainingJob",
+            _CREATE,
             "sagemaker:AddTags",
         ),
         "sagemaker:*:ACCOUNT:training-job/*",
@@ -238,7 +243,7 @@ _TRAINING = (
         "logs:*:ACCOUNT:log-group:/aws/sagemaker/TrainingJobs*",
     ),
     Statement(
-        "CloneRoles",
+        _CLONE_ROLES,
         "a clone has the role of its original, which may be any role",
         "iam:PassRole",
         "iam::ACCOUNT:role/*",
@@ -252,7 +257,7 @@ def _training(plan: AwsPlan) -> list[dict[str, Any]]:
         named = resource.replace("ACCOUNT", "${AWS::AccountId}").replace("(ALARMS)", alarm_prefix(plan.store))
         return named if named == "*" else {"Fn::Sub": f"arn:${{AWS::Partition}}:{named}"}
 
-    return [
+    found = [
         {
             "Sid": each.sid,
             "Effect": "Allow",
@@ -264,6 +269,26 @@ def _training(plan: AwsPlan) -> list[dict[str, Any]]:
         }
         for each in _TRAINING
     ]
+    return [narrowed for each in found for narrowed in _narrowed(plan, each)]
+
+
+def _narrowed(plan: AwsPlan, statement: dict[str, Any]) -> list[dict[str, Any]]:
+    """The statement as the deployment narrows it. The limit on machine types needs a statement of its own."""
+    if statement["Sid"] == _CLONE_ROLES and plan.clone_roles:
+        own = "arn:${AWS::Partition}:iam::${AWS::AccountId}:role/"
+        arns = [role if role.startswith("arn:") else {"Fn::Sub": f"{own}{role}"} for role in plan.clone_roles]
+        return [{**statement, "Resource": arns}]
+    if statement["Sid"] == _JOBS and plan.clone_machines:
+        # Without the second condition, a request that names no machine type would meet the first.
+        # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsagemaker.html
+        condition = {
+            "ForAllValues:StringLike": {"sagemaker:InstanceTypes": list(plan.clone_machines)},
+            "Null": {"sagemaker:InstanceTypes": "false"},
+        }
+        others = [action for action in statement["Action"] if action != _CREATE]
+        clones = {**statement, "Sid": "Clones", "Action": _CREATE, "Condition": condition}
+        return [{**statement, "Action": others}, clones]
+    return [statement]
 
 
 def _logs(plan: AwsPlan) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
 from stoker.governor.connected_providers import Fleet
+from stoker.governor.price_keeper import PriceKeeper
 from stoker.governor.serverless import events
 from stoker.governor.serverless.event_governor import EventGovernor, log_result
 from stoker.model.errors import InvalidRequest
@@ -78,6 +79,11 @@ def _event_governor() -> EventGovernor:
         store = open_store(os.environ[STORE])
         others = ServerlessExternalJobs(store, NAME)
         _cached_governor = EventGovernor(
-            store, SchedulerJob(os.environ[CLOCK]), name=NAME, fleet=Fleet(store.url), external_jobs=others
+            store,
+            SchedulerJob(os.environ[CLOCK]),
+            name=NAME,
+            fleet=Fleet(store.url),
+            external_jobs=others,
+            prices=PriceKeeper(store),
         )
     return _cached_governor

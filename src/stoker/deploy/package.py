@@ -1,6 +1,7 @@
 """The zip that a cloud runs: the installed Stoker, without the parts for people and machines, and its dependencies.
 
-    Lambda            stoker/, obstore for its processor, Apprise and its dependencies; boto3 is part of Lambda
+    Lambda            stoker/, obstore for its processor, Apprise and its dependencies, and boto3's newest model of
+                      SageMaker; boto3 itself is part of Lambda
     Cloud Run         stoker/, main.py, and requirements.txt with the versions that are installed here
 
 The same sources give the same bytes, so that the digest shows whether the deployment has changed.
@@ -18,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 import stoker
+from stoker.deploy import aws_models
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.store.base import Store
@@ -104,7 +106,7 @@ def for_lambda(*, offline: bool = False) -> Package:
     Raises UserError where obstore is not available for its processor.
     """
     arch = processor()
-    files, whole = _stoker_files(), True
+    files, whole = {**_stoker_files(), **aws_models.files()}, True
     try:
         files |= obstore_files(f"{_PYTHON}-{arch}", offline)
     except NoAgentAvailable as error:

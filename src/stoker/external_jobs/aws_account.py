@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from stoker.external_jobs import clone_request
 from stoker.external_jobs.gpu_alarms import MINUTE_S, Alarm, Figures, HostMetrics, JobFigures, WantedAlarm
 from stoker.external_jobs.training_job import ExternalJob
-from stoker.model.errors import InvalidRequest, NotFound
+from stoker.model import codec
+from stoker.model.errors import CodecError, InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
 from stoker.providers.sagemaker import catalog, prices
 from stoker.providers.sagemaker.errors import NameTaken, calling
@@ -43,6 +45,8 @@ class TrainingJobDescription:
 
     description: dict[str, Any]
     tags: tuple[dict[str, str], ...]
+    # The fields that boto3 has dropped, or that a clone would not have for another reason.
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,19 @@ class SageMakerAccount:
 
     def describe(self, name: str) -> TrainingJobDescription | None:
         """The job with its tags; None where it does not exist."""
-        client = self._sagemaker()
+        client, answers = self._sagemaker(), _RawAnswers()
         try:
-            found = calling("sagemaker:DescribeTrainingJob", lambda: client.describe_training_job(TrainingJobName=name))
+            with answers.kept(client):
+                found = calling(
+                    "sagemaker:DescribeTrainingJob", lambda: client.describe_training_job(TrainingJobName=name)
+                )
             arn = found["TrainingJobArn"]
             tags = self._pages("sagemaker", "list_tags", "Tags", ResourceArn=arn)
         except NotFound:
             return None
-        return TrainingJobDescription(found, tuple(tags))
+        answer = answers.last()
+        lost = clone_request.lost_fields(answer, found) if answer is not None else (clone_request.EVERYTHING,)
+        return TrainingJobDescription(found, tuple(tags), lost)
 
     def in_progress(self) -> list[TrainingJobSummary]:
         return self._list(StatusEquals="InProgress")
@@ -277,6 +286,36 @@ class SageMakerAccount:
             return [each for page in pages for each in page.get(key, ())]
 
         return calling(f"{service}:{operation}", fetch)
+
+
+class _RawAnswers:
+    """The answers to DescribeTrainingJob as they came, before boto3 drops what its model does not know."""
+
+    _EVENT = "after-call.sagemaker.DescribeTrainingJob"
+
+    def __init__(self) -> None:
+        self._bodies: list[bytes] = []
+
+    @contextmanager
+    def kept(self, client: Any) -> Iterator[None]:
+        """Keep the answers to the calls of this block."""
+        events = client.meta.events
+        events.register(self._EVENT, self._keep)
+        try:
+            yield
+        finally:
+            events.unregister(self._EVENT, self._keep)
+
+    def _keep(self, http_response: Any, **_: Any) -> None:
+        self._bodies.append(bytes(http_response.content))
+
+    def last(self) -> dict[str, Any] | None:
+        """The last answer; None where it is no object in JSON, so that it is not known what boto3 has dropped."""
+        try:
+            found = codec.parse(self._bodies[-1], nonfinite=True)
+        except (IndexError, CodecError):
+            return None
+        return found if isinstance(found, dict) else None
 
 
 def _delete_alarms(client: Any, names: list[str]) -> None:

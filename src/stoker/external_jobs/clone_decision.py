@@ -9,8 +9,9 @@ from stoker.core import policy_rules
 from stoker.core.policy_rules import RuleFinding, Subject
 from stoker.external_jobs.clone_chain import Cloning, GaveUp, Stopping
 from stoker.external_jobs.clone_request import clone_name, has_tag_room
-from stoker.external_jobs.failure_diagnosis import ExternalJobFailure, diagnose
+from stoker.external_jobs.failure_diagnosis import INTERNAL, ExternalJobFailure, diagnose
 from stoker.external_jobs.snapshot import (
+    LOST,
     NO_ROOM,
     ON_DEMAND,
     CloneJob,
@@ -19,6 +20,7 @@ from stoker.external_jobs.snapshot import (
     RecordEvent,
     clone_objection,
     clone_obstacle,
+    lost_text,
     may_leave_spot,
     policy_limits,
 )
@@ -145,7 +147,8 @@ def _after_failure(
     if stop is not None:
         return _clone_after_stop(snapshot, policy, subject, stop, now)
     least_s = policy_limits(policy, subject).spec.retry.min_runtime_s
-    if cause.blame != "policy" and job.trained_s(now) < least_s:
+    # SageMaker's own fault at any time, also before the training: CreateTrainingJob's RetryStrategy treats it so, too.
+    if cause.blame != "policy" and cause.rule != INTERNAL and job.trained_s(now) < least_s:
         trained = f"it had trained for {span_text(job.trained_s(now))}, less than {span_text(least_s)}"
         return _give_up(snapshot, "too-short", f"{trained}; {cause.reason}")
     if not job.checkpoints and cause.blame == "unexplained":
@@ -158,7 +161,8 @@ def _clone_within_limits(
 ) -> ExternalJobPlan:
     why_not = clone_obstacle(snapshot, policy, subject)
     if why_not:
-        return _give_up(snapshot, "bounded", f"{why_not}; {cause.reason}")
+        rule = LOST if why_not == lost_text(snapshot) else "bounded"
+        return _give_up(snapshot, rule, f"{why_not}; {cause.reason}")
     if _is_late(snapshot, now):
         return _give_up(snapshot, "late", f"it has been over for too long; {cause.reason}")
     return _new_clone(snapshot, policy, cause, now)
@@ -180,6 +184,8 @@ def _clone_plan(
     budget only delays it."""
     if not has_tag_room(snapshot.job.tags):
         return _give_up(snapshot, "no-room", f"{NO_ROOM}; {reason}")
+    if snapshot.lost:
+        return _give_up(snapshot, LOST, f"{lost_text(snapshot)}; {reason}")
     if isinstance(snapshot.resumed_as, Unknown):
         reason_text = (
             f"waits to go on: it is not known whether it was started again by hand: {snapshot.resumed_as.error}"

@@ -44,6 +44,36 @@ COPIED_FIELDS = (
     "MlflowConfig",
     "ModelPackageConfig",
 )
+# All other fields of a description: what SageMaker reports.
+REPORTED_FIELDS = (
+    "AutoMLJobArn",
+    "BillableTimeInSeconds",
+    "BillableTokenCount",
+    "CreationTime",
+    "DebugRuleEvaluationStatuses",
+    "FailureReason",
+    "FinalMetricDataList",
+    "LabelingJobArn",
+    "LastModifiedTime",
+    "MlflowDetails",
+    "ModelArtifacts",
+    "OutputModelPackageArn",
+    "ProfilerRuleEvaluationStatuses",
+    "ProfilingStatus",
+    "ProgressInfo",
+    "SecondaryStatus",
+    "SecondaryStatusTransitions",
+    "TrainingEndTime",
+    "TrainingJobArn",
+    "TrainingJobName",
+    "TrainingJobStatus",
+    "TrainingStartTime",
+    "TrainingTimeInSeconds",
+    "TuningJobArn",
+    "WarmPoolStatus",
+)
+# In place of fields where the answer itself cannot be read.
+EVERYTHING = "unknown fields"
 # Parts of a description that a request may not have.
 _READ_ONLY = {"ResourceConfig": ("SelectedInstanceType", "SelectedInstanceCount")}
 # An empty value of these in a description means that there is no key.
@@ -67,11 +97,9 @@ def build_request(
 ) -> dict[str, Any]:
     """The request for `CreateTrainingJob`: all fields of the original, with another name and tags for the lineage.
 
-    Without `spot` it has no `MaxWaitTimeInSeconds`, which is for spot only.
+    Without `spot` it has no `MaxWaitTimeInSeconds`, which is for spot only. The description must have no `lost_fields`.
     """
-    wanted = {
-        key: _cleaned(key, description[key]) for key in COPIED_FIELDS if description.get(key) not in (None, {}, [])
-    }
+    wanted = {key: _cleaned(key, description[key]) for key in COPIED_FIELDS if not _is_empty(description.get(key))}
     wanted["TrainingJobName"] = name
     if description.get("EnableManagedSpotTraining") is True and not spot:
         wanted["EnableManagedSpotTraining"] = False
@@ -83,6 +111,39 @@ def build_request(
     every = {**_copied_tags(all_tags), **lineage.tags(_MAX_TAGS - len(_copied_tags(all_tags)))}
     wanted["Tags"] = [{"Key": key, "Value": value} for key, value in every.items()]
     return wanted
+
+
+def lost_fields(answer: Mapping[str, Any], description: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that SageMaker answered and a clone would not have.
+
+    boto3 drops what its own model of SageMaker does not know, so `answer`, the response as it came, is compared with
+    `description`, what boto3 made of it. A field that is in neither list above may belong to the request, too.
+    """
+    lost = [key for key in answer if key not in (*COPIED_FIELDS, *REPORTED_FIELDS) and not _is_empty(answer[key])]
+    for key in COPIED_FIELDS:
+        lost += _lost_parts(answer.get(key), description.get(key), key)
+    return tuple(sorted(lost))
+
+
+def _lost_parts(answered: Any, parsed: Any, path: str) -> list[str]:
+    if _is_empty(answered):
+        return []
+    if isinstance(answered, Mapping) and isinstance(parsed, Mapping):
+        return [
+            lost
+            for name, part in answered.items()
+            if name not in _READ_ONLY.get(path, ())
+            for lost in _lost_parts(part, parsed.get(name), f"{path}.{name}")
+        ]
+    if isinstance(answered, list) and isinstance(parsed, list) and len(answered) == len(parsed):
+        pairs = enumerate(zip(answered, parsed, strict=True))
+        return [lost for number, (one, other) in pairs for lost in _lost_parts(one, other, f"{path}[{number}]")]
+    # Values are not compared: boto3 parses times.
+    return [path] if parsed is None or isinstance(answered, (Mapping, list)) else []
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value in ({}, [])
 
 
 @dataclass(frozen=True)

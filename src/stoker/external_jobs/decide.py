@@ -32,12 +32,14 @@ from stoker.external_jobs.snapshot import (
     StopJob,
     clone_objection,
     clone_obstacle,
+    lost_text,
     may_leave_spot,
     policy_limits,
     request_of,
     subject_of,
     without_own_limits,
 )
+from stoker.external_jobs.unpriced import unpriced_warnings
 from stoker.model.durations import span_text
 from stoker.model.observed import Known
 from stoker.model.policy import Policy, RuleAction
@@ -85,6 +87,7 @@ def decide(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> Exte
         return ExternalJobPlan((*actions, *_alarms(snapshot, ())), note=_stop_note(snapshot.chain, job.name))
     violations = list(_violations(snapshot, policy, subject, now))
     actions += _warnings(snapshot, violations)
+    actions += unpriced_warnings(snapshot, policy, subject)
     stop = _stop(snapshot, policy, subject, violations, now)
     if isinstance(stop, RecordEvent):
         assert isinstance(stop.event, RuleWarning)
@@ -267,6 +270,7 @@ def _stop_to_leave_spot(
     against = clone_objection(snapshot, policy, now, spot=False)
     why = str(against) if isinstance(against, RuleFinding) else "" if against is None else against.reason
     why = why if has_tag_room(snapshot.job.tags) else NO_ROOM
+    why = lost_text(snapshot) if snapshot.lost else why
     if not why:
         return stop
     rule = stop.event.rule

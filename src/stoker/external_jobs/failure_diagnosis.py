@@ -16,6 +16,8 @@ from stoker.model.policy import Rule
 # restart.
 Blame = Literal["machine", "script", "policy", "unexplained"]
 
+# The rule of failures of SageMaker itself.
+INTERNAL = "internal"
 # How FailureReason begins where SageMaker itself failed, or had no capacity.
 _MACHINE = re.compile(r"(InternalServerError|InternalError|CapacityError|InsufficientCapacity\w*|ServiceUnavailable)\b")
 # How FailureReason begins where the request is wrong: a role, a bucket, an image.
@@ -44,7 +46,7 @@ def diagnose(failure: str, tail: Sequence[str], diagnoses: Sequence[Rule]) -> Ex
             blame: Blame = "policy" if rule.action == "restart" else "script"
             return ExternalJobFailure(blame, f"{PREFIX}{rule.name}", f"policy {rule.name}: {excerpt}")
     if _MACHINE.match(failure):
-        return ExternalJobFailure("machine", "internal", excerpt)
+        return ExternalJobFailure("machine", INTERNAL, excerpt)
     if _REQUEST.match(failure):
         return ExternalJobFailure("script", "request", excerpt)
     # FailureReason quotes the end of the script's output; the log has more of it.

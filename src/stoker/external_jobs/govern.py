@@ -127,6 +127,7 @@ class ExternalJobGovernor:
         policy = self._read_policy(result)
         if policy is not None and policy.sagemaker is not None:
             clock = self._clock()
+            result.places = {("sagemaker", region) for region in policy.sagemaker.regions}
             until_s = time.monotonic() + _TICK_S
             for region in _rotated(policy.sagemaker.regions, clock()):
                 self._tick_region(result, policy, region, clock, until_s)

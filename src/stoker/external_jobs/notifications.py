@@ -19,7 +19,7 @@ from stoker.external_jobs.clone_chain import (
     RuleWarning,
     Stopping,
 )
-from stoker.external_jobs.snapshot import ON_DEMAND
+from stoker.external_jobs.snapshot import LOST, ON_DEMAND
 from stoker.model.errors import StoreError, describe_error
 from stoker.model.policy import EventKind, Policy
 from stoker.notifications.dispatcher import NotificationDispatcher
@@ -30,6 +30,7 @@ from stoker.store.external_job_index import ExternalJobRow
 # The rules by which an intended clone was given up.
 _ABANDONED_CLONES = (
     "late",
+    LOST,
     "name-taken",
     "no-room",
     "refused",

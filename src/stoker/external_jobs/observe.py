@@ -76,6 +76,7 @@ class ExternalJobObserver:
             chain=chain,
             alarms=alarms,
             start=self._start,
+            lost=found.lost,
             topic=account.usable_topic(self._topic),
             gpus=gpus,
             price=price_of(job),

@@ -10,6 +10,7 @@ from typing import Literal
 from stoker.core import budget_verdict, policy_rules
 from stoker.core.budget_reservations import LaunchRequest, Need
 from stoker.core.budget_state import BudgetState
+from stoker.core.name_list import first_names
 from stoker.core.policy_rules import EffectiveLimits, RuleFinding, Subject
 from stoker.external_jobs.clone_chain import ChainEvent, CloneChain, Cloning, Stopping
 from stoker.external_jobs.gpu_alarms import Alarm, JobFigures, WantedAlarm
@@ -22,6 +23,8 @@ from stoker.model.spec import Limits
 ON_DEMAND: Literal["on-demand"] = "on-demand"
 # The reason not to clone a job with the maximum number of tags: a clone needs one more tag for its lineage.
 NO_ROOM = "it has as many tags as SageMaker takes, and its clone would need one more; remove one"
+# The rule of jobs that are not cloned because their clone would lack something.
+LOST = "lost-fields"
 # The time to the next pass over a job without changes or near limits: its tags or metrics may have changed.
 NEXT_PASS_S = 900.0
 
@@ -36,6 +39,8 @@ class ExternalJobSnapshot:
     alarms: Observed[tuple[Alarm, ...]]
     # The prefix of this store's alarm names.
     start: str
+    # The fields of the job that its clone would not have: see `clone_request.lost_fields`.
+    lost: tuple[str, ...] = ()
     # The SNS topic of alarms; empty: none.
     topic: str = ""
     # GPUs of one host; None where that is unknown, or their load cannot be read.
@@ -174,6 +179,15 @@ def request_of(snapshot: ExternalJobSnapshot, claimed_at: datetime) -> LaunchReq
     return LaunchRequest(Need(0.0, 0.0, ""), claimed_at, claimed_at, nodes=job.nodes, gpus=gpus)
 
 
+def lost_text(snapshot: ExternalJobSnapshot) -> str:
+    """The reason not to clone a job of which something would be lost."""
+    fields = first_names(snapshot.lost)
+    return (
+        f"its clone would lack {fields}, which the boto3 of this governor does not know; "
+        "install a newer boto3 and Stoker, and deploy again"
+    )
+
+
 def may_leave_spot(snapshot: ExternalJobSnapshot, policy: Policy, now: datetime) -> bool:
     """Return whether the job may be cloned without spot: once in a chain, and only without loss of progress."""
     job = snapshot.job
@@ -190,6 +204,8 @@ def clone_obstacle(snapshot: ExternalJobSnapshot, policy: Policy, subject: Subje
         return "the policy wants no clones"
     if snapshot.job.parent:
         return f"{snapshot.job.parent} started it, and would not know of a clone"
+    if snapshot.lost:
+        return lost_text(snapshot)
     most = policy_limits(policy, subject).spec.retry.resumes
     without_spot = sum(1 for clone in snapshot.chain.clones.values() if clone.rule == ON_DEMAND)
     # Other stores may have made clones, which this one knows only by their tags.

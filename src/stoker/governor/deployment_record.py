@@ -71,6 +71,9 @@ class DeploymentRecord:
     identities: tuple[str, ...] = ()
     # The account's own keys that encrypt its bucket, topics, secrets and volumes.
     keys: tuple[str, ...] = ()
+    # The roles and machine types that clones of external jobs are limited to.
+    clone_roles: tuple[str, ...] = ()
+    clone_machines: tuple[str, ...] = ()
     # Mail addresses for alerts about the governor itself.
     alerts: tuple[str, ...] = ()
     # Only a governor that is "there" is relied on. In the other states, resources of it may exist in these regions.

@@ -288,6 +288,11 @@ class Governor:
             ]
         return problems
 
+    def places(self) -> set[tuple[str, str]]:
+        """The providers and regions of the jobs that this governor remembers."""
+        asked = (submission.spec.resources for submission in self.memory.submissions.values())
+        return {(each.provider, each.region) for each in asked if each.region}
+
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:

@@ -39,6 +39,7 @@
         <job>.<claim>.<fate>.<machine-minutes>        governors, create-only, empty: how machines ended
         <ten minutes>.dry                             the same: no capacity
     places/<provider>/<region>                        governors: machines were launched there once
+    prices/<provider>.json                            governors and `stoker prices --refresh`: newer price tables
     probes/…                                          deleted at once: written to learn the store's time
     check/…                                           deleted at once: written to learn that the store can be written
     governors/<id>.json                               each governor's last pass, and the store's clock
@@ -76,6 +77,7 @@ ENVIRONMENTS = "work/environments/"
 OUTBOX = "outbox/"
 DRY = "dry/"
 PLACES = "places/"
+PRICES = "prices/"
 # Written and deleted at once: to learn the store's time, and that the store can be written.
 PROBES = "probes/"
 CHECKS = "check/"
@@ -227,6 +229,11 @@ def dry(offering: str) -> str:
 def place(provider: str, region: str | None) -> str:
     """Mark that machines were launched in this region once, so that the search for orphans includes it."""
     return f"{PLACES}{provider}/{region or NO_REGION}"
+
+
+def prices(provider: str) -> str:
+    """The price tables of a provider that are newer than the packaged ones."""
+    return f"{PRICES}{quote(provider)}.json"
 
 
 def spent_month(day: date) -> str:

@@ -34,11 +34,11 @@ _DERIVED = (
 PERSON = StoreAccess(
     reads=("",),
     # The store's time, which `stoker rm` needs, is read from a probe.
-    writes=(*_SUBMITTED, keys.SPENT, keys.REMOVED, keys.COLLECTED, keys.PROBES),
+    writes=(*_SUBMITTED, keys.SPENT, keys.REMOVED, keys.COLLECTED, keys.PROBES, keys.PRICES),
     removes=(*_SUBMITTED, keys.WORK, keys.PROBES),
 )
 # A governor also writes entries of any job's log, which each cloud has to allow in its own way.
-GOVERNOR = StoreAccess(reads=("",), writes=(*_DERIVED, keys.SPENT, keys.CLONE_CHAINS), removes=_DERIVED)
+GOVERNOR = StoreAccess(reads=("",), writes=(*_DERIVED, keys.SPENT, keys.CLONE_CHAINS, keys.PRICES), removes=_DERIVED)
 
 
 def node_access(own: str) -> StoreAccess:

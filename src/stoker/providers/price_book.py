@@ -1,7 +1,8 @@
-"""Price tables as files: the packaged table, and a newer one that the user refreshed.
+"""Price tables as files: the packaged table, and a newer one that the user or a governor refreshed.
 
 The packaged table has its source and date with each region. A refresh is saved under Stoker's home and is used for
-every region in which it is the newer one. A price in neither table is unknown, and stays so.
+every region in which it is the newer one. A price in neither table is unknown, and stays so. A store may hold a newer
+table for all its governors: see `stoker.governor.price_keeper`.
 """
 
 from __future__ import annotations
@@ -136,6 +137,20 @@ class PriceBook:
         _replace(path, self.render({**self.refreshed_tables(), **refreshed}))
         return PriceRefresh(path, {region: len(found.prices) for region, found in refreshed.items()})
 
+    def keep(self, text: str) -> None:
+        """Save the regions of a table, rendered as `render` does, that are newer than the saved ones.
+
+        Raises ValueError for a text that is no table, and UserError for a home folder that is not writable.
+        """
+        saved = self.refreshed_tables()
+        newer = {
+            region: found
+            for region, found in parse(text).items()
+            if region not in saved or found.date > saved[region].date
+        }
+        if newer:
+            _replace(self.refreshed_path(), self.render({**saved, **newer}))
+
     def render(self, tables: Mapping[str, RegionPrices]) -> str:
         """The text of the file: regions and machines sorted, one line for each family."""
         regions = []
@@ -213,6 +228,8 @@ def _replace(path: Path, text: str) -> None:
 
 class PricesModule(Protocol):
     """The module `prices` of a provider that has a price table."""
+
+    BOOK: PriceBook
 
     def tables(self) -> dict[str, RegionPrices]:
         """The prices of each region, from the newer of the two tables."""

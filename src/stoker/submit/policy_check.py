@@ -135,6 +135,7 @@ def check_policy(
                 for line in each.lines
             ),
             *(reason for reason, _ in budget.exceeded),
+            *_uncounted(policy, spec, judged.allowed),
         ),
         notes=(*(_limit_note(limits, field) for field in limits.by_rule), *budget.balances, *budget.in_use),
         limits=limits,
@@ -162,6 +163,20 @@ def check_used_limits(policy: Policy, spec: Spec, state: JobState, offerings: tu
     if reason:
         advice = f"the owner of the policy can raise the limit, or list {state.job} under the rule's `except`"
         raise UserError(f"{reason}; {advice}")
+
+
+def _uncounted(policy: Policy, spec: Spec, offerings: tuple[Offering, ...]) -> list[str]:
+    """A warning for each budget that cannot count this job, because no price of its machines is known. A limit on the
+    cost accepts no machine without a price."""
+    if any(each.price is not None or each.on_demand_price is not None for each in offerings):
+        return []
+    where = spec.resources.provider
+    refresh = f"`stoker prices --provider {where} --refresh` may bring one"
+    return [
+        f"policy {rule.name}: not enforced for this job, since no price of its machines on {where} is known; {refresh}"
+        for rule in policy.about("budget")
+        if offerings and policy_rules.in_scope(rule, spec.tags)
+    ]
 
 
 def _in_launch_order(

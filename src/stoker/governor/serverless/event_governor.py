@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.loop import Governor, Pass
+from stoker.governor.price_keeper import PriceKeeper
 from stoker.governor.serverless.events import IgnoredEvent, JobWake, MachineWake, Tick, TrainingWake, WakeEvent
 from stoker.governor.serverless.external_jobs import ExternalJobs, ExternalJobsResult
 from stoker.governor.serverless.schedule import Schedule, ScheduleNotOn, ScheduleSwitch
@@ -50,12 +51,14 @@ class EventGovernor:
         name: str,
         external_jobs: ExternalJobs,
         fleet: Fleet | None = None,
+        prices: PriceKeeper | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.store = store
         self.governor = Governor(store, fleet, name=name)
         self.switch = ScheduleSwitch(store, schedule)
         self.external_jobs = external_jobs
+        self._prices = prices
         self._sleep = sleep
 
     def handle(self, woken: Iterable[WakeEvent]) -> CallResult:
@@ -64,6 +67,9 @@ class EventGovernor:
         could not be switched on, there may be no next tick, so `log_result` raises."""
         events = list(dict.fromkeys(woken))
         done = CallResult(ignored=[each.why for each in events if isinstance(each, IgnoredEvent)])
+        if self._prices is not None:
+            # First: a function has no home of its own, and a limit on the cost needs the prices.
+            done.problems |= self._prices.read()
         jobs = self._jobs(events, done)
         if Tick() in events:
             self._tick(done)
@@ -134,6 +140,8 @@ class EventGovernor:
         self._add_pass(passed, done)
         result = self.external_jobs.tick()
         self._add(result, done)
+        if self._prices is not None:
+            done.problems |= self._prices.refresh({*self.governor.places(), *result.places})
         # Unsent notifications are retried until they are given up.
         if not (passed.idle and not passed.unsent and _is_idle(result)):
             # A schedule that ticked is on. A tick that was requested otherwise repairs a schedule that is off.

@@ -22,6 +22,8 @@ class ExternalJobsResult:
     gone: set[str] = field(default_factory=set)
     # Notifications are still to be sent.
     unsent: bool = False
+    # The providers and regions whose prices the policy needs.
+    places: set[tuple[str, str]] = field(default_factory=set)
 
 
 class ExternalJobs(Protocol):

@@ -41,7 +41,13 @@ PERSON = (
 )
 _OURS = ("arn:aws:sagemaker:*:*:training-job/(TRAINING)*",)
 GOVERNOR = (
-    Statement("LookAtTrainingJobs", "which training jobs are there", "sagemaker:ListTrainingJobs", "*"),
+    # IAM limits the length of a role's policies: one statement for both.
+    Statement(
+        "LookAtTrainingJobs",
+        "which training jobs are there, and what machines cost",
+        ("sagemaker:ListTrainingJobs", "pricing:GetProducts"),
+        "*",
+    ),
     Statement(
         "MakeTrainingJobs",
         "make training jobs with the store's tag",

@@ -1,8 +1,9 @@
 """Prices of SageMaker's machines for training: see `stoker.providers.price_book`.
 
-SageMaker has a price list of its own: a machine costs more than EC2's of the same name. No table is packaged;
-`stoker prices --provider sagemaker --refresh` asks AWS. Until then prices are unknown. AWS publishes no price for
-managed spot: its savings appear on the bill.
+SageMaker has a price list of its own: a machine costs more than EC2's of the same name. The packaged table has AWS's
+list of one region; the prices of others, and of types that the list lacks, are estimates: `source` says so. See
+`scripts/write_sagemaker_prices.py`. `stoker prices --provider sagemaker --refresh` and a deployed governor ask AWS.
+AWS publishes no price for managed spot: its savings appear on the bill.
 """
 
 from __future__ import annotations
