@@ -234,7 +234,7 @@ GOVERNOR_OF_MACHINES = (
     Operations("Machines", GOVERNOR),
     # EC2 resolves the image with the permissions of the launching account.
     Statement("Images", "find the newest image", "ssm:GetParameters", PUBLIC_PARAMETERS),
-    # Includes roles of single jobs: this policy is rewritten whenever one of them is made. One pattern for both, because
+    # Includes roles of single jobs: this policy is rewritten whenever one of them is made. One pattern, because
     # IAM limits the length; the name ends in the store's digest, so that no other store's role fits.
     Statement(
         "PassNodeRole",
