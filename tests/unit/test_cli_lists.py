@@ -241,7 +241,7 @@ def test_every_option_that_takes_something_known_completes() -> None:
         ),
         *("--older-than", "--note", "--version", "--region", "--events-from", "--notify", "--pass-role", "--kms-key"),
         *("--forget", "--project", "--service-account", "--bucket", "--job", "--input", "--logs", "--secret", "--via"),
-        *("addresses", "--alert"),
+        *("addresses", "--alert", "--until", "--why", "--clone-role", "--clone-machine"),
     }
 
     def silent(command: click.Command, path: str) -> list[str]:

@@ -11,11 +11,11 @@ import pytest
 from stoker.cli import main
 from stoker.cli.plan_view import offering_rows
 from stoker.model.offerings import Offering
-from stoker.model.resources import Gpus, Resources
+from stoker.model.resources import Gpus, Resources, idle_gpus
 from stoker.model.spec import Spec
 from stoker.submit import agent_bundle
 from stoker.submit.agent_bundle import AgentArchive
-from stoker.submit.idle_gpus import idle_gpus, idle_gpus_warning
+from stoker.submit.idle_gpus import idle_gpus_warning
 
 ONE = Offering("p", "small", "z", False, price=11.0, gpu="H100", gpus=1)
 EIGHT = replace(ONE, machine="large", price=88.0, gpus=8)
@@ -38,7 +38,7 @@ def spec(count: int, nodes: int = 1) -> Spec:
     ],
 )
 def test_what_was_not_asked_for_is_idle(asked: Gpus | None, offering: Offering, idle: int) -> None:
-    assert idle_gpus(asked, offering) == idle
+    assert idle_gpus(asked, offering.gpus) == idle
 
 
 def test_a_row_of_the_plan_says_what_is_bought_and_what_is_idle() -> None:

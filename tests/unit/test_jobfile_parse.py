@@ -69,6 +69,7 @@ def test_every_field_at_once() -> None:
                 service_account="trainer@vision.example",
                 scopes=("storage-rw",),
                 network="default",
+                gpu_networks=("subnet:gpu-1", "subnet:gpu-2"),
                 public_ip=False,
                 placement_policy="close",
                 reservation="block-7",

@@ -272,7 +272,7 @@ def test_spot_without_a_price_is_missed_only_by_jobs_that_prefer_it(spot: Any, r
 def test_an_agent_is_for_the_oldest_python_that_all_machines_are_known_to_have(
     monkeypatch: pytest.MonkeyPatch, pythons: dict[int, Any], oldest: object
 ) -> None:
-    images = SimpleNamespace(python_of=lambda _image, gpus: pythons[gpus])
+    images = SimpleNamespace(python_of=lambda _image, gpus, _gpu: pythons[gpus])
     monkeypatch.setattr(registry, "images", lambda _provider: images)
     spec = Spec(name="x", run="true")
     assert node_packages._oldest_python(spec, tuple(sold(spot=True, gpus=gpus) for gpus in pythons)) == oldest

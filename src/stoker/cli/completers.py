@@ -123,6 +123,13 @@ def complete_node(ctx: click.Context, _param: click.Parameter, incomplete: str) 
     return _offered(lambda: [str(rank) for rank in range(read_submission(*_typed(ctx)).spec.nodes)], incomplete)
 
 
+def complete_rule(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the rules of the policy that have approvers."""
+    from stoker.policy.versions import current_policy
+
+    return _offered(lambda: [rule.name for rule in current_policy(_store(ctx)).rules if rule.approvers], incomplete)
+
+
 def complete_provider(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from stoker.providers import registry
 

@@ -14,12 +14,11 @@ from stoker.core.costs import in_dollars
 from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering, zone_text
-from stoker.model.resources import Gpus
+from stoker.model.resources import Gpus, idle_gpus
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.price_book import OLD_DAYS
 from stoker.read.format import duration
-from stoker.submit.idle_gpus import idle_gpus
 from stoker.submit.prepared_job import PreparedJob
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1, gpus: Gpus | 
             price = "free"
         where = f"{len(others) + 1} zones, {best.zone} first" if others else zone_text(best.zone)
         rows.append([f"{best.machine} in {where}", best.kind, price, _against(best, nodes)])
-    idle = [idle_gpus(gpus, best) for best, *_ in groups.values()]
+    idle = [idle_gpus(gpus, best.gpus) for best, *_ in groups.values()]
     if any(idle):
         counts = [f"{best.gpus} × {best.gpu}" for best, *_ in groups.values()]
         rows = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completers import complete_job
+from stoker.cli.completers import complete_job, complete_rule
 from stoker.cli.options import json_option, named_job, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 @click.command(short_help="Let one job break a rule of the policy.")
 @click.argument("job", shell_complete=complete_job)
 @click.option(
-    "--rule", "names", metavar="NAME", multiple=True, help="This rule; default: those that the job waits for."
+    "--rule",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete_rule,
+    help="This rule; default: those that the job waits for.",
 )
 @click.option(
     "--until",

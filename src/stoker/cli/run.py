@@ -29,9 +29,9 @@ from stoker.cli.options import (
 from stoker.cli.plan_view import agree, show_plan
 from stoker.cli.progress import progress_bar, working
 from stoker.model.errors import UserError
+from stoker.model.resources import idle_gpus
 from stoker.model.spec import Spec
 from stoker.store.base import Store
-from stoker.submit.idle_gpus import idle_gpus
 from stoker.submit.launch_requests import launch_requests
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.send import Progress, check_writable, send
@@ -196,7 +196,7 @@ def _print_dry_run(prepared: PreparedJob, store: Store, *, as_json: bool) -> Non
     if as_json:
         ignored = [to_json(left_out) for left_out in prepared.packed.ignored] if prepared.packed is not None else []
         best, wanted = prepared.offerings[0], prepared.spec.resources.gpus
-        gpus = {"asked": wanted.count if wanted else 0, "bought": best.gpus, "idle": idle_gpus(wanted, best)}
+        gpus = {"asked": wanted.count if wanted else 0, "bought": best.gpus, "idle": idle_gpus(wanted, best.gpus)}
         print_json({"offering": to_json(best), "gpus": gpus, "requests": requests, "ignored": ignored})
         return
     show_plan(prepared)

@@ -26,11 +26,6 @@ class FilledSpec:
     fields: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
 
-    @property
-    def done(self) -> tuple[str, ...]:
-        """The lines, where anything was filled in."""
-        return self.lines if self.fields else ()
-
 
 def fill_in(policy: Policy, subject: Subject, written: Set[str]) -> FilledSpec:
     """Fill in what the job leaves open. `written` are the dotted fields that the job, its user or the store set.

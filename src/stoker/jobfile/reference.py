@@ -55,9 +55,11 @@ resources:
     service_account: trainer@vision.example
     scopes: [storage-rw]
     network: default
+    gpu_networks: [subnet:gpu-1, subnet:gpu-2]
     public_ip: false
     placement_policy: close
     reservation: block-7
+    flex_start: false
     overrides: {labels: {team: vision}}
   sagemaker:
     role: trainer

@@ -30,6 +30,11 @@ class Gpus:
     most: int | None = None
 
 
+def idle_gpus(asked: Gpus | None, bought: int) -> int:
+    """The GPUs of one machine beyond those asked for; 0 where none were asked for."""
+    return max(0, bought - asked.count) if asked is not None and asked.count > 0 else 0
+
+
 @checks_fields
 @dataclass(frozen=True)
 class LocalResources:

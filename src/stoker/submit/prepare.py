@@ -147,7 +147,7 @@ def prepare(
         wheels=packages.wheels,
         place=provider.place if isinstance(provider, HasPlace) else None,
         origin=original.job if original is not None else None,
-        filled=filled.done,
+        filled=filled.lines if filled.fields else (),
         policy=policy.digest,
     )
     if not offline:
