@@ -24,7 +24,7 @@ from stoker.store.base import Store, open_store
 from stoker.submit import choose_offerings, identity, launch_requests, node_packages, node_programs, prepare
 from stoker.submit.prepared_job import PreparedJob
 
-RESOURCES = Resources(gpus=Gpus("A100", 1), spot="prefer", region="mars-1")
+RESOURCES = Resources(gpus=Gpus("A100", 2), spot="prefer", region="mars-1")
 
 
 def sold(*, spot: bool, gpus: int = 2) -> Offering:
@@ -114,7 +114,7 @@ def test_what_the_plan_had_is_frozen(place: Path, monkeypatch: pytest.MonkeyPatc
     submission = Submission("job-1", Spec(name="job", run="true"), "jane", code=Code("0" * 64, 1, 1))
     original = prepare.Original("job-1", submission) if clone else None
     with prepare_on(place, monkeypatch, Cloud(lambda: None), original=original) as prepared:
-        assert prepared.spec.resources.gpus == Gpus("A100", 1, most=2)
+        assert prepared.spec.resources.gpus == Gpus("A100", 2, most=2)
         assert prepared.spec.resources.region == "mars-1"
 
 

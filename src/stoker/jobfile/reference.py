@@ -68,6 +68,8 @@ resources:
     keep_alive: 30m
     kms_key: 1234abcd-12ab-34cd-56ef-1234567890ab
     encrypt_traffic: true
+    channels: true
+    checkpoint_copy: true
     overrides: {EnableInterContainerTrafficEncryption: true}
   local: {capacity: 4, reclaim_mean: 30s, grace: 5s, seed: 7, price: 1.2, spot_price: 0.4}
 

@@ -74,7 +74,7 @@ def forecast_budgets(
     store: Store, policy: Policy, spec: Spec, offerings: Iterable[Offering], job: str | None = None
 ) -> BudgetForecast:
     """Forecast the policy's budgets for a job that is to be submitted, by its cheapest offering."""
-    if not has_budget(policy, spec.tags):
+    if not policy.rules or not has_budget(policy, spec.tags):
         return BudgetForecast()
     # By this computer's clock; governors use the store's.
     now = datetime.now(timezone.utc)
