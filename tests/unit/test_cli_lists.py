@@ -311,7 +311,7 @@ def test_the_guard_tries_again_where_a_job_could_not_be_handed_over(
 
 
 def test_a_line_of_wide_characters_is_cropped_to_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 10)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((20, 10)))
     rows = ps._fitting(["失" * 30, "a" * 30, "short"])
     assert [width(row) for row in rows] == [19, 20, 5]
     assert rows[0] == "失" * 9 + "…"
