@@ -16,7 +16,7 @@ import pytest
 from command_line import run
 
 import stoker.providers.ec2 as package
-from stoker.model import keys
+from stoker.model import keys, market_keys
 from stoker.model.errors import UserError
 from stoker.providers.ec2 import iam, permissions, role_names
 from stoker.providers.grants import Grants
@@ -121,7 +121,7 @@ GOVERNED = (
     *DECISIONS,
     keys.governor("me"),
     keys.dry("ec2/m/z/spot"),
-    f"{keys.market_day(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
+    f"{market_keys.market_day(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
     f"{keys.PROBES}me",
     "places/ec2/us-east-1",
 )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from command_line import run
 
-from stoker.model import keys
+from stoker.model import keys, market_keys
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
@@ -127,7 +127,7 @@ DERIVED = (
     keys.index("gpt-ab12", 4),
     keys.governor("me"),
     keys.dry("gce/m/z/spot"),
-    f"{keys.market_day(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
+    f"{market_keys.market_day(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
     f"{keys.PROBES}me",
     keys.place("gce", "vision-1/us-central1"),
 )

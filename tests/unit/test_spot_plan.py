@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli import main
-from stoker.model import keys
+from stoker.model import market_keys
 from stoker.model.policy import NO_RULES
 from stoker.model.resources import Gpus, Resources
 from stoker.policy import versions
@@ -48,7 +48,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def saw(store: Store, names: tuple[str, ...], *fates: str) -> None:
     for number, fate in enumerate(fates):
         told = fate if fate.endswith("dry") else f"x-1.{number}.{fate}"
-        store.put(keys.market_observation(datetime.now(timezone.utc), names, told), b"")
+        store.put(market_keys.market_observation(datetime.now(timezone.utc), names, told), b"")
 
 
 @pytest.mark.usefixtures("store")

@@ -10,6 +10,7 @@ import click
 from stoker.cli.deploy_options import (
     KeptValues,
     agree,
+    aws_region,
     check_clone_limits,
     check_emails,
     check_region,
@@ -116,7 +117,7 @@ def aws(
     check_channels.check_grantable(notify, "AWS")
     check_roles_and_keys(roles, keys)
     check_clone_limits(clone_roles, clone_machines)
-    where = _region(store, region, offline=dry_run)
+    where = aws_region(store, region, offline=dry_run)
     if where in forget:
         raise UserError(f"--forget {where}: this is the governor's own region")
     if remove and dry_run:
@@ -381,28 +382,3 @@ def status(as_json: bool) -> int:
         ]
         click.echo(table((), rows))
     return 0 if all(each.well for each in found) else 1
-
-
-def _region(store: Store, named: str | None, *, offline: bool) -> str:
-    """The bucket's region. Lambda loads its code only from a bucket in its own region.
-
-    Raises UserError where the region is unknown, or another one was named.
-    """
-    import os
-
-    from stoker.model.errors import UserError
-    from stoker.providers import registry
-    from stoker.store.s3 import bucket_region
-
-    registry.check_store("ec2", store.url)
-    found = named or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if not offline:
-        there = bucket_region(store.url.removeprefix("s3://").partition("/")[0])
-        if named and there and there != named:
-            raise UserError(
-                f"--region {named}: the bucket is in {there}, and Lambda runs only code from its own region"
-            )
-        found = there or found
-    if not found:
-        raise UserError("--region: the region is not known; give it, or set AWS_REGION")
-    return found

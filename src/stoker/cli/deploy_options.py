@@ -73,6 +73,31 @@ class KeptValues:
 # ── Checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def aws_region(store: Store, named: str | None, *, offline: bool) -> str:
+    """The bucket's region. Lambda loads its code only from a bucket in its own region.
+
+    Raises UserError where the region is unknown, or another one was named.
+    """
+    import os
+
+    from stoker.model.errors import UserError
+    from stoker.providers import registry
+    from stoker.store.s3 import bucket_region
+
+    registry.check_store("ec2", store.url)
+    found = named or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not offline:
+        there = bucket_region(store.url.removeprefix("s3://").partition("/")[0])
+        if named and there and there != named:
+            raise UserError(
+                f"--region {named}: the bucket is in {there}, and Lambda runs only code from its own region"
+            )
+        found = there or found
+    if not found:
+        raise UserError("--region: the region is not known; give it, or set AWS_REGION")
+    return found
+
+
 def google_project(*, offline: bool) -> str:
     """The project of the environment, the settings or the credentials. Raises UserError where none is known."""
     from stoker.model.errors import UserError

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import Literal
 
-from stoker.model import keys
+from stoker.model import market_keys
 from stoker.model.job_state import Claim
 from stoker.model.offerings import Offering
 
@@ -165,12 +165,12 @@ def observation_key(job: str, claim: Claim) -> str | None:
         observation = f"{at.minute // 10}0.dry"
     else:
         return None
-    return keys.market_observation(at, claim.offering.names, observation)
+    return market_keys.market_observation(at, claim.offering.names, observation)
 
 
 def parse_observation(key: str) -> MarketObservation | None:
     """Parse an observation from its key; None if it is not such a key."""
-    found = keys.read_market_observation(key)
+    found = market_keys.read_market_observation(key)
     if found is None:
         return None
     hour, names, observation = found

@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta
 
 from stoker.core import market
 from stoker.core.market import LATELY_S, MarketHistory
-from stoker.model import keys
+from stoker.model import keys, market_keys
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import Claim, JobState
 from stoker.model.policy import Policy
@@ -43,7 +43,9 @@ class MarketReader:
 
     def _read_market(self, provider: str) -> MarketHistory:
         try:
-            key_list = [meta.key for day in self._days for meta in self._store.list(keys.market_day(day, provider))]
+            key_list = [
+                meta.key for day in self._days for meta in self._store.list(market_keys.market_day(day, provider))
+            ]
         except StoreError:
             return market.NO_HISTORY
         return MarketHistory.of(seen for key in key_list if (seen := market.parse_observation(key)) is not None)

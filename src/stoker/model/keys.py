@@ -1,4 +1,4 @@
-"""Every key of the bucket, in one place, with its writer.
+"""Every key of the bucket, in one place, with its writer. Those of the market are made in `market_keys`.
 
     jobs/<job>/spec.json                              submitter, governors
     jobs/<job>/log/<seq, 8 digits>.json
@@ -54,10 +54,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
-from datetime import date, datetime, timezone
+from datetime import date
 
-from stoker.model.key_segments import quote, unquote
+from stoker.model.key_segments import quote
 
 JOBS = "jobs/"
 WORK = "work/"
@@ -98,7 +97,7 @@ ROOTS = frozenset(
     root.partition("/")[0]
     for root in (
         *(JOBS, WORK, ACTIVE, INDEX, REMOVED, COLLECTED, GOVERNORS, DEPLOYED, CODE, BUNDLES, TOOLS, WHEELS, INPUTS),
-        *(OUTBOX, DRY, PLACES, PROBES, CHECKS, POLICY, SPENT, MARKET, EXTERNAL_JOBS),
+        *(OUTBOX, DRY, PLACES, PRICES, PROBES, CHECKS, POLICY, SPENT, MARKET, EXTERNAL_JOBS),
     )
 )
 
@@ -248,29 +247,6 @@ def budget_warning(rule: str, start: date, value: str, kind: str) -> str:
     """Mark that a budget's warning was written. Outside the months, so that listing a month does not return it."""
     hashed = hashlib.sha256(value.encode()).hexdigest()[:16]
     return f"{SPENT}warned/{quote(rule)}/{start.isoformat()}/{hashed}-{kind}"
-
-
-def market_day(day: date, provider: str) -> str:
-    """Prefix of the market observations of one provider on one day."""
-    return f"{MARKET}{day.isoformat()}/{quote(provider)}/"
-
-
-def market_observation(at: datetime, names: Iterable[str], observation: str) -> str:
-    """An observation of the spot market by a claim, at a time in UTC. `names`, any text, identify the offering."""
-    return "/".join((f"{MARKET}{at:%Y-%m-%d}", *map(quote, names), f"{at:%H}", observation))
-
-
-def read_market_observation(key: str) -> tuple[datetime, tuple[str, ...], str] | None:
-    """Parse a key into the hour, the names of the offering and the observation; None if it is not such a key."""
-    parts = key.removeprefix(MARKET).split("/")
-    if not key.startswith(MARKET) or len(parts) < 4:
-        return None
-    day, *names, hour, observation = parts
-    try:
-        at = datetime.strptime(f"{day} {hour}", "%Y-%m-%d %H").replace(tzinfo=timezone.utc)
-        return at, tuple(map(unquote, names)), observation
-    except ValueError:
-        return None
 
 
 def rules(version: int) -> str:
