@@ -235,7 +235,7 @@ def account(bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Account:
     for module in (aws, aws_remove):
         monkeypatch.setattr(module, "Clients", lambda: made)
     monkeypatch.setattr(command, "opened_store", lambda: bucket)
-    monkeypatch.setattr(command, "_region", lambda _store, _named, *, offline: HOME)
+    monkeypatch.setattr(command, "aws_region", lambda _store, _named, *, offline: HOME)
     monkeypatch.setattr(package, "for_lambda", lambda *, offline=False: Package(b"zip", "x86_64"))
     monkeypatch.setattr(aws, "_POLL_S", 0.0)
 

@@ -285,17 +285,15 @@ def test_a_rule_that_counts_from_now_on_begins_with_a_word() -> None:
     assert decided(warned, settings("name: hangs, stall: {}, then: warn"), 1000.0) == [], "a warning is told once"
 
 
-def test_a_price_that_nobody_knows_ends_no_job_that_has_trained() -> None:
+def test_a_job_waits_for_a_price_that_is_not_known() -> None:
     unknown = replace(ON_DEMAND, price=None, on_demand_price=None)
     by, spec = settings("name: dear, max_cost: 500"), make_spec(spot="never")
-    ((event, reason),) = decided(make_snapshot(make_state(), spec=spec, offerings=Known((unknown,))), by)
-    assert isinstance(event, Ended)
-    assert reason.startswith("policy dear needs a known price")
     taken = Closed(2, "reclaimed", "spot-reclaim", restart=True)
     trained = make_state(Claimed(offering=unknown, nodes=1), Launched(2, nodes(2)), taken)
-    plan = decide_job(make_snapshot(trained, spec=spec, offerings=Known((unknown,))), by, at(100.0))
-    assert plan.actions == () and plan.waiting["job-1"].startswith("policy dear needs a known price")
-    assert plan.wake_at == at(700.0)
+    for state in (make_state(), trained):
+        plan = decide_job(make_snapshot(state, spec=spec, offerings=Known((unknown,))), by, at(100.0))
+        assert plan.actions == () and plan.waiting["job-1"].startswith("policy dear needs a known price")
+        assert plan.wake_at == at(700.0)
 
 
 def test_spot_of_unknown_price_costs_at_most_what_on_demand_does() -> None:

@@ -34,7 +34,7 @@ _DERIVED = (
 PERSON = StoreAccess(
     reads=("",),
     # The store's time, which `stoker rm` needs, is read from a probe.
-    writes=(*_SUBMITTED, keys.SPENT, keys.REMOVED, keys.COLLECTED, keys.PROBES, keys.PRICES),
+    writes=(*_SUBMITTED, keys.SPENT, keys.REMOVED, keys.COLLECTED, keys.PROBES),
     removes=(*_SUBMITTED, keys.WORK, keys.PROBES),
 )
 # A governor also writes entries of any job's log, which each cloud has to allow in its own way.
