@@ -23,7 +23,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
-from stoker.model.spec import Retry, Spec
+from stoker.model.spec import Limits, Retry, Spec
 from stoker.policy.policy_file import parse_policy
 from stoker.policy.versions import current, parsed_policy
 from stoker.submit.policy_check import check_policy, forecast_budgets
@@ -112,6 +112,36 @@ def test_a_smaller_machine_that_fits_is_taken() -> None:
         found.now_s += 1
         found.look(job)
     assert [found.state(job).open_claims[0].offering.machine for job in ("a", "b")] == ["m8", "m4"]
+
+
+def test_a_job_that_now_waits_for_an_approval_holds_up_no_younger_job() -> None:
+    limit = "name: gpus, concurrent: {gpus: 4}"
+    found = world(limit)
+    for job, tags in (("a", {}), ("b", {"team": "nlp"}), ("c", {})):
+        found.submit(job, spec(**tags))
+        found.now_s += 1
+        found.look(job)
+    assert waiting(found, "c").endswith("b is before it")
+    found.by = settings(limit, "name: nlp, machines: [m8], for: {team: nlp}, approvers: [lead]")
+    found.end("a")
+    assert "it waits for an approval by lead" in waiting(found, "b")
+    found.look("c")
+    assert found.running() == ["c"]
+    found.by = settings(limit)
+    assert "in use by c" in waiting(found, "b"), "once approved, it queues again"
+
+
+def test_a_job_that_now_waits_for_a_price_holds_up_no_younger_job() -> None:
+    found = world("name: gpus, concurrent: {gpus: 4}")
+    for job, limits in (("a", Limits()), ("b", Limits(max_cost=50.0)), ("c", Limits())):
+        found.submit(job, replace(spec(), limits=limits))
+        found.now_s += 1
+        found.look(job)
+    found.offerings = (replace(FOUR, price=None, on_demand_price=None),)
+    found.end("a")
+    assert "price" in waiting(found, "b")
+    found.look("c")
+    assert found.running() == ["c"]
 
 
 def test_between_two_attempts_a_job_keeps_its_place_for_a_while() -> None:

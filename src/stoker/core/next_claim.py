@@ -109,6 +109,7 @@ def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
     if found.unpriced:
         # The submitter knew a price, or the rule is newer than the job: prices are refreshed meanwhile.
         decision.wake_in(_PRICES_CHANGE_S)
+        _leave_queue(decision)
     elif alone:
         decision.append(Ended(outcome="failed", rule="no-offering", claim=decision.last_attempt()), found.reason)
 
@@ -147,7 +148,8 @@ def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> boo
             code = f"{finding.code}:{APPROVAL}"
             if code not in decision.state.warned:
                 return decision.append(Warned(code=code), line)
-        return True
+        # It waits for a person now, and holds up no younger job.
+        return _leave_queue(decision) or True
     return _record_approvals(decision) or (fresh and decision.warn_of_findings(found))
 
 
