@@ -144,6 +144,17 @@ def test_a_job_that_now_waits_for_a_price_holds_up_no_younger_job() -> None:
     assert found.running() == ["c"]
 
 
+def test_a_job_whose_preferred_machine_can_never_fit_queues_for_the_next_best() -> None:
+    found = world("name: gpus, concurrent: {gpus: 4}", offerings=(EIGHT, FOUR))
+    for job in ("a", "b", "c"):
+        found.submit(job, spec())
+        found.now_s += 1
+        found.look(job)
+    assert found.running() == ["a"]
+    assert waiting(found, "b") == "policy gpus: waits for 4 GPUs: 4 of 4 GPUs are in use by a"
+    assert waiting(found, "c").endswith("b is before it"), "it has its place in the queue"
+
+
 def test_between_two_attempts_a_job_keeps_its_place_for_a_while() -> None:
     found = world("name: one, concurrent: {nodes: 1}")
     found.submit("a", spec())

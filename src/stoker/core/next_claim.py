@@ -67,6 +67,7 @@ def _place_and_claim(decision: JobDecision, offerings: tuple[Offering, ...], rea
         used=bounds.used_of("max_cost"),
         given_up_by=bounds.named("on_demand_after") if "on_demand_after" in bounds.by_rule else "",
         excluded=excluded,
+        hopeless={key for key, held in too_expensive.items() if held.never},
     )
     match found:
         case Placed(offering=offering, reason=why):
@@ -200,7 +201,8 @@ def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> di
             verdicts = budget_verdict.judge(
                 decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
             )
-            judged[ask] = next((each for each in verdicts if isinstance(each, budget_verdict.LaunchDenied)), None)
+            denied = (each for each in verdicts if isinstance(each, budget_verdict.LaunchDenied))
+            judged[ask] = min(denied, key=lambda each: not each.never, default=None)
         held = judged[ask]
         if held is not None:
             found[offering.key] = held
