@@ -23,6 +23,7 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
+from stoker.model.resources import Resources
 from stoker.model.spec import Limits, Retry, Spec
 from stoker.policy.policy_file import parse_policy
 from stoker.policy.versions import current, parsed_policy
@@ -251,12 +252,30 @@ def test_training_jobs_of_others_take_room_and_are_warned() -> None:
     (use,) = external_uses(read_rows(found.store, by))
     assert (use.job, use.nodes, use.claim) == ("bert", 2, 0) and use.gpus > 0
     request = LaunchRequest(Need(0.0, 0.0, ""), EPOCH, use.at + timedelta(seconds=1), nodes=use.nodes)
-    subject = Subject(spec(), EPOCH.date(), "other")
+    of = replace(spec(), resources=Resources(region="us-east-1"))
+    subject = Subject(of, EPOCH.date(), "other")
     books = compute_budget_state(by, [], [], use.at + timedelta(minutes=1), external_uses=[use])
     (denied,) = judge(by, subject, Known(books), books.at, request)
     assert isinstance(denied, LaunchDenied) and "2 of 2 nodes are in use by bert" in denied.reason
     mine = replace(subject, job="bert", is_external=True)
     assert not judge(by, mine, Known(books), books.at, replace(request, claimed_at=use.at)), "it does not deny itself"
+
+
+def test_training_jobs_of_one_name_in_two_regions_count_against_each_other() -> None:
+    found = World("- {name: all, concurrent: {nodes: 3}}")
+    found.account.start(training_s=HOUR_S)
+    found.wake()
+    by = parsed_policy(current(found.store))
+    (row,) = read_rows(found.store, by)
+    uses = external_uses([row, replace(row, region="eu-west-1", created_at=row.created_at - timedelta(hours=1))])
+    books = Known(compute_budget_state(by, [], [], row.created_at + timedelta(minutes=1), external_uses=uses))
+    request = LaunchRequest(Need(0.0, 0.0, ""), EPOCH, row.created_at, nodes=row.nodes)
+    mine = Subject(replace(spec(), resources=Resources(region=row.region)), EPOCH.date(), "bert", is_external=True)
+    (denied,) = judge(by, mine, books, books.value.at, request)
+    assert isinstance(denied, LaunchDenied) and "2 of 3 nodes are in use by bert" in denied.reason
+    first = replace(mine, spec=replace(mine.spec, resources=Resources(region="eu-west-1")))
+    request = replace(request, claimed_at=row.created_at - timedelta(hours=1))
+    assert not judge(by, first, books, books.value.at, request), "it does not deny itself, nor does a later one"
 
 
 @pytest.mark.parametrize("then", ["wait", "refuse"])

@@ -39,7 +39,7 @@ def expenses_of(rows: Iterable[ExternalJobRow]) -> list[Expense]:
 def uses_of(rows: Iterable[ExternalJobRow]) -> list[MachineUse]:
     """The machines of external jobs in progress, as of the last pass over them."""
     return [
-        MachineUse(row.name, row.tags, row.created_at, row.nodes, row.nodes * (row.gpus or 0))
+        MachineUse(row.name, row.tags, row.created_at, row.nodes, row.nodes * (row.gpus or 0), region=row.region)
         for row in rows
         if row.phase in ("launching", "running", "stopping")
     ]

@@ -184,8 +184,9 @@ def _warnings(
 
 
 def prepare_clone(original: Original, store: Store, sets: Sequence[str] = ()) -> PreparedJob:
-    """Prepare a new job with the code, the wheels and the spec of another one, and the changes of `sets` (`--set`). What
-    the original left open by choice stays so, whatever the policy would fill in.
+    """Prepare a new job with the code, the wheels and the spec of another one, and the changes of `sets` (`--set`).
+
+    What the original left open by choice stays so, whatever the policy would fill in.
 
     Use the result in a `with`. Raises UserError for the first mistake.
     """
