@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from external_world import HOUR_S, World, events
@@ -15,7 +16,9 @@ from stoker.core.budget_state import compute_budget_state
 from stoker.core.budget_verdict import LaunchDenied, judge
 from stoker.core.concurrency import KEPT, uses_of
 from stoker.core.policy_rules import Subject
+from stoker.external_jobs.aws_account import accelerators_of
 from stoker.external_jobs.clone_chain import RuleWarning
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.governor.external_costs import read_rows
 from stoker.governor.external_costs import uses_of as external_uses
 from stoker.model.errors import SpecError
@@ -276,6 +279,41 @@ def test_training_jobs_of_one_name_in_two_regions_count_against_each_other() -> 
     first = replace(mine, spec=replace(mine.spec, resources=Resources(region="eu-west-1")))
     request = replace(request, claimed_at=row.created_at - timedelta(hours=1))
     assert not judge(by, first, books, books.value.at, request), "it does not deny itself, nor does a later one"
+
+
+def groups(**counts: int) -> dict[str, Any]:
+    types = {"gpus": "ml.p4d.24xlarge", "half": "ml.g5.12xlarge", "plain": "ml.c5.xlarge"}
+    return {
+        "InstanceGroups": [
+            {"InstanceType": types[name], "InstanceCount": count, "InstanceGroupName": name}
+            for name, count in counts.items()
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("resources", "count"),
+    [
+        ({"InstanceType": "ml.trn1.32xlarge", "InstanceCount": 2}, 32),
+        ({"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2}, 16),
+        ({"InstanceType": "ml.c5.xlarge", "InstanceCount": 2}, 0),
+        (groups(gpus=1, half=3, plain=9), 20),
+    ],
+)
+def test_accelerators_of_every_maker_and_group_count_against_a_limit(resources: dict[str, Any], count: int) -> None:
+    found = World(f"- {{name: room, concurrent: {{gpus: {max(0, count - 1)}}}, then: refuse}}")
+    found.account.start(ResourceConfig={"VolumeSizeInGB": 1, **resources}, **SPOTLESS)
+    found.wake()
+    assert found.account.job().status == ("Stopping" if count else "InProgress")
+    (row,) = read_rows(found.store, parsed_policy(current(found.store)))
+    assert [use.gpus for use in external_uses([row])] == [count]
+    older = replace(row, accelerators=None, gpus=4, nodes=2)
+    assert [use.gpus for use in external_uses([older])] == [8], "a row that an earlier version wrote"
+
+
+def test_where_the_groups_are_unknown_each_machine_may_be_the_largest() -> None:
+    job = ExternalJob("bert", "us-east-1", "InProgress", "", machines=("ml.c5.xlarge", "ml.p4d.24xlarge"), nodes=3)
+    assert (accelerators_of(job), accelerators_of(replace(job, machines=()))) == (24, 0)
 
 
 @pytest.mark.parametrize("then", ["wait", "refuse"])

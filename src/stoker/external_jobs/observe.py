@@ -12,7 +12,13 @@ from stoker.core.budget_state import BudgetState, has_budget
 from stoker.core.policy_rules import Subject
 from stoker.external_jobs import chain_log, gpu_alarms, training_job
 from stoker.external_jobs.apply import ExternalJobApplier
-from stoker.external_jobs.aws_account import SageMakerAccount, TrainingJobDescription, gpus_of, price_of
+from stoker.external_jobs.aws_account import (
+    SageMakerAccount,
+    TrainingJobDescription,
+    accelerators_of,
+    gpus_of,
+    price_of,
+)
 from stoker.external_jobs.clone_chain import CloneChain
 from stoker.external_jobs.clone_request import base_name, clone_name, parse_lineage
 from stoker.external_jobs.gpu_alarms import Alarm
@@ -79,6 +85,7 @@ class ExternalJobObserver:
             lost=found.lost,
             topic=account.usable_topic(self._topic),
             gpus=gpus,
+            accelerators=accelerators_of(job),
             price=price_of(job),
             readings=readings,
             tail=tail,
