@@ -23,7 +23,7 @@ from stoker.external_jobs.clone_chain import CloneChain
 from stoker.external_jobs.clone_request import base_name, clone_name, parse_lineage
 from stoker.external_jobs.gpu_alarms import Alarm
 from stoker.external_jobs.snapshot import ExternalJobSnapshot, refusals, subject_of
-from stoker.external_jobs.training_job import ExternalJob
+from stoker.external_jobs.training_job import NAME, ExternalJob
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.errors import ProviderError
@@ -35,8 +35,6 @@ from stoker.providers.sagemaker import tags as aws_tags
 from stoker.store import external_job_index, job_log
 from stoker.store.base import Store
 
-# Valid names of training jobs.
-NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _JOB_ID = re.compile(r"[a-z0-9-]+")
 
 

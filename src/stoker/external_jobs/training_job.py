@@ -3,6 +3,7 @@ against. Pure. Missing or malformed values are left open, and break no rule."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -14,6 +15,8 @@ from stoker.model.resources import Resources
 from stoker.model.spec import SUBMITTER_TAG, Container, Environment, Limits, Spec
 
 PROVIDER = "sagemaker"
+# Valid names of training jobs.
+NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 OVER = frozenset({"Completed", "Failed", "Stopped"})
 # Secondary statuses in which no machine trains, and none may exist.
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting", "LaunchingMLInstances"})

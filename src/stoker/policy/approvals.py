@@ -24,13 +24,14 @@ _MOST_BYTES = 64 * 1024
 @dataclass(frozen=True)
 class Approval:
     """One approval, as it is stored. `by` is the identity that the cloud of the store knows, as for submitters; `until`
-    is the last day, as `2026-12-31`, in UTC."""
+    is the last day, as `2026-12-31`, in UTC. `external`: `job` is the name of an external job."""
 
     job: str
     rule: str
     by: str
     until: str
     why: str
+    external: bool = False
 
 
 class ApprovalReader:
@@ -86,7 +87,13 @@ def may_approve(rule: Rule, identity: str) -> bool:
 def _with_approvals(rule: Rule, approvals: Iterable[Approval]) -> Rule:
     """The rule with the approvals by those who are its approvers now."""
     more = tuple(
-        Exemption(job=each.job, until=date.fromisoformat(each.until), why=each.why, approved_by=each.by)
+        Exemption(
+            job=each.job,
+            until=date.fromisoformat(each.until),
+            why=each.why,
+            approved_by=each.by,
+            external=each.external,
+        )
         for each in approvals
         if each.rule == rule.name and may_approve(rule, each.by)
     )
