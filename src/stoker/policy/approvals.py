@@ -19,6 +19,7 @@ from stoker.store.base import Store
 from stoker.store.job_log import new_token
 
 _MOST_BYTES = 64 * 1024
+_LONGEST_WHY = 500
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,12 @@ class ApprovalReader:
         except (CodecError, StoreError):
             return None
         # The key is what counts as expired, so the text may not say more than it.
-        return (
-            approval if approval is not None and key.startswith(_prefix(approval)) and _is_day(approval.until) else None
-        )
+        if approval is None or not key.startswith(_prefix(approval)) or not _is_day(approval.until):
+            return None
+        # Names are compared, so none is changed: one that could steer a terminal approves nothing.
+        if not all(map(str.isprintable, (approval.job, approval.rule, approval.by))):
+            return None
+        return replace(approval, why=_plain(approval.why))
 
 
 def write(store: Store, approval: Approval, *, token: Callable[[], str] = new_token) -> None:
@@ -114,6 +118,12 @@ def _is_day(text: str) -> bool:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
+
+
+def _plain(text: str) -> str:
+    """A text of any writer as one line without control characters, for logs and terminals."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if len(line) <= _LONGEST_WHY else f"{line[: _LONGEST_WHY - 1]}…"
 
 
 def _until(key: str) -> str:
