@@ -124,6 +124,25 @@ def test_what_is_no_approval_approves_nothing(store: Store) -> None:
     assert ApprovalReader(store).with_approvals(policy(), TOMORROW) == policy()
 
 
+def test_the_words_of_an_approval_steer_no_terminal(store: Store) -> None:
+    by, last = "os:lead@laptop", str(TOMORROW)
+    sly = "the\x1b[2J demo\n\nstoker: \u202eall is well\r\x9b1m " + "x" * 600
+    approvals.write(store, Approval("job-1", "big", by, last, sly))
+    (rule,) = ApprovalReader(store).with_approvals(policy(), TOMORROW).rules
+    (found,) = rule.exempt
+    assert found.why.isprintable() and len(found.why) == 500
+    assert found.why.startswith("the [2J demo stoker: all is well 1m xxx") and found.why.endswith("x…")
+
+
+@pytest.mark.parametrize("sly", ["\x9b2J", "\u202e", "\u200b"])
+@pytest.mark.parametrize("field", ["job", "rule", "by"])
+def test_an_approval_with_a_name_that_steers_a_terminal_approves_nothing(store: Store, field: str, sly: str) -> None:
+    named = {"job": "job-1", "rule": "big", "by": "os:lead@laptop"}
+    named[field] += sly
+    approvals.write(store, Approval(**named, until=str(TOMORROW), why="demo"))
+    assert list(store.list(keys.APPROVALS)) and ApprovalReader(store).valid(TOMORROW) == []
+
+
 def test_a_governor_sees_an_approval_in_its_next_pass_and_asks_for_none_where_no_rule_has_approvers(
     store: Store,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from external_world import HOUR_S, World, events
@@ -15,7 +16,9 @@ from stoker.core.budget_state import compute_budget_state
 from stoker.core.budget_verdict import LaunchDenied, judge
 from stoker.core.concurrency import KEPT, uses_of
 from stoker.core.policy_rules import Subject
+from stoker.external_jobs.aws_account import accelerators_of
 from stoker.external_jobs.clone_chain import RuleWarning
+from stoker.external_jobs.training_job import ExternalJob
 from stoker.governor.external_costs import read_rows
 from stoker.governor.external_costs import uses_of as external_uses
 from stoker.model.errors import SpecError
@@ -23,7 +26,8 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
-from stoker.model.spec import Retry, Spec
+from stoker.model.resources import Resources
+from stoker.model.spec import Limits, Retry, Spec
 from stoker.policy.policy_file import parse_policy
 from stoker.policy.versions import current, parsed_policy
 from stoker.submit.policy_check import check_policy, forecast_budgets
@@ -112,6 +116,47 @@ def test_a_smaller_machine_that_fits_is_taken() -> None:
         found.now_s += 1
         found.look(job)
     assert [found.state(job).open_claims[0].offering.machine for job in ("a", "b")] == ["m8", "m4"]
+
+
+def test_a_job_that_now_waits_for_an_approval_holds_up_no_younger_job() -> None:
+    limit = "name: gpus, concurrent: {gpus: 4}"
+    found = world(limit)
+    for job, tags in (("a", {}), ("b", {"team": "nlp"}), ("c", {})):
+        found.submit(job, spec(**tags))
+        found.now_s += 1
+        found.look(job)
+    assert waiting(found, "c").endswith("b is before it")
+    found.by = settings(limit, "name: nlp, machines: [m8], for: {team: nlp}, approvers: [lead]")
+    found.end("a")
+    assert "it waits for an approval by lead" in waiting(found, "b")
+    found.look("c")
+    assert found.running() == ["c"]
+    found.by = settings(limit)
+    assert "in use by c" in waiting(found, "b"), "once approved, it queues again"
+
+
+def test_a_job_that_now_waits_for_a_price_holds_up_no_younger_job() -> None:
+    found = world("name: gpus, concurrent: {gpus: 4}")
+    for job, limits in (("a", Limits()), ("b", Limits(max_cost=50.0)), ("c", Limits())):
+        found.submit(job, replace(spec(), limits=limits))
+        found.now_s += 1
+        found.look(job)
+    found.offerings = (replace(FOUR, price=None, on_demand_price=None),)
+    found.end("a")
+    assert "price" in waiting(found, "b")
+    found.look("c")
+    assert found.running() == ["c"]
+
+
+def test_a_job_whose_preferred_machine_can_never_fit_queues_for_the_next_best() -> None:
+    found = world("name: gpus, concurrent: {gpus: 4}", offerings=(EIGHT, FOUR))
+    for job in ("a", "b", "c"):
+        found.submit(job, spec())
+        found.now_s += 1
+        found.look(job)
+    assert found.running() == ["a"]
+    assert waiting(found, "b") == "policy gpus: waits for 4 GPUs: 4 of 4 GPUs are in use by a"
+    assert waiting(found, "c").endswith("b is before it"), "it has its place in the queue"
 
 
 def test_between_two_attempts_a_job_keeps_its_place_for_a_while() -> None:
@@ -210,12 +255,65 @@ def test_training_jobs_of_others_take_room_and_are_warned() -> None:
     (use,) = external_uses(read_rows(found.store, by))
     assert (use.job, use.nodes, use.claim) == ("bert", 2, 0) and use.gpus > 0
     request = LaunchRequest(Need(0.0, 0.0, ""), EPOCH, use.at + timedelta(seconds=1), nodes=use.nodes)
-    subject = Subject(spec(), EPOCH.date(), "other")
+    of = replace(spec(), resources=Resources(region="us-east-1"))
+    subject = Subject(of, EPOCH.date(), "other")
     books = compute_budget_state(by, [], [], use.at + timedelta(minutes=1), external_uses=[use])
     (denied,) = judge(by, subject, Known(books), books.at, request)
     assert isinstance(denied, LaunchDenied) and "2 of 2 nodes are in use by bert" in denied.reason
     mine = replace(subject, job="bert", is_external=True)
     assert not judge(by, mine, Known(books), books.at, replace(request, claimed_at=use.at)), "it does not deny itself"
+
+
+def test_training_jobs_of_one_name_in_two_regions_count_against_each_other() -> None:
+    found = World("- {name: all, concurrent: {nodes: 3}}")
+    found.account.start(training_s=HOUR_S)
+    found.wake()
+    by = parsed_policy(current(found.store))
+    (row,) = read_rows(found.store, by)
+    uses = external_uses([row, replace(row, region="eu-west-1", created_at=row.created_at - timedelta(hours=1))])
+    books = Known(compute_budget_state(by, [], [], row.created_at + timedelta(minutes=1), external_uses=uses))
+    request = LaunchRequest(Need(0.0, 0.0, ""), EPOCH, row.created_at, nodes=row.nodes)
+    mine = Subject(replace(spec(), resources=Resources(region=row.region)), EPOCH.date(), "bert", is_external=True)
+    (denied,) = judge(by, mine, books, books.value.at, request)
+    assert isinstance(denied, LaunchDenied) and "2 of 3 nodes are in use by bert" in denied.reason
+    first = replace(mine, spec=replace(mine.spec, resources=Resources(region="eu-west-1")))
+    request = replace(request, claimed_at=row.created_at - timedelta(hours=1))
+    assert not judge(by, first, books, books.value.at, request), "it does not deny itself, nor does a later one"
+
+
+def groups(**counts: int) -> dict[str, Any]:
+    types = {"gpus": "ml.p4d.24xlarge", "half": "ml.g5.12xlarge", "plain": "ml.c5.xlarge"}
+    return {
+        "InstanceGroups": [
+            {"InstanceType": types[name], "InstanceCount": count, "InstanceGroupName": name}
+            for name, count in counts.items()
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("resources", "count"),
+    [
+        ({"InstanceType": "ml.trn1.32xlarge", "InstanceCount": 2}, 32),
+        ({"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2}, 16),
+        ({"InstanceType": "ml.c5.xlarge", "InstanceCount": 2}, 0),
+        (groups(gpus=1, half=3, plain=9), 20),
+    ],
+)
+def test_accelerators_of_every_maker_and_group_count_against_a_limit(resources: dict[str, Any], count: int) -> None:
+    found = World(f"- {{name: room, concurrent: {{gpus: {max(0, count - 1)}}}, then: refuse}}")
+    found.account.start(ResourceConfig={"VolumeSizeInGB": 1, **resources}, **SPOTLESS)
+    found.wake()
+    assert found.account.job().status == ("Stopping" if count else "InProgress")
+    (row,) = read_rows(found.store, parsed_policy(current(found.store)))
+    assert [use.gpus for use in external_uses([row])] == [count]
+    older = replace(row, accelerators=None, gpus=4, nodes=2)
+    assert [use.gpus for use in external_uses([older])] == [8], "a row that an earlier version wrote"
+
+
+def test_where_the_groups_are_unknown_each_machine_may_be_the_largest() -> None:
+    job = ExternalJob("bert", "us-east-1", "InProgress", "", machines=("ml.c5.xlarge", "ml.p4d.24xlarge"), nodes=3)
+    assert (accelerators_of(job), accelerators_of(replace(job, machines=()))) == (24, 0)
 
 
 @pytest.mark.parametrize("then", ["wait", "refuse"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from command_line import store
 
-from stoker.client import prepare_any
+from stoker.client import prepare_any, prepare_clone
 from stoker.core.policy_defaults import fill_in
 from stoker.core.policy_rules import Subject
 from stoker.jobfile import UNLIMITED, Job, read_layer, resolve
 from stoker.model.errors import SpecError
 from stoker.model.policy import Policy
-from stoker.model.spec import Spec
+from stoker.model.spec import Limits, Spec
 from stoker.policy import versions
 from stoker.policy.policy_file import parse_policy
 from stoker.providers import registry
@@ -120,3 +122,30 @@ def test_a_complete_spec_from_python_is_filled_in_too(store: Store) -> None:
     versions.write(store, RULES, "jane")
     with prepare_any(Spec(name="x", run="true", tags={"team": "nlp"}), store) as prepared:
         assert prepared.spec.tags["team"] == "nlp" and prepared.spec.tags["project"] == "none"
+
+
+def test_the_answers_of_a_complete_spec_stay_though_they_are_the_defaults(store: Store) -> None:
+    versions.write(store, RULES, "jane")
+    with prepare_any(Spec(name="x", run="true", tags={"team": "nlp"}), store) as prepared:
+        assert (prepared.spec.resources.spot, prepared.spec.limits.max_wait_s) == ("never", None)
+
+
+def test_a_clone_keeps_what_its_original_answered(store: Store) -> None:
+    versions.write(store, RULES, "jane")
+    limits: dict[str, Any] = {"max_wait": None, "max_runtime": "30h", "max_cost": None}
+    given = Job(run="true", name="x", tags={"team": "nlp"}, resources={"spot": False}, limits=limits)
+    with prepare_any(given, store) as prepared:
+        original = send(prepared, store)
+    with prepare_clone(original, store) as found:
+        assert (found.spec.resources.spot, found.spec.limits) == ("never", Limits(max_runtime_s=30 * 3600))
+        assert found.filled == ()
+    with prepare_clone(original, store, ["resources.spot=prefer", "limits.max_cost=7"]) as found:
+        assert (found.spec.resources.spot, found.spec.limits.max_cost) == ("prefer", 7), "a change is an answer too"
+
+
+def test_a_clone_of_a_job_without_limits_gets_those_of_the_policy(store: Store) -> None:
+    with prepare_any(Job(run="true", name="x", tags={"team": "nlp"}), store) as prepared:
+        original = send(prepared, store)
+    versions.write(store, RULES, "jane")
+    with prepare_clone(original, store) as found:
+        assert found.spec.limits == Limits(max_runtime_s=12 * 3600, max_cost=50)

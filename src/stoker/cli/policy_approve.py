@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from datetime import date
 
     from stoker.model.policy import Policy, Rule
+    from stoker.policy.approvals import Approval
     from stoker.store.base import Store
 
 
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     help="The last day, in UTC: 2026-12-31, or a span such as 7d.",
 )
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for later readers.")
+@click.option("--external", is_flag=True, help="JOB is the name of an external job; default: where no job has it.")
 @store_option
-def approve(job: str, names: tuple[str, ...], until: str, why: str) -> None:
+def approve(job: str, names: tuple[str, ...], until: str, why: str, external: bool) -> None:
     """Let one job break a rule of the policy until a day. You must be one of the rule's approvers, by the identity that
     the cloud of the store knows (on a folder, the user of this computer)."""
     from stoker.cli.format import say, warn
@@ -46,8 +48,8 @@ def approve(job: str, names: tuple[str, ...], until: str, why: str) -> None:
 
     store = opened_store()
     last, policy = _last_day(until), versions.current_policy(store)
-    job = _id_of(store, policy, job)
-    rules = _rules(store, policy, job, names)
+    job, external = _id_of(store, policy, job, external=external)
+    rules = _rules(store, policy, job, names, external=external)
     me = submitter_of(store.url)
     if me.doubt:
         warn(f"{me.doubt}; the approval is recorded as by {me.name}")
@@ -56,8 +58,10 @@ def approve(job: str, names: tuple[str, ...], until: str, why: str) -> None:
             who = f"its approvers are {', '.join(rule.approvers)}" if rule.approvers else "it has no approvers"
             raise UserError(f"policy {rule.name}: {me.name} may not approve; {who}")
     for rule in rules:
-        approvals.write(store, approvals.Approval(job, rule.name, me.name, last.isoformat(), " ".join(why.split())))
-        say(f"{job} may break policy {rule.name} until {last}, approved by {me.name}")
+        given = approvals.Approval(job, rule.name, me.name, last.isoformat(), " ".join(why.split()), external)
+        approvals.write(store, given)
+        title = f"the external job {job}" if external else job
+        say(f"{title} may break policy {rule.name} until {last}, approved by {me.name}")
     try:
         deployment_record.wake(store, ())
     except StokerError as error:
@@ -79,10 +83,14 @@ def list_approvals(as_json: bool) -> None:
     if as_json:
         print_json(to_json(found))
     elif found:
-        rows = [[each.job, each.rule, each.until, legible(each.by), legible(each.why)] for each in found]
+        rows = [[_title(each), each.rule, each.until, legible(each.by), legible(each.why)] for each in found]
         click.echo(table(("JOB", "RULE", "UNTIL", "BY", "WHY"), rows))
     else:
         say("no job is approved; `stoker policy approve JOB` approves one")
+
+
+def _title(approval: Approval) -> str:
+    return f"{approval.job} (external)" if approval.external else approval.job
 
 
 def _last_day(text: str) -> date:
@@ -107,19 +115,26 @@ def _last_day(text: str) -> date:
     return last
 
 
-def _id_of(store: Store, policy: Policy, text: str) -> str:
-    """The id of the job. An external job is named before it starts, so that its name need not be known."""
-    from stoker.model.errors import NoSuchJob
+def _id_of(store: Store, policy: Policy, text: str, *, external: bool) -> tuple[str, bool]:
+    """The id of the job, and whether it is external. An external job is named before it starts, so that its name need
+    not be known. Raises UserError."""
+    from stoker.external_jobs.training_job import NAME
+    from stoker.model.errors import NoSuchJob, UserError
 
-    try:
-        return named_job(store, text)
-    except NoSuchJob:
-        if policy.sagemaker is None:
-            raise
-        return text
+    if not external:
+        try:
+            return named_job(store, text), False
+        except NoSuchJob:
+            if policy.sagemaker is None or NAME.fullmatch(text) is None:
+                raise
+    if policy.sagemaker is None:
+        raise UserError("--external: the policy governs no external jobs; `sagemaker.regions` makes it govern them")
+    if NAME.fullmatch(text) is None:
+        raise UserError(f"--external {text!r}: no training job can have this name; give its name in SageMaker")
+    return text, True
 
 
-def _rules(store: Store, policy: Policy, job: str, names: tuple[str, ...]) -> list[Rule]:
+def _rules(store: Store, policy: Policy, job: str, names: tuple[str, ...], *, external: bool) -> list[Rule]:
     """The rules to approve: those named, or those that the job's log says it waits for. Raises UserError."""
     from stoker.core.next_claim import APPROVAL
     from stoker.core.policy_rules import PREFIX
@@ -127,7 +142,7 @@ def _rules(store: Store, policy: Policy, job: str, names: tuple[str, ...]) -> li
     from stoker.store import job_log
 
     if not names:
-        state = job_log.read(store, job)
+        state = None if external else job_log.read(store, job)
         waits = state.warned if state is not None else ()
         names = tuple(rule.name for rule in policy.rules if f"{PREFIX}{rule.name}:{APPROVAL}" in waits)
         if not names:

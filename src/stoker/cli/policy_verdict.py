@@ -16,6 +16,7 @@ from stoker.model import channel_address
 from stoker.model.policy import Exemption, Policy, Rule, RuleAction
 from stoker.model.spec import Spec
 from stoker.notifications.events import in_scope
+from stoker.read.safe_text import legible
 from stoker.store.base import Store
 from stoker.submit.choose_offerings import connect
 from stoker.submit.identity import with_submitter
@@ -76,7 +77,7 @@ class PolicyVerdict:
         for line in self.in_use:
             yield f"limit: {line}"
         for name, exemption in self.exempt.items():
-            yield f"exempt from {name} until {exemption.until} ({exemption.why})"
+            yield f"exempt from {name} until {exemption.until} ({legible(exemption.why)})"
         for field, name in self.bounds.by_rule.items():
             yield f"bounded: {field} {limit_text(field, self.bounds.value(field))} by policy {name}"
         for each in self.watched:

@@ -27,7 +27,8 @@ KEPT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class MachineUse:
-    """Machines that one job has. `claim` is 0 for an external job. `kept`: the job is between two attempts."""
+    """Machines that one job has. `claim` is 0 for an external job, and `region` its region, outside of which others may
+    have its name; empty for a job of Stoker. `kept`: the job is between two attempts."""
 
     job: str
     tags: Mapping[str, str]
@@ -36,6 +37,12 @@ class MachineUse:
     gpus: int
     claim: int = 0
     kept: bool = False
+    region: str = ""
+
+    def is_of(self, subject: Subject) -> bool:
+        """Return whether the subject is this job."""
+        region = (subject.spec.resources.region or "") if subject.is_external else ""
+        return (self.job, self.region) == (subject.job, region)
 
 
 @dataclass(frozen=True)
@@ -140,9 +147,9 @@ def _judge(
         most = f"{_amounts_of(limit)}{_of(limit, group)} may be in use at once"
         reason = f"{_title(rule)}: nodes: {_nodes(request)}: at most {most}; ask for fewer"
         return NoRoom(rule, reason, reason, never=True)
-    uses = [use for use in state.uses if use.job != subject.job or not use.kept]
+    uses = [use for use in state.uses if not use.is_of(subject) or not use.kept]
     if request.claimed_at is not None:
-        mine = [use for use in uses if use.job == subject.job and use.claim == request.claim]
+        mine = [use for use in uses if use.is_of(subject) and use.claim == request.claim]
         uses = [use for use in uses if use.at <= request.claimed_at and use not in mine]
     ahead: list[Waiting] = []
     if request.claimed_at is None and not request.begun:

@@ -67,6 +67,7 @@ def _place_and_claim(decision: JobDecision, offerings: tuple[Offering, ...], rea
         used=bounds.used_of("max_cost"),
         given_up_by=bounds.named("on_demand_after") if "on_demand_after" in bounds.by_rule else "",
         excluded=excluded,
+        hopeless={key for key, held in too_expensive.items() if held.never},
     )
     match found:
         case Placed(offering=offering, reason=why):
@@ -109,6 +110,7 @@ def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
     if found.unpriced:
         # The submitter knew a price, or the rule is newer than the job: prices are refreshed meanwhile.
         decision.wake_in(_PRICES_CHANGE_S)
+        _leave_queue(decision)
     elif alone:
         decision.append(Ended(outcome="failed", rule="no-offering", claim=decision.last_attempt()), found.reason)
 
@@ -147,7 +149,8 @@ def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> boo
             code = f"{finding.code}:{APPROVAL}"
             if code not in decision.state.warned:
                 return decision.append(Warned(code=code), line)
-        return True
+        # It waits for a person now, and holds up no younger job.
+        return _leave_queue(decision) or True
     return _record_approvals(decision) or (fresh and decision.warn_of_findings(found))
 
 
@@ -198,7 +201,8 @@ def _too_expensive(decision: JobDecision, offerings: tuple[Offering, ...]) -> di
             verdicts = budget_verdict.judge(
                 decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
             )
-            judged[ask] = next((each for each in verdicts if isinstance(each, budget_verdict.LaunchDenied)), None)
+            denied = (each for each in verdicts if isinstance(each, budget_verdict.LaunchDenied))
+            judged[ask] = min(denied, key=lambda each: not each.never, default=None)
         held = judged[ask]
         if held is not None:
             found[offering.key] = held

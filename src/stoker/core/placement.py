@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
@@ -112,15 +112,16 @@ def place(
     used: float = 0.0,
     given_up_by: str = "",
     excluded: Mapping[str, str] = _NONE,
+    hopeless: Set[str] = frozenset(),
 ) -> Placement:
     """Choose among `offerings`, which come in order of preference.
 
     `bound` names the source of the wait for spot and `cost_bound` the source of the limit on the cost, for messages.
     `used` is the part of that limit that was spent before the job was last opened. `given_up_by` is the policy rule
     that gives up spot after a number of reclaims. `excluded` are the keys of offerings not to use now, with the
-    reasons.
+    reasons; `hopeless` those of them that never will do, whose reasons count only where there is no other.
     """
-    search = _Search(job, offerings, settings, now, excluded, cost_bound, used, given_up_by)
+    search = _Search(job, offerings, settings, now, excluded, hopeless, cost_bound, used, given_up_by)
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
         wait_s = spot.spot_only_s(job.spec)
@@ -165,6 +166,7 @@ class _Search:
     settings: GovernorSettings
     now: datetime
     excluded: Mapping[str, str]
+    hopeless: Set[str]
     cost_bound: str
     used: float
     given_up_by: str
@@ -217,7 +219,8 @@ class _Search:
                 reason = no_spot
             return Placed(chosen, reason + _rather(chosen, open_now[0], job, now, excluded))
         if all(offering.key in excluded for offering in usable):
-            return NoCapacityNow(now + _LOOK_AGAIN, excluded[usable[0].key])
+            awaited = next((offering for offering in usable if offering.key not in self.hopeless), usable[0])
+            return NoCapacityNow(now + _LOOK_AGAIN, excluded[awaited.key])
         soonest = min(dry[offering.key] for offering in usable if offering.key not in excluded)
         if all(offering.key in places for offering in usable):
             return NoCapacityNow(soonest, places[usable[0].key][1])

@@ -105,14 +105,14 @@ def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
     """The rule's exemptions for this job or its submitter, expired or not.
 
     Matched by the job's id, because any submitter may choose any name. A clone of an external job is matched by the
-    name of the job that it continues.
+    name of the job that it continues. An approval covers external jobs only where it was given for one.
     """
     ids = {subject.job, subject.spec.name} if subject.is_external else {subject.job}
     submitter = subject.spec.tags.get(SUBMITTER_TAG)
     return tuple(
         each
         for each in rule.exempt
-        if (each.job is not None and each.job in ids)
+        if (each.job is not None and each.job in ids and (not each.approved_by or each.external == subject.is_external))
         or (each.submitter is not None and submitter is not None and is_submitter(each.submitter, submitter))
     )
 

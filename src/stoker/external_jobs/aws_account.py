@@ -329,6 +329,13 @@ def gpus_of(job: ExternalJob) -> int | None:
     return machine.gpus if machine is not None and machine.maker == "nvidia" else None
 
 
+def accelerators_of(job: ExternalJob) -> int:
+    """The accelerators of all hosts, of any maker. Where the groups are unknown, each host may be the largest."""
+    if job.groups:
+        return sum(count * catalog.facts(machine).gpus for machine, count in job.groups)
+    return job.nodes * max((catalog.facts(machine).gpus for machine in job.machines), default=0)
+
+
 def price_of(job: ExternalJob) -> float | None:
     """Dollars an hour of one host, on demand; None where the price is unknown, or hosts differ."""
     found = prices.on_demand(job.region, job.machines[0]) if len(job.machines) == 1 else None

@@ -20,7 +20,7 @@ from stoker.external_jobs.aws_account import SageMakerAccount
 from stoker.external_jobs.clone_decision import may_be_resumed_by_owner
 from stoker.external_jobs.gpu_alarms import Alarm
 from stoker.external_jobs.notifications import ExternalJobNotifier
-from stoker.external_jobs.observe import NAME, ExternalJobObserver, is_own, job_of
+from stoker.external_jobs.observe import ExternalJobObserver, is_own, job_of
 from stoker.external_jobs.snapshot import (
     NEXT_PASS_S,
     CloneJob,
@@ -97,7 +97,7 @@ class ExternalJobGovernor:
         Raises StoreError when the store does not answer.
         """
         result = ExternalJobsResult()
-        if NAME.fullmatch(name) is None:
+        if training_job.NAME.fullmatch(name) is None:
             return result
         policy = self._read_policy(result)
         if policy is None or policy.sagemaker is None or region not in policy.sagemaker.regions:
@@ -204,7 +204,7 @@ class ExternalJobGovernor:
         random.shuffle(names)
         changed: dict[str, ExternalJobRow] = {}
         for name in names:
-            if NAME.fullmatch(name) is None or time.monotonic() > until_s:
+            if training_job.NAME.fullmatch(name) is None or time.monotonic() > until_s:
                 continue
             # The alarms of a ringing job are read again.
             row = self._govern_job(result, policy, region, name, now, None if name in ringing else alarms)

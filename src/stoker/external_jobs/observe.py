@@ -12,12 +12,18 @@ from stoker.core.budget_state import BudgetState, has_budget
 from stoker.core.policy_rules import Subject
 from stoker.external_jobs import chain_log, gpu_alarms, training_job
 from stoker.external_jobs.apply import ExternalJobApplier
-from stoker.external_jobs.aws_account import SageMakerAccount, TrainingJobDescription, gpus_of, price_of
+from stoker.external_jobs.aws_account import (
+    SageMakerAccount,
+    TrainingJobDescription,
+    accelerators_of,
+    gpus_of,
+    price_of,
+)
 from stoker.external_jobs.clone_chain import CloneChain
 from stoker.external_jobs.clone_request import base_name, clone_name, parse_lineage
 from stoker.external_jobs.gpu_alarms import Alarm
 from stoker.external_jobs.snapshot import ExternalJobSnapshot, refusals, subject_of
-from stoker.external_jobs.training_job import ExternalJob
+from stoker.external_jobs.training_job import NAME, ExternalJob
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model.errors import ProviderError
@@ -29,8 +35,6 @@ from stoker.providers.sagemaker import tags as aws_tags
 from stoker.store import external_job_index, job_log
 from stoker.store.base import Store
 
-# Valid names of training jobs.
-NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _JOB_ID = re.compile(r"[a-z0-9-]+")
 
 
@@ -79,6 +83,7 @@ class ExternalJobObserver:
             lost=found.lost,
             topic=account.usable_topic(self._topic),
             gpus=gpus,
+            accelerators=accelerators_of(job),
             price=price_of(job),
             readings=readings,
             tail=tail,
@@ -174,7 +179,9 @@ def job_of(alarm: Alarm) -> str:
 
 
 def _has_rule(rule: Rule, region: str, policy: Policy) -> bool:
-    return rule in policy.rules and _governs(region, policy)
+    """Return whether a version of the policy has this rule. Approvals are no part of a version, and change no rule."""
+    written = replace(rule, exempt=tuple(each for each in rule.exempt if not each.approved_by))
+    return written in policy.rules and _governs(region, policy)
 
 
 def _governs(region: str, policy: Policy) -> bool:

@@ -45,6 +45,8 @@ class ExternalJobSnapshot:
     topic: str = ""
     # GPUs of one host; None where that is unknown, or their load cannot be read.
     gpus: int | None = None
+    # Accelerators of all hosts, of any maker.
+    accelerators: int = 0
     # Dollars an hour for one host on demand; None is unknown, never free.
     price: float | None = None
     # Read only where an alarm rings, and where the job failed; None where they were not read.
@@ -174,9 +176,8 @@ def clone_objection(
 
 def request_of(snapshot: ExternalJobSnapshot, claimed_at: datetime) -> LaunchRequest:
     """The machines of the job, against those that others had by then. It reserves no money."""
-    job = snapshot.job
-    gpus = job.nodes * (snapshot.gpus or 0)
-    return LaunchRequest(Need(0.0, 0.0, ""), claimed_at, claimed_at, nodes=job.nodes, gpus=gpus)
+    need, nodes = Need(0.0, 0.0, ""), snapshot.job.nodes
+    return LaunchRequest(need, claimed_at, claimed_at, nodes=nodes, gpus=snapshot.accelerators)
 
 
 def lost_text(snapshot: ExternalJobSnapshot) -> str:

@@ -3,6 +3,7 @@ against. Pure. Missing or malformed values are left open, and break no rule."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -14,6 +15,8 @@ from stoker.model.resources import Resources
 from stoker.model.spec import SUBMITTER_TAG, Container, Environment, Limits, Spec
 
 PROVIDER = "sagemaker"
+# Valid names of training jobs.
+NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 OVER = frozenset({"Completed", "Failed", "Stopped"})
 # Secondary statuses in which no machine trains, and none may exist.
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting", "LaunchingMLInstances"})
@@ -42,6 +45,8 @@ class ExternalJob:
     # The types of its machines; more than one in a cluster of groups.
     machines: tuple[str, ...] = ()
     nodes: int = 1
+    # The type and the number of machines of each group; empty where only their sum is known.
+    groups: tuple[tuple[str, int], ...] = ()
     spot: bool = False
     image: str | None = None
     role: str = ""
@@ -127,7 +132,7 @@ def parse_description(description: Mapping[str, Any], tags: Iterable[Mapping[str
     )
     steps = _transitions(description)
     before_s, since = _trained(steps, ended_at if status in OVER else None)
-    machines, nodes = _machines(resources)
+    machines, nodes, groups = _machines(resources)
     return ExternalJob(
         name=str(description.get("TrainingJobName", "")),
         region=region,
@@ -138,6 +143,7 @@ def parse_description(description: Mapping[str, Any], tags: Iterable[Mapping[str
         modified_at=_time(description.get("LastModifiedTime")),
         machines=machines,
         nodes=nodes,
+        groups=groups,
         spot=description.get("EnableManagedSpotTraining") is True,
         image=_text(algorithm.get("TrainingImage")),
         role=str(description.get("RoleArn", "")).rpartition("/")[2],
@@ -195,14 +201,15 @@ def _waiting(steps: list[_Step]) -> datetime | None:
     return since
 
 
-def _machines(resources: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+def _machines(resources: Mapping[str, Any]) -> tuple[tuple[str, ...], int, tuple[tuple[str, int], ...]]:
     groups = _list(resources.get("InstanceGroups"))
     if groups:
-        named = tuple(dict.fromkeys(str(group["InstanceType"]) for group in groups if group.get("InstanceType")))
-        return named, sum(_count(group.get("InstanceCount")) for group in groups)
+        counts = tuple((_text(group.get("InstanceType")) or "", _count(group.get("InstanceCount"))) for group in groups)
+        named = tuple(dict.fromkeys(machine for machine, _ in counts if machine))
+        return named, sum(count for _, count in counts), counts
     machine = _text(resources.get("InstanceType")) or _text(resources.get("SelectedInstanceType"))
     count = resources.get("InstanceCount") or resources.get("SelectedInstanceCount")
-    return (() if machine is None else (machine,)), _count(count)
+    return (() if machine is None else (machine,)), _count(count), ()
 
 
 def _parent(description: Mapping[str, Any], tags: Mapping[str, str]) -> str:

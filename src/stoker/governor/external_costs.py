@@ -39,10 +39,14 @@ def expenses_of(rows: Iterable[ExternalJobRow]) -> list[Expense]:
 def uses_of(rows: Iterable[ExternalJobRow]) -> list[MachineUse]:
     """The machines of external jobs in progress, as of the last pass over them."""
     return [
-        MachineUse(row.name, row.tags, row.created_at, row.nodes, row.nodes * (row.gpus or 0))
+        MachineUse(row.name, row.tags, row.created_at, row.nodes, _accelerators(row), region=row.region)
         for row in rows
         if row.phase in ("launching", "running", "stopping")
     ]
+
+
+def _accelerators(row: ExternalJobRow) -> int:
+    return row.nodes * (row.gpus or 0) if row.accelerators is None else row.accelerators
 
 
 def record_costs(store: Store, row: ExternalJobRow) -> None:

@@ -22,6 +22,7 @@ from stoker.jobfile.layers import (
 from stoker.jobfile.parse import base_folder, parse_job
 from stoker.jobfile.provider_fields import (
     ALWAYS_HONOURED,
+    ANSWERED,
     UNLIMITED,
     ResolvedJob,
     apply_default_limits,
@@ -36,6 +37,7 @@ from stoker.jobfile.template import template
 
 __all__ = [
     "ALWAYS_HONOURED",
+    "ANSWERED",
     "UNLIMITED",
     "Job",
     "Layer",

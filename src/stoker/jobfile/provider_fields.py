@@ -63,6 +63,8 @@ ALWAYS_HONOURED = frozenset(
 
 # The limit of a job on a paid provider that limits neither its time nor its cost.
 DEFAULT_MAX_RUNTIME_S = 24 * 3600.0
+# Fields whose default is an answer in a complete spec: on-demand, and a wait without end.
+ANSWERED = frozenset({"resources.spot", "limits.max_wait"})
 UNLIMITED = "limits: neither max_runtime nor max_cost is set, so training ends after 24 h; set one to choose"
 
 
@@ -138,11 +140,12 @@ def resolve(
 
 
 def resolve_spec(spec: Spec, capabilities_of: Callable[[str], Capabilities]) -> ResolvedJob:
-    """Check a complete spec as `resolve` checks layers, and fill in the same limits."""
+    """Check a complete spec as `resolve` checks layers, and fill in the same limits. Its defaults in ANSWERED count as
+    written."""
     provider = spec.resources.provider
     capabilities = _capabilities(capabilities_of, provider, None)
     check_honoured(spec, provider, capabilities)
-    written = frozenset(name for name, _, _ in set_fields(spec))
+    written = ANSWERED | {name for name, _, _ in set_fields(spec)}
     return ResolvedJob(*apply_default_limits(spec, capabilities), Path.cwd(), written)
 
 

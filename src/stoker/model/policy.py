@@ -226,6 +226,8 @@ class Exemption:
     why: str = file_field("for later readers")
     # The person that approved it, where it is an approval of `stoker policy approve`; not part of the file.
     approved_by: str = ""
+    # An approval covers an external job alone, or a job of Stoker alone: both may have one name.
+    external: bool = False
 
     @property
     def exempted(self) -> str:

@@ -19,18 +19,20 @@ from stoker.store.base import Store
 from stoker.store.job_log import new_token
 
 _MOST_BYTES = 64 * 1024
+_LONGEST_WHY = 500
 
 
 @dataclass(frozen=True)
 class Approval:
     """One approval, as it is stored. `by` is the identity that the cloud of the store knows, as for submitters; `until`
-    is the last day, as `2026-12-31`, in UTC."""
+    is the last day, as `2026-12-31`, in UTC. `external`: `job` is the name of an external job."""
 
     job: str
     rule: str
     by: str
     until: str
     why: str
+    external: bool = False
 
 
 class ApprovalReader:
@@ -68,9 +70,12 @@ class ApprovalReader:
         except (CodecError, StoreError):
             return None
         # The key is what counts as expired, so the text may not say more than it.
-        return (
-            approval if approval is not None and key.startswith(_prefix(approval)) and _is_day(approval.until) else None
-        )
+        if approval is None or not key.startswith(_prefix(approval)) or not _is_day(approval.until):
+            return None
+        # Names are compared, so none is changed: one that could steer a terminal approves nothing.
+        if not all(map(str.isprintable, (approval.job, approval.rule, approval.by))):
+            return None
+        return replace(approval, why=_plain(approval.why))
 
 
 def write(store: Store, approval: Approval, *, token: Callable[[], str] = new_token) -> None:
@@ -86,7 +91,13 @@ def may_approve(rule: Rule, identity: str) -> bool:
 def _with_approvals(rule: Rule, approvals: Iterable[Approval]) -> Rule:
     """The rule with the approvals by those who are its approvers now."""
     more = tuple(
-        Exemption(job=each.job, until=date.fromisoformat(each.until), why=each.why, approved_by=each.by)
+        Exemption(
+            job=each.job,
+            until=date.fromisoformat(each.until),
+            why=each.why,
+            approved_by=each.by,
+            external=each.external,
+        )
         for each in approvals
         if each.rule == rule.name and may_approve(rule, each.by)
     )
@@ -107,6 +118,12 @@ def _is_day(text: str) -> bool:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
+
+
+def _plain(text: str) -> str:
+    """A text of any writer as one line without control characters, for logs and terminals."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if len(line) <= _LONGEST_WHY else f"{line[: _LONGEST_WHY - 1]}…"
 
 
 def _until(key: str) -> str:

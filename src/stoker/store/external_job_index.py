@@ -47,6 +47,8 @@ class ExternalJobRow:
     nodes: int = 1
     # GPUs of one host; None: unknown.
     gpus: int | None = None
+    # Accelerators of all hosts, of any maker; None in rows of earlier versions.
+    accelerators: int | None = None
     spot: bool = False
     # The role that it runs as, which identifies the owner.
     role: str = ""

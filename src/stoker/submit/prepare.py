@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from stoker.core.policy_defaults import LIMITS, FilledSpec
-from stoker.jobfile import UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
+from stoker.jobfile import ANSWERED, UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.path_patterns import entries_of, is_pattern
@@ -186,11 +186,17 @@ def _warnings(
 def prepare_clone(original: Original, store: Store, sets: Sequence[str] = ()) -> PreparedJob:
     """Prepare a new job with the code, the wheels and the spec of another one, and the changes of `sets` (`--set`).
 
+    What the original left open by choice stays so, whatever the policy would fill in.
+
     Use the result in a `with`. Raises UserError for the first mistake.
     """
     layers = [spec_layer(original.submission.spec, original.job), *([assignments(sets)] if sets else [])]
     resolved = resolve(layers, registry.capabilities)
-    return prepare_resolved(resolved, store, original=original)
+    limits, written = original.submission.spec.limits, resolved.written | ANSWERED
+    if limits.max_runtime_s is not None or limits.max_cost is not None:
+        # The original chose among the two limits: the one that it has not is meant to be absent.
+        written |= LIMITS
+    return prepare_resolved(replace(resolved, written=written), store, original=original)
 
 
 def _environ(
