@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -146,6 +147,112 @@ def test_a_link_to_a_file_is_that_file_and_other_links_are_named(
     left_out = copier(tmp_path, memory, target, "linked").copy(found)
     assert contents(target) == {"latest.pt": "1", "step-1/model": "1"}
     assert left_out == ["latest"]
+
+
+# ── Files that something else writes during a copy ────────────────────────────────────────────────────────────────────
+
+
+def after_the_upload(target: MemoryStore, act: Callable[[], None]) -> MemoryStore:
+    """A client of the target, to which something else does this when the files are sent."""
+    sent: list[str] = []
+    acted: list[bool] = []
+
+    def faults(method: str, key: str) -> Fault | None:
+        if method == "put_file":
+            sent.append(key)
+        elif sent and not acted and (method, key) == ("list", ""):
+            acted.append(True)
+            act()
+        return None
+
+    return target.client(faults)
+
+
+def recorded(target: MemoryStore) -> CopyRecord:
+    record = read_record(target)
+    assert record is not None
+    return record
+
+
+def test_a_file_that_is_rewritten_during_the_upload_is_not_deleted(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    def faults(method: str, key: str) -> Fault | None:
+        if (method, key) == ("put_file", "save/a"):
+            target.put("save/b", b"mine")
+        return None
+
+    copier(tmp_path, memory, target).copy(commit(world, {"a": "1", "b": "1", "d": "1"}))
+    copier(tmp_path, memory, target.client(faults)).copy(commit(world, {"a": "2"}))
+    left = contents(target)
+    assert (left["save/a"], left["save/b"]) == ("2", "mine")
+    assert "save/d" not in left, "Stoker's, and as Stoker wrote it"
+    assert recorded(target).complete, "the file is not the checkpoint's"
+    assert not recorded(target).files["save/b"].digest
+    copier(tmp_path, memory, target).copy(commit(world, {"a": "3"}))
+    assert contents(target)["save/b"] == "mine"
+
+
+@pytest.mark.parametrize("text", ["1", "2"], ids=["not sent again", "sent"])
+def test_a_file_of_the_checkpoint_that_is_rewritten_during_the_upload_is_not_whole_and_not_stokers(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World, text: str
+) -> None:
+    copier(tmp_path, memory, target).copy(commit(world, {"a": "1", "b": "1"}))
+    newest = commit(world, {"a": text, "b": "2"})
+    watched = after_the_upload(target, lambda: target.put("save/a", b"mine"))
+    with pytest.raises(StoreUnavailable, match=r"^something else changed memory://copies/save/a during the copy$"):
+        copier(tmp_path, memory, watched).copy(newest)
+    record = recorded(target)
+    assert not record.complete
+    assert (record.files["save/a"].digest, record.files["save/b"].etag) == ("", list_files(target)["save/b"].etag)
+    assert contents(target)["save/a"] == "mine"
+    copier(tmp_path, memory, target).copy(newest)
+    assert contents(target)["save/a"] == text, "the next try completes the copy"
+    assert recorded(target).complete
+    copier(tmp_path, memory, target).copy(commit(world, {"b": "2"}))
+    assert "save/a" in contents(target), "Stoker may overwrite it, and never deletes it"
+
+
+def test_a_file_of_the_checkpoint_that_is_removed_during_the_upload_is_sent_again(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    newest = commit(world, {"a": "1", "b": "1"})
+    watched = after_the_upload(target, lambda: target.delete(["save/a"]))
+    with pytest.raises(StoreUnavailable):
+        copier(tmp_path, memory, watched).copy(newest)
+    assert not recorded(target).complete
+    copier(tmp_path, memory, target).copy(newest)
+    assert contents(target)["save/a"] == "1"
+    assert recorded(target).complete
+
+
+def test_a_file_that_appears_during_the_upload_is_overwritten_and_never_deleted(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    def appear() -> None:
+        if not target.holds("save/a"):
+            target.put("save/a", b"mine")
+
+    def faults(method: str, key: str) -> Fault | None:
+        # The check of the owner, before the file is sent.
+        if (method, key) == ("get", RECORD) and target.holds(RECORD) and recorded(target).checkpoint:
+            appear()
+        return None
+
+    copier(tmp_path, memory, target.client(faults)).copy(commit(world, {"a": "1"}))
+    assert contents(target)["save/a"] == "1"
+    copier(tmp_path, memory, target).copy(commit(world, {"b": "1"}))
+    assert "save/a" in contents(target)
+
+
+def test_a_file_that_was_rewritten_between_two_copies_is_never_deleted(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    copier(tmp_path, memory, target).copy(commit(world, {"a": "1"}))
+    target.put("save/a", b"mine")
+    copier(tmp_path, memory, target).copy(commit(world, {"a": "2"}))
+    copier(tmp_path, memory, target).copy(commit(world, {"b": "2"}))
+    assert contents(target)["save/a"] == "2"
 
 
 # ── Copies that are cut off ───────────────────────────────────────────────────────────────────────────────────────────
