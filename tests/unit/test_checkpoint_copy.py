@@ -15,6 +15,7 @@ from checkpoint_world import JOB, World, checkpoints, memory_store
 from stoker.agent.checkpoints.copy_thread import CheckpointCopies, CopySource
 from stoker.agent.checkpoints.plain_copy import CopyTaken, PlainCopy
 from stoker.agent.checkpoints.resume_from import FromFolder, FromUrl, import_checkpoint
+from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
 from stoker.model.node_facts import CheckpointRef
 from stoker.store.base import open_store
@@ -402,6 +403,83 @@ def test_a_later_job_ends_the_copies_of_an_older_one_with_one_line(
     (line,) = said
     assert line.endswith("; this job's stay in the store")
     assert contents(target) == {}
+
+
+def test_a_damaged_checkpoint_is_told_once_and_passed_over(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    damaged = commit(world, {"a": "1", "b": "lost"})
+    blob = next(one for one in damaged.manifests[0].files if one.path == "save/b")
+    memory.delete([keys.blob(JOB, 0, blob.name)])
+    said: list[str] = []
+    sent: list[str] = []
+    told, idle = threading.Event(), threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        told.set()
+
+    def last() -> CheckpointRef | None:
+        if told.is_set():
+            rounds.append(len(sent))
+            if len(rounds) >= 10:
+                idle.set()
+        return CheckpointRef(checkpoints(memory)[-1].key, "save")
+
+    def faults(method: str, key: str) -> Fault | None:
+        sent.extend([key] if method in ("put", "put_file") else [])
+        return None
+
+    rounds: list[int] = []
+    copy = copier(tmp_path, memory, target.client(faults))
+    source = CopySource(memory, JOB, last, TRUST_ALL, 1)
+    copies = CheckpointCopies(source, lambda check: replace(copy, check=check), say)
+    copies.start()
+    assert idle.wait(60)
+    line = "checkpoints.copy_to: checkpoint save is not copied: save/b: its bytes are missing from the store; "
+    assert said == [line + "the next one will be"]
+    assert len(set(rounds)) == 1, "no try sends anything again"
+    commit(world, {"a": "1", "b": "2"})
+    copies.final(lambda: float("inf"))
+    assert contents(target)["save/b"] == "2"
+    assert sent.count("save/a") <= 1, "what the failed copy sent stays"
+    assert (len(said), copies.warning) == (1, None)
+
+
+def test_a_damaged_checkpoint_does_not_delay_the_end(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    for blob in commit(world, {"a": "1"}).manifests[0].files:
+        memory.put(keys.blob(JOB, 0, blob.name), b"other bytes")
+    said: list[str] = []
+    copies = thread(memory, copier(tmp_path, memory, target), said)
+    copies.start()
+    copies.final(lambda: float("inf"))
+    (line,) = said
+    assert "its bytes in the store are not what was saved" in line
+    assert copies.warning is not None
+    assert f"checkpoints.copy_to: {copies.warning}" == line
+
+
+def test_a_checkpoint_that_was_removed_for_a_newer_one_is_no_warning(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    older = commit(world, {"a": "1"})
+
+    def faults(method: str, key: str) -> Fault | None:
+        if (method, key) == ("list", "") and memory.holds(keys.manifest(JOB, older.key)):
+            commit(world, {"a": "2"})
+            memory.delete(
+                [keys.manifest(JOB, older.key), *(keys.blob(JOB, 0, one.name) for one in older.manifests[0].files)]
+            )
+        return None
+
+    said: list[str] = []
+    copies = thread(memory, copier(tmp_path, memory, target.client(faults)), said)
+    copies.start()
+    copies.final(lambda: float("inf"))
+    assert contents(target)["save/a"] == "2"
+    assert said == []
 
 
 def test_a_copy_that_takes_too_long_is_left_and_told(

@@ -111,8 +111,7 @@ class PlainCopy:
         self.check()
         place = Path(tempfile.mkdtemp(dir=self.scratch))
         try:
-            plain = CheckpointFile(part.rank, replace(part.blob, path="file", mode=0o644))
-            fetch_files(self.store, self.own.job, [plain], place)
+            self._fetch(part, place)
             # Before each file: of two jobs with one URL, the older one stops here.
             self._check_owner()
             found = about_to.found or (is_new and self.target.head(path) is not None)
@@ -121,6 +120,14 @@ class PlainCopy:
         finally:
             shutil.rmtree(place, ignore_errors=True)
         return replace(about_to, etag=meta.etag if meta is not None else "", found=found)
+
+    def _fetch(self, part: CheckpointFile, place: Path) -> None:
+        """Fetch one file, under the name `file`."""
+        plain = CheckpointFile(part.rank, replace(part.blob, path="file", mode=0o644))
+        try:
+            fetch_files(self.store, self.own.job, [plain], place)
+        except RestoreError as error:
+            raise RestoreError(f"{part.blob.path}: {error.reason.removeprefix('file: ')}") from error
 
     def _note_sent(self, record: CopyRecord) -> None:
         """Record what was sent before a failure, so that the next try does not send it again."""
@@ -180,8 +187,7 @@ class PlainCopy:
         """The path that a link leads to, relative to the folder."""
         place = Path(tempfile.mkdtemp(dir=self.scratch))
         try:
-            plain = CheckpointFile(part.rank, replace(part.blob, path="file", mode=0o644))
-            fetch_files(self.store, self.own.job, [plain], place)
+            self._fetch(part, place)
             text = (place / "file").read_bytes()[:_LINK_BYTES].decode(errors="replace")
         finally:
             shutil.rmtree(place, ignore_errors=True)
