@@ -482,6 +482,55 @@ def test_a_checkpoint_that_was_removed_for_a_newer_one_is_no_warning(
     assert said == []
 
 
+def test_the_last_copy_is_made_whenever_the_thread_looks(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    class Watched(CheckpointCopies):
+        """Its thread runs at the very moment at which it can see the end."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "_final_since" and value is not None:
+                self._run()
+
+    commit(world, {"a": "1"})
+    copy = copier(tmp_path, memory, target)
+    copies = Watched(CopySource(memory, JOB, lambda: None, TRUST_ALL, 1), lambda _check: copy, lambda _line: None)
+    copies.pause()
+    copies.final(lambda: float("inf"))
+    assert contents(target)["save/a"] == "1"
+
+
+def test_a_last_checkpoint_whose_other_parts_never_come_is_told(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore
+) -> None:
+    first = World(tmp_path, memory, nodes=2).begin()
+    second = World(tmp_path, memory, rank=1, nodes=2).begin()
+    for node in (first, second):
+        node.save("one", {f"shard-{node.rank}": "1"}, sharded=True)
+        node.tick()
+    first.save("two", {"shard-0": "2"}, sharded=True)
+    first.tick()
+    last = first.sync.status().last
+    assert last is not None
+    assert last.name == "two"
+    clock = iter(range(0, 10**9, 50))
+    said: list[str] = []
+    copy = copier(tmp_path, memory, target)
+    copies = CheckpointCopies(
+        CopySource(memory, JOB, lambda: last, TRUST_ALL, 2),
+        lambda _check: copy,
+        said.append,
+        monotonic=lambda: float(next(clock)),
+    )
+    copies.start()
+    copies.final(lambda: float("inf"))
+    assert contents(target)["one/shard-1"] == "1"
+    why = "the newest checkpoint is not copied: other nodes' parts are missing; no attempt resumes from it"
+    assert said == [f"checkpoints.copy_to: {why}"]
+    assert copies.warning == why
+
+
 def test_a_copy_that_takes_too_long_is_left_and_told(
     tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
 ) -> None:

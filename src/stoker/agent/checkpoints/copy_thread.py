@@ -95,8 +95,9 @@ class CheckpointCopies:
 
         `until_s` gives an end by this object's clock, which may move.
         """
-        self._final_since = self._monotonic()
+        # In this order: a thread that sees the end, and is paused, would take everything as done.
         self._paused = False
+        self._final_since = self._monotonic()
         self._wake.set()
         while self._thread.is_alive():
             left_s = until_s() - self._monotonic()
@@ -165,8 +166,12 @@ class CheckpointCopies:
                 self._pass_over(newest, error)
                 return False
         complete = key is None or (newest is not None and newest.key >= key)
-        if not complete and not self._final_for(_GANG_WAIT_S):
-            return False
+        if not complete:
+            if not self._final_for(_GANG_WAIT_S):
+                return False
+            self._warn(
+                "the newest checkpoint is not copied: other nodes' parts are missing; no attempt resumes from it"
+            )
         self._seen = key
         return True
 
