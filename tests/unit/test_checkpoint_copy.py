@@ -15,11 +15,12 @@ from checkpoint_world import JOB, World, checkpoints, memory_store
 from stoker.agent.checkpoints.copy_thread import CheckpointCopies, CopySource
 from stoker.agent.checkpoints.plain_copy import CopyTaken, PlainCopy
 from stoker.agent.checkpoints.resume_from import FromFolder, FromUrl, import_checkpoint
-from stoker.model import keys
-from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
+from stoker.model import codec, keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.node_facts import CheckpointRef
-from stoker.store.base import open_store
-from stoker.store.checkpoint_copy import RECORD, CopyRecord, claim, list_files, read_record, write_record
+from stoker.store import checkpoint_copy
+from stoker.store.base import RECORD_BYTES, open_store
+from stoker.store.checkpoint_copy import RECORD, CopiedFile, CopyRecord, claim, list_files, read_record, write_record
 from stoker.store.checkpoint_manifests import TRUST_ALL
 from stoker.store.checkpoints import Checkpoint, list_checkpoints
 from stoker.testing.memory_store import Fault, MemoryStore
@@ -306,6 +307,70 @@ def test_the_record_is_no_file_of_the_checkpoint(tmp_path: Path, memory: MemoryS
         import_checkpoint(memory, job, source)
         (found,) = list_checkpoints(memory, job)
         assert [blob.path for blob in found.manifests[0].files] == ["a"]
+
+
+# ── Too many files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TOO_MANY = r"^memory://copies has too many files for copies: give checkpoints\.copy_to a prefix of its own$"
+
+
+def test_a_url_with_too_many_files_is_refused_before_anything_is_written(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_copy, "RECORD_BYTES", 4000)
+    for number in range(60):
+        target.put(f"{number:032}", b"")
+    before = target.changes
+    said: list[str] = []
+    commit(world, {"a": "1"})
+    copies = thread(memory, copier(tmp_path, memory, target), said)
+    copies.start()
+    copies.final(lambda: float("inf"))
+    assert target.changes == before
+    (line,) = said
+    assert line.startswith(
+        "checkpoints.copy_to: checkpoints are not copied: memory://copies has too many files for copies"
+    )
+    assert line.endswith(": give checkpoints.copy_to a prefix of its own; they are safe in the store")
+
+
+def test_the_etags_of_a_copy_count_before_it_begins(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = commit(world, {f"{number}": f"{number}" for number in range(20)})
+    copy = copier(tmp_path, memory, target)
+    files = {f"save/{number}": CopiedFile("", "0" * 64) for number in range(20)}
+    size = len(codec.dumps(replace(copy.own, files=files)))
+    monkeypatch.setattr(checkpoint_copy, "RECORD_BYTES", size + 10 * 48)
+    with pytest.raises(StoreError, match=TOO_MANY):
+        copy.copy(newest)
+    assert list_files(target) == {}, "it would have failed when all files were sent"
+
+
+def test_a_record_that_is_too_large_to_read_is_not_taken_for_none(
+    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
+) -> None:
+    target.put("save/a", b"of a later job")
+    target.put(RECORD, b" " * (RECORD_BYTES + 1))
+    before = target.changes
+    why = (
+        r"^memory://copies: \.stoker-copy\.json has 16777217 bytes, more than .*; take another URL, or remove \.stoker-"
+    )
+    with pytest.raises(StoreError, match=why):
+        copier(tmp_path, memory, target).copy(commit(world, {"a": "1"}))
+    assert target.changes == before
+
+
+def test_files_with_a_record_that_is_too_large_are_not_taken_for_a_whole_checkpoint(
+    tmp_path: Path, memory: MemoryStore
+) -> None:
+    folder = tmp_path / "copies"
+    target = open_store(str(folder))
+    target.put("a", b"1")
+    target.put(RECORD, b" " * (RECORD_BYTES + 1))
+    for source in (FromFolder(folder), FromUrl(folder.as_uri())):
+        with pytest.raises(StoreError, match=r"remove \.stoker-copy\.json there to take the files as they are$"):
+            import_checkpoint(memory, "next", source)
 
 
 # ── Two jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
