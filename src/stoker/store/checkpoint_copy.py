@@ -14,11 +14,14 @@ from datetime import datetime
 
 from stoker.model import codec
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
-from stoker.store.base import Meta, Store
+from stoker.store.base import RECORD_BYTES, Meta, Store
 
 log = logging.getLogger(__name__)
 
 RECORD = ".stoker-copy.json"
+
+# At least as long as any ETag: S3's have 32 digits, the number of parts, and two quotes, which JSON escapes.
+_ETAG_BYTES = 48
 
 
 @dataclass(frozen=True)
@@ -76,20 +79,32 @@ def list_files(target: Store) -> dict[str, Meta]:
 
 
 def read_record(target: Store) -> CopyRecord | None:
-    """Read the record; None if there is none, or an invalid one. Raises StoreUnavailable, StoreDenied."""
+    """Read the record; None if there is none, or if it is not valid.
+
+    Raises StoreError, also for a record too large to read: that is not the same as none.
+    """
     try:
         found = target.get(RECORD)
         return codec.loads(CopyRecord, found.data, where=RECORD) if found is not None else None
     except (StoreUnavailable, StoreDenied):
         raise
-    except (StoreError, CodecError) as error:
+    except StoreError as error:
+        raise StoreError(
+            f"{target.url}: {error}; take another URL, or remove {RECORD} there to take the files as they are"
+        ) from error
+    except CodecError as error:
         log.warning("%s/%s is left out: %s", target.url, RECORD, error)
         return None
 
 
 def write_record(target: Store, record: CopyRecord) -> None:
-    """Write the record. Raises StoreError."""
-    target.put(RECORD, codec.dumps(record))
+    """Write the record. Raises StoreError, also for more files than a record can have."""
+    data = codec.dumps(record)
+    # ETags that are not known yet need their room, too: a copy must not fail when all files are sent.
+    unknown = sum(not one.etag for one in record.files.values())
+    if len(data) + unknown * _ETAG_BYTES > RECORD_BYTES:
+        raise StoreError(f"{target.url} has too many files for copies: give checkpoints.copy_to a prefix of its own")
+    target.put(RECORD, data)
 
 
 def claim(target: Store, own: CopyRecord) -> CopyRecord | None:

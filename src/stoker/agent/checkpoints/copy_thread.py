@@ -73,6 +73,8 @@ class CheckpointCopies:
         # before it may have committed what it had no time to copy.
         self._seen: str | None = ""
         self._copied: str | None = None
+        # The newest that could not be read from the store: it is passed over.
+        self._damaged: str | None = None
         self._final_since: float | None = None
         self._closing = self._paused = self._given_up = False
         self._wake = threading.Event()
@@ -93,8 +95,9 @@ class CheckpointCopies:
 
         `until_s` gives an end by this object's clock, which may move.
         """
-        self._final_since = self._monotonic()
+        # In this order: a thread that sees the end, and is paused, would take everything as done.
         self._paused = False
+        self._final_since = self._monotonic()
         self._wake.set()
         while self._thread.is_alive():
             left_s = until_s() - self._monotonic()
@@ -129,9 +132,6 @@ class CheckpointCopies:
             except CopyTaken as error:
                 self._warn(f"{error}; this job's stay in the store")
                 self._given_up = True
-            except RestoreError as error:
-                # Pruned meanwhile: there is a newer one.
-                log.info("checkpoint copies: %s", error)
             except Exception as error:
                 # The edge of the thread: a copy that fails, for any reason, is a warning.
                 if not isinstance(error, StokerError):
@@ -159,18 +159,38 @@ class CheckpointCopies:
             copy.claim()
             self._copy = copy
         newest = self._newest()
-        if newest is not None and newest.key != self._copied:
-            left_out = self._copy.copy(newest)
-            self._copied, self.warning = newest.key, None
-            if left_out:
-                more = f" and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
-                named = ", ".join(left_out[:_MOST_NAMED]) + more
-                self._warn(f"not copied, since they are links or have names that no bucket takes: {named}")
+        if newest is not None and newest.key not in (self._copied, self._damaged):
+            try:
+                self._take(self._copy, newest)
+            except RestoreError as error:
+                self._pass_over(newest, error)
+                return False
         complete = key is None or (newest is not None and newest.key >= key)
-        if not complete and not self._final_for(_GANG_WAIT_S):
-            return False
+        if not complete:
+            if not self._final_for(_GANG_WAIT_S):
+                return False
+            self._warn(
+                "the newest checkpoint is not copied: other nodes' parts are missing; no attempt resumes from it"
+            )
         self._seen = key
         return True
+
+    def _take(self, copy: PlainCopy, checkpoint: Checkpoint) -> None:
+        left_out = copy.copy(checkpoint)
+        self._copied, self.warning = checkpoint.key, None
+        if left_out:
+            more = f" and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
+            named = ", ".join(left_out[:_MOST_NAMED]) + more
+            self._warn(f"not copied, since they are links or have names that no bucket takes: {named}")
+
+    def _pass_over(self, failed: Checkpoint, error: RestoreError) -> None:
+        """Try this one no more: it was removed, since there is a newer one, or is damaged, which no try mends."""
+        newest = self._newest()
+        if newest is not None and newest.key == failed.key:
+            self._warn(f"checkpoint {failed.name} is not copied: {error}; the next one will be")
+        else:
+            log.info("checkpoint copies: %s", error)
+        self._damaged = failed.key
 
     def _newest(self) -> Checkpoint | None:
         source = self._source

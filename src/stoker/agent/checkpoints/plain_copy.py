@@ -6,6 +6,7 @@ Nothing is deleted that Stoker did not write there, and nothing that has changed
 
 from __future__ import annotations
 
+import logging
 import shutil
 import stat
 import tempfile
@@ -16,8 +17,7 @@ from pathlib import Path
 from posixpath import dirname, join, normpath
 
 from stoker.model.errors import StokerError
-from stoker.model.node_facts import BlobRef
-from stoker.store.base import Meta, Store, is_valid_key
+from stoker.store.base import Meta, ObjectChanged, Store, is_valid_key
 from stoker.store.checkpoint_copy import (
     RECORD,
     CopiedFile,
@@ -29,6 +29,8 @@ from stoker.store.checkpoint_copy import (
 )
 from stoker.store.checkpoints import Checkpoint, CheckpointFile, RestoreError, fetch_files, files_for_rank
 from stoker.store.parallel import run_all
+
+log = logging.getLogger(__name__)
 
 # Each holds one file on the disk of the node.
 _WORKERS = 4
@@ -64,7 +66,8 @@ class PlainCopy:
     def copy(self, checkpoint: Checkpoint) -> list[str]:
         """Make the plain files those of the checkpoint; return the paths that cannot be plain files.
 
-        Safe to repeat. Raises RestoreError if the checkpoint is gone or damaged, CopyTaken, StoreError.
+        Safe to repeat. Raises RestoreError if the checkpoint is gone or damaged, CopyTaken, StoreError; ObjectChanged
+        if something else wrote one of its files meanwhile.
         """
         name = f"{self.own.job}/{checkpoint.key}"
         record = self.claim()
@@ -72,36 +75,78 @@ class PlainCopy:
         if record.complete and record.checkpoint == name and record.matches(listed):
             return []
         files, left_out = self._plain_files(checkpoint)
-        changed = [path for path, part in files.items() if not _is_there(record, listed, path, part.blob)]
-        gone = [path for path in listed if path not in files and self._is_own(record, listed[path])]
-        found = {path: path in listed and _is_foreign(record, path) for path in files}
-        about_to = {path: CopiedFile("", files[path].blob.digest, found[path]) for path in changed}
-        # The record first: from now on the files are of two checkpoints.
-        write_record(self.target, replace(record, complete=False, checkpoint=name, files={**record.files, **about_to}))
-        run_all([partial(self._send, path, files[path]) for path in changed], _WORKERS)
-        self._check_owner()
-        self.target.delete(gone)
-        there = {
-            path: CopiedFile(meta.etag, files[path].blob.digest, found[path])
-            if path in files
-            else CopiedFile(meta.etag)
-            for path, meta in list_files(self.target).items()
+        gone = {path: meta.etag for path, meta in listed.items() if path not in files and self._is_own(record, meta)}
+        wanted = {
+            path: CopiedFile("", part.blob.digest, _is_found(record, listed, path)) for path, part in files.items()
         }
+        changed = {path: one for path, one in wanted.items() if not _is_there(record, listed, path, one.digest)}
+        # The record first: from now on the files are of two checkpoints.
+        begun = replace(record, complete=False, checkpoint=name, files={**record.files, **changed})
+        write_record(self.target, begun)
+        ours = {path: replace(one, etag=listed[path].etag) for path, one in wanted.items() if path not in changed}
+
+        def send(path: str) -> None:
+            ours[path] = self._send(path, files[path], changed[path], is_new=path not in listed)
+
+        try:
+            run_all([partial(send, path) for path in changed], _WORKERS)
+        except Exception as error:
+            if not isinstance(error, CopyTaken):
+                self._note_sent(replace(begun, files={**begun.files, **ours}))
+            raise
         self._check_owner()
-        write_record(self.target, replace(record, complete=True, checkpoint=name, files=there))
+        # The upload may have taken an hour: what something else wrote meanwhile is not Stoker's.
+        there = list_files(self.target)
+        self.target.delete([path for path, etag in gone.items() if path in there and there[path].etag == etag])
+        recorded = {path: self._as_recorded(meta, ours.get(path)) for path, meta in list_files(self.target).items()}
+        lost = [path for path in files if path not in recorded or not recorded[path].digest]
+        self._check_owner()
+        write_record(self.target, replace(record, complete=not lost, checkpoint=name, files=recorded))
+        if lost:
+            raise ObjectChanged(f"something else changed {self.target.url}/{lost[0]} during the copy")
         return left_out
 
-    def _send(self, path: str, part: CheckpointFile) -> None:
+    def _send(self, path: str, part: CheckpointFile, about_to: CopiedFile, *, is_new: bool) -> CopiedFile:
+        """Send one file; return what is there now. `is_new`: there was no such file at the beginning of the copy."""
         self.check()
         place = Path(tempfile.mkdtemp(dir=self.scratch))
         try:
-            plain = CheckpointFile(part.rank, replace(part.blob, path="file", mode=0o644))
-            fetch_files(self.store, self.own.job, [plain], place)
+            self._fetch(part, place)
             # Before each file: of two jobs with one URL, the older one stops here.
             self._check_owner()
+            found = about_to.found or (is_new and self.target.head(path) is not None)
             self.target.put_file(place / "file", lambda _: path, replace=True)
+            meta = self.target.head(path)
         finally:
             shutil.rmtree(place, ignore_errors=True)
+        return replace(about_to, etag=meta.etag if meta is not None else "", found=found)
+
+    def _fetch(self, part: CheckpointFile, place: Path) -> None:
+        """Fetch one file, under the name `file`."""
+        plain = CheckpointFile(part.rank, replace(part.blob, path="file", mode=0o644))
+        try:
+            fetch_files(self.store, self.own.job, [plain], place)
+        except RestoreError as error:
+            raise RestoreError(f"{part.blob.path}: {error.reason.removeprefix('file: ')}") from error
+
+    def _note_sent(self, record: CopyRecord) -> None:
+        """Record what was sent before a failure, so that the next try does not send it again."""
+        try:
+            self._check_owner()
+            write_record(self.target, record)
+        except StokerError as error:
+            log.info("what was copied to %s is not recorded: %s", self.target.url, error)
+
+    def _as_recorded(self, meta: Meta, ours: CopiedFile | None) -> CopiedFile:
+        """The record of a listed file: Stoker's if it is still the version that Stoker wrote, or else another's."""
+        if ours is None or not ours.etag:
+            return CopiedFile(meta.etag)
+        if meta.etag != ours.etag:
+            # By the same call as after the upload, should a store spell ETags differently in listings.
+            now = self.target.head(meta.key)
+            if now is None or now.etag != ours.etag:
+                return CopiedFile(meta.etag)
+        return replace(ours, etag=meta.etag)
 
     def _check_owner(self) -> None:
         there = read_record(self.target)
@@ -142,8 +187,7 @@ class PlainCopy:
         """The path that a link leads to, relative to the folder."""
         place = Path(tempfile.mkdtemp(dir=self.scratch))
         try:
-            plain = CheckpointFile(part.rank, replace(part.blob, path="file", mode=0o644))
-            fetch_files(self.store, self.own.job, [plain], place)
+            self._fetch(part, place)
             text = (place / "file").read_bytes()[:_LINK_BYTES].decode(errors="replace")
         finally:
             shutil.rmtree(place, ignore_errors=True)
@@ -158,16 +202,18 @@ def _follow(path: str, links: Mapping[str, str]) -> str:
     return path
 
 
-def _is_there(record: CopyRecord, listed: Mapping[str, Meta], path: str, blob: BlobRef) -> bool:
+def _is_there(record: CopyRecord, listed: Mapping[str, Meta], path: str, digest: str) -> bool:
     """Return whether the URL has exactly these bytes, as far as Stoker wrote them."""
     known = record.files.get(path)
-    return known is not None and known.digest == blob.digest and path in listed and listed[path].etag == known.etag
+    return known is not None and known.digest == digest and path in listed and listed[path].etag == known.etag
 
 
-def _is_foreign(record: CopyRecord, path: str) -> bool:
-    """Return whether something else than Stoker made the file first."""
+def _is_found(record: CopyRecord, listed: Mapping[str, Meta], path: str) -> bool:
+    """Return whether something else than Stoker made the file that is there."""
     known = record.files.get(path)
-    return known is None or not known.digest or known.found
+    if path not in listed:
+        return False
+    return known is None or not known.digest or known.found or known.etag not in ("", listed[path].etag)
 
 
 __all__ = ["CopyTaken", "PlainCopy", "RestoreError"]
