@@ -32,8 +32,9 @@ from stoker.providers.base import RunsInContainer
 
 _log = logging.getLogger(__name__)
 
-# Increase this number when the same files would produce a different environment.
+# Increase a number when the same files would produce a different environment: one of its own, or one on top of a base.
 _RECIPE = 1
+_RECIPE_ON_TOP = 2
 _REMEDY = "it is cached, so the next start on another machine is quick; pin versions, or use a lock file"
 
 
@@ -233,7 +234,7 @@ class Packages:
     def _key(self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None, *, keep: bool) -> str:
         """Return the digest of everything that decides what is installed, and where."""
         facts = {
-            "recipe": _RECIPE,
+            "recipe": _RECIPE_ON_TOP if keep else _RECIPE,
             "name": files.name,
             "files": {
                 name: hashlib.sha256(data).hexdigest()
