@@ -21,13 +21,14 @@ _MARK = "\t# Stoker: a node of the job"
 def mounts(paths: NodePaths, spec: Spec) -> tuple[BindMount, ...]:
     """Return the mount of the node's own file, created if absent. May be repeated.
 
-    No mount if the job's container has a file of the user there.
+    The set-up needs the hosts that the user adds to the container, so they are in the file from the beginning. No mount
+    if the job's container has a file of the user there.
     """
     container = spec.environment.container
     if container is not None and HOSTS in mount_targets(container.run, container.engine):
         return ()
     if not _file(paths).exists():
-        _write_own(paths, hosts_text(_known(), {}))
+        _write_own(paths, hosts_text(_known(), dict(_added_hosts(spec, "127.0.0.1"))))
     return (BindMount(_file(paths), HOSTS),)
 
 
