@@ -66,10 +66,10 @@ class Packages:
         base = find(
             self._steps, self._command, wanted, scripts=self._must_protect_base(python) or self._may_keep(files)
         )
-        keep = self._keeps(files, base, made=python is not None)
+        uv = self._uv()
+        keep = self._keeps(files, base, made=python is not None) and self._can_keep(name, base, uv)
         if keep:
             self._node.say(f"{name}: its packages go on top of {base.title}{self._advice()}")
-        uv = self._uv()
         source = self._source(base)
         # The base may satisfy a requirement in another version, so the pins do not apply: uv resolves again.
         pins = source.pins if source is not None and not keep else ()
@@ -111,6 +111,20 @@ class Packages:
         """
         wished = self._environment.system_packages
         return bool(wished) or (self._may_keep(files) and base.is_of_image and not made)
+
+    def _can_keep(self, name: str, base: Python, uv: Uv) -> bool:
+        """Tell if uv can read the packages of the base, and say why not, unless the user insists on them.
+
+        One package with broken metadata is enough: that is no reason to start nothing.
+        """
+        if self._environment.system_packages is not None:
+            return True
+        try:
+            uv.installed(base)
+        except SetupFailed as failure:
+            self._node.say(f"{name}: a clean environment is made, because uv cannot read {base.title}: {failure}")
+            return False
+        return True
 
     def _advice(self) -> str:
         if self._environment.system_packages is not None:
