@@ -174,7 +174,7 @@ def _command_lines(proc: Path) -> Iterator[bytes]:
             if int(folder.name) not in own:
                 yield (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
-            continue  # It has ended, or belongs to somebody else.
+            continue  # It has ended, or may not be read.
 
 
 def _parent(proc: Path, pid: int) -> int:
