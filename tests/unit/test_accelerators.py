@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +15,8 @@ import pytest
 from agent_world import OFFERING, AgentWorld
 from plain_store import wait_for
 
+from stoker.agent import runtime as agent_runtime
+from stoker.agent.environment import apt
 from stoker.agent.health import accelerators
 from stoker.agent.health.accelerators import (
     AcceleratorProbe,
@@ -20,6 +24,7 @@ from stoker.agent.health.accelerators import (
     Seen,
     Sold,
     count_processes,
+    is_arriving,
     sold_accelerators,
 )
 from stoker.agent.phases.accelerators import promised
@@ -27,7 +32,7 @@ from stoker.agent.phases.context import AttemptContext
 from stoker.core.attempt_verdict import RULES, Verdict
 from stoker.model.node_facts import Exit
 from stoker.model.resources import Gpus, Resources
-from stoker.model.spec import Spec
+from stoker.model.spec import Container, Environment, Spec
 from stoker.providers.ec2 import catalog as ec2_catalog
 from stoker.providers.gce import catalog as gce_catalog
 
@@ -70,7 +75,7 @@ def fails(text: str, code: int) -> str:
 
 
 def probe(dev: Path, limit_s: float = 30.0) -> AcceleratorProbe:
-    return AcceleratorProbe(lambda: None, dev, limit_s)
+    return AcceleratorProbe(lambda: None, dev, limit_s, lambda _: False)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +86,8 @@ def probe(dev: Path, limit_s: float = 30.0) -> AcceleratorProbe:
             f"{lists(1)}\necho '  MIG 1g.5gb Device 0: (UUID: MIG-1)'\necho '  MIG 1g.5gb Device 1: (UUID: MIG-2)'",
             Seen(1),
         ),
-        (fails(NOT_LOADED, 9), Seen(0)),
-        (fails("Failed to initialize NVML: Driver Not Loaded", 9), Seen(0)),
+        (fails(NOT_LOADED, 9), Seen(0, arriving=True)),
+        (fails("Failed to initialize NVML: Driver Not Loaded", 9), Seen(0, arriving=True)),
         (fails(MISMATCH, 18), Seen(0, TOLD)),
         (fails("No devices were found", 6), Seen(0, "No devices were found")),
         (
@@ -150,6 +155,47 @@ def test_torchrun_starts_a_process_for_each_device_that_is_there(tmp_path: Path)
     assert count_processes(tmp_path, lambda: 0) == 8
 
 
+def test_signs_of_a_driver_that_is_being_installed(tmp_path: Path) -> None:
+    def runs(pid: int, *argv: str, parent: int = 1) -> Path:
+        folder = tmp_path / f"proc/{pid}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+        (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1")
+        return folder
+
+    assert not is_arriving("nvidia", tmp_path), "there is no /proc"
+    runs(1, "/sbin/init")
+    # A job may have any name.
+    runs(os.getpid(), "python", "-m", "stoker.agent", "nvidia-job", parent=7)
+    runs(7, "sh", "-c", "agent nvidia-job")
+    (tmp_path / "proc/8").mkdir()
+    assert not is_arriving("nvidia", tmp_path) and not is_arriving("tpu", tmp_path)
+    for argv in (
+        ("/bin/sh", "/tmp/NVIDIA-Linux-x86_64-570.133.20.run", "--silent"),
+        ("/usr/sbin/dkms", "build", "-m", "nvidia/570"),
+        ("apt-get", "install", "-y", "nvidia-driver-570"),
+        ("python3", "cuda_installer.pyz", "install_driver"),
+        ("bash", "/opt/deeplearning/install-driver.sh"),
+    ):
+        folder = runs(9, *argv)
+        assert is_arriving("nvidia", tmp_path), argv
+        shutil.rmtree(folder)
+    assert not is_arriving("nvidia", tmp_path)
+    for maker, module in (("nvidia", "nvidia"), ("neuron", "neuron"), ("habana", "habanalabs")):
+        assert not is_arriving(maker, tmp_path)
+        (tmp_path / "sys/module" / module).mkdir(parents=True)
+        assert is_arriving(maker, tmp_path)
+
+
+def test_a_driver_that_shows_itself_is_arriving(programs: Path, tmp_path: Path) -> None:
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    asked = AcceleratorProbe(lambda: None, dev, 30.0, lambda maker: maker == "nvidia")
+    assert asked.count("nvidia") == Seen(0, arriving=True) and asked.count("tpu") == Seen(0)
+    smi(programs, lists(2))
+    assert asked.count("nvidia") == Seen(2)
+
+
 # ── What was sold ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -174,7 +220,7 @@ def test_the_maker_of_what_was_sold(name: str | None, maker: str | None) -> None
 
 
 def test_every_accelerator_in_the_tables_has_its_maker() -> None:
-    others = ("Inferentia", "Trainium", "Gaudi", "TPU", "Radeon")
+    others = ("Inferentia", "Trainium", "Gaudi", "TPU", "Radeon", "Qualcomm")
     machines = [*ec2_catalog.table().values(), *gce_catalog.table().values()]
     for name in {machine.gpu for machine in machines if machine.gpu}:
         sold = sold_accelerators(name, 1)
@@ -206,9 +252,10 @@ class Driver:
     def count(self, _maker: object) -> Seen:
         return [seen for at_s, seen in self.story if at_s <= self.now_s][-1]
 
-    def wait(self) -> Seen:
+    def wait(self, wait_s: float = 900.0) -> Seen:
         sold = Sold("A100", 8, "nvidia")
-        return AcceleratorWait(sold, self.count, self.said.append, self.pause, 900.0, 180.0, lambda: self.now_s).run()
+        clock = lambda: self.now_s  # noqa: E731
+        return AcceleratorWait(sold, self.count, self.said.append, self.pause, wait_s, 180.0, 900.0, clock).run()
 
 
 def test_what_is_there_is_not_waited_for() -> None:
@@ -248,6 +295,36 @@ def test_the_wait_is_bounded(story: list[tuple[float, Seen]], last: Seen, until_
     assert until_s <= driver.now_s <= until_s + 2.0
 
 
+@pytest.mark.parametrize(
+    ("story", "last", "until_s"),
+    [
+        ([(0, Seen(0))], Seen(0), 180),
+        # Whatever shows that a driver is on its way is waited for as long as any driver.
+        ([(0, Seen(0, arriving=True))], Seen(0, arriving=True), 900),
+        ([(0, Seen(0)), (170, Seen(0, arriving=True)), (300, Seen(0)), (600, Seen(8))], Seen(8), 600),
+        ([(0, Seen(0)), (170, Seen(0, TOLD)), (300, Seen(8))], Seen(8), 300),
+        ([(0, Seen(0)), (170, Seen(7))], Seen(7), 350),
+        ([(0, Seen(0)), (200, Seen(8))], Seen(0), 180),
+    ],
+)
+def test_a_driver_that_may_never_come_is_waited_for_briefly(
+    story: list[tuple[float, Seen]], last: Seen, until_s: float
+) -> None:
+    driver = Driver(*story)
+    assert driver.wait(180.0) == last
+    assert until_s <= driver.now_s <= until_s + 2.0
+
+
+def test_a_longer_wait_is_told() -> None:
+    driver = Driver((0, Seen(0)), (100, Seen(0, arriving=True)), (102, Seen(0)), (400, Seen(8)))
+    assert driver.wait(180.0) == Seen(8)
+    text = (
+        "this machine was sold with 8 × A100, and no NVIDIA GPU can be seen (its driver may still be installed); "
+        "waiting for it, up to"
+    )
+    assert driver.said == [f"{text} 3 min", f"{text} 13 min 20 s", "8 × A100 are there, after 6 min 40 s"]
+
+
 # ── An attempt ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -255,6 +332,7 @@ def test_the_wait_is_bounded(story: list[tuple[float, Seen]], last: Seen, until_
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentWorld]:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(accelerators, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(accelerators, "is_arriving", lambda _: False)
     yield AgentWorld(tmp_path)
     signal.signal(signal.SIGTERM, before)
 
@@ -338,11 +416,49 @@ def test_a_setup_may_install_the_driver(world: AgentWorld, programs: Path, monke
     assert other.run(an_attempt(other, setup="true")).outcome == "infrastructure"
 
 
+BARE = {"gpus": Gpus("A100", 2), "image": "ubuntu/24.04"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["setup", "environment.apt"])
+def test_the_set_up_installs_the_driver_of_a_bare_image_at_once(
+    world: AgentWorld, programs: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Such an image has no driver that could come by itself. What was installed may need a while to be there."""
+    monkeypatch.setattr(accelerators, "SETTLE_S", 0.1)
+    monkeypatch.setattr(agent_runtime, "count_gpus", lambda: 2 if (programs / "nvidia-smi").exists() else 0)
+    if step == "setup":
+        life = an_attempt(world, 'echo "gpus=$PET_NPROC_PER_NODE"', resources=dict(BARE), setup="echo installed")
+    else:
+        # Stands for apt-get, which runs with a PATH of its own.
+        monkeypatch.setattr(apt, "SCRIPT", "echo installed")
+        environment = Environment(apt=("nvidia-driver-570-server",))
+        life = an_attempt(world, 'echo "gpus=$PET_NPROC_PER_NODE"', resources=dict(BARE), environment=environment)
+    told = f"no NVIDIA GPU can be seen (its driver may still be installed); {step} is run, which may install the driver"
+
+    def again() -> None:
+        wait_for(lambda: "installed\n" in logged(life).partition(told)[2] and logged(life).count("waiting for it") == 2)
+
+    world.meanwhile(again, lambda: smi(programs, lists(2)))
+    assert world.run(life).outcome == "succeeded", logged(life)
+    # The training knows of GPUs that came after the set-up.
+    assert "gpus=2" in logged(life).splitlines(), logged(life)
+
+
+@pytest.mark.slow
+def test_a_container_installs_no_driver(world: AgentWorld, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "WAIT_S", 0.1)
+    environment = Environment(apt=("nvidia-driver-570",), container=Container("x"))
+    life = an_attempt(world, resources=dict(BARE), setup="true", environment=environment)
+    assert world.run(life).outcome == "infrastructure" and "which may install" not in logged(life)
+
+
 @pytest.mark.slow
 def test_a_job_that_asks_for_no_gpu_on_an_image_without_driver_trains(
     world: AgentWorld, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accelerators, "WAIT_S", 0.1)
+    # It may never have one, so that it is not waited for as long as one that is on its way.
+    monkeypatch.setattr(accelerators, "SETTLE_S", 0.1)
     life = an_attempt(world, "echo trained", resources={"machine": ("a2-highgpu-2g",), "image": "debian/12"})
     assert world.run(life).outcome == "succeeded", logged(life)
     assert "the job goes on, since it asks for no GPU" in logged(life)

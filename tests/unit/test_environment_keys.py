@@ -102,7 +102,7 @@ def test_what_an_earlier_version_of_stoker_kept_is_found_again(case: Case, monke
     monkeypatch.setenv("HOME", "/nowhere")
     case.source = SimpleNamespace(identity="https://packages.example/simple")
     case.wishes = replace(case.wishes, system_packages=True, conda_channel=PackageIndex("https://me@host/conda"))
-    assert case.packages() == "d6b05008cabfbb5b42a5437cacce8260"
+    assert case.packages() == "70beb5cd06d64f6ac73a0f0252378fba"
     assert case.conda() == "06751758cffef84f6512b814ff1df217"
 
 

@@ -208,12 +208,18 @@ def in_container(**run: object) -> Spec:
 
 
 def test_a_containers_file_has_the_names_and_the_hosts_that_the_user_adds(
-    world: AgentWorld, runtime: HostRuntime, machine_hosts: Path, tmp_path: Path
+    world: AgentWorld, runtime: HostRuntime, machine_hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = node_of(world, Kept(tmp_path / "environments"))
+    machine = Kept(tmp_path / "environments")
+    monkeypatch.setattr(machine, "address", lambda: "10.0.0.7")
+    node = node_of(world, machine)
     spec = in_container(extra_hosts={"db": "10.0.0.9", "six": "fd00::9", "outer": "host-gateway", "none": "here"})
     (mount,) = host_names.mounts(node, spec)
-    assert mount.target == "/etc/hosts" and mount.source.read_text() == machine_hosts.read_text()
+    assert mount.target == "/etc/hosts"
+    # The set-up, too, reaches the hosts that the user adds, such as an index of packages.
+    added = "10.0.0.9\tdb\nfd00::9\tsix\n10.0.0.7\touter\n"
+    assert mount.source.read_text() == machine_hosts.read_text() + added
+    assert host_names.mounts(node, in_container())[0].source.read_text() == machine_hosts.read_text() + added
     seen = mount.source.stat()
     command = given(node, runtime, (runtime.hostname, "vm-1"), spec)
     # The name was given when the container was made.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from stoker.agent import main
 from stoker.agent.environment import python as python_module
 from stoker.agent.environment.image_environments import image_path
 from stoker.agent.environment.python import Python, activate
+from stoker.model.errors import SetupFailed
 from stoker.model.spec import Container
 from tests.support.package_index import PackageIndex, make_wheel
 
@@ -189,6 +191,34 @@ def test_a_clean_environment_is_one_word_away(cloud: Bench) -> None:
     environ = cloud.install(system_packages=False)
     assert cloud.version(environ, "torch") == "2.5.0"
     assert not any("on top of" in line for line in cloud.said)
+
+
+@pytest.fixture
+def unreadable(cloud: Bench, tmp_path: Path) -> Path:
+    """An image's Python that has PyTorch, and a package whose metadata uv cannot read."""
+    opt = tmp_path / "broken"
+    shutil.copytree(cloud.python.parent.parent, opt, symlinks=True)
+    cloud.python = opt / "bin/python"
+    (site,) = opt.glob("lib/python*/site-packages")
+    package = site / "old-1.x.y.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: old\nVersion: 1.x.y\n")
+    return package
+
+
+@pytest.mark.slow
+def test_an_image_whose_packages_cannot_be_read_gives_a_clean_environment(cloud: Bench, unreadable: Path) -> None:
+    cloud.write("requirements.txt", "lightning\n")
+    environ = cloud.install()
+    assert (cloud.version(environ, "torch"), cloud.version(environ, "lightning")) == ("2.5.0", "2.0")
+    title = f"Python {sys.version.split()[0]} with torch 2.4.0+cu121 ({cloud.python})"
+    told = "requirements.txt: a clean environment is made, because uv cannot read"
+    assert cloud.said[0].startswith(f"{told} {title}: ")
+    assert str(unreadable) in cloud.said[0] and not any("on top of" in line for line in cloud.said)
+    # The user who insists is told why it cannot be.
+    with pytest.raises(SetupFailed) as failure:
+        cloud.install(system_packages=True)
+    assert failure.value.user and str(failure.value).startswith("environment.system_packages: Failed to read metadata")
 
 
 @pytest.mark.slow

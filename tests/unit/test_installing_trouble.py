@@ -27,6 +27,26 @@ def test_a_package_that_is_nowhere_is_named(bench: Bench) -> None:
         bench.install()
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("torch==9.9\n", "there is no version of torch==9.9"),
+        ("lightning\nnumpy<2\nfresh\n", "fresh"),
+        ("click\nno-such-package\n", "no-such-package was not found"),
+    ],
+)
+def test_what_has_no_solution_fails_on_top_of_an_image_too(bench: Bench, text: str, why: str) -> None:
+    """Also where the image has a package of that name: the training would run on another version than it asks for."""
+    bench.local = False
+    bench.write("requirements.txt", text)
+    for _ in range(2):
+        with pytest.raises(SetupFailed) as failure:
+            bench.install()
+        told = "environment.requirements: requirements.txt cannot be installed: No solution found when resolving"
+        assert failure.value.user and str(failure.value).startswith(told) and why in str(failure.value)
+        assert any("its packages go on top of" in line for line in bench.said)
+
+
 @pytest.mark.parametrize("system_packages", [False, True])
 def test_an_index_that_does_not_answer_is_the_machines_fault(bench: Bench, system_packages: bool) -> None:
     bench.write("requirements.txt", "lightning\n")

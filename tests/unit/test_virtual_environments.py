@@ -218,8 +218,15 @@ def test_a_base_that_keeps_the_rest_is_asked_for_with_the_rest() -> None:
 
 
 def test_where_nothing_can_be_the_installation_says_why() -> None:
+    # Nothing of the base is left out of what uv is asked for: it would find nothing to install, and nothing wrong.
     planner = Planner(INSTALLED, {})
-    assert plan(planner) == InstallPlan({}, {}, INSTALLED)
+    assert plan(planner) == InstallPlan({}, {}, {})
+
+
+def test_a_plan_for_the_rest_that_fails_is_no_reason_to_install_nothing() -> None:
+    replaced = (PackageChange("-", "click", "7.0"), CLICK)
+    planner = Planner(INSTALLED, {frozenset(): replaced})
+    assert plan(planner) == InstallPlan({"click": "8.0"}, {"click": "7.0"}, {"torch": "2.4.0", "numpy": "1.0"})
 
 
 # ── What is laid ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -97,6 +97,7 @@ def _run_phases(context: AttemptContext) -> Exit:
     )
     context.setup_result = context.setup.run(state, submission)
     accelerators.wait_after_setup()
+    context.setup_result = context.setup.count_accelerators(submission, context.setup_result)
     # The set-up comes before the permission: it changes nothing of the job, and may run while an older attempt is still
     # saving. Restoring comes after the permission: until then the older attempt may commit a newer checkpoint.
     state = wait_until_allowed(context)

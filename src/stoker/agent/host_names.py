@@ -40,7 +40,7 @@ def mounts(node: AgentNode, spec: Spec) -> tuple[BindMount, ...]:
     """Return what a container must see from its creation on, so that names can be given to nodes later."""
     if node.config.nodes == 1 or spec.environment.contract is not None or not job_folders.has_engine(node, spec):
         return ()
-    return hosts_file.mounts(node.paths, spec)
+    return hosts_file.mounts(node.paths, spec, node.machine.address())
 
 
 def claim_host(node: AgentNode, runtime: Runtime, spec: Spec) -> str:

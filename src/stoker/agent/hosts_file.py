@@ -18,16 +18,17 @@ HOSTS = "/etc/hosts"
 _MARK = "\t# Stoker: a node of the job"
 
 
-def mounts(paths: NodePaths, spec: Spec) -> tuple[BindMount, ...]:
+def mounts(paths: NodePaths, spec: Spec, own: str = "127.0.0.1") -> tuple[BindMount, ...]:
     """Return the mount of the node's own file, created if absent. May be repeated.
 
-    No mount if the job's container has a file of the user there.
+    The set-up needs the hosts that the user adds to the container, so they are in the file from the beginning; `own` is
+    this node's address. No mount if the job's container has a file of the user there.
     """
     container = spec.environment.container
     if container is not None and HOSTS in mount_targets(container.run, container.engine):
         return ()
     if not _file(paths).exists():
-        _write_own(paths, hosts_text(_known(), {}))
+        _write_own(paths, hosts_text(_known(), dict(_added_hosts(spec, own))))
     return (BindMount(_file(paths), HOSTS),)
 
 

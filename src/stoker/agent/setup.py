@@ -114,9 +114,12 @@ class Setup:
         steps.report()
         # The last of all: the machine may have been given its name, and its driver, by the set-up.
         host = host_names.claim_host(self._node, self._runtime, submission.spec)
+        return self.count_accelerators(submission, replace(result, host=host))
+
+    def count_accelerators(self, submission: Submission, result: SetupResult) -> SetupResult:
+        """Return the result with the accelerators that are there now: a driver may arrive after the set-up."""
         contained = submission.spec.environment.container is not None
-        processes = 0 if contained else count_processes()
-        return replace(result, host=host, gpus=self._runtime.gpus, processes=processes)
+        return replace(result, gpus=self._runtime.gpus, processes=0 if contained else count_processes())
 
     def cut_mounts(self) -> None:
         """Cut the mounts of inputs, so that no process waits for them any more."""

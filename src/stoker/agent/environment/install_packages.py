@@ -32,8 +32,9 @@ from stoker.providers.base import RunsInContainer
 
 _log = logging.getLogger(__name__)
 
-# Increase this number when the same files would produce a different environment.
+# Increase a number when the same files would produce a different environment: one of its own, or one on top of a base.
 _RECIPE = 1
+_RECIPE_ON_TOP = 2
 _REMEDY = "it is cached, so the next start on another machine is quick; pin versions, or use a lock file"
 
 
@@ -65,10 +66,10 @@ class Packages:
         base = find(
             self._steps, self._command, wanted, scripts=self._must_protect_base(python) or self._may_keep(files)
         )
-        keep = self._keeps(files, base, made=python is not None)
+        uv = self._uv()
+        keep = self._keeps(files, base, made=python is not None) and self._can_keep(name, base, uv)
         if keep:
             self._node.say(f"{name}: its packages go on top of {base.title}{self._advice()}")
-        uv = self._uv()
         source = self._source(base)
         # The base may satisfy a requirement in another version, so the pins do not apply: uv resolves again.
         pins = source.pins if source is not None and not keep else ()
@@ -110,6 +111,20 @@ class Packages:
         """
         wished = self._environment.system_packages
         return bool(wished) or (self._may_keep(files) and base.is_of_image and not made)
+
+    def _can_keep(self, name: str, base: Python, uv: Uv) -> bool:
+        """Tell if uv can read the packages of the base, and say why not, unless the user insists on them.
+
+        One package with broken metadata is enough: that is no reason to start nothing.
+        """
+        if self._environment.system_packages is not None:
+            return True
+        try:
+            uv.installed(base)
+        except SetupFailed as failure:
+            self._node.say(f"{name}: a clean environment is made, because uv cannot read {base.title}: {failure}")
+            return False
+        return True
 
     def _advice(self) -> str:
         if self._environment.system_packages is not None:
@@ -233,7 +248,7 @@ class Packages:
     def _key(self, files: Requirements, base: Python, uv: Uv, source: PackageSource | None, *, keep: bool) -> str:
         """Return the digest of everything that decides what is installed, and where."""
         facts = {
-            "recipe": _RECIPE,
+            "recipe": _RECIPE_ON_TOP if keep else _RECIPE,
             "name": files.name,
             "files": {
                 name: hashlib.sha256(data).hexdigest()

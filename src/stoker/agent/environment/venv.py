@@ -134,15 +134,19 @@ class Venv:
         changes = self._uv.plan(self.base, target, pins)
         if changes is None:
             free = self._uv.plan(self.base, target, {})
-            # If even this has no solution, the installation fails and reports why.
-            replaced = [change.name for change in free or () if change.sign == "-"]
+            if free is None:
+                # Nothing is left out, so that the installation fails and reports why.
+                return InstallPlan(added={}, replaced={}, retained={})
+            replaced = [change.name for change in free if change.sign == "-"]
             pins = {name: version for name, version in installed.items() if name not in replaced} if free else {}
             changes = self._uv.plan(self.base, target, pins) if pins else free
+            if changes is None:
+                pins, changes = {}, free
             for name in sorted(replaced, key=lambda name: (name not in _MOST_VALUABLE, name)):
                 trial = self._uv.plan(self.base, target, {**pins, name: installed[name]}) if name in installed else None
                 if trial is not None:
                     pins[name], changes = installed[name], trial
-        added = {change.name: change.version for change in changes or () if change.sign != "-"}
+        added = {change.name: change.version for change in changes if change.sign != "-"}
         return InstallPlan(
             added=added,
             replaced={name: version for name, version in installed.items() if name in added},

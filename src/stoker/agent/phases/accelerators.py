@@ -1,6 +1,6 @@
 """Wait until the accelerators that this machine was sold with are seen; a machine that lacks some is given back.
 
-Nothing of the job runs before, with one exception: a `setup` that installs the driver itself.
+Nothing of the job runs before, with one exception: a `setup` or `environment.apt` that installs the driver itself.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ class AcceleratorPhase:
         claim = context.log_watch.claim()
         assert claim is not None
         self._sold = promised(submission.spec, claim.offering) if self._is_bought() else None
-        # `setup` may install the driver.
+        # The set-up may install the driver.
         self._open = False
 
     def wait(self) -> None:
         """Wait for what was sold. Raises SetupFailed, as a fault of the machine, and LeaveEarly."""
         if self._sold is None:
             return
-        seen = self._wait(self._sold, accelerators.WAIT_S)
+        seen = self._wait(self._sold, accelerators.WAIT_S if self._expects_driver() else accelerators.SETTLE_S)
         if seen.count >= self._sold.count:
             return
         nothing = not seen.count and not seen.problem
         if nothing and not self._needs_driver():
             self._context.node.say(f"{describe(self._sold, seen)}; the job goes on, since it asks for no GPU")
-        elif not seen.count and self._spec.setup is not None:
+        elif not seen.count and self._installs():
             self._open = True
-            self._context.node.say(f"{describe(self._sold, seen)}; setup is run, which may install the driver")
+            what = "setup" if self._spec.setup is not None else "environment.apt"
+            self._context.node.say(f"{describe(self._sold, seen)}; {what} is run, which may install the driver")
         else:
             raise _given_back(self._sold, seen)
 
     def wait_after_setup(self) -> None:
-        """Look again where `setup` was to install the driver. Raises as `wait` does."""
+        """Look again where the set-up was to install the driver. Raises as `wait` does."""
         if self._sold is None or not self._open:
             return
-        seen = self._wait(self._sold, accelerators.SETTLE_S)
+        seen = self._wait(self._sold, accelerators.WAIT_S)
         if seen.count < self._sold.count:
             raise _given_back(self._sold, seen)
 
@@ -59,6 +60,20 @@ class AcceleratorPhase:
         """Return whether the job asks for GPUs, or leaves the image to Stoker, which then has a driver."""
         return self._spec.resources.gpus is not None or self._spec.resources.image is None
 
+    def _installs(self) -> bool:
+        """Return whether the set-up may install a driver. In a container, it cannot."""
+        return self._spec.environment.container is None and (
+            self._spec.setup is not None or bool(self._spec.environment.apt)
+        )
+
+    def _expects_driver(self) -> bool:
+        """Return whether the image is to bring the driver, be it installed at the first boot.
+
+        An image of the user's may bring none, to a job that asks for no GPU or installs the driver itself. A driver
+        that shows itself is waited for in any case.
+        """
+        return self._spec.resources.image is None or (self._needs_driver() and not self._installs())
+
     def _wait(self, sold: Sold, wait_s: float) -> Seen:
         context = self._context
         probe = AcceleratorProbe(lambda: context.wait_for_others(0.0))
@@ -69,6 +84,7 @@ class AcceleratorPhase:
             context.wait_for_others,
             wait_s=wait_s,
             settle_s=accelerators.SETTLE_S,
+            longest_s=accelerators.WAIT_S,
         )
         return wait.run()
 
