@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,11 @@ def test_a_local_disk_holds_the_nodes_folder(machine: Machine) -> None:
     with disk.open("rb") as file:
         file.seek(1024 + 0x38)
         assert file.read(2) == b"\x53\xef"
-    assert (machine.root / "etc/fstab").read_text().startswith(f"{disk} {node} ext4 defaults,noatime,nofail")
+        # "this may be used with UUID= as a more robust way to name devices that works even if disks are added and
+        # removed. See fstab(5)": https://manpages.debian.org/bookworm/mount/fstab.5.en.html
+        file.seek(1024 + 0x68)
+        name = uuid.UUID(bytes=file.read(16))
+    assert (machine.root / "etc/fstab").read_text().startswith(f"UUID={name} {node} ext4 defaults,noatime,nofail")
     assert f"{node} is on 1 local disk" in ran.stdout and (node / "node.json").exists()
 
 
@@ -154,12 +159,44 @@ def test_without_local_disks_nothing_is_touched(machine: Machine) -> None:
     assert not (machine.root / "etc/fstab").exists() and not (machine.root / "opt/stoker/boot/disks").exists()
 
 
+def test_without_its_line_in_fstab_a_disk_is_not_used(machine: Machine) -> None:
+    """No later boot would find it."""
+    with_local_ssd(machine, 1)
+    (machine.root / "etc/fstab").mkdir()
+    ran = machine.boot()
+    assert ran.returncode == 0 and "local disks are not used" in ran.stdout
+    assert (machine.root / "var/lib/stoker/node/node.json").exists()
+    assert not (machine.root / "opt/stoker/boot/disks").exists()
+
+
+def test_disks_that_come_late_after_a_reboot_are_waited_for(machine: Machine) -> None:
+    with_local_ssd(machine, 1)
+    assert machine.boot().returncode == 0
+    node, calls = machine.root / "var/lib/stoker/node", machine.root / "disk-calls"
+    node.rename(machine.root / "on-disk")
+    node.mkdir()
+    calls.unlink()
+    (machine.root / "calls").unlink()
+    # The third attempt finds the disk.
+    machine.stub(
+        "mount",
+        f'#!/bin/sh\necho "mount $*" >>"{calls}"\n[ "$(wc -l <"{calls}")" -ge 3 ] || exit 32\n'
+        f'cp -r "{machine.root}/on-disk/." "$1"\n',
+    )
+    machine.stub("sleep", "#!/bin/sh\n")
+    assert machine.boot().returncode == 0
+    assert disk_calls(machine) == [f"mount {node}"] * 3
+    assert machine.calls == ["systemctl start stoker-agent.service"] and not machine.is_deleted
+
+
 def test_a_machine_that_lost_its_disks_never_trains_again(machine: Machine) -> None:
     """Booted once more, on another host: its folder is empty, and what it saved there is gone."""
     with_local_ssd(machine, 1)
     assert machine.boot().returncode == 0
     shutil.rmtree(machine.root / "var/lib/stoker/node")
     (machine.root / "calls").unlink()
+    machine.stub("mount", "#!/bin/sh\nexit 32\n")
+    machine.stub("sleep", "#!/bin/sh\n")
     machine.boot()
     assert machine.is_off and machine.is_deleted
     assert not (machine.root / "var/lib/stoker/node/node.json").exists()

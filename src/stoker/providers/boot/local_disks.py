@@ -7,6 +7,7 @@ boot: where the disks cannot be used, the node's folder stays on the boot disk.
 import os
 import shutil
 import subprocess
+import uuid
 from pathlib import Path
 
 _RAID = "/dev/md/stoker"
@@ -27,7 +28,8 @@ def find_disks(folder: Path, *patterns: str) -> "list[str]":
 def hold_folder(folder: Path, devices: "list[str]", marker: Path, fstab: Path, sizes: Path) -> str:
     """Put the folder on these disks, several of them as one; return a line about it, empty where there are none.
 
-    `marker` appears first: from then on the folder is of no use without its disks. `sizes` is `/sys/class/block`.
+    `marker` appears first: from then on the folder is of no use without its disks. In later boots they are found by
+    their file system's UUID, because names of devices may change. `sizes` is `/sys/class/block`.
     """
     # Several disks are one by mdadm, which not every image has.
     used = devices if shutil.which("mdadm") is not None else devices[:1]
@@ -37,19 +39,33 @@ def hold_folder(folder: Path, devices: "list[str]", marker: Path, fstab: Path, s
         if sum(_size(device, sizes) for device in used) < _free_bytes(folder):
             return "local disks are not used: the boot disk has more room"
         device = used[0] if len(used) == 1 else _joined(used)
-        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,nodiscard", device)
+        name = str(uuid.uuid4())
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-U", name, "-E", "lazy_itable_init=1,nodiscard", device)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        marker.write_text(device + "\n", encoding="utf-8")
+        marker.write_text(name + "\n", encoding="utf-8")
         _run("mount", "-o", "noatime", device, str(folder))
         folder.chmod(0o700)
+        with fstab.open("a", encoding="utf-8") as file:
+            file.write(f"UUID={name} {folder} ext4 {_OPTIONS} 0 0\n")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
+        output = getattr(error, "output", b"") or b""
+        why = f"{error} {output.decode(errors='replace').strip()}"
+        if _released(folder, marker):
+            return f"local disks are not used: {why}"
+        return f"{folder} is on local disks that a reboot will lose: {why}"
+    return f"{folder} is on {len(used)} local disk{'s' if len(used) > 1 else ''} ({device})"
+
+
+def _released(folder: Path, marker: Path) -> bool:
+    """Take the folder from its disks again; return whether it is on the boot disk now."""
+    try:
+        if folder.is_dir() and os.path.ismount(str(folder)):
+            _run("umount", str(folder))
         if marker.exists():
             marker.unlink()
-        output = getattr(error, "output", b"") or b""
-        return f"local disks are not used: {error} {output.decode(errors='replace').strip()}"
-    with fstab.open("a", encoding="utf-8") as file:
-        file.write(f"{device} {folder} ext4 {_OPTIONS} 0 0\n")
-    return f"{folder} is on {len(used)} local disk{'s' if len(used) > 1 else ''} ({device})"
+        return True
+    except (OSError, subprocess.SubprocessError):
+        return False
 
 
 def _joined(devices: "list[str]") -> str:
