@@ -138,7 +138,9 @@ def test_what_no_image_serves_is_refused_before(resources: dict[str, Any], said:
 
 def test_an_image_of_ones_own_serves_everything() -> None:
     for machine in ("p3.2xlarge", "g4ad.xlarge", "dl2q.24xlarge", "inf1.xlarge", "trn1.2xlarge", "dl1.24xlarge"):
-        assert offered((machine,), image="my-image-*") and offered((machine,), image="ubuntu/22.04")
+        for image in ("my-image-*", "ubuntu/22.04", "dlami-neuron-ours", "self/dlami-neuron-ours"):
+            assert offered((machine,), image=image), (machine, image)
+    assert not offered(("trn1.2xlarge",), image="dlami") and offered(("g5.xlarge",), image="dlami")
 
 
 def test_the_images_of_neuron_by_name() -> None:

@@ -75,6 +75,19 @@ def test_names_of_security_groups_replace_ids() -> None:
     assert params["SecurityGroups"] == ["mine"] and "SecurityGroupIds" not in params
 
 
+@pytest.mark.parametrize("settings", [{"public_ip": False}, {"public_ip": True}, {"efa": True}])
+def test_names_of_security_groups_are_refused_where_interfaces_are_sent(settings: dict[str, Any]) -> None:
+    """ "If you specify a network interface, you must specify any security groups as part of the network interface
+    instead of using this parameter" (RunInstances, SecurityGroups)."""
+    with pytest.raises(UserError) as raised:
+        built({"SecurityGroups": ["mine"]}, **settings)
+    (field,) = settings
+    assert str(raised.value) == (
+        f"resources.ec2.overrides.SecurityGroups: EC2 takes no names of groups with resources.ec2.{field}; "
+        "write SecurityGroupIds or resources.ec2.security_groups"
+    )
+
+
 @pytest.mark.parametrize(
     ("section", "settings", "override"),
     [

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.model.errors import UserError
+from stoker.model.errors import InvalidRequest, NoCapacity, NoSuchResource, NotFound, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import GceResources, Gpus, Resources
 from stoker.model.spec import Limits, Spec
-from stoker.providers.base import LaunchOrder
-from stoker.providers.gce import flex_start, offers, quotas, request
+from stoker.providers.base import HttpRequest, LaunchOrder
+from stoker.providers.gce import flex_start, launch, offers, quotas, request
 from stoker.providers.gce.capabilities import CAPABILITIES
+from stoker.providers.gce.client import AggregatedList
+from stoker.providers.gce.instances import StoreInstances
 from stoker.providers.gce.places import ProjectRegion
 
 PLACE = ProjectRegion("vision-1", "us-central1")
@@ -162,3 +165,63 @@ def test_the_plan_says_what_is_different() -> None:
     assert "runs for 7 d at most" in bound and "limits.max_wait" in endless
     (bound, longer) = flex_start.remarks(spec(Limits(max_wait_s=3600.0, max_runtime_s=10 * 86400.0)))
     assert "goes on from its checkpoint on another machine" in longer
+
+
+class Google:
+    """Compute Engine after a request in its queue has expired: the insert has ended, and the machine is not there.
+
+    "Otherwise, you encounter an error and Compute Engine deletes the Flex-start VM."
+    https://cloud.google.com/compute/docs/instances/create-flex-start-vm
+    """
+
+    def __init__(self, insert: HttpRequest, error: Mapping[str, Any] | None, left: str) -> None:
+        self._target = f"{insert.path.partition('?')[0]}/{insert.body['name']}"
+        self._insert = self._operation("insert") | (
+            {"error": {"errors": [error]}, "httpErrorStatusCode": 400} if error else {}
+        )
+        self._left = (("us-central1-a", self._operation(left)),) if left else ()
+
+    def _operation(self, kind: str) -> dict[str, Any]:
+        link = f"https://compute.googleapis.com{self._target}"
+        return {"operationType": kind, "status": "DONE", "targetId": "4711", "targetLink": link}
+
+    def send(self, *_: object, **__: object) -> Mapping[str, Any]:
+        return self._insert
+
+    def get(self, path: str) -> Mapping[str, Any]:
+        raise NotFound(f"{path} is not there")
+
+    def scoped(self, _: str, kind: str, __: object) -> AggregatedList:
+        return AggregatedList(self._left if kind == "operations" else (), frozenset())
+
+
+def launched(error: Mapping[str, Any] | None, left: str = "", queued: bool = True) -> None:
+    wanted = order(gce=FLEX if queued else None)
+    (insert,) = request.build(replace(wanted, offering=replace(H100, queued=queued)))
+    google: Any = Google(insert, error, left)
+    launch.launch(google, StoreInstances(google, "store"), (insert,))
+
+
+class TestExpired:
+    @pytest.mark.parametrize("left", ["", "delete", "compute.instances.deferredDelete"])
+    def test_it_is_no_lost_machine_whatever_record_it_leaves(self, left: str) -> None:
+        with pytest.raises(NoCapacity, match="flex-start found no machine in time"):
+            launched(None, left)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            {"code": "REQUEST_EXPIRED", "message": "The request was not fulfilled in its valid duration."},
+            {"code": "RESOURCE_NOT_FOUND", "message": "The resource 'projects/p/zones/z/instances/i' was not found"},
+        ],
+    )
+    def test_its_failure_in_the_queue_is_no_bad_request(self, error: Mapping[str, Any]) -> None:
+        with pytest.raises(NoCapacity):
+            launched(error)
+        with pytest.raises(InvalidRequest):
+            launched(error, queued=False)
+
+    def test_a_resource_that_does_not_exist_is_said_by_its_field(self) -> None:
+        error = {"code": "RESOURCE_NOT_FOUND", "message": "The resource 'projects/p/global/images/x' was not found"}
+        with pytest.raises(NoSuchResource, match=r"resources\.image"):
+            launched(error)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import uuid
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_gce_bootstrap import Machine, machine
+from test_gce_bootstrap import NAMES, PROJECT, Machine, machine
+from test_gce_startup import order
+
+from stoker.model.resources import GceResources
+from stoker.providers.boot.local_disks import hold_folder
+from stoker.providers.gce import startup
 
 __all__ = ["machine"]
 
 pytestmark = pytest.mark.slow
 
 
-def with_local_ssd(machine: Machine, count: int) -> list[Path]:
-    """Local SSD disks, as files that a file system can be made on; only `mount` and `mdadm` are replaced.
+def with_local_ssd(machine: Machine, count: int, size: int = 1 << 60) -> list[Path]:
+    """Local SSD disks of this size, as files that a file system can be made on; only `mount` and `mdadm` are replaced.
 
     "google-local-nvme-ssd-0": https://cloud.google.com/compute/docs/disks/format-mount-local-ssd
     """
@@ -26,6 +35,10 @@ def with_local_ssd(machine: Machine, count: int) -> list[Path]:
         disk = machine.root / f"dev/localssd0n{number + 1}"
         with disk.open("wb") as file:
             file.truncate(64 << 20)
+        # In sectors of 512 bytes: https://docs.kernel.org/admin-guide/abi-stable.html#abi-sys-block-disk-size
+        sectors = machine.root / "sys/class/block" / disk.name / "size"
+        sectors.parent.mkdir(parents=True)
+        sectors.write_text(f"{size // 512}\n")
         (links / f"google-local-nvme-ssd-{number}").symlink_to(disk)
         (links / f"google-local-nvme-ssd-{number}-part1").symlink_to(disk)
         disks.append(disk)
@@ -51,7 +64,11 @@ def test_a_local_disk_holds_the_nodes_folder(machine: Machine) -> None:
     with disk.open("rb") as file:
         file.seek(1024 + 0x38)
         assert file.read(2) == b"\x53\xef"
-    assert (machine.root / "etc/fstab").read_text().startswith(f"{disk} {node} ext4 defaults,noatime,nofail")
+        # "this may be used with UUID= as a more robust way to name devices that works even if disks are added and
+        # removed. See fstab(5)": https://manpages.debian.org/bookworm/mount/fstab.5.en.html
+        file.seek(1024 + 0x68)
+        name = uuid.UUID(bytes=file.read(16))
+    assert (machine.root / "etc/fstab").read_text().startswith(f"UUID={name} {node} ext4 defaults,noatime,nofail")
     assert f"{node} is on 1 local disk" in ran.stdout and (node / "node.json").exists()
 
 
@@ -76,9 +93,100 @@ def test_a_disk_that_cannot_be_used_ends_no_boot(machine: Machine, broken: str) 
     assert not (machine.root / "opt/stoker/boot/disks").exists()
 
 
+def uses_no_disk(machine: Machine) -> bool:
+    assert (machine.root / "var/lib/stoker/node/node.json").exists()
+    return not disk_calls(machine) and not (machine.root / "opt/stoker/boot/disks").exists()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_disks_with_less_room_than_the_boot_disk_are_not_used(machine: Machine, count: int) -> None:
+    """`resources.disk: 1TB` on a2-ultragpu-1g, which brings 375 GB."""
+    free = shutil.disk_usage(machine.root).free
+    disks = with_local_ssd(machine, count, size=free // (count + 1))
+    ran = machine.boot()
+    assert ran.returncode == 0 and uses_no_disk(machine)
+    assert "local disks are not used: the boot disk has more room" in ran.stdout
+    assert all(not any(disk.read_bytes()) for disk in disks)
+
+
+def test_several_disks_are_measured_together(machine: Machine) -> None:
+    with_local_ssd(machine, 3, size=shutil.disk_usage(machine.root).free // 2)
+    machine.stub("mkfs.ext4", "#!/bin/sh\n")
+    assert "is on 3 local disks" in machine.boot().stdout
+
+
+def test_without_mdadm_the_first_disk_alone_counts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest part of such a machine's room cannot be used."""
+    disks = with_local_ssd(machine, 3, size=shutil.disk_usage(machine.root).free // 2)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    said = hold_folder(
+        machine.root / "node",
+        [*map(str, disks)],
+        machine.root / "disks",
+        machine.root / "etc/fstab",
+        machine.root / "sys/class/block",
+    )
+    assert said == "local disks are not used: the boot disk has more room"
+
+
+def test_a_disk_that_holds_something_is_left_alone(machine: Machine) -> None:
+    """The image, or its administrator, has use for it."""
+    (disk,) = with_local_ssd(machine, 1)
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True)
+    before = disk.read_bytes()
+    ran = machine.boot()
+    assert ran.returncode == 0 and uses_no_disk(machine) and disk.read_bytes() == before
+    assert "local disks" not in ran.stdout
+
+
+def test_a_job_that_writes_its_disks_keeps_them(machine: Machine) -> None:
+    scratch = {"disks": [{"type": "SCRATCH", "autoDelete": True, "interface": "NVME"}]}
+
+    def told(overrides: dict[str, Any]) -> dict[str, Any]:
+        asked = order()
+        resources = replace(asked.spec.resources, gce=GceResources(overrides=overrides))
+        more = startup.boot(replace(asked, spec=replace(asked.spec, resources=resources))).more
+        return {**more, "names": NAMES, "project": PROJECT}
+
+    with_local_ssd(machine, 1)
+    assert machine.boot(more=told(scratch)).returncode == 0 and uses_no_disk(machine)
+    shutil.rmtree(machine.root / "var/lib/stoker/node")
+    assert "is on 1 local disk" in machine.boot(more=told({"minCpuPlatform": "x"})).stdout
+
+
 def test_without_local_disks_nothing_is_touched(machine: Machine) -> None:
     assert machine.boot().returncode == 0
     assert not (machine.root / "etc/fstab").exists() and not (machine.root / "opt/stoker/boot/disks").exists()
+
+
+def test_without_its_line_in_fstab_a_disk_is_not_used(machine: Machine) -> None:
+    """No later boot would find it."""
+    with_local_ssd(machine, 1)
+    (machine.root / "etc/fstab").mkdir()
+    ran = machine.boot()
+    assert ran.returncode == 0 and "local disks are not used" in ran.stdout
+    assert (machine.root / "var/lib/stoker/node/node.json").exists()
+    assert not (machine.root / "opt/stoker/boot/disks").exists()
+
+
+def test_disks_that_come_late_after_a_reboot_are_waited_for(machine: Machine) -> None:
+    with_local_ssd(machine, 1)
+    assert machine.boot().returncode == 0
+    node, calls = machine.root / "var/lib/stoker/node", machine.root / "disk-calls"
+    node.rename(machine.root / "on-disk")
+    node.mkdir()
+    calls.unlink()
+    (machine.root / "calls").unlink()
+    # The third attempt finds the disk.
+    machine.stub(
+        "mount",
+        f'#!/bin/sh\necho "mount $*" >>"{calls}"\n[ "$(wc -l <"{calls}")" -ge 3 ] || exit 32\n'
+        f'cp -r "{machine.root}/on-disk/." "$1"\n',
+    )
+    machine.stub("sleep", "#!/bin/sh\n")
+    assert machine.boot().returncode == 0
+    assert disk_calls(machine) == [f"mount {node}"] * 3
+    assert machine.calls == ["systemctl start stoker-agent.service"] and not machine.is_deleted
 
 
 def test_a_machine_that_lost_its_disks_never_trains_again(machine: Machine) -> None:
@@ -87,6 +195,8 @@ def test_a_machine_that_lost_its_disks_never_trains_again(machine: Machine) -> N
     assert machine.boot().returncode == 0
     shutil.rmtree(machine.root / "var/lib/stoker/node")
     (machine.root / "calls").unlink()
+    machine.stub("mount", "#!/bin/sh\nexit 32\n")
+    machine.stub("sleep", "#!/bin/sh\n")
     machine.boot()
     assert machine.is_off and machine.is_deleted
     assert not (machine.root / "var/lib/stoker/node/node.json").exists()

@@ -26,6 +26,7 @@ class InstallPaths:
         self.disks = root / "opt/stoker/boot/disks"
         self.fstab = root / "etc/fstab"
         self.devices = root / "dev/disk/by-id"
+        self.sizes = root / "sys/class/block"
         self.units = root / "etc/systemd/system"
         self.output = root / "var/log/stoker-boot.log"
 

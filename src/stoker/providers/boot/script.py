@@ -71,7 +71,7 @@ def boot_settings(order: LaunchOrder, provider: str, environ: Mapping[str, str],
 
 def render(boot: BootSettings, payload: bytes, *, gives_back: bool = False) -> str:
     """Render the script. `gives_back`: a machine that is switched off still exists, so `--leave` must delete it
-    first."""
+    first. Such a cloud's `bootstrap` may also put the node's folder on disks (`local_disks`)."""
     return _SCRIPT.format(
         job=boot.job,
         tags=" ".join(sorted(boot.bundles)),
@@ -79,6 +79,7 @@ def render(boot: BootSettings, payload: bytes, *, gives_back: bool = False) -> s
         boot_limit_s=BOOT_LIMIT_S,
         life_s="" if boot.max_life_s is None else max(1, round(boot.max_life_s)),
         leave=_LEAVE if gives_back else "",
+        disks=_DISKS if gives_back else "",
         config=json.dumps(config_of(boot), indent=1, sort_keys=True),
         payload="\n".join(textwrap.wrap(base64.b64encode(payload).decode(), 120)),
     )
@@ -171,6 +172,18 @@ for python in $(cat python 2>/dev/null) python3 /opt/pytorch/bin/python /opt/con
 done
 """
 
+# After a reboot: systemd mounts them, too, and may need as long as the file system's check.
+_DISKS = r"""# Its node's folder is on disks. If they do not come, nothing of it is left, and it must not train again.
+if [ -e "$boot/disks" ]; then
+    for _ in {1..24}; do
+        mountpoint -q "$node" || mount "$node" && break
+        sleep 5
+    done
+    [ -e "$node/node.json" ] || exec "$boot/leave"
+fi
+
+"""
+
 # Doubled braces are bash's own. Tests can move `root` and the folders that are searched for Pythons.
 _SCRIPT = r"""#!/bin/bash
 # Stoker: this machine becomes a node of {job}. It ends with its agent, or when one of the timers below fires.
@@ -184,15 +197,10 @@ tags="{tags}"
 export PATH="${{PATH:-}}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export PYTHONIOENCODING=utf-8
 
-# Run again, after a reboot: the agent is a service, and never trains a second time.
+{disks}# Run again, after a reboot: the agent is a service, and never trains a second time.
 if [ -e "$node/node.json" ]; then
     systemctl start stoker-agent.service
     exit 0
-fi
-
-# Its node's folder was on disks that are gone: nothing of it is left, and it must not train again.
-if [ -e "$boot/disks" ]; then
-    exec "$boot/leave"
 fi
 
 umask 022

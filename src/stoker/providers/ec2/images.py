@@ -156,7 +156,7 @@ def _drivers(alias: str) -> str:
         return "aws"
     if alias == _DEFAULTS["habana"]:
         return "habana"
-    return "nvidia" if alias.startswith("dlami") else ""
+    return "nvidia" if alias == "dlami" or alias.startswith("dlami/") else ""
 
 
 def _alias(wanted: str, arch: Arch) -> tuple[str | None, str | None]:

@@ -96,6 +96,14 @@ def check(spec: Spec) -> None:
         if isinstance(key, str) and key.startswith("stoker:"):
             raise UserError(f"resources.ec2.overrides.TagSpecifications: {key} is Stoker's own; leave it out")
     overrides.check(ec2.overrides)
+    # "If you specify a network interface, you must specify any security groups as part of the network interface instead
+    # of using this parameter" (RunInstances, SecurityGroups), and an interface takes ids alone.
+    if (ec2.efa or ec2.public_ip is not None) and "SecurityGroups" in ec2.overrides:
+        field = "efa" if ec2.efa else "public_ip"
+        raise UserError(
+            f"resources.ec2.overrides.SecurityGroups: EC2 takes no names of groups with resources.ec2.{field}; "
+            "write SecurityGroupIds or resources.ec2.security_groups"
+        )
     group = spec.logs.cloudwatch
     if group is not None and not is_group(group):
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")

@@ -183,9 +183,12 @@ class Gce(BootCloud):
         return {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
 
     def prepare(self, install_paths: InstallPaths) -> None:
-        """Put the node's folder on the machine's Local SSD disks, where its type brings them."""
+        """Put the node's folder on the machine's Local SSD disks, where its type brings them and the job has not taken
+        its disks into its own hands."""
+        if self._config.get("own_disks"):
+            return
         devices = find_disks(install_paths.devices, *_LOCAL_SSD)
-        said = hold_folder(install_paths.node, devices, install_paths.disks, install_paths.fstab)
+        said = hold_folder(install_paths.node, devices, install_paths.disks, install_paths.fstab, install_paths.sizes)
         if said:
             say(said)
 

@@ -96,14 +96,16 @@ def _left_queue(instances: StoreInstances, insert: HttpRequest, found: tuple[Ins
     """The machines of a flex-start request that is over. Raises StillQueued while it waits, and NoCapacity where it
     found no machine.
 
-    A successful operation proves no machine: "When the request expires, the pending instance disappears".
+    A successful operation proves no machine: "When the request expires, the pending instance disappears". Neither does
+    a deletion on record, which may be Google's own of an expired request. A machine that came and is gone already has
+    run nothing of the job: the log does not name it yet.
     """
     place = _place(insert)
     for each in found:
         status = instances.status(each.id, place)
         if status == QUEUED:
             raise _still_queued(insert)
-        if status is None and instances.states([each.id], place)[each.id] == "unheard-of":
+        if status is None:
             raise NoCapacity(f"{read_request.machine_type(insert)}: flex-start found no machine in time")
     return found
 
@@ -115,7 +117,10 @@ def _still_queued(insert: HttpRequest) -> StillQueued:
 
 def _completed(api: Api, insert: HttpRequest, operation: Mapping[str, Any]) -> Mapping[str, Any]:
     """Wait for the launch operation to succeed. Its failure is final: under the same request id Google reports the same
-    failure again."""
+    failure again.
+
+    Google accepted a request before it queued it, so that a failure in the queue says nothing against the request.
+    """
     patience_s = _QUEUE_S if read_request.waits_in_queue(insert) else _LAUNCH_S
     try:
         return operations.wait_until_done(api, operation, read_request.machine_type(insert), patience_s)
@@ -123,8 +128,13 @@ def _completed(api: Api, insert: HttpRequest, operation: Mapping[str, Any]) -> M
         if read_request.waits_in_queue(insert):
             raise _still_queued(insert) from error
         raise
-    except NotFound as error:
-        raise as_invalid_request(error) from error
+    except (AlreadyExists, NoSuchResource):
+        raise
+    except (NotFound, InvalidRequest) as error:
+        refused = as_invalid_request(error)
+        if read_request.waits_in_queue(insert) and not isinstance(refused, NoSuchResource):
+            raise NoCapacity(str(error)) from error
+        raise refused from error
     except (Transient, Throttled) as error:
         raise NoCapacity(str(error)) from error
 

@@ -41,7 +41,9 @@ def boot(order: LaunchOrder) -> BootSettings:
     chips = tpu.slice_of(order.offering.machine)
     # The training inherits the agent's variables, and the job's own `env` comes last.
     environ = {**(chips.environ if chips is not None else {}), **order.environ}
-    return script.boot_settings(order, "gce", environ, names=list(names.machines(order)), project=project)
+    gce = order.spec.resources.gce
+    more = {"own_disks": True} if gce is not None and gce.overrides.get("disks") else {}
+    return script.boot_settings(order, "gce", environ, names=list(names.machines(order)), project=project, **more)
 
 
 def shutdown_script() -> str:
