@@ -79,6 +79,7 @@ class World:
         paths = NodePaths(self.root / name)
         paths.root.mkdir(parents=True, exist_ok=True)
         node: Any = SimpleNamespace(
+            machine=None,
             paths=paths,
             config=NodeConfig("", "local", "job", 1, rank, nodes, name),
             inputs=self.root / "kept",
