@@ -302,7 +302,7 @@ else:
         running(really, script, EnableManagedSpotTraining=True, StoppingCondition=bounds)
         printed(really, "up")
         really.interrupt("one")
-        printed(really, "up\ncheckpoints")
+        printed(really, "up\ninput")
         gone_through = [each["Status"] for each in really.describe("one")["SecondaryStatusTransitions"]]
         assert gone_through[2:5] == ["Training", "Interrupted", "Restarting"]
         assert really.hosts is not None and "mine" not in really.hosts.output("one")

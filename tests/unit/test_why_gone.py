@@ -14,6 +14,12 @@ from stoker.providers.registry import Context
 from tests.support.sim_data import make_beat, make_facts
 
 
+KEY_ADVICE = (
+    "where a disk is encrypted with a KMS key, its launcher needs kms:CreateGrant, kms:Decrypt and "
+    "kms:GenerateDataKeyWithoutPlaintext on that key (`stoker iam ec2 --kms-key ARN`)"
+)
+
+
 class Described:
     """An EC2 that knows one instance."""
 
@@ -30,7 +36,7 @@ class Described:
         ("Server.SpotInstanceTermination", "Spot instance termination", EndReason(True, "spot reclaim")),
         ("Server.SpotInstanceShutdown", "", EndReason(True, "spot reclaim")),
         ("Client.VolumeLimitExceeded", "Volume limit exceeded", EndReason(False, "Volume limit exceeded")),
-        ("Client.InternalError", "", EndReason(False, "Client.InternalError")),
+        ("Client.InternalError", "", EndReason(False, f"Client.InternalError; {KEY_ADVICE}")),
         ("Client.UserInitiatedShutdown", "User initiated shutdown", None),
         ("Client.InstanceInitiatedShutdown", "", EndReason(False, "it switched itself off", by_itself=True)),
         ("Server.InternalError", "Internal error", None),
