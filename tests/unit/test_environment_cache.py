@@ -513,7 +513,8 @@ def test_it_is_kept_when_the_training_has_imported_what_it_needs(made: Path, tmp
     assert not nice, "the store is left alone while the training starts"
     keeping.wait(lambda: float("inf"))
     assert set(nice) == {19}, "the training comes first"
-    (line,) = said
+    # On a busy computer it also says that it waits.
+    (line,) = [each for each in said if "still being stored" not in each]
     assert re.fullmatch(r"the environment \(0 MB\) is stored for the next time; that took [\d.]+ s", line)
     assert restore(kept_in, tmp_path / "restored")
     assert (tmp_path / "restored/lib/site/__pycache__/m3.cpython-311.pyc").read_bytes() == b"compiled"

@@ -13,7 +13,6 @@ from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
 from tests.support.sim_data import make_beat, make_facts
 
-
 KEY_ADVICE = (
     "where a disk is encrypted with a KMS key, its launcher needs kms:CreateGrant, kms:Decrypt and "
     "kms:GenerateDataKeyWithoutPlaintext on that key (`stoker iam ec2 --kms-key ARN`)"
