@@ -62,8 +62,7 @@ def command(by: str, since: str, csv_file: Path | None, as_json: bool) -> None:
     if as_json and csv_file is not None:
         raise UserError("--csv and --json: give one of them")
     now = datetime.now(timezone.utc)
-    start = _since(since, now)
-    store = opened_store()
+    start, store = _since(since, now), opened_store()
     accounts = read_accounts(store, now, start)
     standings, unknown = _budgets(store, now)
     found = report(accounts.records, accounts.removed, by, now, start)

@@ -114,11 +114,10 @@ def prepare(
     readable_store = None if offline and not store.is_local else store
     policy = read_policy(readable_store)
     filled = policy_filled(policy, spec, written)
-    spec = filled.spec
     if isinstance(provider, SupportsSpecCheck):
-        provider.check(spec)
+        provider.check(filled.spec)
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
-    spec = localise(spec, capabilities, folder, readable_store)
+    spec = localise(filled.spec, capabilities, folder, readable_store)
     spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
     code_folder = _code_folder(spec, folder) if original is None else None
     check_result_folders(spec, capabilities, code_folder, store)
