@@ -27,7 +27,7 @@ class Machine:
         self.kept = root / "home" / "inputs"
         store = open_store(str(root / "store"))
         self.node: Any = SimpleNamespace(
-            paths=paths, config=config, inputs=self.kept, say=self.said.append, store=store
+            paths=paths, config=config, inputs=self.kept, say=self.said.append, store=store, machine=None
         )
         self.check: Callable[[], None] = lambda: None
         self._held: list[cache.CacheEntry] = []

@@ -132,7 +132,9 @@ if isolated():
     def node(tmp_path: Path) -> Any:
         paths, said = NodePaths(tmp_path / "node"), []
         config = NodeConfig("", "local", "job", 1, 0, 1, "node")
-        return SimpleNamespace(paths=paths, config=config, inputs=tmp_path / "inputs", say=said.append, said=said)
+        return SimpleNamespace(
+            paths=paths, config=config, inputs=tmp_path / "inputs", say=said.append, said=said, machine=None
+        )
 
     def bring(node: Any) -> dict[str, bytes]:
         where = Path(Inputs(node, lambda: None).provide({"data": Input(f"s3://{BUCKET}/train")})["data"])

@@ -35,7 +35,9 @@ if isolated():
         paths.root.mkdir()
         said: list[str] = []
         config = NodeConfig("", "local", "job", 1, 0, 1, "node")
-        yield SimpleNamespace(paths=paths, config=config, inputs=tmp_path / "inputs", say=said.append, said=said)
+        yield SimpleNamespace(
+            paths=paths, config=config, inputs=tmp_path / "inputs", say=said.append, said=said, machine=None
+        )
         unmount_below(tmp_path)
 
     @pytest.fixture(params=["rclone", "s3fs"])
