@@ -58,7 +58,7 @@ def input_fetch_ratio(size: Size) -> dict[str, float]:
 def _stoker(url: str, root: Path, files: int) -> tuple[float, float]:
     config = NodeConfig("", "local", "bench-0000", 1, 0, 1, "bench")
     paths = NodePaths(root / "node")
-    node: Any = SimpleNamespace(paths=paths, config=config, inputs=root / "inputs", say=lambda _: None)
+    node: Any = SimpleNamespace(paths=paths, config=config, inputs=root / "inputs", say=lambda _: None, machine=None)
     began_s, began_cpu_s = time.monotonic(), _cpu_s(resource.RUSAGE_SELF)
     where = Path(Inputs(node, lambda: None).provide({"train": Input(url)})["train"])
     took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_SELF) - began_cpu_s
