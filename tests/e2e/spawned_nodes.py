@@ -10,8 +10,11 @@ _JOINED = re.compile(r"rank (\d) of 4 on (\S+): all add up to 10")
 
 
 def joined(lines: Sequence[str]) -> dict[int, str]:
-    """The host of each rank that has joined all the others."""
-    return {int(one[1]): one[2] for one in map(_JOINED.search, lines) if one}
+    """The host of each rank that has joined all the others.
+
+    Two processes of a node may print into one line: each writes its line and the end of it one after the other.
+    """
+    return {int(rank): host for rank, host in _JOINED.findall("\n".join(lines))}
 
 
 def seen(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
