@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -263,11 +264,16 @@ def test_what_the_engine_refuses_is_told_as_what_it_is(
         (contained(world, stop_timeout="abc"), "user-error", '"abc" for "--stop-timeout"'),
         (contained(world, mounts=[{"type": "bind", "src": "/no/503", "dst": "/x"}]), "user-error", "/no/503"),
         (contained(world, device="/dev/no-such"), "user-error", "/dev/no-such"),
-        (contained(world, pids_limit=1), "user-error", "(exit code 1): [FATAL tini (1)] fork failed: Resource"),
+        # Either the image's first process may not fork, or the engine's own may start no thread.
+        (
+            contained(world, pids_limit=1),
+            "user-error",
+            r"\(exit code \d+\): (\[FATAL tini \(1\)\] fork failed|runtime: )",
+        ),
     ):
         ended = world.run(environment=environment)
         assert (ended.outcome, ended.rule, len(ended.attempts)) == ("failed", rule, 1), world.story(ended.id)
-        assert words in ended.reason
+        assert re.search(words, ended.reason), ended.reason
         assert not [noise for noise in ("Usage:", "failed to start containers", "Run '") if noise in ended.reason]
     for flag, word in (("name", "Stoker names the container"), ("help", "is not yours"), ("e", "long name")):
         refused = world.cli("run", "--set", f"environment.container={{image: x, run: {{{flag}: x}}}}", "--", "true")

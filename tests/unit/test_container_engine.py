@@ -61,6 +61,10 @@ def test_a_command_that_is_under_way_can_be_given_up(program: Path, tmp_path: Pa
         ("Error response from daemon: no such device\nError: failed to start containers: stoker-m-1-abc", False),
         ("invalid mount config for type bind: bind source path does not exist: /data/500", False),
         ('invalid argument "abc" for "--stop-timeout" flag: strconv.Atoi', False),
+        (
+            "runtime: failed to create new OS thread\nruntime stack:\n\ngoroutine 1:\nfs 0x0\nError response",
+            False,
+        ),
     ],
 )
 def test_what_the_engine_says_is_told_in_one_line(said: str, away: bool) -> None:

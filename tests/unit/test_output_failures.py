@@ -76,12 +76,24 @@ def test_an_end_whose_first_look_hangs_is_no_success_and_keeps_no_process_alive(
         sync.start()
         assert looking.wait(LIMIT_S)
     try:
-        assert not sync.final(0.01)
+        assert not sync.final(None, until_s=lambda: 0.0 if looking.is_set() else float("inf"))
         assert sync._thread is not None and sync._thread.is_alive() and sync._thread.daemon
     finally:
         release.set()
     sync._thread.join(LIMIT_S)
     assert not sync._thread.is_alive()
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_end_that_comes_too_late_to_look_is_no_success(tmp_path: Path, started: bool) -> None:
+    write(tmp_path / "out" / "a", "1")
+    sync = OutputSync(memory_store(), JOB, 1, 0, tmp_path / "out", settle_s=LIMIT_S)
+    if started:
+        sync.start()
+    assert not sync.final(0.0)
+    assert sync._thread is not None
+    sync._thread.join(LIMIT_S)
+    assert not sync.final(0.0), "also once its thread has ended"
 
 
 def test_at_the_end_an_outage_of_before_is_not_waited_out(world: World) -> None:

@@ -170,7 +170,7 @@ class OutputSync:
             if left_s <= 0:
                 break
             self._thread.join(timeout=min(left_s, _JOIN_S))
-        return (self._last.complete or not self._thread.is_alive()) and not self._tracker.dirty()
+        return self._last.complete
 
     def keep_saves(self, folder: Path, files: Files, torn: Collection[str] = (), loose: Collection[str] = ()) -> None:
         """Store these files of the checkpoint folder, too: as perhaps unfinished, except for `loose` ones that are not

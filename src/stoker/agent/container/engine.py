@@ -30,6 +30,7 @@ _AWAY = re.compile(
 )
 _FORBIDDEN = re.compile(r"permission denied while trying to connect|dial unix \S+: connect: permission denied", re.I)
 _NO_COMPLAINT = ("See '", "Run '", "Error: failed to start containers: ")
+_APPENDED = re.compile(r"Usage:|runtime stack:|goroutine \d|SIG[A-Z]+: ")
 _FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 _UNKNOWN = re.compile(r"unknown flag: --([a-z0-9-]+)")
 # `invalid argument "much" for "-m, --memory" flag`
@@ -49,9 +50,10 @@ class EngineResult:
     def message(self) -> str:
         """The engine's error message, in one line."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        # Docker appends its help, or advice to read it, and a container name that only Stoker knows.
-        helped = next((index for index, line in enumerate(lines) if line.startswith("Usage:")), len(lines))
-        messages = [line for line in lines[:helped] if not line.startswith(_NO_COMPLAINT)]
+        # Docker appends its help, or advice to read it, and a container name that only Stoker knows. `runc` appends a
+        # trace of itself where it may start no thread.
+        appended = next((index for index, line in enumerate(lines) if _APPENDED.match(line)), len(lines))
+        messages = [line for line in lines[:appended] if not line.startswith(_NO_COMPLAINT)]
         text = " ".join(messages[-3:])
         for prefix in (r"^(docker|podman): ", r"^error: ", r"^error response from daemon: "):
             text = re.sub(prefix, "", text, flags=re.IGNORECASE)
