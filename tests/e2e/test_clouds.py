@@ -14,7 +14,7 @@ from cloud_world import BOOT_S, CloudWorld
 from harness import chain, fields, until
 
 from stoker import client
-from stoker.governor import apply
+from stoker.core import longest_life
 from stoker.governor.loop import Governor
 from tests.support.machines import why_no_machines
 from tests.support.servers import isolated, pytest_isolated
@@ -269,7 +269,7 @@ if isolated():
 
     def test_the_longest_life(lent: CloudWorld, monkeypatch: pytest.MonkeyPatch) -> None:
         """An agent that hangs keeps nobody's machine: the machine minds its own end."""
-        monkeypatch.setattr(apply, "_LIFE_MARGIN_S", 30.0)
+        monkeypatch.setattr(longest_life, "_LIFE_MARGIN_S", 30.0)
         lent.script("counter.py")
         job = lent.submit(params={"steps": 100_000}, limits={"max_runtime": "5s"}, retry={"user_errors": 0})
         with lent.governed():

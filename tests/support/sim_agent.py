@@ -16,18 +16,9 @@ from stoker.core.governor_settings import DEFAULT
 from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints, poisoned_checkpoints
 from stoker.model import codec, keys
 from stoker.model.errors import StoreError
+from stoker.model.gang_messages import Ack, Rendezvous
 from stoker.model.job_state import Claim, JobState
-from stoker.model.node_facts import (
-    Ack,
-    AgentPhase,
-    CheckpointRef,
-    Exit,
-    ExitOutcome,
-    ExitWhy,
-    Heartbeat,
-    NoticeFact,
-    Rendezvous,
-)
+from stoker.model.node_facts import AgentPhase, CheckpointRef, Exit, ExitOutcome, ExitWhy, Heartbeat, NoticeFact
 from stoker.model.observed import Known
 from stoker.store import job_log, node_facts
 from stoker.testing.memory_store import MemoryStore

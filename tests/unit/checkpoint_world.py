@@ -19,7 +19,7 @@ from stoker.agent.checkpoints.save_protocol import MARKER, Save
 from stoker.agent.checkpoints.sync import CheckpointSync, SyncOptions
 from stoker.core.poisoned_checkpoints import NONE_POISONED, PoisonedCheckpoints
 from stoker.model import keys
-from stoker.model.node_facts import SaveAnswer, SaveProposal
+from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.processes import OpenFile, WritableFiles
 from stoker.store.base import Store, open_store
 from stoker.store.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests

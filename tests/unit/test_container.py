@@ -227,7 +227,7 @@ def test_a_container_of_another_user_can_only_be_root_s(yard: Yard) -> None:
 def test_a_container_whose_processes_are_not_here(yard: Yard) -> None:
     container = yard.make()
     with pytest.raises(SetupFailed, match="docker does not run on this machine") as failed:
-        container._adopt_user(2**22 + 1, None)
+        container._user.adopt(2**22 + 1, None)
     assert failed.value.user
 
 
@@ -259,7 +259,7 @@ def test_another_user_of_the_container_is_given_what_it_writes(yard: Yard, tmp_p
 
 def test_the_agents_own_user_is_given_nothing(yard: Yard, tmp_path: Path) -> None:
     container = yard.entered()
-    assert container.environments is None and container._transfer is None
+    assert container.environments is None and container._user._transfer is None
     container.hand_over(tmp_path)
 
 
@@ -270,11 +270,11 @@ def test_what_cannot_be_given_is_named(yard: Yard, tmp_path: Path) -> None:
         def give(self, _top: Path, _but: object) -> None:
             raise PermissionError(1, "Operation not permitted", "/the/file")
 
-    container._transfer = Refusing()  # type: ignore[assignment]
+    container._user._transfer = Refusing()  # type: ignore[assignment]
     with pytest.raises(
         SetupFailed, match="/the/file cannot be given to the user of the container: Operation not"
     ) as failed:
-        container._give(tmp_path)
+        container._user.give(tmp_path)
     assert failed.value.user
 
 

@@ -7,17 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from stoker.model.gang_messages import SaveProposal
 from stoker.model.log_entries import Waste
-from stoker.model.node_facts import (
-    CheckpointRef,
-    Exit,
-    FailureCause,
-    Heartbeat,
-    OmittedOutput,
-    SavedOutputs,
-    SaveProposal,
-    SaveTimes,
-)
+from stoker.model.node_facts import CheckpointRef, Exit, FailureCause, Heartbeat, OmittedOutput, SavedOutputs, SaveTimes
 from stoker.store import node_facts
 from stoker.store.node_facts import clamp_fact
 from tests.support.sim_data import at, hard_notice, make_exit

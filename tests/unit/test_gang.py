@@ -19,8 +19,9 @@ from stoker.agent.peers import HeartbeatLink, PeerLeft, PeerWatch
 from stoker.agent.rendezvous import GangRendezvous, RendezvousResult, sleep_interruptibly
 from stoker.model import codec, keys
 from stoker.model.errors import SetupFailed
+from stoker.model.gang_messages import Ack, Rendezvous, SaveAnswer, SaveProposal
 from stoker.model.job_state import Claim
-from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous, SaveAnswer, SaveProposal
+from stoker.model.node_facts import Exit, Heartbeat, NoticeFact
 from stoker.store.base import Store
 from stoker.store.checkpoints import RestoreError
 from stoker.testing.memory_store import Fault, MemoryStore

@@ -9,7 +9,7 @@ import test_gang_saves
 from checkpoint_world import checkpoints
 from test_gang_saves import Nodes
 
-from stoker.model.node_facts import SaveAnswer
+from stoker.model.gang_messages import SaveAnswer
 from stoker.testing.memory_store import MemoryStore
 
 # Fixtures that all tests of gangs share.

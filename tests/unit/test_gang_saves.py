@@ -13,7 +13,7 @@ from test_sync import LIMIT_S, Meddling
 
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
 from stoker.model import keys
-from stoker.model.node_facts import SaveAnswer
+from stoker.model.gang_messages import SaveAnswer
 from stoker.testing.memory_store import MemoryStore
 
 

@@ -14,8 +14,9 @@ from plain_store import wait_for
 from stoker.agent import heartbeat as beat_module
 from stoker.agent.heartbeat import REMOTE_INTERVAL_S, STEADY_INTERVAL_S, HeartbeatThread, is_steady
 from stoker.model import codec, keys
+from stoker.model.gang_messages import Ack, Rendezvous, SaveAnswer, SaveProposal
 from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected
-from stoker.model.node_facts import Ack, Activity, CheckpointRef, Heartbeat, Rendezvous, SaveAnswer, SaveProposal
+from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.sim_data import SPOT_A, at, make_state, nodes
 

@@ -11,10 +11,10 @@ from stoker.agent import hold as staying
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT, GovernorSettings
 from stoker.core.hold import LEAVE_S, hold_of, longest_held
+from stoker.core.longest_life import longest_life_s
 from stoker.core.policy_rules import Subject, effective_limits
 from stoker.core.snapshot import Append, JobSnapshot, Terminate
 from stoker.core.summary import summarize
-from stoker.governor.apply import longest_life_s
 from stoker.model.job_state import Entry, JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.model.observed import Known

@@ -20,10 +20,10 @@ from stoker.core.costs import claim_cost, job_cost
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import LEAVE_S, hold_of, is_held
+from stoker.core.longest_life import longest_life_s
 from stoker.core.snapshot import JobSnapshot, Terminate, Unmark
 from stoker.core.summary import Summary, summarize
 from stoker.governor import background
-from stoker.governor.apply import longest_life_s
 from stoker.jobfile import check_honoured
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, UserError

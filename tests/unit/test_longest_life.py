@@ -1,4 +1,4 @@
-"""How long a machine may live at most is the house's word too, and the same for whoever finishes a claim."""
+"""The longest life of a machine: also by the policy, and the same for every governor that finishes a claim."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ from datetime import date
 
 import pytest
 
-from stoker.core.governor_settings import DEFAULT
-from stoker.governor.apply import Applier, longest_life_s
-from stoker.governor.connected_providers import Fleet
-from stoker.governor.observe import Memory
+from stoker.core.longest_life import claim_life_s, longest_life_s
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.model.policy import Exemption, Policy, Rule
 from stoker.model.spec import Limits, Retry
-from stoker.testing.memory_store import MemoryStore
 from tests.support.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state, nodes
 
 
 def life_s(*before: Event, until: date) -> float | None:
     """Of a machine whose job is exempt from a bound of an hour until that day. It was claimed in January 2026."""
-    store = MemoryStore(lambda: EPOCH)
-    applier = Applier(store, Fleet(store.url), Memory(), "me")
     exempt = Exemption(job=JOB, until=until, why="a demo")
     rule = Rule(name="short", max_runtime_s=3600.0, exempt=(exempt,))
-    applier.settings = replace(DEFAULT, policy=Policy((rule,)))
     state = make_state(*before, Claimed(SPOT_A, 1))
-    return applier._longest_life_s(state, make_spec(limits=Limits(max_runtime_s=86400.0)), state.claims[-1])
+    return claim_life_s(Policy((rule,)), state, make_spec(limits=Limits(max_runtime_s=86400.0)), state.claims[-1])
 
 
 def test_a_machine_lives_longer_than_it_trains_for_it_boots_and_saves_too() -> None:
@@ -34,7 +27,7 @@ def test_a_machine_lives_longer_than_it_trains_for_it_boots_and_saves_too() -> N
     assert life is not None and life >= 3600.0 + 1800.0
 
 
-def test_the_houses_bound_is_tighter() -> None:
+def test_the_bound_of_the_policy_is_tighter() -> None:
     assert life_s(until=date(2025, 12, 31)) == longest_life_s(make_spec(limits=Limits(max_runtime_s=3600.0)))
 
 
@@ -42,7 +35,7 @@ def test_an_exemption_holds_on_the_day_of_the_claim() -> None:
     assert life_s(until=EPOCH.date()) == longest_life_s(make_spec(limits=Limits(max_runtime_s=86400.0)))
 
 
-def test_a_job_that_was_resumed_has_what_the_houses_bound_leaves_it() -> None:
+def test_a_job_that_was_resumed_has_what_the_bound_of_the_policy_leaves_it() -> None:
     closed = Closed(2, "stopped", "stop", trained_s=600.0)
     before = (Claimed(SPOT_A, 1), Launched(2, nodes(2)), closed, Ended("stopped", "stop", 2), ResumeAsked("jane"))
     left = longest_life_s(make_spec(limits=Limits(max_runtime_s=3000.0)))

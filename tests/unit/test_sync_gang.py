@@ -18,7 +18,7 @@ from checkpoint_world import (
 )
 from test_sync import Meddling
 
-from stoker.model.node_facts import SaveAnswer
+from stoker.model.gang_messages import SaveAnswer
 from stoker.store.base import Store
 from stoker.store.checkpoints import list_checkpoints
 

@@ -14,7 +14,7 @@ from checkpoint_world import Answered, Gang, World, age, checkpoints, manifest_k
 from test_sync import LIMIT_S
 
 from stoker.agent.checkpoints.whole_saves import TrainingEnd
-from stoker.model.node_facts import SaveProposal
+from stoker.model.gang_messages import SaveProposal
 from stoker.testing.memory_store import Fault, MemoryStore
 
 

@@ -27,8 +27,9 @@ from stoker.agent.phases.training import start_syncs
 from stoker.agent.rendezvous import RendezvousResult
 from stoker.agent.supervise import EndRequest, TrainingOutcome
 from stoker.model.errors import StoreUnavailable
+from stoker.model.gang_messages import SaveAnswer
 from stoker.model.log_entries import Closed
-from stoker.model.node_facts import CheckpointRef, NoticeFact, SaveAnswer, SaveTimes
+from stoker.model.node_facts import CheckpointRef, NoticeFact, SaveTimes
 from stoker.model.spec import Checkpoints, Environment, Spec
 from stoker.model.spec import Container as ContainerSpec
 from stoker.model.submission import Submission

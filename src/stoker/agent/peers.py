@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stoker.agent.heartbeat import HeartbeatThread
+from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.model.job_state import Claim
-from stoker.model.node_facts import Heartbeat, NodeFacts, SaveAnswer, SaveProposal
+from stoker.model.node_facts import Heartbeat, NodeFacts
 from stoker.store import node_facts
 from stoker.store.base import Store
 

@@ -15,8 +15,9 @@ from typing import TypeVar
 from stoker.agent.heartbeat import HeartbeatThread
 from stoker.core.node_names import is_address
 from stoker.model.errors import SetupFailed
+from stoker.model.gang_messages import Ack, Rendezvous
 from stoker.model.job_state import Claim
-from stoker.model.node_facts import Ack, Heartbeat, Rendezvous
+from stoker.model.node_facts import Heartbeat
 from stoker.model.observed import Known
 from stoker.store import node_facts
 from stoker.store.base import Store

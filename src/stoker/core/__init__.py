@@ -11,6 +11,7 @@ One decision of the governor:
 | `end_machines`, `unowned_machines`, `ended_jobs` | terminate machines of an attempt, and machines that none owns |
 | `gate` | whether a node may train |
 | `governor_settings`, `heartbeat_timeout`, `limits` | numbers with their reasons; silence; bounds on time and money |
+| `longest_life` | how long a machine may live without any governor |
 
 How attempts end:
 

@@ -9,13 +9,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Protocol
 
-from stoker.core import policy_rules
 from stoker.core.budget_verdict import LaunchDenied
-from stoker.core.costs import dollars_per_s
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.hold import hold_of
 from stoker.core.launch_history import SUBNET_FULL
-from stoker.core.prior_usage import used_before
+from stoker.core.longest_life import claim_life_s
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
 from stoker.governor import leftovers
 from stoker.governor.connected_providers import Fleet
@@ -39,7 +37,6 @@ from stoker.model.errors import (
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import AttemptOutcome, Claimed, Closed, Event, Launched, NodeRef, Record
 from stoker.model.offerings import Instance, Offering
-from stoker.model.spec import Spec
 from stoker.providers.base import LaunchOrder, SupportsSpecCheck
 from stoker.store import job_log
 from stoker.store.base import Store
@@ -370,37 +367,11 @@ class Applier:
             spec=spec,
             submitter=submission.submitter,
             offering=claim.offering,
-            max_life_s=self._longest_life_s(state, spec, claim),
+            max_life_s=claim_life_s(self.settings.policy, state, spec, claim),
             environ=submission.environ,
             bundles=submission.bundles,
-        )
-
-    def _longest_life_s(self, state: JobState, spec: Spec, claim: Claim) -> float | None:
-        """The longest life of the claim's machines, also by the bounds of the policy. Computed as of the claim's time,
-        so that every governor that finishes the claim asks for the same."""
-        subject = policy_rules.Subject(spec, claim.at.date(), state.job, used_before(state, spec, claim.at))
-        return longest_life_s(
-            policy_rules.effective_limits(self.settings.policy, subject).spec, dollars_per_s(claim, claim.nodes)
         )
 
 
 # Nothing is unbounded: records of dry offerings are deleted after this time.
 _DRY_KEPT_FOR = timedelta(days=1)
-
-# Added to `max_runtime` for a machine's longest life: boot, set-up, waiting and saving are not training time.
-_LIFE_MARGIN_S = 3600.0
-
-
-def longest_life_s(spec: Spec, dollars_per_s: float = 0.0) -> float | None:
-    """The longest life of a machine of this job, enforced without any governor; None where the job has no time limit.
-
-    `dollars_per_s` is the price of the machine and its peers, where it is known: the machine is held for debugging no
-    longer than the job's money lasts.
-    """
-    max_runtime_s, max_cost = spec.limits.max_runtime_s, spec.limits.max_cost
-    if max_runtime_s is None:
-        return None
-    held_s = spec.retry.hold_on_failure_s
-    if max_cost is not None and dollars_per_s > 0:
-        held_s = min(held_s, max(0.0, max_cost) / dollars_per_s)
-    return max(0.0, max_runtime_s) + held_s + _LIFE_MARGIN_S

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.gang_messages import SaveProposal
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import (
@@ -24,7 +25,6 @@ from stoker.model.node_facts import (
     OmittedOutput,
     OutputLink,
     SavedOutputs,
-    SaveProposal,
     SaveTimes,
 )
 from stoker.model.observed import Known, Observed, Stamped, Unknown

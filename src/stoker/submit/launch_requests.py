@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.governor.apply import longest_life_s
+from stoker.core.longest_life import longest_life_s
 from stoker.model.errors import InvalidRequest, ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.base import HttpRequest, LaunchOrder, Provider, Request, SupportsPreflight

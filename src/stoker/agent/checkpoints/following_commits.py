@@ -10,7 +10,7 @@ from stoker.agent.checkpoints.file_numbers import generation_of, newest_names, r
 from stoker.agent.checkpoints.folder_commits import SCAN_S, FolderCommits
 from stoker.agent.checkpoints.gang_commits import SavePart, as_now, saved_files
 from stoker.agent.checkpoints.manifest_writer import ManifestDraft
-from stoker.model.node_facts import SaveAnswer, SaveProposal
+from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.store.checkpoint_manifests import StoredManifest
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from stoker.agent.checkpoints.commit_contents import CommitContents
 from stoker.agent.checkpoints.file_numbers import newest_names
 from stoker.agent.checkpoints.folder_commits import FolderCommits
 from stoker.agent.checkpoints.folder_snapshot import Files, Signature
-from stoker.model.node_facts import BlobRef, SaveAnswer, SaveProposal
+from stoker.model.gang_messages import SaveAnswer, SaveProposal
+from stoker.model.node_facts import BlobRef
 from stoker.store.checkpoint_manifests import IMPORTED, parse_key
 from stoker.store.checkpoints import list_checkpoints
 

@@ -14,7 +14,7 @@ from stoker.agent.checkpoints.folder_snapshot import FolderView, Selection
 from stoker.agent.checkpoints.restore import RestoredCheckpoint
 from stoker.agent.confinement import Confinement
 from stoker.agent.node import utcnow
-from stoker.model.node_facts import SaveAnswer, SaveProposal
+from stoker.model.gang_messages import SaveAnswer, SaveProposal
 from stoker.processes import FilesByInode, WritableFiles
 from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import LOCAL_WORKERS, REMOTE_WORKERS, TrustedClaims

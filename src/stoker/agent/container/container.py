@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.agent.container import create_command, host_devices
-from stoker.agent.container.chown import OwnershipTransfer
+from stoker.agent.container.container_user import ContainerUser
 from stoker.agent.container.engine import FIELD, Engine, EngineResult, describe_refusal
 from stoker.agent.container.images import JobImage, LocalImage
 from stoker.agent.container.pipes import START_COMMAND, ContainerPipes, path_inside
 from stoker.agent.container.process_group import ContainerGroup, ContainerRun, RunningContainer
 from stoker.agent.container.symlinks import MAX_SCANNED, LinkTargets
-from stoker.agent.environment.local_cache import create_user_cache, prune_user_caches
+from stoker.agent.environment.local_cache import prune_user_caches
 from stoker.agent.host_names import container_hostname
 from stoker.agent.node import AgentNode, AskStore
 from stoker.agent.runtime import Command, RuntimeView, StepTimer
@@ -25,7 +25,6 @@ from stoker.model.errors import CodecError, SetupFailed
 from stoker.model.submission import Submission
 from stoker.processes import Process
 from stoker.processes.container_sweep import container_name, remove
-from stoker.processes.unmounting import mounted_below
 from stoker.providers import registry
 from stoker.secrets.masked_output import Run, open_output
 
@@ -61,10 +60,8 @@ class ContainerRuntime:
         self._pipes = ContainerPipes(self._root / "pipes")
         self._host = host_devices.detect_host(spec.engine)
         self._image: LocalImage | None = None
-        # Set if the container runs as another user than the agent.
-        self._transfer: OwnershipTransfer | None = None
+        self._user = ContainerUser(self._host, self._engine.program, self._pipes.folder)
         self._written: tuple[Path, ...] = ()
-        self.environments: Path | None = None
         self.hostname = ""
         self._fault: str | None = None
         self.group = ContainerGroup(lambda: remove(spec.engine, self._name))
@@ -129,7 +126,7 @@ class ContainerRuntime:
         self.hostname = hostname
         identity, init = found
         self.group.container = RunningContainer.of(identity, init)
-        self._adopt_user(init, view.environments)
+        self._user.adopt(init, view.environments)
         if view.environments is not None:
             prune_user_caches(view.environments)
 
@@ -217,27 +214,6 @@ class ContainerRuntime:
             what = f"{what}; {self._engine.disk_advice}"
         return SetupFailed(what, user=not answer.unreachable)
 
-    def _adopt_user(self, init: int, environments: Path | None) -> None:
-        """Make sure that the agent can save, signal and clean up after the user that the container runs as."""
-        try:
-            seen = os.stat(f"/proc/{init}")  # noqa: PTH116 - no path
-        except OSError:
-            raise SetupFailed(
-                f"{FIELD}: {self._engine.program} does not run on this machine: its processes are not visible here",
-                user=True,
-            ) from None
-        if seen.st_uid == self._host.uid:
-            return
-        if not self._host.privileged:
-            raise SetupFailed(
-                f"{FIELD}.run.user: only root could save and remove what another user of the container writes, and "
-                f"this agent is the user {self._host.uid}; leave it out",
-                user=True,
-            )
-        self._transfer = OwnershipTransfer(seen.st_uid, seen.st_gid)
-        if environments is not None:
-            self.environments = create_user_cache(environments, seen.st_uid, seen.st_gid)
-
     @property
     def _home(self) -> Path:
         return self._root / "home"
@@ -251,7 +227,7 @@ class ContainerRuntime:
         argv = command.argv
         if command.main and self._spec.entrypoint and self._image is not None:
             argv = (*self._image.entrypoint, *argv)
-        self._give_written()
+        self._user.give(*self._written, *self._user.tools)
         command_pipes = self._pipes.command_pipes()
         try:
             # Of the node's own files the container may write to the training log alone.
@@ -305,29 +281,14 @@ class ContainerRuntime:
             self._fault = _LOST
         return self._fault
 
-    def _give_written(self) -> None:
-        """Let a container that runs as another user write to the folders of a training."""
-        tools = (self.environments / "tools",) if self.environments is not None else ()
-        for top in (*self._written, *tools):
-            self._give(top)
+    @property
+    def environments(self) -> Path | None:
+        return self._user.environments
 
     def hand_over(self, environment: Path) -> None:
         # An environment in the node's own folder is covered by that folder.
         if self.environments is not None and environment.is_relative_to(self.environments):
-            self._give(environment)
-
-    def _give(self, top: Path) -> None:
-        if self._transfer is None:
-            return
-        top = top.resolve()
-        try:
-            # A mounted bucket has no owner to change, and the pipes belong to the agent.
-            self._transfer.give(top, {*mounted_below(top), str(self._pipes.folder.resolve())} - {str(top)})
-        except OSError as error:
-            raise SetupFailed(
-                f"{FIELD}: {error.filename or top} cannot be given to the user of the container: {error.strerror}",
-                user=True,
-            ) from error
+            self._user.give(environment)
 
     def begin_close(self) -> None:
         self.group.kill()
