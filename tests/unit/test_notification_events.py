@@ -20,7 +20,7 @@ from stoker.model.log_entries import (
     Submitted,
     Warned,
 )
-from stoker.model.policy import Channel, Policy
+from stoker.model.policy import NotificationChannel, Policy
 from stoker.notifications.events import (
     MAX_LINES,
     Notification,
@@ -111,15 +111,17 @@ def test_warnings(code: str, kind: str, rule: str, audit: bool) -> None:
 def test_who_hears_of_it() -> None:
     (failed,) = told(Ended(outcome="failed", rule="policy:max-nodes"))
     (stopped,) = told(Ended(outcome="stopped", rule="stop"))
-    everything = Channel(to="x://y")
+    everything = NotificationChannel(to="x://y")
     assert channel_wants(everything, failed) and channel_wants(everything, stopped)
-    assert channel_wants(Channel(to="x://y", events=("failed",)), failed)
-    assert channel_wants(Channel(to="x://y", events=("rule",)), failed), "a rule of the house caused it"
-    assert not channel_wants(Channel(to="x://y", events=("rule",)), stopped)
-    assert channel_wants(Channel(to="x://y", scope={"team": ("nlp", "vision")}), failed)
-    assert not channel_wants(Channel(to="x://y", scope={"team": ("vision",)}), failed)
+    assert channel_wants(NotificationChannel(to="x://y", events=("failed",)), failed)
+    assert channel_wants(NotificationChannel(to="x://y", events=("rule",)), failed), "a rule of the house caused it"
+    assert not channel_wants(NotificationChannel(to="x://y", events=("rule",)), stopped)
+    assert channel_wants(NotificationChannel(to="x://y", scope={"team": ("nlp", "vision")}), failed)
+    assert not channel_wants(NotificationChannel(to="x://y", scope={"team": ("vision",)}), failed)
     lost = orphan_notification("gpt-1", "ec2 i-1", "its job is not in the store", at(0))
-    assert channel_wants(everything, lost) and not channel_wants(Channel(to="x://y", scope={"team": ("any",)}), lost)
+    assert channel_wants(everything, lost) and not channel_wants(
+        NotificationChannel(to="x://y", scope={"team": ("any",)}), lost
+    )
 
 
 def test_words_for_one_event() -> None:

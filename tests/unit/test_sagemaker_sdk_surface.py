@@ -15,6 +15,7 @@ from stoker.sagemaker import Estimator, FileSystemInput, HuggingFace, PyTorch, S
 from stoker.sagemaker.arguments import ARGUMENTS, BadArgument
 from stoker.sagemaker.attributes import REFUSED
 from stoker.sagemaker.debugger import DebuggerHookConfig, ProfilerRule, Rule, TensorBoardOutputConfig, rule_configs
+from stoker.sagemaker.inputs import ShuffleConfig, TrainingInput
 
 # Of EstimatorBase and its subclasses in the SDK 2.257.7: every public method and property.
 METHODS = """
@@ -211,6 +212,17 @@ def test_debugger_objects_are_taken_and_named() -> None:
     )
     lines = [line.partition(":")[0] for line in estimator._translate(None, None, "ec2").warnings]
     assert lines == ["rules", "debugger_hook_config", "tensorboard_output_config"]
+
+
+def test_both_versions_of_the_sdk_have_one_shuffle_config() -> None:
+    from stoker.sagemaker.train import configs
+
+    assert configs.ShuffleConfig is ShuffleConfig and ShuffleConfig(7) == ShuffleConfig(seed=7)
+    with pytest.raises(TypeError, match=r"^ShuffleConfig: there is no argument 'sed'; did you mean seed\?"):
+        ShuffleConfig(sed=7)  # type: ignore[call-arg]
+    estimator = pytorch()
+    data = TrainingInput("s3://b/d", shuffle_config=ShuffleConfig(7))
+    assert any("ShuffleConfig" in line for line in estimator._translate({"data": data}, None, "ec2").warnings)
 
 
 def test_file_systems_are_refused_by_name() -> None:

@@ -16,7 +16,7 @@ from stoker.core.rule_checks import CheckedJob, Problem, allows_text, forbids, p
 from stoker.core.tag_groups import tags_of_groups
 from stoker.model.durations import span_text
 from stoker.model.offerings import Offering
-from stoker.model.policy import Channel, Exemption, Policy, Rule
+from stoker.model.policy import Exemption, NotificationChannel, Policy, Rule
 from stoker.model.spec import SUBMITTER_TAG, Spec
 
 # Prefix of the name of a policy rule in decisions.
@@ -96,7 +96,7 @@ def applies(rule: Rule, subject: Subject) -> bool:
     return not any(subject.today <= each.until for each in exemptions(rule, subject))
 
 
-def in_scope(rule: Rule | Channel, tags: Mapping[str, str]) -> bool:
+def in_scope(rule: Rule | NotificationChannel, tags: Mapping[str, str]) -> bool:
     """Return whether the rule or channel covers jobs with these tags. The submitter is one of the tags."""
     return all(name in tags and matches_tag(name, wanted, tags[name]) for name, wanted in rule.scope.items())
 

@@ -341,7 +341,7 @@ class SageMakerPolicy:
 
 
 @dataclass(frozen=True)
-class Channel:
+class NotificationChannel:
     """A channel for notifications about jobs."""
 
     # A plain address is a short form of a channel.
@@ -358,7 +358,9 @@ class Policy:
     """The policy of a store."""
 
     rules: tuple[Rule, ...] = file_field("what every job obeys, in this order", form="sections", default=())
-    notify: tuple[Channel, ...] = file_field("where the policy sends notifications", form="sections", default=())
+    notify: tuple[NotificationChannel, ...] = file_field(
+        "where the policy sends notifications", form="sections", default=()
+    )
     sagemaker: SageMakerPolicy | None = file_field(
         "external jobs: training jobs of SageMaker that Stoker did not start", default=None
     )

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker.model import channel_address
-from stoker.model.policy import Channel, Policy
+from stoker.model.policy import NotificationChannel, Policy
 from stoker.model.spec import Spec
 from stoker.notifications.events import Notification, channel_wants, in_scope
 
-_DEFAULT = Channel(to="")
+_DEFAULT = NotificationChannel(to="")
 # Environment variables of a cloud function: loopback addresses belong to the cloud there.
 _FUNCTION_VARIABLES = ("AWS_LAMBDA_FUNCTION_NAME", "K_SERVICE")
 
@@ -22,7 +22,7 @@ class NamedChannel:
 
     to: str
     name: str
-    policy: list[Channel] = field(default_factory=list)
+    policy: list[NotificationChannel] = field(default_factory=list)
     jobs: set[str] = field(default_factory=set)
 
     def covers(self, job: str, spec: Spec) -> bool:

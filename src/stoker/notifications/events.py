@@ -18,7 +18,7 @@ from stoker.core.snapshot import Action, Terminate
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Warned
 from stoker.model.offerings import Leftover, Offering
-from stoker.model.policy import Channel, EventKind, Policy
+from stoker.model.policy import EventKind, NotificationChannel, Policy
 from stoker.model.spec import Spec
 
 # Reasons may quote a script's output; the log has the whole of it.
@@ -133,7 +133,7 @@ def leftover_name(thing: Leftover) -> str:
     return f"{thing.provider} {thing.kind} {thing.id}"
 
 
-def channel_wants(channel: Channel, event: Notification) -> bool:
+def channel_wants(channel: NotificationChannel, event: Notification) -> bool:
     """Return whether a channel of the policy wants the event. An event that a rule caused is a `rule` event, too."""
     by_rule = event.rule.startswith(PREFIX) and "rule" in channel.events
     if channel.events and event.kind not in channel.events and not by_rule:
@@ -141,7 +141,7 @@ def channel_wants(channel: Channel, event: Notification) -> bool:
     return in_scope(channel, event.tags)
 
 
-def in_scope(channel: Channel, tags: Mapping[str, str]) -> bool:
+def in_scope(channel: NotificationChannel, tags: Mapping[str, str]) -> bool:
     return all(name in tags and matches_tag(name, wanted, tags[name]) for name, wanted in channel.scope.items())
 
 

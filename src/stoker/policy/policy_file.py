@@ -15,7 +15,7 @@ from stoker.jobfile.parse import SectionReader
 from stoker.jobfile.settings_tree import Layer, describe, read_layer, short
 from stoker.model import channel_address, codec, usage_series
 from stoker.model.errors import SpecError
-from stoker.model.policy import SUBJECTS, Channel, DefaultsRule, Policy, Rule, SageMakerPolicy
+from stoker.model.policy import SUBJECTS, DefaultsRule, NotificationChannel, Policy, Rule, SageMakerPolicy
 from stoker.store.find_job import looks_like_id
 
 # Far more than any policy needs. A governor reads the file in every pass.
@@ -107,10 +107,10 @@ def _one_of(subject: str) -> str:
     return " or ".join(SUBJECTS[subject])
 
 
-def _named_channels(channels: tuple[Channel, ...], wrong: _Wrong) -> tuple[Channel, ...]:
+def _named_channels(channels: tuple[NotificationChannel, ...], wrong: _Wrong) -> tuple[NotificationChannel, ...]:
     """The channels, each with a unique name. Several may share an address. Raises SpecError for a repeated name."""
     taken = {channel.name for channel in channels if channel.name}
-    found: list[Channel] = []
+    found: list[NotificationChannel] = []
     for number, channel in enumerate(channels):
         path = f"notify[{number}]"
         if channel.name and any(channel.name == other.name for other in found):

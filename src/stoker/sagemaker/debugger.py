@@ -13,13 +13,17 @@ class _Unused:
         self.named = named
 
 
-class TensorBoardOutputConfig(_Unused):
+class DebuggerTensorBoardConfig(_Unused):
     """Where SageMaker would copy TensorBoard's files to."""
 
     def __init__(self, s3_output_path: str, container_local_output_path: str | None = None) -> None:
         super().__init__(s3_output_path, container_local_output_path)
         self.s3_output_path = s3_output_path
         self.container_local_output_path = container_local_output_path
+
+
+# The names of SageMaker's SDK are public; Stoker has other classes of these names.
+TensorBoardOutputConfig = DebuggerTensorBoardConfig
 
 
 class DebuggerHookConfig(_Unused):
@@ -38,21 +42,24 @@ class FrameworkProfile(_Unused):
     """A choice of what SageMaker Profiler samples of the framework."""
 
 
-class Rule(_Unused):
+class DebuggerRule(_Unused):
     """A rule of SageMaker Debugger."""
 
     @classmethod
-    def sagemaker(cls, *values: object, **named: object) -> Rule:
+    def sagemaker(cls, *values: object, **named: object) -> DebuggerRule:
         """A rule that SageMaker has built in."""
         return cls(*values, **named)
 
     @classmethod
-    def custom(cls, *values: object, **named: object) -> Rule:
+    def custom(cls, *values: object, **named: object) -> DebuggerRule:
         """A rule of one's own."""
         return cls(*values, **named)
 
 
-class ProfilerRule(Rule):
+Rule = DebuggerRule
+
+
+class ProfilerRule(DebuggerRule):
     """A rule of SageMaker Profiler."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.sagemaker.arguments import BadArgument
+from stoker.sagemaker.config_class import config
 
 # The name of a single input without a name.
 _DEFAULT_CHANNEL = "training"
@@ -75,11 +76,11 @@ class FileSystemInput:
             self.config["ContentType"] = content_type
 
 
+@config
 class ShuffleConfig:
     """The seed by which SageMaker would shuffle a channel. It is not honoured."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    seed: int
 
 
 def channels(inputs: object, default_mode: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -96,17 +97,17 @@ def channels(inputs: object, default_mode: str) -> tuple[dict[str, dict[str, Any
 
 
 def _channel(name: str, source: object, default_mode: str) -> tuple[dict[str, Any], list[str]]:
-    config = getattr(source, "config", None)
+    given = getattr(source, "config", None)
     if isinstance(source, str):
-        config = {"DataSource": {"S3DataSource": {"S3Uri": source}}}
-    if not isinstance(config, Mapping):
+        given = {"DataSource": {"S3DataSource": {"S3Uri": source}}}
+    if not isinstance(given, Mapping):
         raise BadArgument(f"inputs.{name}: expected a URL or a TrainingInput, found {source!r}")
-    s3 = config["DataSource"].get("S3DataSource")
+    s3 = given["DataSource"].get("S3DataSource")
     if s3 is None:
         raise BadArgument(f"inputs.{name}: file systems are not mounted; do that in stoker={{'setup': …}}, or use S3")
     if s3.get("S3DataType") not in _PLAIN:
         raise BadArgument(f"inputs.{name}: {s3['S3DataType']} is not read; give a prefix, or let the script read it")
-    mode = config.get("InputMode") or default_mode
+    mode = given.get("InputMode") or default_mode
     if mode not in _MODES:
         raise BadArgument(f"inputs.{name}: input_mode is File, FastFile or Pipe; found {mode!r}")
     url = s3["S3Uri"]
@@ -122,7 +123,7 @@ def _channel(name: str, source: object, default_mode: str) -> tuple[dict[str, An
     known = {"DataSource", "InputMode", "ContentType"}
     warnings += [
         f"inputs.{name}: not honoured: {key} {value!r}"
-        for key, value in config.items()
+        for key, value in given.items()
         if key not in known and value is not None
     ]
     return made, warnings

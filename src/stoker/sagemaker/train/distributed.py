@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.sagemaker.train.configs import config
+from stoker.sagemaker.config_class import config
 
 
 @config

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from stoker.sagemaker.arguments import BadArgument
+from stoker.sagemaker.config_class import check_names
 from stoker.sagemaker.estimator import EstimatorBase
-from stoker.sagemaker.train.configs import check_names
 from stoker.sagemaker.train.translate_trainer import IGNORED, RENAMED, command, estimator_arguments, inputs
 from stoker.sagemaker.training_job import TrainingJob
 
