@@ -16,7 +16,10 @@ from stoker.agent.runtime import Command, RuntimeView
 from stoker.model.errors import SetupFailed
 from stoker.processes.container_sweep import container_name
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces of processes everywhere")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces of processes everywhere"),
+]
 
 __all__ = ["yard"]
 

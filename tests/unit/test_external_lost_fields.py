@@ -22,6 +22,8 @@ from stoker.external_jobs.aws_account import SageMakerAccount, TrainingJobDescri
 from stoker.external_jobs.clone_chain import GaveUp, RuleWarning, Stopping
 from stoker.external_jobs.clone_request import COPIED_FIELDS, EVERYTHING, REPORTED_FIELDS, build_request, lost_fields
 
+pytestmark = pytest.mark.slow
+
 # The members that these versions of botocore lack, of those that the installed one has, by shape: recorded from their
 # wheels, as `DescribeTrainingJobResponse` reaches them.
 MISSING: dict[str, dict[str, list[str]]] = json.loads(

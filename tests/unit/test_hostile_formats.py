@@ -178,6 +178,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], None]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HOSTILE)
 def test_no_file_takes_the_memory_or_the_time_of_the_agent(tmp_path: Path, case: str) -> None:
     name, make = HOSTILE[case]

@@ -10,6 +10,8 @@ from installing_machine import Bench
 
 from stoker.model.errors import SetupFailed
 
+pytestmark = pytest.mark.slow
+
 # Fixtures that all tests of installing share.
 index, image, bench = installing_machine.index, installing_machine.image, installing_machine.bench
 

@@ -87,6 +87,7 @@ def saved_steps(store: Store, back: Path) -> list[dict[str, int]]:
 LAYOUTS = ["flat", "over", "folders", "numbered", "parts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rest_s", [4.0, 8.0, 25.0, 100.0])
 @pytest.mark.parametrize("pauses", [(3.0,), (6.0,), (3.0, 3.0), (1.0, 5.0), (5.0, 1.0), (20.0,), (40.0, 3.0)])
@@ -105,6 +106,7 @@ def test_no_checkpoint_mixes_two_saves(
     assert whole >= set(range(3, SAVES)), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rest_s", [8.0, 100.0])
 @pytest.mark.parametrize("pauses", [(3.0,), (3.0, 3.0), (40.0, 3.0)])
