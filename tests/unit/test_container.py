@@ -230,7 +230,7 @@ def test_a_container_of_another_user_can_only_be_root_s(yard: Yard) -> None:
 def test_a_container_whose_processes_are_not_here(yard: Yard) -> None:
     container = yard.make()
     with pytest.raises(SetupFailed, match="docker does not run on this machine") as failed:
-        container._user.adopt(2**22 + 1, None)
+        container._user.adopt(2**22 + 1, container._host, None)
     assert failed.value.user
 
 

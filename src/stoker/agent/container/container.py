@@ -60,7 +60,7 @@ class ContainerRuntime:
         self._pipes = ContainerPipes(self._root / "pipes")
         self._host = host_devices.detect_host(spec.engine)
         self._image: LocalImage | None = None
-        self._user = ContainerUser(self._host, self._engine.program, self._pipes.folder)
+        self._user = ContainerUser(self._engine.program, self._pipes.folder)
         self._written: tuple[Path, ...] = ()
         self.hostname = ""
         self._fault: str | None = None
@@ -126,7 +126,7 @@ class ContainerRuntime:
         self.hostname = hostname
         identity, init = found
         self.group.container = RunningContainer.of(identity, init)
-        self._user.adopt(init, view.environments)
+        self._user.adopt(init, self._host, view.environments)
         if view.environments is not None:
             prune_user_caches(view.environments)
 

@@ -16,15 +16,14 @@ from stoker.processes.unmounting import mounted_below
 class ContainerUser:
     """Lets the user of a container write to folders of the agent. Does nothing for the agent's own user."""
 
-    def __init__(self, host: HostCapabilities, engine: str, pipes: Path) -> None:
-        self._host = host
+    def __init__(self, engine: str, pipes: Path) -> None:
         self._engine = engine
         self._pipes = pipes
         self._transfer: OwnershipTransfer | None = None
         # The folder for environments of this user; None for the agent's own user.
         self.environments: Path | None = None
 
-    def adopt(self, init: int, environments: Path | None) -> None:
+    def adopt(self, init: int, host: HostCapabilities, environments: Path | None) -> None:
         """Make sure that the agent can save, signal and clean up after the user of the container's first process.
 
         `environments` is the folder with the environments of all jobs. Raises SetupFailed.
@@ -35,12 +34,12 @@ class ContainerUser:
             raise SetupFailed(
                 f"{FIELD}: {self._engine} does not run on this machine: its processes are not visible here", user=True
             ) from None
-        if seen.st_uid == self._host.uid:
+        if seen.st_uid == host.uid:
             return
-        if not self._host.privileged:
+        if not host.privileged:
             raise SetupFailed(
                 f"{FIELD}.run.user: only root could save and remove what another user of the container writes, and "
-                f"this agent is the user {self._host.uid}; leave it out",
+                f"this agent is the user {host.uid}; leave it out",
                 user=True,
             )
         self._transfer = OwnershipTransfer(seen.st_uid, seen.st_gid)
