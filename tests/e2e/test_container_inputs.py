@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from container_jobs import contained
 from harness import World
-from test_containers import contained
 from test_inputs_of_jobs import FILES, READER, fill, found
 
 from stoker.processes.unmounting import mounted_below

@@ -3,66 +3,28 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import copy_target
 import pytest
-from checkpoint_world import JOB, World, checkpoints, memory_store
+from checkpoint_world import JOB, World, checkpoints
+from copy_target import NOON, commit, contents, copier, read, thread
 
-from stoker.agent.checkpoints.copy_thread import CheckpointCopies, CopySource
-from stoker.agent.checkpoints.plain_copy import CopyTaken, PlainCopy
+from stoker.agent.checkpoints.plain_copy import CopyTaken
 from stoker.agent.checkpoints.resume_from import FromFolder, FromUrl, import_checkpoint
-from stoker.model import codec, keys
-from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
-from stoker.model.node_facts import CheckpointRef
+from stoker.model import codec
+from stoker.model.errors import StoreError, StoreUnavailable, UserError
 from stoker.store import checkpoint_copy
 from stoker.store.base import RECORD_BYTES, open_store
 from stoker.store.checkpoint_copy import RECORD, CopiedFile, CopyRecord, claim, list_files, read_record, write_record
-from stoker.store.checkpoint_manifests import TRUST_ALL
-from stoker.store.checkpoints import Checkpoint, list_checkpoints
+from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory_store import Fault, MemoryStore
 
-NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-def memory() -> MemoryStore:
-    return memory_store()
-
-
-@pytest.fixture
-def target() -> MemoryStore:
-    return MemoryStore(lambda: datetime.now(timezone.utc), url="memory://copies")
-
-
-@pytest.fixture
-def world(tmp_path: Path, memory: MemoryStore) -> World:
-    return World(tmp_path, memory, keep=100).begin()
-
-
-def commit(world: World, files: dict[str, str]) -> Checkpoint:
-    """Commit these files as one save of this name."""
-    world.save("save", files)
-    world.tick()
-    return checkpoints(world.store)[-1]
-
-
-def copier(tmp_path: Path, memory: MemoryStore, target: MemoryStore, job: str = JOB, hours: int = 0) -> PlainCopy:
-    own = CopyRecord(job, memory.url, NOON + timedelta(hours=hours))
-    return PlainCopy(memory, target, own, tmp_path)
-
-
-def contents(target: MemoryStore) -> dict[str, str]:
-    return {path: _read(target, path) for path in list_files(target)}
-
-
-def _read(target: MemoryStore, path: str) -> str:
-    found = target.get(path)
-    assert found is not None
-    return found.data.decode()
+memory = copy_target.memory
+target = copy_target.target
+world = copy_target.world
 
 
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -73,7 +35,7 @@ def test_the_newest_checkpoint_is_there_as_plain_files(
 ) -> None:
     copy = copier(tmp_path, memory, target)
     copy.copy(commit(world, {"a": "1", "b": "2"}))
-    assert contents(target) == {"save/.stoker-checkpoint.json": _read(target, "save/.stoker-checkpoint.json")} | {
+    assert contents(target) == {"save/.stoker-checkpoint.json": read(target, "save/.stoker-checkpoint.json")} | {
         "save/a": "1",
         "save/b": "2",
     }
@@ -411,225 +373,3 @@ def test_an_older_job_stops_between_two_files(
     assert record is not None
     assert record.job == "later-1"
     assert not record.complete
-
-
-# ── The thread ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def thread(memory: MemoryStore, copy: PlainCopy, said: list[str]) -> CheckpointCopies:
-    def last() -> CheckpointRef | None:
-        newest = checkpoints(memory)[-1:]
-        return CheckpointRef(newest[0].key, newest[0].name) if newest else None
-
-    source = CopySource(memory, JOB, last, TRUST_ALL, 1)
-    return CheckpointCopies(source, lambda check: replace(copy, check=check), said.append)
-
-
-def test_the_thread_copies_what_an_earlier_attempt_committed(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    commit(world, {"a": "1"})
-    said: list[str] = []
-    copies = thread(memory, copier(tmp_path, memory, target), said)
-    copies.start()
-    copies.final(lambda: float("inf"))
-    assert contents(target)["save/a"] == "1"
-    assert said == []
-    assert copies.warning is None
-
-
-def test_a_url_that_cannot_be_written_is_a_warning_and_no_failure(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    def faults(method: str, _key: str) -> Fault | None:
-        return Fault(error=StoreDenied("AccessDenied")) if method in ("put", "put_file") else None
-
-    commit(world, {"a": "1"})
-    said: list[str] = []
-    copies = thread(memory, copier(tmp_path, memory, target.client(faults)), said)
-    copies.start()
-    copies.final(lambda: float("inf"))
-    assert len(said) == 1
-    assert said[0].startswith(
-        "checkpoints.copy_to: checkpoints are not copied: AccessDenied; the machine needs to list, "
-    )
-    assert copies.warning is not None
-
-
-def test_a_later_job_ends_the_copies_of_an_older_one_with_one_line(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    commit(world, {"a": "1"})
-    copier(tmp_path, memory, target, "later-1", hours=1).claim()
-    said: list[str] = []
-    copies = thread(memory, copier(tmp_path, memory, target), said)
-    copies.start()
-    copies.final(lambda: float("inf"))
-    (line,) = said
-    assert line.endswith("; this job's stay in the store")
-    assert contents(target) == {}
-
-
-def test_a_damaged_checkpoint_is_told_once_and_passed_over(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    damaged = commit(world, {"a": "1", "b": "lost"})
-    blob = next(one for one in damaged.manifests[0].files if one.path == "save/b")
-    memory.delete([keys.blob(JOB, 0, blob.name)])
-    said: list[str] = []
-    sent: list[str] = []
-    told, idle = threading.Event(), threading.Event()
-
-    def say(line: str) -> None:
-        said.append(line)
-        told.set()
-
-    def last() -> CheckpointRef | None:
-        if told.is_set():
-            rounds.append(len(sent))
-            if len(rounds) >= 10:
-                idle.set()
-        return CheckpointRef(checkpoints(memory)[-1].key, "save")
-
-    def faults(method: str, key: str) -> Fault | None:
-        sent.extend([key] if method in ("put", "put_file") else [])
-        return None
-
-    rounds: list[int] = []
-    copy = copier(tmp_path, memory, target.client(faults))
-    source = CopySource(memory, JOB, last, TRUST_ALL, 1)
-    copies = CheckpointCopies(source, lambda check: replace(copy, check=check), say)
-    copies.start()
-    assert idle.wait(60)
-    line = "checkpoints.copy_to: checkpoint save is not copied: save/b: its bytes are missing from the store; "
-    assert said == [line + "the next one will be"]
-    assert len(set(rounds)) == 1, "no try sends anything again"
-    commit(world, {"a": "1", "b": "2"})
-    copies.final(lambda: float("inf"))
-    assert contents(target)["save/b"] == "2"
-    assert sent.count("save/a") <= 1, "what the failed copy sent stays"
-    assert (len(said), copies.warning) == (1, None)
-
-
-def test_a_damaged_checkpoint_does_not_delay_the_end(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    for blob in commit(world, {"a": "1"}).manifests[0].files:
-        memory.put(keys.blob(JOB, 0, blob.name), b"other bytes")
-    said: list[str] = []
-    copies = thread(memory, copier(tmp_path, memory, target), said)
-    copies.start()
-    copies.final(lambda: float("inf"))
-    (line,) = said
-    assert "its bytes in the store are not what was saved" in line
-    assert copies.warning is not None
-    assert f"checkpoints.copy_to: {copies.warning}" == line
-
-
-def test_a_checkpoint_that_was_removed_for_a_newer_one_is_no_warning(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    older = commit(world, {"a": "1"})
-
-    def faults(method: str, key: str) -> Fault | None:
-        if (method, key) == ("list", "") and memory.holds(keys.manifest(JOB, older.key)):
-            commit(world, {"a": "2"})
-            memory.delete(
-                [keys.manifest(JOB, older.key), *(keys.blob(JOB, 0, one.name) for one in older.manifests[0].files)]
-            )
-        return None
-
-    said: list[str] = []
-    copies = thread(memory, copier(tmp_path, memory, target.client(faults)), said)
-    copies.start()
-    copies.final(lambda: float("inf"))
-    assert contents(target)["save/a"] == "2"
-    assert said == []
-
-
-def test_the_last_copy_is_made_whenever_the_thread_looks(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    class Watched(CheckpointCopies):
-        """Its thread runs at the very moment at which it can see the end."""
-
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "_final_since" and value is not None:
-                self._run()
-
-    commit(world, {"a": "1"})
-    copy = copier(tmp_path, memory, target)
-    copies = Watched(CopySource(memory, JOB, lambda: None, TRUST_ALL, 1), lambda _check: copy, lambda _line: None)
-    copies.pause()
-    copies.final(lambda: float("inf"))
-    assert contents(target)["save/a"] == "1"
-
-
-def test_a_last_checkpoint_whose_other_parts_never_come_is_told(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore
-) -> None:
-    first = World(tmp_path, memory, nodes=2).begin()
-    second = World(tmp_path, memory, rank=1, nodes=2).begin()
-    for node in (first, second):
-        node.save("one", {f"shard-{node.rank}": "1"}, sharded=True)
-        node.tick()
-    first.save("two", {"shard-0": "2"}, sharded=True)
-    first.tick()
-    last = first.sync.status().last
-    assert last is not None
-    assert last.name == "two"
-    clock = iter(range(0, 10**9, 50))
-    said: list[str] = []
-    copy = copier(tmp_path, memory, target)
-    copies = CheckpointCopies(
-        CopySource(memory, JOB, lambda: last, TRUST_ALL, 2),
-        lambda _check: copy,
-        said.append,
-        monotonic=lambda: float(next(clock)),
-    )
-    copies.start()
-    copies.final(lambda: float("inf"))
-    assert contents(target)["one/shard-1"] == "1"
-    why = "the newest checkpoint is not copied: other nodes' parts are missing; no attempt resumes from it"
-    assert said == [f"checkpoints.copy_to: {why}"]
-    assert copies.warning == why
-
-
-def test_a_copy_that_takes_too_long_is_left_and_told(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    reached, go_on = threading.Event(), threading.Event()
-
-    def faults(method: str, _key: str) -> Fault | None:
-        if method == "put_file":
-            reached.set()
-            go_on.wait(60)
-        return None
-
-    commit(world, {"a": "1"})
-    said: list[str] = []
-    copies = thread(memory, copier(tmp_path, memory, target.client(faults)), said)
-    copies.start()
-    assert reached.wait(60)
-    copies.final(lambda: 0.0)
-    go_on.set()
-    assert said == [
-        "checkpoints.copy_to: the newest checkpoint is not copied: there was no time left; it is safe in the store"
-    ]
-
-
-def test_a_url_that_does_not_answer_delays_the_end_by_a_minute_at_most(
-    tmp_path: Path, memory: MemoryStore, target: MemoryStore, world: World
-) -> None:
-    clock = iter(range(0, 10**9, 50))
-    commit(world, {"a": "1"})
-    said: list[str] = []
-    silent = target.client(lambda *_: Fault())
-    source = CopySource(memory, JOB, lambda: None, TRUST_ALL, 1)
-    copy = copier(tmp_path, memory, silent)
-    copies = CheckpointCopies(source, lambda _check: copy, said.append, monotonic=lambda: float(next(clock)))
-    copies.start()
-    copies.final(lambda: float("inf"))
-    assert len(said) == 1
-    assert "injected fault" in said[0]

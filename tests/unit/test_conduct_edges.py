@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_attempt_verdict import KEY, make_case
+from attempt_cases import KEY, make_case
 from test_hanging_or_wasteful import GPU, NOW_S, RUNNING, STALL, WASTE, hung, settings
 
 from stoker.core import health_rules

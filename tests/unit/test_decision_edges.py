@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_attempt_verdict import KEY, make_case, past
+from attempt_cases import KEY, make_case, past
 
 from stoker.core.attempt_evidence import cause_of, evidence_of
 from stoker.core.decide import decide, decide_job

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from test_attempt_verdict import make_case
+from attempt_cases import make_case
 
 from stoker.core import safe_regex
 from stoker.core.attempt_verdict import judge, matches_failure

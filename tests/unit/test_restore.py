@@ -1,9 +1,8 @@
-"""Reading checkpoints: listing, choosing, restoring with fallback, pulling, importing."""
+"""Reading checkpoints: listing, choosing, restoring with fallback, pulling."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from dataclasses import replace
@@ -11,26 +10,25 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+import saved_checkpoints
 from checkpoint_world import (
     JOB,
     World,
-    assert_sound,
     checkpoints,
     content,
     manifest_keys,
-    memory_store,
     restored_content,
     write,
 )
+from saved_checkpoints import blob_of, saved
 
 from stoker.agent.checkpoints.restore import proposals, restore
-from stoker.agent.checkpoints.resume_from import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.agent.checkpoints.save_protocol import numbered_saves
 from stoker.core.poisoned_checkpoints import PoisonedCheckpoints
 from stoker.model import keys
-from stoker.model.errors import StoreUnavailable, UserError
+from stoker.model.errors import StoreUnavailable
 from stoker.model.node_facts import BlobRef, Manifest
-from stoker.store.base import Store, open_store
+from stoker.store.base import Store
 from stoker.store.checkpoint_manifests import TRUST_ALL, encode, safe_path
 from stoker.store.checkpoints import (
     RestoreError,
@@ -43,30 +41,25 @@ from stoker.store.link_targets import safe_link
 from stoker.testing.memory_store import Fault, MemoryStore
 from tests.support.newest_checkpoint import restore_newest
 
-
-@pytest.fixture(params=["memory", "folder"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return memory_store() if request.param == "memory" else open_store(str(tmp_path / "store"))
+memory = saved_checkpoints.memory
+store = saved_checkpoints.store
 
 
-@pytest.fixture
-def memory() -> MemoryStore:
-    return memory_store()
+def manifest(**changes: object) -> Manifest:
+    plain = Manifest(
+        name="evil",
+        job=JOB,
+        claim=1,
+        rank=0,
+        ordinal=1,
+        committed_at=datetime.now(timezone.utc),
+        files=(BlobRef("model", "0" * 64, 1),),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def saved(tmp_path: Path, store: Store, steps: int = 3, claim: int = 1) -> World:
-    world = World(tmp_path, store, keep=100, claim=claim).begin()
-    for step in range(steps):
-        world.save(f"step-{step}", {"model": f"model {step}", "sub/optimizer": f"optimizer {step}"}, step=step)
-        world.tick()
-    return world
-
-
-def blob_of(store: Store, number: int, path: str) -> str:
-    """Where the bytes of a file of the n-th checkpoint are."""
-    manifest = checkpoints(store)[number].manifests[0]
-    (blob,) = [blob for blob in manifest.files if blob.path.endswith(path)]
-    return keys.blob(JOB, 0, blob.name)
+def blob(path: str) -> BlobRef:
+    return BlobRef(path, "0" * 64, 1)
 
 
 # ── Listing and choosing ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,23 +117,6 @@ def test_keys_are_read_as_they_are_written() -> None:
         key = keys.checkpoint_key(7, 12, "step-900", rank)
         place = parse_key(key)
         assert place is not None and place.key == key and place.rank == rank
-
-
-def manifest(**changes: object) -> Manifest:
-    plain = Manifest(
-        name="evil",
-        job=JOB,
-        claim=1,
-        rank=0,
-        ordinal=1,
-        committed_at=datetime.now(timezone.utc),
-        files=(BlobRef("model", "0" * 64, 1),),
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-def blob(path: str) -> BlobRef:
-    return BlobRef(path, "0" * 64, 1)
 
 
 @pytest.mark.parametrize(
@@ -430,162 +406,3 @@ def test_where_one_rank_has_a_folder_and_another_a_file_ones_own_wins(tmp_path: 
         world.tick()
     assert restored_content(store, tmp_path / "zero", rank=0) == {"s/thing/inside": b"0", "s/other": b"0"}
     assert restored_content(store, tmp_path / "one", rank=1) == {"s/thing": b"1", "s/other/inside": b"1"}
-
-
-# ── Importing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("text", "source"),
-    [
-        ("gpt-7f3k", FromJob("gpt-7f3k")),
-        ("gpt-7f3k:step-900", FromJob("gpt-7f3k", "step-900")),
-        ("s3://bucket/x", FromUrl("s3://bucket/x")),
-        ("file:///data/a%20b", FromFolder(Path("/data/a b"))),
-        ("/data/x", FromFolder(Path("/data/x"))),
-        ("./x", FromFolder(Path("x"))),
-        ("here", FromFolder(Path("here"))),
-    ],
-)
-def test_sources_are_told_apart(text: str, source: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-    assert parse_source(text) == source
-
-
-def other_job(tmp_path: Path, store: Store) -> None:
-    """`JOB` has three checkpoints; the job `next` has none."""
-    saved(tmp_path, store)
-
-
-def imported(store: Store, tmp_path: Path) -> dict[str, bytes]:
-    restored = restore_newest(store, "next", tmp_path / "imported")
-    assert restored is not None
-    return content(tmp_path / "imported")
-
-
-@pytest.mark.parametrize(("name", "step"), [(None, 2), ("step-0", 0)])
-def test_a_checkpoint_of_another_job_becomes_ones_own(
-    tmp_path: Path, store: Store, name: str | None, step: int
-) -> None:
-    other_job(tmp_path, store)
-    key = import_checkpoint(store, "next", FromJob(JOB, name))
-    assert key == f"00000000/000000-step-{step}"
-    for meta in list(store.list(f"work/{JOB}/")):
-        store.delete([meta.key])
-    assert imported(store, tmp_path)[f"step-{step}/model"] == f"model {step}".encode()
-    assert list_checkpoints(store, "next")[0].step == step
-    assert import_checkpoint(store, "next", FromJob(JOB, name)) == key
-
-
-def test_a_checkpoint_pruned_meanwhile_gives_way_to_the_next(tmp_path: Path, store: Store) -> None:
-    other_job(tmp_path, store)
-    store.delete([blob_of(store, 2, "optimizer")])
-    assert import_checkpoint(store, "next", FromJob(JOB)) == "00000000/000000-step-1"
-    assert imported(store, tmp_path)["step-1/model"] == b"model 1"
-
-
-def test_what_was_asked_for_by_name_is_not_replaced_by_another(tmp_path: Path, store: Store) -> None:
-    other_job(tmp_path, store)
-    store.put(blob_of(store, 2, "optimizer"), b"flipped")
-    with pytest.raises(RestoreError):
-        import_checkpoint(store, "next", FromJob(JOB, "step-2"))
-    assert list_checkpoints(store, "next") == []
-    with pytest.raises(UserError, match="step-9"):
-        import_checkpoint(store, "next", FromJob(JOB, "step-9"))
-    with pytest.raises(UserError, match="no checkpoint"):
-        import_checkpoint(store, "next", FromJob("unheard-of"))
-
-
-def test_shards_are_imported_for_every_rank(tmp_path: Path, store: Store) -> None:
-    ranks = [World(tmp_path, store, rank=rank, nodes=2).begin() for rank in range(2)]
-    for world in ranks:
-        world.save("s", {"same": f"{world.rank}"}, sharded=True)
-        world.tick()
-    key = import_checkpoint(store, "next", FromJob(JOB))
-    for rank in range(2):
-        restore(store, "next", rank, key, tmp_path / f"back-{rank}")
-        assert content(tmp_path / f"back-{rank}") == {"s/same": f"{rank}".encode()}
-
-
-def test_a_folder_of_plain_files_is_imported(tmp_path: Path, store: Store) -> None:
-    write(tmp_path / "my run" / "model.pt", "m")
-    write(tmp_path / "my run" / "sub" / "x", "x")
-    key = import_checkpoint(store, "next", FromFolder(tmp_path / "my run"))
-    assert key == "00000000/000000-my-run"
-    assert imported(store, tmp_path) == {"model.pt": b"m", "sub/x": b"x"}
-    write(tmp_path / "my run" / "model.pt", "changed")
-    assert import_checkpoint(store, "next", FromFolder(tmp_path / "my run")) == key
-    assert imported(store, tmp_path) == {"model.pt": b"m", "sub/x": b"x"}
-
-
-def test_a_single_save_is_imported_where_the_script_looks_for_it(tmp_path: Path, store: Store) -> None:
-    world = World(tmp_path, store)
-    world.save("step-5", {"model": "5"}, step=5)
-    import_checkpoint(store, "next", FromFolder(world.folder / "step-5"))
-    assert imported(store, tmp_path) == {"step-5/model": b"5"}
-    assert [name for _, name in numbered_saves(tmp_path / "imported")] == ["step-5"]
-    assert list_checkpoints(store, "next")[0].step == 5
-
-
-@pytest.mark.parametrize("make", [False, True])
-def test_a_folder_with_nothing_in_it_is_the_users_mistake(tmp_path: Path, store: Store, make: bool) -> None:
-    if make:
-        (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty"):
-        import_checkpoint(store, "next", FromFolder(tmp_path / "empty"))
-
-
-def test_plain_files_in_a_bucket_are_imported(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = memory_store(is_local=False)
-    bucket.put("model.pt", b"m")
-    bucket.put("sub/x", b"x")
-    monkeypatch.setattr("stoker.agent.checkpoints.resume_from.open_store", lambda url: bucket)
-    assert import_checkpoint(store, "next", FromUrl("s3://bucket/base")) == "00000000/000000-base"
-    assert imported(store, tmp_path) == {"model.pt": b"m", "sub/x": b"x"}
-    empty = memory_store(is_local=False)
-    monkeypatch.setattr("stoker.agent.checkpoints.resume_from.open_store", lambda url: empty)
-    with pytest.raises(UserError, match="nothing at"):
-        import_checkpoint(store, "third", FromUrl("s3://bucket/none"))
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_an_import_can_be_repeated_whichever_call_failed(tmp_path: Path, after: bool) -> None:
-    for failing in range(100):
-        memory = memory_store()
-        other_job(tmp_path / f"{failing}", memory)
-        calls = iter(range(10**9))
-        client = memory.client(
-            lambda *_, calls=calls, failing=failing: Fault(after) if next(calls) == failing else None
-        )  # type: ignore[misc]
-        try:
-            import_checkpoint(client, "next", FromJob(JOB))
-        except StoreUnavailable:
-            assert import_checkpoint(client, "next", FromJob(JOB)) == "00000000/000000-step-2"
-            assert imported(memory, tmp_path / f"{failing}")["step-2/model"] == b"model 2"
-        else:
-            assert failing > 5
-            return
-    raise AssertionError("there are more calls than were failed")
-
-
-def test_an_imported_checkpoint_is_the_oldest_and_pruned_like_any_other(tmp_path: Path, store: Store) -> None:
-    write(tmp_path / "base" / "model", "base")
-    key = import_checkpoint(store, JOB, FromFolder(tmp_path / "base"))
-    world = World(tmp_path, store, keep=1).restore(key).begin()
-    world.save("step-1", {"model": "1"})
-    world.tick()
-    # It was restored last, so it stays as long as this attempt trains.
-    assert manifest_keys(store) == [key, "00000001/000001-step-1"]
-    second = World(tmp_path, store, keep=1, claim=2).restore_newest().begin()
-    second.save("step-2", {"model": "2"})
-    second.tick()
-    assert manifest_keys(store) == ["00000001/000001-step-1", "00000002/000001-step-2"]
-    assert_sound(store)
-
-
-def test_the_marker_of_a_save_is_plain_json(tmp_path: Path, store: Store) -> None:
-    world = saved(tmp_path, store, steps=1)
-    marker = json.loads((world.folder / "step-0" / ".stoker-checkpoint.json").read_text())
-    assert marker == {"name": "step-0", "number": 1, "step": 0}
-    assert os.access(world.folder / "step-0", os.R_OK)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_sagemaker_contract import MACHINE, place, submission
+from sagemaker_places import MACHINE, place, submission
 
 from stoker.agent import job_folders, sagemaker_scripts
 from stoker.agent.fetch_code import _merge
