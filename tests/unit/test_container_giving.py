@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container.chown import OwnershipTransfer
+from stoker.agent.container.container_user import OwnershipTransfer
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives anything away")
 
@@ -60,7 +60,7 @@ def test_what_is_new_is_given_and_the_rest_is_not_looked_at_again(
             looked.append(folder)
         return scandir(folder)
 
-    monkeypatch.setattr("stoker.agent.container.chown.os.scandir", look)
+    monkeypatch.setattr("stoker.agent.container.container_user.os.scandir", look)
     giving.give(tmp_path)
     assert not looked
     (tmp_path / "old" / "deep" / "new").touch()
@@ -79,7 +79,7 @@ def test_a_folder_that_changed_just_now_is_looked_at_again_though_its_time_is_th
     folder = tmp_path / "young"
     folder.mkdir()
     now_ns = folder.stat().st_mtime_ns + 1000
-    monkeypatch.setattr("stoker.agent.container.chown.time.time_ns", lambda: now_ns)
+    monkeypatch.setattr("stoker.agent.container.container_user.time.time_ns", lambda: now_ns)
     giving = OwnershipTransfer(USER, USER)
     giving.give(tmp_path)
     seen = folder.stat()

@@ -7,7 +7,7 @@ import json
 import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 
-from stoker.governor import deployment_record, machine_role_check
+from stoker.governor import deployment_record
 from stoker.governor.deployment_record import DeploymentRecord
 from stoker.model.resources import Ec2Resources, GceResources, Resources, SagemakerResources
 from stoker.model.spec import Spec
@@ -95,7 +95,7 @@ def gce(account: str | None) -> Spec:
     ],
 )
 def test_nothing_is_said_of_what_it_may_pass(deployed: DeploymentRecord, spec: Spec) -> None:
-    assert machine_role_check.role_warning(deployed, spec) is None
+    assert deployment_record.role_warning(deployed, spec) is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_nothing_is_said_of_what_it_may_pass(deployed: DeploymentRecord, spec: S
     ],
 )
 def test_what_it_may_not_pass_is_one_line_with_the_option(deployed: DeploymentRecord, spec: Spec, told: str) -> None:
-    said = machine_role_check.role_warning(deployed, spec)
+    said = deployment_record.role_warning(deployed, spec)
     assert said is not None and told in said and "\n" not in said
 
 

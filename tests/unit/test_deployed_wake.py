@@ -16,7 +16,7 @@ from stoker.cli.format import report_governor
 from stoker.deploy import aws
 from stoker.deploy.aws_entry_point import NAME as LAMBDA
 from stoker.deploy.gcp_entry_point import NAME as CLOUD_RUN
-from stoker.governor import background, deployment_record, machine_role_check
+from stoker.governor import background, deployment_record
 from stoker.governor.background import GovernorChoice, ensure_governed, wake_deployed
 from stoker.governor.deployment_record import DeploymentRecord
 from stoker.governor.pass_record import record_pass
@@ -133,7 +133,7 @@ def test_what_it_may_not_pass_is_told_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(machine_role_check, "role_warning", lambda by, spec: f"{by.name} may not, for {spec.name}")
+    monkeypatch.setattr(deployment_record, "role_warning", lambda by, spec: f"{by.name} may not, for {spec.name}")
     elsewhere(monkeypatch)
     job = submit(store, tmp_path)
     name = job.rpartition("-")[0]

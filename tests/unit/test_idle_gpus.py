@@ -15,7 +15,7 @@ from stoker.model.resources import Gpus, Resources, idle_gpus
 from stoker.model.spec import Spec
 from stoker.submit import agent_bundle
 from stoker.submit.agent_bundle import AgentArchive
-from stoker.submit.idle_gpus import idle_gpus_warning
+from stoker.submit.choose_offerings import idle_gpus_warning
 
 ONE = Offering("p", "small", "z", False, price=11.0, gpu="H100", gpus=1)
 EIGHT = replace(ONE, machine="large", price=88.0, gpus=8)

@@ -112,7 +112,7 @@ def _write_csv(found: CostReport, by: str, path: Path) -> None:
     """Write the rows to a file, or to stdout for `-`. Raises UserError where the file cannot be written."""
     from stoker.cli.format import counted, say
     from stoker.model.errors import UserError
-    from stoker.read.cost_csv import write_csv
+    from stoker.read.costs import write_csv
 
     if str(path) == "-":
         write_csv(sys.stdout, found, by)

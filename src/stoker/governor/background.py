@@ -207,9 +207,7 @@ def wake_deployed(
         return GovernorChoice(problem=str(error))
     if found is None:
         return GovernorChoice()
-    from stoker.governor import machine_role_check
-
-    remarks = (machine_role_check.role_warning(found, spec) for spec in specs)
+    remarks = (deployment_record.role_warning(found, spec) for spec in specs)
     return GovernorChoice(by=f"{found.name} in {found.region}", warning=next(filter(None, remarks), None))
 
 

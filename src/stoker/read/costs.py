@@ -1,10 +1,13 @@
-"""Costs, savings and waste of jobs, for `stoker costs`. Pure: computed from job states and summaries."""
+"""Costs, savings and waste of jobs, for `stoker costs`, also as a table for spreadsheets. Computed from job states and
+summaries alone."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TextIO
 
 from stoker.core.costs import Cost, valid_span_s
 from stoker.core.daily_costs import DaySums, PaidSpan, midnight, paid_spans
@@ -203,3 +206,26 @@ def _name_of_removed(spent: DailyCost, by: str) -> str:
 def _tag(by: str) -> str:
     """The name of the tag, written as in `--set`."""
     return by.removeprefix("tags.")
+
+
+# A cell that begins with one of these is a formula for spreadsheets: a tag could then run something.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def write_csv(file: TextIO, found: CostReport, by: str) -> int:
+    """Write one row for each line of `stoker costs`, without the total, and return their number.
+
+    Unknown amounts are empty; `incomplete` names the amounts of which a part is unknown.
+    """
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow((_cell(by), "jobs", *AMOUNTS, "incomplete"))
+    for row in found.rows:
+        amounts = [getattr(row, name) for name in AMOUNTS]
+        known = ["" if amount.known is None else round(amount.known, 6) for amount in amounts]
+        missing = " ".join(name for name, amount in zip(AMOUNTS, amounts, strict=True) if not amount.complete)
+        writer.writerow((_cell(row.name), len(row.jobs), *known, missing))
+    return len(found.rows)
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULAS) else text

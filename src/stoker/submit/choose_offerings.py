@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from stoker.core.acceptable_offerings import fitting_for_new_job
+from stoker.core.costs import in_dollars
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
-from stoker.model.resources import Resources
+from stoker.model.resources import Resources, idle_gpus
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import Provider, SupportsQuotaCheck
@@ -145,3 +146,17 @@ def spot_left_out(limits: EffectiveLimits, fitting: Iterable[Offering], offered:
     refresh = f"`stoker prices --provider {spec.resources.provider} --refresh` may fetch one"
     instead = "" if "max_cost" in limits.by_rule else ", or set limits.max_runtime instead"
     return (f"spot is left out: {limits.named('max_cost')} needs a known price; {refresh}{instead}",)
+
+
+def idle_gpus_warning(spec: Spec, offerings: Iterable[Offering]) -> tuple[str, ...]:
+    """Warn that a launch may buy more GPUs than the job asked for: a line for the best of those offerings."""
+    asked = spec.resources.gpus
+    larger = next((each for each in offerings if idle_gpus(asked, each.gpus)), None)
+    if asked is None or larger is None:
+        return ()
+    name = f"{asked.name or 'GPU'}:{asked.count}"
+    price = "" if larger.price is None else f" at {in_dollars(larger.price)}/h"
+    on_all = f" on each of {spec.nodes} nodes" if spec.nodes > 1 else ""
+    bought = f"{larger.machine} {larger.kind} has {larger.gpus} × {larger.gpu}{price}"
+    unused = f"{idle_gpus(asked, larger.gpus)} of {larger.gpus} GPUs stay idle{on_all}, and are paid for"
+    return (f"resources.gpus: {name} was asked for, and {bought}: {unused}; resources.max_price bounds the price",)

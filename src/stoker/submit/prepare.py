@@ -20,9 +20,14 @@ from stoker.providers.base import HasPlace, Provider, SupportsSpecCheck
 from stoker.store.base import Store
 from stoker.store.home import own_folders
 from stoker.submit.check_inputs import check_readable, refuse_requester_pays
-from stoker.submit.choose_offerings import OfferingChoice, choose_offerings, connect, unpriced_spot_warning
+from stoker.submit.choose_offerings import (
+    OfferingChoice,
+    choose_offerings,
+    connect,
+    idle_gpus_warning,
+    unpriced_spot_warning,
+)
 from stoker.submit.identity import with_submitter
-from stoker.submit.idle_gpus import idle_gpus_warning
 from stoker.submit.launch_requests import preflight
 from stoker.submit.local_environment import (
     localise,

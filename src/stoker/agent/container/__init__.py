@@ -9,8 +9,7 @@
     create_command  the command line that creates the container. Pure
     pipes           pass variables into the container, and tie its life to the agent's
     process_group   the processes in the container, and one command of the agent
-    container_user  the container's user, if it is not the agent's
-    chown           gives folders to that user
+    container_user  the container's user, if it is not the agent's: gives folders to it
 
 Each run of an agent has one container. Its first program only waits; the steps of the set-up and the training are
 started in it one after another (`exec`). The training therefore finds what a step installed without a copy of the
