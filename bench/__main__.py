@@ -2,8 +2,8 @@
 
 `--short` takes a few seconds for each, to see that everything works: its numbers mean nothing, and are not written.
 
-Ends with 1 when a figure could not be measured. A target that is missed is told, and is no error: this computer may be
-busy with something else.
+Ends with 1 when a figure could not be measured. A target that is missed is reported, and is no error: this computer may
+be busy with something else.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def _measured(measurement: Measurement, size: Size) -> list[tuple[Figure, float 
     except Exception:  # noqa: BLE001 - one figure that cannot be measured must not cost the others
         traceback.print_exc()
     found = [(figure, values.get(figure.name)) for figure in measurement.figures]
-    told = ", ".join(
+    measured = ", ".join(
         f"{figure.name} {'–' if value is None else text(value)} {verdict(figure, value)}".rstrip()
         for figure, value in found
     )
-    print(f"  {told}  ({time.monotonic() - began_s:.1f} s, {_load()})", file=sys.stderr, flush=True)
+    print(f"  {measured}  ({time.monotonic() - began_s:.1f} s, {_load()})", file=sys.stderr, flush=True)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What an agent takes from the machine that trains."""
+"""The share of a training machine that its agent uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to make a checkpoint safe."""
+"""The cost of making a checkpoint safe."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def print_times(name: str, times_s: list[float], other: str, others_s: list[floa
     """The single runs, so that a noisy disk shows."""
     import sys
 
-    told = "  ".join(
+    runs = "  ".join(
         f"{label} {' '.join(f'{took:.2f}' for took in took_s)} s"
         for label, took_s in ((name, times_s), (other, others_s))
     )
-    print(f"    {told}", file=sys.stderr)
+    print(f"    {runs}", file=sys.stderr)
 
 
 MEASUREMENTS = (

@@ -1,4 +1,4 @@
-"""What a container costs beyond what its engine takes for it."""
+"""The cost of a container beyond the time that its engine takes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SIZED = RESOURCES | {"disk": "20GB"}
 
 
 def boot_overhead(size: Size) -> dict[str, float]:
-    """What an agent adds to the boot of a machine."""
+    """The time that an agent adds to the boot of a machine."""
     from tests.support.ec2 import IMAGES, ec2_cloud
 
     ami = next(image.ami for image in IMAGES if image.tree.suite == "bookworm")
@@ -45,7 +45,7 @@ def boot_overhead(size: Size) -> dict[str, float]:
 
 
 def bundle(_size: Size) -> dict[str, float]:
-    """What one node downloads to become one."""
+    """The size of the download that makes a machine a node."""
     from stoker.submit.agent_bundle import build_archive, local_tag
 
     return {"agent_bundle_mb": build_archive(local_tag()).size / 1e6}

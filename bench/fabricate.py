@@ -34,7 +34,7 @@ def make_jobs(root: Path, count: int) -> None:
     """Fill the store at `root` with jobs, the last `ACTIVE` of them in training.
 
     The ended ones share one log and one spec by hard links, and what their nodes left is not there: making a hundred
-    thousand files would take longer than all that is measured, and nobody who looks at all jobs looks at these.
+    thousand files would take longer than all that is measured, and no command that reads all jobs reads these.
     """
     active, ended = _template(_active_events(), None), _template(_ended_events(), _exit())
     for prefix in (keys.JOBS, keys.WORK, keys.INDEX, keys.ACTIVE, keys.GOVERNORS):
@@ -50,7 +50,7 @@ def make_jobs(root: Path, count: int) -> None:
 
 
 def beat(root: Path, count: int) -> None:
-    """What the agents of the active jobs do all the time: fresh heartbeats."""
+    """Write fresh heartbeats, as the agents of active jobs do all the time."""
     data = codec.dumps(_heartbeat(datetime.now(timezone.utc)))
     for job in active_names(count):
         path = root / keys.heartbeat(_node(job))

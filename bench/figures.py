@@ -1,4 +1,4 @@
-"""What is measured, and how it is told: a table for people, JSON for programs."""
+"""The figures, and their presentation: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def table(found: Sequence[tuple[Figure, float | None]]) -> str:
     rows += [(f.name, "–" if value is None else text(value), f.unit, f.target, verdict(f, value)) for f, value in found]
     wide = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
-        f"{name:<{wide[0]}}  {value:>{wide[1]}}  {unit:<{wide[2]}}  {target:<{wide[3]}}  {told}".rstrip()
-        for name, value, unit, target, told in rows
+        f"{name:<{wide[0]}}  {value:>{wide[1]}}  {unit:<{wide[2]}}  {target:<{wide[3]}}  {judged}".rstrip()
+        for name, value, unit, target, judged in rows
     )
 
 

@@ -30,7 +30,7 @@ print(time.perf_counter() - began_s)
 
 
 def boot_overhead(size: Size) -> dict[str, float]:
-    """What an agent adds to the boot of a machine."""
+    """The time that an agent adds to the boot of a machine."""
     zone = f"{REGION}-a"
 
     def launch_bare() -> str:

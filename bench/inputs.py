@@ -1,4 +1,4 @@
-"""What it takes to have an input on a machine."""
+"""The cost of bringing an input to a machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REPEATS = 3
 def input_fetch_ratio(size: Size) -> dict[str, float]:
     """5,000 objects of 4 kB in a bucket on loopback: seconds until they are files, listed, fetched and noted as the
     agent does it, over `s5cmd cp` of the same; best of interleaved runs. On two cores the server takes most of the
-    time of both, so the processor's seconds that each took itself are told as well (input_fetch_cpu_ratio)."""
+    time of both, so the processor's seconds that each took itself are measured as well (input_fetch_cpu_ratio)."""
     files = size.choose(FILES, 50)
     with sandbox() as place, s3_server() as server:
         before = {name: os.environ.get(name) for name in server.env}
@@ -63,7 +63,7 @@ def _stoker(url: str, root: Path, files: int) -> tuple[float, float]:
     where = Path(Inputs(node, lambda: None).provide({"train": Input(url)})["train"])
     took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_SELF) - began_cpu_s
     _check(where, files)
-    # What is written to the disk behind its back is not to slow down the next.
+    # Writes to the disk that are still under way would slow down the next measurement.
     wait_for((where.parent / "settled").exists, "all is on the disk")
     shutil.rmtree(root)
     return took

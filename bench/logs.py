@@ -1,4 +1,4 @@
-"""What following the log costs, and how fresh it is."""
+"""The cost of following the log, and its delay."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def log_latency(size: Size) -> dict[str, float]:
             try:
                 arrived.append((now, float(line)))
             except ValueError:
-                continue  # What Stoker itself says.
+                continue  # A line of Stoker itself.
             followed.touch()
         follower.wait()
         place.finished(job)
@@ -85,7 +85,7 @@ def log_slowdown(size: Size) -> dict[str, float]:
 
 def log_unpaced(size: Size) -> dict[str, float]:
     """The same for 1,000,000 lines as fast as they come, unbuffered on both sides; and over bare Python as it comes,
-    which gathers lines that go to a file: what it costs to see each line at once, whoever shows it."""
+    which gathers lines that go to a file: the cost of seeing each line at once, by any program."""
     with sandbox() as place:
         place.script("paced.py", PACED)
         through, bare, gathered = [], [], []

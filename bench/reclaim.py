@@ -1,4 +1,4 @@
-"""What a reclaim costs."""
+"""The cost of a reclaim."""
 
 from __future__ import annotations
 

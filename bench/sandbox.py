@@ -32,7 +32,7 @@ _GET_FLAGS, _SET_FLAGS, _TOP_FOLDER = 0x80086601, 0x40086602, 0x00020000
 
 
 class Sandbox:
-    """Its `env` is what a person's shell would have, with a Stoker home that nobody else uses."""
+    """Its `env` is what a person's shell would have, with a Stoker home of its own."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -135,7 +135,7 @@ def _spread(folder: Path) -> None:
     """Have folders made in here lie apart on the disk, where it is ext4 (`chattr +T`).
 
     ext4 passes over each number of a file that was deleted within the last minutes nearby, which makes a new file up
-    to thirty times as slow after somebody else has removed thousands: that is not what is to be measured.
+    to thirty times as slow after another program has removed thousands: such a delay is not to be measured.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:

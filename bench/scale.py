@@ -1,4 +1,4 @@
-"""What ten thousand jobs cost those who look at all of them."""
+"""The cost of ten thousand jobs for commands that read all of them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ RULE = "tick"
 
 
 def package(_size: Size) -> dict[str, float]:
-    """What Lambda is given to run, compressed."""
+    """The size of the compressed package that Lambda runs."""
     from stoker.deploy.package import for_lambda
 
     return {"lambda_zip_mb": len(for_lambda().data) / 1e6}
@@ -32,7 +32,7 @@ def package(_size: Size) -> dict[str, float]:
 
 def warm_event(size: Size) -> dict[str, float]:
     """Under AWS's own emulator, from the call to the answer: a state change of a machine whose job trains, on an S3 and
-    an EC2 of this computer; the median of calls that find the function warm. The first call is told as well."""
+    an EC2 of this computer; the median of calls that find the function warm. The first call is measured as well."""
     from stoker.client import submit
     from stoker.deploy.aws_template import HANDLER
     from stoker.deploy.package import for_lambda
@@ -70,7 +70,7 @@ def warm_event(size: Size) -> dict[str, float]:
 
 def thousand(size: Size) -> dict[str, float]:
     """A pass of a governor over 1,000 jobs that train, on an S3 of this computer, as every tick of a function that is
-    warm makes it; the median. The first one, which remembers nothing, is told as well."""
+    warm makes it; the median. The first one, which remembers nothing, is measured as well."""
     from stoker.governor.connected_providers import Fleet
     from stoker.governor.loop import Governor
     from stoker.store.base import open_store
@@ -113,10 +113,10 @@ def _state_change(instance: str) -> dict[str, Any]:
 
 def _took_ms(function: Any, event: object, job: str) -> float:
     began_s = time.monotonic()
-    told = function.invoke(event)
+    answer = function.invoke(event)
     took_s = time.monotonic() - began_s
-    if told.get("jobs") != [job] or told.get("problems"):
-        raise RuntimeError(f"{told}: {function.output.read_text(errors='replace')[-2000:]}")
+    if answer.get("jobs") != [job] or answer.get("problems"):
+        raise RuntimeError(f"{answer}: {function.output.read_text(errors='replace')[-2000:]}")
     return took_s * 1000
 
 

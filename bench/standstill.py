@@ -24,7 +24,7 @@ _RULES = "rules:\n- {{name: hangs, stall: {{window: {window}, windows: 1, after:
 
 
 def standstill(size: Size) -> dict[str, float]:
-    """`stall_detect_s`: from the moment at which a training on `local` waits for a mutex that nobody will give back, in
+    """`stall_detect_s`: from the moment at which a training on `local` waits for a mutex that is never released, in
     native code, to the decision that it stands still, with a window of ten seconds. `false_stops`: how many of the
     recordings of a real GPU at work (training, downloading, compiling, evaluating, saving) a rule calls a stall."""
     with sandbox() as place:

@@ -44,7 +44,7 @@ def submit_overhead(size: Size) -> dict[str, float]:
 
 
 def bare_start_s(place: Sandbox, repeats: int = 5) -> float:
-    """What `python first.py` takes to its first statement by itself."""
+    """The time that `python first.py` by itself takes to its first statement."""
     place.script("first.py", FIRST)
     return median(_until_first(place, "python", "first.py") for _ in range(repeats))
 

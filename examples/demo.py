@@ -1,4 +1,4 @@
-"""The main job on this computer, through two reclaims and two kill -9, told as it happens. `make demo` runs it.
+"""The main job on this computer, through two reclaims and two kill -9, step by step. `make demo` runs it.
 
 Everything is done with the public command line and `stoker.client`, on a store and nodes in a temporary folder. At the
 end the weights are compared with those of a run that nothing interrupted, which trains beside it all the while.
@@ -141,7 +141,7 @@ class Demo:
         title("kill -9 of the agent and of the governor")
         self.kill("the governor", self.processes("stoker.governor.background"))
         self.kill("the agent", self.processes("stoker.agent"))
-        note("the training died with its agent; nobody governs now. Another pass simply carries on:")
+        note("the training died with its agent; no governor runs now. Another pass simply carries on:")
         self.stoker("govern", show=True)
         watch = subprocess.Popen(
             [STOKER, "govern", "--watch", "--until-idle"],
@@ -161,7 +161,7 @@ class Demo:
         return self.tell_the_end(ended, bare)
 
     def show_plan(self) -> None:
-        """What `stoker run` shows before it spends anything. (The requests it would send go to stdout.)"""
+        """Show the plan that `stoker run` prints before it spends anything. (The requests that it plans go to stdout.)"""
         print(paint("2", "  $ stoker run --dry-run"), flush=True)
         done = subprocess.run(
             [STOKER, "run", "--dry-run"], cwd=self.project, env=self.env, text=True, capture_output=True, check=True
@@ -170,7 +170,7 @@ class Demo:
             note(line)
 
     def start_bare(self) -> subprocess.Popen[str]:
-        """The same script with nobody interrupting it, without Stoker."""
+        """The same script without interruptions, without Stoker."""
         folder = self.home / "bare"
         shutil.copytree(self.project, folder)
         command = [sys.executable, "train.py", "--lr", "0.05", "--steps", "900"]

@@ -278,7 +278,7 @@ class Judge:
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(ROOT, self._copy, ignore=ignored, symlinks=True)
         self._environ = {**os.environ, "PYTHONPATH": f"{self._copy / 'src'}{os.pathsep}{self._copy}"}
-        # Compiled files are told apart by whole seconds of their source.
+        # Compiled files are distinguished by whole seconds of their source.
         self._stamp = int(time.time()) - 1_000_000
 
     def judge(self, mutant: Mutant) -> str:

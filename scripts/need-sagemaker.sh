@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install SageMaker's own training toolkit, once, for the tests that run a script under it. In an environment of its
-# own, beside the tests': it brings what nobody else needs. Needs the package index, so it runs outside the isolation.
+# own, beside the tests': it brings packages that no other program needs. Needs the package index, so it runs outside the isolation.
 # Where that cannot be, say so in one line: those tests then skip themselves.
 set -eu
 python=$1

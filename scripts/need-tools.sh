@@ -7,7 +7,7 @@ command -v unshare >/dev/null || missing="$missing util-linux"
 command -v git >/dev/null || missing="$missing git"
 command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
 command -v shellcheck >/dev/null || missing="$missing shellcheck"
-# Machines that boot, for the tests of ec2. They need root, so nobody else needs these.
+# Machines that boot, for the tests of ec2. They need root, so other users do not need these.
 if [ "$(id -u)" = 0 ]; then
     command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap"
     command -v systemd-nspawn >/dev/null || missing="$missing systemd-container"

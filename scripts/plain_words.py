@@ -1,4 +1,6 @@
-"""Check that docstrings and comments of the package open plainly, and that no word of the old dialect comes back.
+"""Check that docstrings and comments open plainly, and that no word of the old dialect comes back.
+
+In the package, and in the programs beside it.
 
     make lint
 
@@ -16,7 +18,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "stoker"
+PROJECT = Path(__file__).resolve().parents[1]
+FOLDERS = ("src/stoker", "bench", "examples", "scripts")
 RIDDLE = re.compile(r"(Who|Whoever|What|Whether|Whose|Whom|Nobody|Somebody)\b")
 DIALECT = re.compile(
     r"\b(house|told|untold|heed\w*|tend|tending|telling|teller|foreign|shunned|stumbles?|nobody|somebody|whoever)\b",
@@ -40,14 +43,20 @@ def problems(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     for line, opening in openings(ast.parse(text), text):
         if found := RIDDLE.match(opening):
-            yield f"{path.relative_to(PACKAGE.parents[1])}:{line}: opens with “{found[0]}”; name the subject"
+            yield f"{path.relative_to(PROJECT)}:{line}: opens with “{found[0]}”; name the subject"
     for line, content in enumerate(text.splitlines(), 1):
         for found in DIALECT.finditer(content):
-            yield f"{path.relative_to(PACKAGE.parents[1])}:{line}: “{found[0]}”: see the words of docs/README.md"
+            yield f"{path.relative_to(PROJECT)}:{line}: “{found[0]}”: see the words of docs/README.md"
+
+
+def files() -> Iterator[Path]:
+    """Every Python file but this one, which names the words."""
+    for folder in FOLDERS:
+        yield from (path for path in sorted((PROJECT / folder).rglob("*.py")) if path != Path(__file__).resolve())
 
 
 def main() -> int:
-    found = [problem for path in sorted(PACKAGE.rglob("*.py")) for problem in problems(path)]
+    found = [problem for path in files() for problem in problems(path)]
     for problem in found:
         print(problem)
     return 1 if found else 0

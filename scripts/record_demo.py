@@ -36,7 +36,7 @@ def main() -> None:
         console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor")
         console.print(text, soft_wrap=False, overflow="ellipsis", no_wrap=True)
         picture = console.export_svg(title="make demo")
-    # Whoever looks at the picture should not fetch fonts from anywhere.
+    # A browser that shows the picture must not fetch fonts from anywhere.
     (ROOT / "docs" / "demo.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
 
 

@@ -28,7 +28,7 @@ ACTIVITIES = {
     "loading": "imports, and the first use of the GPU",
     "talking": "nothing but a line every few seconds",
     "deadlock": "a lock that its own thread waits for",
-    "native-deadlock": "a mutex of C that nobody will give back",
+    "native-deadlock": "a mutex of C that is never released",
     "stuck-loader": "a worker process that waits for ever, and the training for it",
 }
 
@@ -128,18 +128,18 @@ def main(path: Path, seconds: float, names: list[str]) -> None:
 
 
 def _record(folder: Path, name: str, seconds: float, port: int) -> dict[str, list[float | None]]:
-    told = folder / f"{name}.told"
-    told.write_text("")
-    Path(f"{told}.port").write_text(str(port))
+    marks = folder / f"{name}.marks"
+    marks.write_text("")
+    Path(f"{marks}.port").write_text(str(port))
     code = textwrap.dedent(_COMMON) + textwrap.dedent(_BODY[name])
-    child = subprocess.Popen([sys.executable, "-c", code, name, str(told), str(seconds)], start_new_session=True)
+    child = subprocess.Popen([sys.executable, "-c", code, name, str(marks), str(seconds)], start_new_session=True)
     names = ("gpu", "gpu_memory", "cpu_s", "disk_bytes", "net_bytes", "step", "lines")
     found: dict[str, list[float | None]] = {each: [] for each in names}
     began = time.monotonic()
     try:
         while time.monotonic() < began + seconds and child.poll() is None:
             time.sleep(max(0.0, began + len(found["gpu"]) + 1 - time.monotonic()))
-            for key, value in _sample(child.pid, told).items():
+            for key, value in _sample(child.pid, marks).items():
                 found[key].append(value)
     finally:
         for pid in _family(child.pid):
@@ -148,15 +148,15 @@ def _record(folder: Path, name: str, seconds: float, port: int) -> dict[str, lis
             except ProcessLookupError:
                 continue
         child.wait()
-        for left in folder.glob(f"{told.name}*"):
+        for left in folder.glob(f"{marks.name}*"):
             left.unlink()
     return found
 
 
-def _sample(root: int, told: Path) -> dict[str, float | None]:
+def _sample(root: int, marks: Path) -> dict[str, float | None]:
     gpu, memory = _gpu()
     family = _family(root)
-    lines = told.read_text().splitlines()
+    lines = marks.read_text().splitlines()
     steps = [int(line.split()[1]) for line in lines if line.startswith("step ")]
     return {
         "gpu": gpu,
@@ -223,7 +223,7 @@ def _total(parts: object) -> float | None:
 
 
 def _server() -> int:
-    """Twenty megabytes a second for whoever connects."""
+    """Send twenty megabytes a second to each client."""
     import socket
 
     listening = socket.create_server(("127.0.0.1", 0))

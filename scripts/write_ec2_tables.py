@@ -39,8 +39,8 @@ def _answer(name: str, cpus: int, memory_gib: int, gpu: tuple[str, str, int, int
     }
 
 
-# What people train on: everything with an accelerator, and the common families without. No bare metal, which takes ten
-# minutes to boot and costs the same.
+# The types that people train on: all with an accelerator, and the common families without. No bare metal, which takes
+# ten minutes to boot and costs the same.
 _ACCELERATED = re.compile(r"(p[3-9]|g[4-9]|gr[6-9]|trn[1-9]|inf[1-9]|dl[1-9])[a-z0-9-]*")
 _PLAIN = re.compile(r"[cmr][5-9][a-z-]*|t3a?|t4g")
 # Types that moto no longer packages, because it asks fewer regions than sell them: as packaged by moto 4.2.14.
@@ -103,7 +103,7 @@ def _distinguished(machines: Iterable[Ec2MachineType]) -> list[Ec2MachineType]:
 
 
 def _row(machine: Ec2MachineType) -> dict[str, Any]:
-    """What differs from the defaults, in the order in which people read it."""
+    """The facts that differ from the defaults, in the order in which people read them."""
     row: dict[str, Any] = {"cpus": machine.cpus, "memory_mib": (machine.memory_bytes or 0) // _MIB}
     if machine.gpu:
         row |= {"gpu": machine.gpu, "gpus": machine.gpus, "gpu_memory_mib": machine.gpu_memory_bytes // _MIB}

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).resolve().parents[1] / "src/stoker/providers/gce/data/gce_fields.json"
-# What `instances.insert` takes, and what a bulk insert takes for each of its machines.
+# The body of `instances.insert`, and the one that a bulk insert takes for each of its machines.
 ROOTS = ("Instance", "InstanceProperties")
-TOLD = "-"
+OUTPUT_ONLY = "-"
 _OUTPUT_ONLY = re.compile(r"\[?output only\b", re.IGNORECASE)
 
 
@@ -56,7 +56,7 @@ class _Found:
         if name not in self.schemas:
             fields = self.schemas[name] = {}
             for field, about in sorted(schema["properties"].items()):
-                fields[field] = TOLD if _output_only(about) else self._inside(f"{name}.{field}", about)
+                fields[field] = OUTPUT_ONLY if _output_only(about) else self._inside(f"{name}.{field}", about)
         return name
 
     def _inside(self, where: str, about: dict[str, Any]) -> str:

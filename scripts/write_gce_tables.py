@@ -26,7 +26,7 @@ PRICES_SOURCE = (
     "Cloud Billing catalog, by way of skypilot-catalog at 006059e (v8/gcp/vms.csv), not older than this date"
 )
 PRICES_DATE = date(2026, 1, 19)
-# What that list has for reserved capacity only, read elsewhere. Both lists are made from the Cloud Billing catalog.
+# Prices that the list has for reserved capacity only, read elsewhere. Both lists come from the Cloud Billing catalog.
 _H100_SOURCE = "H100 on demand by way of silybench-data (derived/csv/gpu_prices.csv), 2026-09-26"
 _A100_80GB_SOURCE = (
     "A100-80GB on demand by way of google-cloud-pricing-cost-calculator at 0166a59 (pricing.yml), 2025-03-06"
@@ -214,7 +214,7 @@ _AMERICA = ("us-central1", "us-east1", "us-west1")
 # A GiB of memory costs this part of a core, in these families and wherever they are sold.
 _MEMORY_RATIO = 0.134036
 # The price of one core, from one machine of each family: n1-highcpu-8, n2-highmem-48, n2d-highmem-32,
-# e2-highmem-8. The families whose machines all have 4 GiB for each are told with that.
+# e2-highmem-8. The families whose machines all have 4 GiB for each are listed with that.
 CORES: dict[str, dict[str, Parts]] = {
     "n1": {
         **dict.fromkeys(_AMERICA, (0.031611, 0.0787 / 8.96506)),

@@ -57,8 +57,8 @@ def main() -> None:
     if unknown:
         print(f"no facts about {', '.join(unknown)}: add them to _RETIRED")
     own = {name: _row(name) for name in names if name in _RETIRED}
-    told = {"source": source, "machines": names, "local_gb": local, "facts": own}
-    TABLE.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    table = {"source": source, "machines": names, "local_gb": local, "facts": own}
+    TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     print(f"{TABLE}: {len(names)} machine types")
 
 
