@@ -161,7 +161,7 @@ class Demo:
         return self.tell_the_end(ended, bare)
 
     def show_plan(self) -> None:
-        """Show the plan that `stoker run` prints before it spends anything. (The requests that it plans go to stdout.)"""
+        """Show the plan that `stoker run` prints before it spends anything. (Its requests go to stdout.)"""
         print(paint("2", "  $ stoker run --dry-run"), flush=True)
         done = subprocess.run(
             [STOKER, "run", "--dry-run"], cwd=self.project, env=self.env, text=True, capture_output=True, check=True
