@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bucket_calls import CALLS, assert_changed_file_is_refused, assert_large_files_need_little_memory
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import bucket
-from stoker.store.base import FileChanged, Store, open_store
+from stoker.store.base import Store, open_store
 from tests.support.gcs import GcsServer
 from tests.support.servers import isolated, pytest_isolated
-
-CALLS: dict[str, Callable[[Store], object]] = {
-    "get": lambda store: store.get("k"),
-    "get_from": lambda store: store.get_from("k", 1),
-    "head": lambda store: store.head("k"),
-    "put": lambda store: store.put("k", b"x"),
-    "create": lambda store: store.create("k", b"x"),
-    "list": lambda store: list(store.list("")),
-    "folders": lambda store: store.folders(""),
-    "delete": lambda store: store.delete(["k"]),
-}
 
 
 @pytest.fixture
@@ -195,40 +182,7 @@ else:
         assert list(store.list("")) == []
 
     def test_a_file_that_changes_while_it_is_sent_is_never_stored(gcs_url: str, gcs: GcsServer, tmp_path: Path) -> None:
-        store = open_store(gcs_url)
-        source = tmp_path / "in"
-        source.write_bytes(os.urandom(40_000_000))
-
-        def key(digest: str) -> str:
-            with source.open("r+b") as file:
-                file.write(b"changed")
-            return f"blobs/{digest}"
-
-        with pytest.raises(FileChanged):
-            store.put_file(source, key)
-        assert list(store.list("")) == []
-        assert gcs.open_uploads(gcs_url) == 0
-        sent = store.put_file(source, lambda digest: f"blobs/{digest}")
-        assert sent.moved == sent.size == 40_000_000
+        assert_changed_file_is_refused(gcs_url, tmp_path, gcs.open_uploads)
 
     def test_large_files_need_little_memory(gcs_url: str, tmp_path: Path) -> None:
-        code = """
-import resource, sys
-from pathlib import Path
-from stoker.store.base import open_store
-store = open_store(sys.argv[1])
-source, target = Path(sys.argv[2]), Path(sys.argv[2] + ".out")
-store.put("k", b"x" * 2_000_000)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-sent = store.put_file(source, lambda digest: digest)
-assert store.get_file(sent.digest, target) == sent.digest
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-        size_mb = 256
-        with (tmp_path / "in").open("wb") as file:
-            file.truncate(size_mb << 20)
-        ran = subprocess.run(
-            [sys.executable, "-c", code, gcs_url, str(tmp_path / "in")], capture_output=True, text=True, check=False
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert int(ran.stdout) < size_mb / 2
+        assert_large_files_need_little_memory(gcs_url, tmp_path)

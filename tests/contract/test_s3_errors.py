@@ -6,32 +6,20 @@ import importlib
 import importlib.util
 import os
 import socket
-import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from bucket_calls import CALLS, assert_changed_file_is_refused, assert_large_files_need_little_memory
 
 from stoker.model.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import bucket
-from stoker.store.base import FileChanged, Store, open_store
+from stoker.store.base import Store, open_store
 from tests.support.servers import S3Server, isolated, pytest_isolated
-
-CALLS: dict[str, Callable[[Store], object]] = {
-    "get": lambda store: store.get("k"),
-    "get_from": lambda store: store.get_from("k", 1),
-    "head": lambda store: store.head("k"),
-    "put": lambda store: store.put("k", b"x"),
-    "create": lambda store: store.create("k", b"x"),
-    "list": lambda store: list(store.list("")),
-    "folders": lambda store: store.folders(""),
-    "delete": lambda store: store.delete(["k"]),
-}
 
 
 @dataclass
@@ -237,45 +225,7 @@ else:
         assert s3.open_uploads(s3_url) == 1
 
     def test_a_file_that_changes_while_it_is_sent_is_never_stored(s3_url: str, s3: S3Server, tmp_path: Path) -> None:
-        store = open_store(s3_url)
-        source = tmp_path / "in"
-        source.write_bytes(os.urandom(40_000_000))
-        keys: list[str] = []
-
-        def key(digest: str) -> str:
-            with source.open("r+b") as file:
-                file.write(b"changed")
-            keys.append(f"blobs/{digest}")
-            return keys[-1]
-
-        with pytest.raises(FileChanged):
-            store.put_file(source, key)
-        assert list(store.list("")) == []
-        assert s3.open_uploads(s3_url) == 0
-        sent = store.put_file(source, lambda digest: f"blobs/{digest}")
-        assert sent.moved == sent.size == 40_000_000
+        assert_changed_file_is_refused(s3_url, tmp_path, s3.open_uploads)
 
     def test_large_files_need_little_memory(s3_url: str, tmp_path: Path) -> None:
-        code = """
-import resource, sys
-from pathlib import Path
-from stoker.store.base import open_store
-store = open_store(sys.argv[1])
-source, target = Path(sys.argv[2]), Path(sys.argv[2] + ".out")
-store.put("k", b"x" * 2_000_000)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-sent = store.put_file(source, lambda digest: digest)
-assert store.get_file(sent.digest, target) == sent.digest
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-        size_mb = 256
-        with (tmp_path / "in").open("wb") as file:
-            file.truncate(size_mb << 20)
-        ran = subprocess.run(
-            [sys.executable, "-c", code, s3_url, str(tmp_path / "in")],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert int(ran.stdout) < size_mb / 2
+        assert_large_files_need_little_memory(s3_url, tmp_path)

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from tests.support.ec2.faults import Failure, Faults, failure
 from tests.support.ec2.fleet import Fleet
 from tests.support.ec2.images import IMAGES, RECORDS
 from tests.support.ec2.spot import SpotPrices
+from tests.support.loopback_server import CallRecord
 from tests.support.machines.cgroups import Cgroups
 from tests.support.machines.network import Network
 from tests.support.machines.serving import answer, make_work, run_server
@@ -32,15 +32,14 @@ Start = Callable[..., Any]
 App = Callable[[Environ, Start], Iterable[bytes]]
 
 
-class Gate:
+class Gate(CallRecord):
     """Stands before moto: counts calls, makes them fail, and takes the test's own orders at /_control."""
 
     def __init__(self, inner: App, faults: Faults, control: Callable[[dict[str, Any]], Any]) -> None:
+        super().__init__()
         self._inner = inner
         self._faults = faults
         self._control = control
-        self._lock = threading.Lock()
-        self.calls: Counter[str] = Counter()
 
     def __call__(self, environ: Environ, start: Start) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -48,9 +47,8 @@ class Gate:
             return self._order(body, start)
         environ["wsgi.input"] = BytesIO(body)
         operation, json_spoken = _operation(environ, body)
-        with self._lock:
-            # A dry run is a call, and makes nothing.
-            self.calls[f"{operation} (dry)" if b"DryRun=true" in body else operation] += 1
+        # A dry run is a call, and makes nothing.
+        self.count(f"{operation} (dry)" if b"DryRun=true" in body else operation)
         fault = self._faults.meet(operation)
         if fault is not None and not fault.lose_reply:
             return _fail(failure(fault), json_spoken, start)
@@ -60,13 +58,6 @@ class Gate:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionAbortedError("the reply was lost")
         return self._inner(environ, start)
-
-    def take_calls(self, reset: bool) -> dict[str, int]:
-        with self._lock:
-            found = dict(self.calls)
-            if reset:
-                self.calls.clear()
-            return found
 
     def _order(self, body: bytes, start: Start) -> Iterable[bytes]:
         start("200 OK", [("Content-Type", "application/json")])

@@ -10,12 +10,10 @@ import json
 import socket
 import sys
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.support.gce import around, batch
@@ -32,6 +30,7 @@ from tests.support.gce.links import Links
 from tests.support.gce.operations import Numbers, Operations
 from tests.support.gce.policies import Policies
 from tests.support.gcs import GcsServer, gcs_server
+from tests.support.loopback_server import CallRecord, LoopbackServer, ReplyLost
 from tests.support.machines.cgroups import Cgroups
 from tests.support.machines.network import Network
 from tests.support.machines.serving import answer, make_work, run_server
@@ -42,37 +41,16 @@ _OPERATION_S = 0.2
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
-class Lost(Exception):
-    """The reply never arrives."""
-
-
-class Gate:
+class Gate(CallRecord):
     """Stands before the APIs: knows who asks, refuses what does not fit, counts calls and makes them fail."""
 
     def __init__(self, compute: Compute, callers: Callers, faults: Faults, base: str) -> None:
+        super().__init__()
         self._compute = compute
         self._callers = callers
         self._faults = faults
         self._base = base
-        self._lock = threading.Lock()
-        self._calls: Counter[str] = Counter()
-        self._broken: list[str] = []
         self._entries: list[Json] = []
-
-    def take_calls(self, reset: bool) -> dict[str, int]:
-        with self._lock:
-            found = dict(self._calls)
-            if reset:
-                self._calls.clear()
-            return found
-
-    def broken(self, reset: bool) -> list[str]:
-        """Requests that did not fit, with what was wrong."""
-        with self._lock:
-            found = list(self._broken)
-            if reset:
-                self._broken.clear()
-            return found
 
     def entries(self, reset: bool) -> list[Json]:
         """What was written to Cloud Logging."""
@@ -83,20 +61,19 @@ class Gate:
             return found
 
     def serve(self, verb: str, target: str, authorization: str, body: bytes) -> Json:
-        """The answer to one request. Raises Failure, and Lost where it was done and nobody shall know."""
+        """The answer to one request. Raises Failure, and ReplyLost for a call that was carried out."""
         parts = urlsplit(target)
         if parts.path == "/token":
             return self._token(body)
         query = parse_qs(parts.query, keep_blank_values=True)
         found = _method(verb, parts.path)
         if found is None:
-            self._remember(f"{verb} {target}: there is no such method")
+            self.remember(f"{verb} {target}: there is no such method")
             raise not_found(parts.path)
         spoken, method = found
         service, _, below = method.id.partition(".")
         operation = below if service == "compute" else f"{service}:{below}"
-        with self._lock:
-            self._calls[operation] += 1
+        self.count(operation)
         caller = self._callers.of(authorization)
         asked = self._checked(spoken, verb, target, query, body)
         fault = self._faults.meet(operation)
@@ -114,7 +91,7 @@ class Gate:
             case _:
                 told = around.answer(method, asked or {}, self._faults)
         if fault is not None:
-            raise Lost
+            raise ReplyLost
         return told
 
     def _token(self, body: bytes) -> Json:
@@ -127,17 +104,13 @@ class Gate:
         try:
             asked = json.loads(body) if body.strip() else None
         except ValueError as error:
-            self._remember(f"{verb} {target}: {error}")
+            self.remember(f"{verb} {target}: {error}")
             raise Failure(400, "parseError", f"Parse Error: {error}") from error
         wrong = spoken.check(verb, urlsplit(target).path, query, asked)
         if wrong:
-            self._remember(f"{verb} {target}: {'; '.join(wrong)}")
+            self.remember(f"{verb} {target}: {'; '.join(wrong)}")
             raise Failure(400, "invalid", "Invalid request: " + "; ".join(wrong))
         return asked if isinstance(asked, dict) else None
-
-    def _remember(self, what: str) -> None:
-        with self._lock:
-            self._broken.append(what)
 
     def _log(self, body: Json) -> Json:
         common = {name: body[name] for name in ("logName", "resource", "labels") if name in body}
@@ -184,7 +157,7 @@ def make_handler(gate: Gate, account: Account) -> type[BaseHTTPRequestHandler]:
                 self._reply(status, json.dumps(told).encode())
             except Failure as failure:
                 self._reply(failure.status, json.dumps(failure.body()).encode())
-            except Lost:
+            except ReplyLost:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -209,16 +182,6 @@ def make_handler(gate: Gate, account: Account) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        # Clients that went away are no news; anything else is the cloud's own fault and belongs in its log.
-        if not isinstance(sys.exc_info()[1], (ConnectionError, ValueError)):
-            super().handle_error(request, client_address)
-
-
 def serve(owner: int, folder: Path, power_off_s: float) -> None:
     """Serve until standard input ends."""
     work = make_work(folder)
@@ -233,7 +196,7 @@ def serve(owner: int, folder: Path, power_off_s: float) -> None:
         instances, operations, faults = Instances(numbers), Operations(numbers, _OPERATION_S), Faults()
         fleet = Fleet(instances, operations, network, cgroups, work, consoles, power_off_s)
         ending.callback(fleet.close)
-        server = _Server((network.gateway, 0), BaseHTTPRequestHandler, bind_and_activate=True)
+        server = LoopbackServer((network.gateway, 0), BaseHTTPRequestHandler, bind_and_activate=True)
         origin = f"http://{network.gateway}:{server.server_port}"
         links = Links(f"{origin}/compute/v1")
         gcs: GcsServer = starting.result()

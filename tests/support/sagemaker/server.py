@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-import threading
-from collections import Counter
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 
+from tests.support.loopback_server import CallRecord, LoopbackServer, ReplyLost
 from tests.support.sagemaker import shapes
 from tests.support.sagemaker.account import Account
 from tests.support.sagemaker.faults import Failure, Faults, invalid
@@ -22,45 +19,23 @@ _SPOKEN = "application/x-amz-json-1.1"
 CREDENTIALS = "/v2/credentials/role"
 
 
-class Lost(Exception):
-    """The reply never arrives."""
-
-
-class Gate:
+class Gate(CallRecord):
     """Stands before the account: refuses what does not fit, counts calls and makes them fail."""
 
     def __init__(self, account: Account, faults: Faults) -> None:
+        super().__init__()
         self._account = account
         self._faults = faults
-        self._lock = threading.Lock()
-        self._calls: Counter[str] = Counter()
-        self._broken: list[str] = []
-
-    def take_calls(self, reset: bool) -> dict[str, int]:
-        with self._lock:
-            found = dict(self._calls)
-            if reset:
-                self._calls.clear()
-            return found
-
-    def broken(self, reset: bool) -> list[str]:
-        """Requests that did not fit, with what was wrong."""
-        with self._lock:
-            found = list(self._broken)
-            if reset:
-                self._broken.clear()
-            return found
 
     def serve(self, target: str, authorization: str, body: bytes) -> Json:
-        """The answer to one request. Raises Failure, and Lost where it was done and nobody shall know."""
+        """The answer to one request. Raises Failure, and ReplyLost for a call that was carried out."""
         service, _, operation = target.partition(".")
         scope = authorization.partition("Credential=")[2].split(",")[0].split("/")
         if len(scope) < 4 or scope[3] != "sagemaker":
             raise Failure("MissingAuthenticationTokenException", "Missing Authentication Token", 403)
         if service != "SageMaker" or not shapes.knows(operation):
             raise Failure("UnknownOperationException", "", 404)
-        with self._lock:
-            self._calls[operation] += 1
+        self.count(operation)
         asked = self._checked(operation, body)
         resources = asked.get("ResourceConfig") or {}
         machine, count = resources.get("InstanceType", ""), resources.get("InstanceCount", 1)
@@ -69,7 +44,7 @@ class Gate:
             raise fault.failure(machine, count)
         told = self._account.answer(operation, scope[2], asked)
         if fault is not None:
-            raise Lost
+            raise ReplyLost
         return told
 
     def _checked(self, operation: str, body: bytes) -> Json:
@@ -79,8 +54,7 @@ class Gate:
             raise Failure("SerializationException", str(error)) from error
         wrong = shapes.check(operation, asked)
         if wrong:
-            with self._lock:
-                self._broken.append(f"{operation}: {'; '.join(wrong)}")
+            self.remember(f"{operation}: {'; '.join(wrong)}")
             raise invalid(f"{len(wrong)} validation error{'s'[: len(wrong) > 1]} detected: {'; '.join(wrong)}")
         found: Json = asked
         return found
@@ -100,7 +74,7 @@ def make_handler(gate: Gate) -> type[BaseHTTPRequestHandler]:
                 self._reply(200, told)
             except Failure as failure:
                 self._reply(failure.status, {"__type": failure.code, "message": failure.message})
-            except Lost:
+            except ReplyLost:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -134,19 +108,11 @@ def make_handler(gate: Gate) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class Server(ThreadingHTTPServer):
+class Server(LoopbackServer):
     """On a free port of loopback."""
-
-    daemon_threads = True
-    request_queue_size = 128
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(("127.0.0.1", 0), make_handler(gate))
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        # Clients that went away are no news; anything else is the cloud's own fault.
-        if not isinstance(sys.exc_info()[1], (ConnectionError, ValueError)):
-            super().handle_error(request, client_address)
 
 
 def _wire(value: object) -> float:
