@@ -249,7 +249,7 @@ if isolated():
             summary = lent.ended(job)
         assert (summary.phase, summary.rule) == ("failed", "boot-failed"), lent.story(job)
         assert "(3.9.2)" in summary.reason and "or newer" in summary.reason and len(summary.attempts) == 2
-        assert "choose a resources.image with Python" in lent.cli("show", job).stdout
+        assert "choose another resources.image, with Python" in lent.cli("show", job).stdout
 
     def test_outages_restart_nothing(lent: CloudWorld) -> None:
         """The cloud answers 500 for a minute, and the bucket for two."""

@@ -281,25 +281,25 @@ def test_others_words_are_one_line() -> None:
     assert legible(("failed\n[stoker] succeeded",)) == ("failed [stoker] succeeded",)
 
 
+def read_until(terminal: int, end: str) -> str:
+    """Read up to this end: one read may return a part of what was written."""
+    shown = b""
+    while not shown.endswith(end.encode()):
+        shown += os.read(terminal, 1000)
+    return shown.decode().replace("\r\n", "\n")
+
+
 @pytest.mark.parametrize("steer", [each for each in STEERS if each != "\r"])
 def test_no_command_can_forget(steer: str) -> None:
     """Whatever is written to a terminal, also by a command that shows text as it is."""
     terminal, other = os.openpty()
     stream = guard(os.fdopen(other, "w", encoding="utf-8"))
-
-    def shown() -> str:
-        """What the terminal shows up to the end of the line. One read may return a part of it."""
-        data = b""
-        while not data.endswith(b"\n"):
-            data += os.read(terminal, 1000)
-        return data.decode()
-
     stream.write(f"a{steer}b \x1b[31mred\x1b[0m\n")
     stream.flush()
-    assert shown().replace("\r\n", "\n") == "ab \x1b[31mred\x1b[0m\n"
+    assert read_until(terminal, "\n") == "ab \x1b[31mred\x1b[0m\n"
     stream.write(f"a{chr(0x301) * 400}b\n")
     stream.flush()
-    assert shown() == f"a{chr(0x301) * 5}b\r\n"
+    assert read_until(terminal, "\n") == f"a{chr(0x301) * 5}b\n"
     stream.close()
     os.close(terminal)
 
@@ -326,7 +326,7 @@ def test_only_a_page_of_stoker_itself_is_drawn_from_the_top() -> None:
     terminal, other = os.openpty()
     screen = SafeTerminal.of(guard(os.fdopen(other, "w", encoding="utf-8")))
     screen.draw_page(["\x1b[31mone\x1b[0m", "t\x1b[2Jw\x1b[Ho"])
-    assert os.read(terminal, 1000).decode().replace("\r\n", "\n") == "\x1b[H\x1b[31mone\x1b[0m\x1b[K\ntwo\x1b[K\n\x1b[J"
+    assert read_until(terminal, "\x1b[J") == "\x1b[H\x1b[31mone\x1b[0m\x1b[K\ntwo\x1b[K\n\x1b[J"
     screen.close()
     os.close(terminal)
 

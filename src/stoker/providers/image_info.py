@@ -32,7 +32,7 @@ def newer_image(tags: Iterable[str]) -> str:
         served = SERVED.get(python, max(SERVED.values()))
         oldest[arch] = min(served, oldest.get(arch, served))
     version = max(oldest.values(), default=min(SERVED.values()))
-    return f"choose a {IMAGE} with Python {version_text(version)} or newer"
+    return f"choose another {IMAGE}, with Python {version_text(version)} or newer"
 
 
 class ImagesModule(Protocol):
