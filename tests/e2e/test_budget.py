@@ -1,4 +1,4 @@
-"""A budget of the house, from the first job that spends it to the one that waits, and what `stoker costs` says."""
+"""A budget of the policy, from the first job that spends it to the one that waits, and what `stoker costs` says."""
 
 from __future__ import annotations
 

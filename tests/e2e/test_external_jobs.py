@@ -242,7 +242,7 @@ def test_every_event_twice_backwards_and_late(url: str, store: Store, sagemaker:
     for event in [*reversed(told), *told, *told]:
         looked = governor.wake(event["region"], event["detail"]["TrainingJobName"])
         assert looked.problems == {}
-    # The house has wanted its rules to hold since before it ended.
+    # The policy has been in force since before it ended.
     assert len(sagemaker.names()) == 2 and alarms() == []
 
 

@@ -22,7 +22,7 @@ def kinds(hook: Hook, job: str) -> list[str]:
 
 
 def test_a_life_with_a_reclaim_is_told_in_order_and_once(world: World, hook: Hook) -> None:
-    """Several governors beside the one in the background; both the job and the house name the address."""
+    """Several governors beside the one in the background; both the job and the policy name the address."""
     world.script("counter.py")
     policy = world.root / "policy.yaml"
     policy.write_text(f"notify:\n- {{to: '{hook.url}', name: team}}\n")

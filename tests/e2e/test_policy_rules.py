@@ -1,4 +1,4 @@
-"""Rules of the house, from the command line to the end of a job that reaches one."""
+"""Rules of the policy, from the command line to the end of a job that reaches one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rules(world: World, text: str) -> None:
     assert told.returncode == 0, told.stderr
 
 
-def test_what_the_house_refuses_is_not_submitted(world: World) -> None:
+def test_what_the_policy_refuses_is_not_submitted(world: World) -> None:
     world.write("print('hello')")
     rules(world, "rules:\n- {name: who-pays, tags: {project: [vision]}}\n- {max_nodes: 1}\n")
     refused = world.cli("run", "--yes", "--", "python", "train.py")
@@ -46,7 +46,7 @@ def _job_file(world: World) -> Path:
     return path
 
 
-def test_a_bound_of_the_house_ends_a_job_that_has_none_and_it_saves_first(world: World) -> None:
+def test_a_bound_of_the_policy_ends_a_job_that_has_none_and_it_saves_first(world: World) -> None:
     world.script("counter.py")
     rules(world, "rules:\n- {name: short, max_runtime: 3s}\n- {name: watched, max_cost: 1, audit: true}\n")
     summary = world.run(run=["python", "train.py", "--steps", "100000", "--pause", "0.05"])

@@ -51,7 +51,7 @@ def rules(bodies: list[str], *, audit: bool = False) -> GovernorSettings:
 
 
 @dataclass
-class House:
+class BudgetStory:
     """Jobs that want machines all the time, and a governor that sees all of them, or forgets those that ended."""
 
     settings: GovernorSettings
@@ -140,9 +140,9 @@ def _length(period: object) -> int:
     return (period.end - period.start).days  # type: ignore[attr-defined, no-any-return]
 
 
-def play(draw: st.DrawFn, settings: GovernorSettings) -> House:
-    """Some days of a house with up to six jobs."""
-    policy = House(settings, EPOCH + timedelta(days=draw(st.integers(0, 40)), hours=draw(st.integers(0, 23))))
+def play(draw: st.DrawFn, settings: GovernorSettings) -> BudgetStory:
+    """Some days of a store with up to six jobs."""
+    policy = BudgetStory(settings, EPOCH + timedelta(days=draw(st.integers(0, 40)), hours=draw(st.integers(0, 23))))
     for number in range(draw(st.integers(1, 6))):
         limits = Limits(max_cost=draw(st.sampled_from([0.5, 1.0, 2.5, 4.0])))
         spec = replace(make_spec(draw(st.integers(1, 3)), limits=limits), tags=draw(TAGS))
@@ -167,20 +167,20 @@ def play(draw: st.DrawFn, settings: GovernorSettings) -> House:
 
 
 @st.composite
-def played(draw: st.DrawFn) -> House:
+def played(draw: st.DrawFn) -> BudgetStory:
     return play(draw, rules(draw(st.lists(BODIES, min_size=1, max_size=2))))
 
 
 @MONEY
 @given(played())
-def test_nothing_is_launched_that_does_not_fit_beside_what_is_spent_and_reserved(policy: House) -> None:
-    """So a budget is exceeded by what costs more than its own bound, and by nothing else: `House.check`."""
+def test_nothing_is_launched_that_does_not_fit_beside_what_is_spent_and_reserved(policy: BudgetStory) -> None:
+    """So a budget is exceeded by what costs more than its own bound, and by nothing else: `BudgetStory.check`."""
 
 
 def test_budgets_are_reached_in_what_is_played() -> None:
     """Some of it is over its budget, and waits: the property above is about something."""
 
-    def waits(policy: House) -> bool:
+    def waits(policy: BudgetStory) -> bool:
         told = [code for job in policy.jobs.values() for code in job.state.warned]
         return policy.claimed > 2 and any(code.endswith(":full") for code in told)
 

@@ -1,6 +1,6 @@
 """Whatever happens to training jobs of others, and however events about it arrive: twice, late, out of order, about
 nothing; and whatever is lost or breaks off in between, with two governors at once. No second clone, no more than the
-house allows, nothing stopped without a rule, no alarm left; and what was stopped to go on does, or it is told."""
+policy allows, nothing stopped without a rule, no alarm left; and what was stopped to go on does, or it is told."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 NAMES = ("a", "b")
 TIMES = 2
-HOUSES = (
+POLICIES = (
     f"sagemaker: {{regions: [{REGION}]}}\n",
     f"sagemaker: {{regions: [{REGION}]}}\nrules: [{{max_nodes: 1}}]\n",
     f"sagemaker: {{regions: [{REGION}]}}\nrules: [{{stall: {{window: 1m}}}}, {{max_nodes: 1, audit: true}}]\n",
@@ -72,9 +72,9 @@ class Life:
         self.watch_stops()
 
     def legislate(self, number: int) -> None:
-        self.policy = number % len(HOUSES)
+        self.policy = number % len(POLICIES)
         self.number += 1
-        text = HOUSES[self.policy]
+        text = POLICIES[self.policy]
         rule = f"- {BOUND}\n"
         text = text.replace("rules: [", f"rules: [{{{BOUND}}}, ") if "rules: [" in text else f"{text}rules:\n{rule}"
         versions.write(self.store, f"{text}# {self.number}\n", "jane")
@@ -101,8 +101,8 @@ class Life:
             self.wrongs.append(f"{of} was cloned while it was {job.status}")
         if of in self.stopped_by_a_person:
             self.wrongs.append(f"{of} was cloned although a person stopped it")
-        if HOUSES[self.policy].find("clone: false") >= 0 or "sagemaker" not in HOUSES[self.policy]:
-            self.wrongs.append(f"{of} was cloned against the house")
+        if POLICIES[self.policy].find("clone: false") >= 0 or "sagemaker" not in POLICIES[self.policy]:
+            self.wrongs.append(f"{of} was cloned against the policy")
         if job.status == "Failed" and str(job.reason).startswith("ClientError"):
             self.wrongs.append(f"{of} was cloned for an error of its own")
         for name in ("CheckpointConfig", "RoleArn", "OutputDataConfig", "ResourceConfig"):
@@ -115,13 +115,13 @@ class Life:
         def watched(name: str) -> bool:
             job = self.account.job(name) if name in self.account.names else None
             if job is not None and job.status == "InProgress" and not self.may_be_stopped(name):
-                self.wrongs.append(f"{name} was stopped for no rule of {HOUSES[self.policy]}")
+                self.wrongs.append(f"{name} was stopped for no rule of {POLICIES[self.policy]}")
             return stop(name)
 
         self.account.stop = watched  # type: ignore[method-assign]
 
     def may_be_stopped(self, name: str) -> bool:
-        job, policy = self.account.job(name), HOUSES[self.policy]
+        job, policy = self.account.job(name), POLICIES[self.policy]
         if "sagemaker" not in policy:
             return False
         if "{max_nodes: 1}" in policy and int(job.resources["InstanceCount"]) > 1:
@@ -232,7 +232,7 @@ class Life:
 
     def settle(self) -> None:
         """Nothing goes wrong any more, and somebody looks."""
-        if "sagemaker" not in HOUSES[self.policy]:
+        if "sagemaker" not in POLICIES[self.policy]:
             self.legislate(0)
         for _ in range(3):
             self.look(None, "", 0)

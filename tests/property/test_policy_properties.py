@@ -1,4 +1,4 @@
-"""What the rules of the house never do, whatever they say and whatever is seen."""
+"""What no policy ever does, for any rules and any observation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.sim_data import (
 
 pytestmark = pytest.mark.slow
 
-HOUSE = settings(
+SEARCH = settings(
     max_examples=250,
     deadline=None,  # The machine may be busy; nothing here is about time.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
@@ -224,7 +224,7 @@ def without_words(job: JobSnapshot, settings: GovernorSettings, now: datetime) -
 # ── Properties ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@HOUSE
+@SEARCH
 @given(seen(), policies(audit=True))
 def test_rules_that_are_only_watched_change_nothing(
     found: tuple[JobSnapshot, datetime], settings: GovernorSettings
@@ -238,7 +238,7 @@ def test_rules_that_are_only_watched_change_nothing(
             assert not (policy and action.event.evidence), "nobody is looked into for a rule that does nothing"
 
 
-@HOUSE
+@SEARCH
 @given(running(), policies(STANDSTILLS, audit=True))
 def test_one_that_stands_still_by_a_rule_that_is_only_watched_goes_on(
     job: JobSnapshot, settings: GovernorSettings
@@ -248,7 +248,7 @@ def test_one_that_stands_still_by_a_rule_that_is_only_watched_goes_on(
     assert effects(without_words(with_activities(job, [idle]), settings, now)) == []
 
 
-@HOUSE
+@SEARCH
 @given(seen(), policies())
 def test_no_plan_both_launches_and_ends(found: tuple[JobSnapshot, datetime], settings: GovernorSettings) -> None:
     job, now = found
@@ -268,7 +268,7 @@ def test_no_plan_both_launches_and_ends(found: tuple[JobSnapshot, datetime], set
         assert not launched & set(of_claim)
 
 
-@HOUSE
+@SEARCH
 @given(seen(st.none()), policies(STANDSTILLS))
 def test_a_node_that_does_not_tell_what_it_does_is_not_idle(
     found: tuple[JobSnapshot, datetime], settings: GovernorSettings
@@ -277,7 +277,7 @@ def test_a_node_that_does_not_tell_what_it_does_is_not_idle(
     assert decide_job(job, settings, now) == decide_job(job, replace(settings, policy=DEFAULT.policy), now)
 
 
-@HOUSE
+@SEARCH
 @given(
     seen(st.sampled_from([Activity(1e4, work=STILL, devices=1), Activity(1e4, devices=0)])),
     policies(STANDSTILLS),
@@ -291,7 +291,7 @@ def test_accelerators_or_processors_that_nobody_sees_are_not_idle(
     assert decide_job(job, settings, now) == decide_job(job, replace(settings, policy=DEFAULT.policy), now)
 
 
-@HOUSE
+@SEARCH
 @given(
     running(),
     policies(STANDSTILLS),
@@ -328,7 +328,7 @@ def _patient(rule: Rule) -> Rule:
     return replace(rule, stall=replace(rule.stall, working_s=1e6))
 
 
-@HOUSE
+@SEARCH
 @given(seen(), policies(), st.booleans())
 def test_rules_that_cannot_be_read_launch_nothing_and_end_nothing(
     found: tuple[JobSnapshot, datetime], settings: GovernorSettings, blank: bool
@@ -347,7 +347,7 @@ def test_rules_that_cannot_be_read_launch_nothing_and_end_nothing(
     assert [each for each in effects(decide_job(job, known, now)) if each in ends] == ends
 
 
-@HOUSE
+@SEARCH
 @given(seen(), policies())
 def test_rules_never_break_a_governor_and_their_words_end(
     found: tuple[JobSnapshot, datetime], settings: GovernorSettings
@@ -362,7 +362,7 @@ def test_rules_never_break_a_governor_and_their_words_end(
             )
 
 
-@HOUSE
+@SEARCH
 @given(seen(), policies(st.sampled_from(["market: {most_reclaims: 0}", "market: {over: 1m}, then: warn"])))
 def test_a_market_of_which_nothing_is_known_breaks_no_rule(
     found: tuple[JobSnapshot, datetime], settings: GovernorSettings
@@ -371,7 +371,7 @@ def test_a_market_of_which_nothing_is_known_breaks_no_rule(
     assert decide_job(job, settings, now) == decide_job(job, replace(settings, policy=DEFAULT.policy), now)
 
 
-@HOUSE
+@SEARCH
 @given(seen(), policies())
 def test_spot_that_is_taken_back_too_often_is_never_claimed(
     found: tuple[JobSnapshot, datetime], settings: GovernorSettings
@@ -396,5 +396,5 @@ def test_the_generators_reach_what_they_are_for(subject: str) -> None:
         return any(isinstance(event, Draining) and event.rule in codes for event in events)
 
     # Any will do: the smallest is not looked for.
-    once = settings(HOUSE, max_examples=1000, phases=[Phase.generate])
+    once = settings(SEARCH, max_examples=1000, phases=[Phase.generate])
     find(st.tuples(seen(), policies(STANDSTILLS, audit=False)), drains, settings=once)

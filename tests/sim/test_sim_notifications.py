@@ -28,7 +28,7 @@ SEEDS, BATCHES = 160, 8
 
 
 class Telling(World):
-    """A world whose house has a channel; a letter arrives at once, or now and then not at all."""
+    """A world whose policy has a channel; a letter arrives at once, or now and then not at all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

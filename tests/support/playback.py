@@ -24,7 +24,7 @@ RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "u
 HUNG = frozenset({"deadlock", "native-deadlock", "stuck-loader"})
 SHORT = frozenset({"loading"})
 AT_WORK = frozenset(RECORDED) - HUNG - SHORT
-# As a house's rule, for recordings of forty seconds.
+# As a rule of a policy, for recordings of forty seconds.
 RULE = StallRule(window_s=4.0, windows=3, after_s=4.0, working_s=1e6)
 
 

@@ -24,7 +24,7 @@ from tests.support.sagemaker.jobs import Job
 
 REGION = "us-east-1"
 START = datetime(2026, 11, 2, 9, 0, tzinfo=timezone.utc)
-HOUSE = f"sagemaker: {{regions: [{REGION}]}}\n"
+POLICY = f"sagemaker: {{regions: [{REGION}]}}\n"
 TOPIC = f"arn:aws:sns:{REGION}:123456789012:stoker"
 HOUR_S = 3600.0
 WASTE = "- min_gpu_utilization: {value: 80%, over: 1h, after: 30m}\n  then: stop"
@@ -207,7 +207,7 @@ class MemoryAccount(SageMakerAccount):
 class World:
     """A store with rules, and an account that obeys them."""
 
-    def __init__(self, rules: str = "", policy: str = HOUSE, store: Store | None = None) -> None:
+    def __init__(self, rules: str = "", policy: str = POLICY, store: Store | None = None) -> None:
         self.account = MemoryAccount()
         self.store = store or MemoryStore(clock=self.account.clock.now)
         self.governor = self.another()
@@ -220,7 +220,7 @@ class World:
     def _at(self, region: str) -> MemoryAccount:
         return self.account if region == REGION else MemoryAccount(region)
 
-    def legislate(self, rules: str, policy: str = HOUSE) -> None:
+    def legislate(self, rules: str, policy: str = POLICY) -> None:
         versions.write(self.store, f"{policy}rules:\n{rules}" if rules else policy, "jane@desk")
 
     def wake(self, name: str = "bert") -> list[str]:

@@ -67,7 +67,7 @@ def seconds_of(name: str) -> Iterator[Second]:
 
 @dataclass
 class LongJob:
-    """One job on one node. `house` are its rules; the log is what its governor decided."""
+    """One job on one node. `policy` has its rules; the log is what its governor decided."""
 
     policy: str = "stall: {}"
     limits: Limits = field(default_factory=Limits)

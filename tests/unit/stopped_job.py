@@ -12,7 +12,7 @@ from stoker.policy.policy_file import parse_policy
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 DAY_S = 86400.0
-HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
+POLICY = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
 STOPPED = ExternalJob(
     "bert",
     "us-east-1",

@@ -103,7 +103,7 @@ CASES: list[tuple[AttemptEvidence, str, str, bool, str]] = [
         True,
         "waited too long for the attempt before it to leave",
     ),
-    # What a stall's ladder ended is its rule's, for the house as for the job's own bound; a broken gang's is nobody's.
+    # An end by a stall has the stall's rule, by the policy as by the job's own bound; an end of a broken gang has none.
     *(
         (
             make_case(DRAINED, events=(Draining(2, "infrastructure", rule),)),

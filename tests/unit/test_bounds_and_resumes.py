@@ -1,4 +1,4 @@
-"""To resume a job starts its own bounds anew, and never those of the house: those count all of its attempts."""
+"""To resume a job starts its own bounds anew, and never those of the policy: those count all of its attempts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def waiting(*more: Event, **limits: float) -> JobSnapshot:
 # ── Governors ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_money_of_the_house_counts_all_attempts() -> None:
+def test_money_of_the_policy_counts_all_attempts() -> None:
     by = settings("max_cost: 15")
     assert decided(running(5.5 * HOUR), by, 5.5 * HOUR) == []
     ((event, reason),) = decided(running(6 * HOUR), by, 6 * HOUR)
@@ -83,7 +83,7 @@ def test_money_of_the_house_counts_all_attempts() -> None:
     assert reason == "policy max-cost ($15) is reached: $15.00 spent, $0.08 set aside for saving"
 
 
-def test_time_of_the_house_counts_all_attempts() -> None:
+def test_time_of_the_policy_counts_all_attempts() -> None:
     by, now_s = settings("max_runtime: 4h"), 6 * HOUR
     assert decided(running(now_s, 0.9 * HOUR), by, now_s) == []
     ((event, reason),) = decided(running(now_s, HOUR), by, now_s)
@@ -172,7 +172,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return open_store(str(tmp_path / "store"))
 
 
-def test_who_is_over_a_bound_of_the_house_is_not_resumed(store: Store) -> None:
+def test_who_is_over_a_bound_of_the_policy_is_not_resumed(store: Store) -> None:
     job = client.submit(Spec(name="x", run="python train.py"), store=store)
     closed = Closed(2, "stopped", "stop", trained_s=3 * HOUR)
     events = (Claimed(ON_DEMAND, 1), Launched(2, nodes(2)), closed, Ended("stopped", "stop", 2))
@@ -200,7 +200,7 @@ def refusal(rule: str, *offerings: Offering) -> str | None:
     return None
 
 
-def test_nor_is_who_has_spent_what_the_house_allows() -> None:
+def test_nor_is_who_has_spent_what_the_policy_allows() -> None:
     advice = "the owner of the policy can raise the limit, or list job-1 under the rule's `except`"
     told = "policy max-cost ($12) counts all attempts of a job, and $12.00 are spent"
     assert refusal("max_cost: 12") == f"{told}; {advice}"

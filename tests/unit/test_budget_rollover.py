@@ -15,7 +15,7 @@ LATE_S = 24 * HOUR - 600
 
 
 def spent_on(world: PolicyWorld, day: int) -> float:
-    """What the jobs of the house may cost together on a day, at most."""
+    """The most that all jobs together may cost on a day."""
     world.now_s = day * 24 * HOUR
     books = compute_budget_state(
         world.by.policy, [], [(world.state(job), world.jobs[job][1]) for job in world.jobs], world.books().at

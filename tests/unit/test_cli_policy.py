@@ -1,4 +1,4 @@
-"""The house on the command line: what is refused with a reason, what is said once, and what is not said at all."""
+"""The policy on the command line: what is refused with a reason, what is said once, and what is not said at all."""
 
 from __future__ import annotations
 

@@ -413,7 +413,7 @@ def test_what_was_removed_is_still_in_the_total(store_url: str, capsys: pytest.C
 def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     store, today = open_store(store_url), datetime.now(timezone.utc).date()
     rules = (
-        "- {name: house, budget: {dollars: 4000, period: day}}\n"
+        "- {name: all, budget: {dollars: 4000, period: day}}\n"
         "- {name: each-team, budget: {dollars: 20, period: day, by: team}}\n"
         "- {name: students, budget: {dollars: 5, period: day}, for: {stage: student}}\n"
     )
@@ -421,14 +421,14 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
     tomorrow = (today + timedelta(days=1)).isoformat()
     lines = costs(store_url, capsys).splitlines()
     untouched = "$0.00 of $4,000.00 (0%), $0.00 reserved, $4,000.00 left"
-    assert lines[0] == f"budget house: {untouched}, until {tomorrow}", "also where nothing was spent"
+    assert lines[0] == f"budget all: {untouched}, until {tomorrow}", "also where nothing was spent"
     began_s = (datetime.combine(today, time(), timezone.utc) - EPOCH).total_seconds()
     for job, hours, tags in (("job-1", 15.79, {"team": "vision"}), ("job-2", 1.0, {})):
         record = ran(hours, job=job, start_s=began_s, **tags)
         record_job_costs(store, record.state, replace(make_spec(2), tags=tags), NOW)
     shown = costs(store_url, capsys)
     assert [line for line in shown.splitlines() if line.startswith("budget")] == [
-        f"budget house: $33.58 of $4,000.00 (1%), $0.00 reserved, $3,966.42 left, until {tomorrow}",
+        f"budget all: $33.58 of $4,000.00 (1%), $0.00 reserved, $3,966.42 left, until {tomorrow}",
         f"budget each-team, jobs without team: $2.00 of $20.00 (10%), $0.00 reserved, $18.00 left, until {tomorrow}",
         f"budget each-team, team=vision: $31.58 of $20.00 (158%), $0.00 reserved, $0.00 left, until {tomorrow}",
         f"budget students: $0.00 of $5.00 (0%), $0.00 reserved, $5.00 left, until {tomorrow}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from command_line import Stoker, stoker, store
-from external_world import HOUSE, World, events
+from external_world import POLICY, World, events
 
 from stoker.core.policy_rules import Subject, applies
 from stoker.external_jobs.clone_chain import Stopping
@@ -49,7 +49,7 @@ def test_an_approval_covers_external_jobs_or_jobs_of_stoker_and_never_both(store
 
 
 def test_an_exemption_of_the_policy_file_covers_both() -> None:
-    text = f"{HOUSE}rules:\n{BIG[:-1]}, except: [{{job: bert, until: {LAST}, why: demo}}]}}"
+    text = f"{POLICY}rules:\n{BIG[:-1]}, except: [{{job: bert, until: {LAST}, why: demo}}]}}"
     (rule,) = parse_policy(text.encode(), "p").rules
     for external in (True, False):
         assert not applies(rule, Subject(make_spec(2), EPOCH.date(), "bert", is_external=external))
@@ -63,7 +63,7 @@ def test_the_name_of_an_external_job_is_approved(store: Store, stoker: Stoker, m
         "--external: the policy governs no external jobs"
         in stoker("policy", "approve", "bert", "--external", *words)[2]
     )
-    versions.write(store, f"{HOUSE}rules:\n{BIG}", "jane")
+    versions.write(store, f"{POLICY}rules:\n{BIG}", "jane")
     for name, more in (("bert", ()), ("roberta", ("--external",))):
         code, _, said = stoker("policy", "approve", name, *more, *words)
         assert code == 0 and f"the external job {name} may break policy big until {LAST}" in said

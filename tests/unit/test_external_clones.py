@@ -6,8 +6,8 @@ import pytest
 from external_world import (
     CAPACITY,
     HOUR_S,
-    HOUSE,
     INTERNAL,
+    POLICY,
     REGION,
     STALL,
     World,
@@ -140,7 +140,7 @@ def test_a_serverless_one_breaks_no_rule_about_machines() -> None:
     assert world.wake() == [] and world.account.job().status == "InProgress"
 
 
-def test_the_house_knows_failures_better() -> None:
+def test_the_policy_knows_failures_better() -> None:
     rules = """
 - name: efa
   failure: {log: "Unresponsive receiver"}
@@ -181,8 +181,8 @@ def test_clones_are_bounded() -> None:
     assert events(world)[-1] == GaveUp(name, "bounded") and len(set(world.clones)) == 2
 
 
-def test_a_house_without_clones() -> None:
-    world = World(STALL, HOUSE.replace("}", ", clone: false}"))
+def test_a_policy_without_clones() -> None:
+    world = World(STALL, POLICY.replace("}", ", clone: false}"))
     world.account.start(training_s=9000)
     world.account.interrupt(times=5)
     world.wake()
@@ -254,18 +254,18 @@ def test_one_that_fails_while_it_stops(reason: str, clones: int) -> None:
     assert len(world.clones) == clones
 
 
-def test_a_house_that_wants_no_more_clones_gets_none_of_those_that_were_to_come() -> None:
+def test_a_policy_that_wants_no_more_clones_gets_none_of_those_that_were_to_come() -> None:
     world = World()
     world.account.start(training_s=60)
     world.account.interrupt(times=4)
     world.wake()
-    world.legislate("", HOUSE.replace("}", ", clone: false}"))
+    world.legislate("", POLICY.replace("}", ", clone: false}"))
     world.account.jobs.advance(world.account.job(), "Stopped")
     world.wake()
     assert world.clones == []
 
 
-def test_how_many_interruptions_are_too_many_is_the_houses() -> None:
+def test_how_many_interruptions_are_too_many_is_the_policys() -> None:
     world = World("- name: calm\n  spot: {on_demand_after: 1}")
     world.account.start(training_s=60)
     world.account.interrupt(times=2)
@@ -313,14 +313,14 @@ def test_giving_up_spot_is_none_of_the_resumes() -> None:
     assert len(world.clones) == 2 and events(world)[-1] == GaveUp(world.clones[-1], "bounded")
 
 
-def test_what_failed_while_the_house_looked_away_is_left_alone() -> None:
+def test_what_failed_while_the_policy_looked_away_is_left_alone() -> None:
     world = World()
     world.account.start(training_s=9000)
     world.wake()
     world.legislate("", "sagemaker: {regions: [eu-west-1]}\n")
     world.account.fail(reason=INTERNAL)
     world.account.clock.move(60)
-    world.legislate("", HOUSE)
+    world.legislate("", POLICY)
     world.wake()
     assert world.clones == []
 
@@ -430,7 +430,7 @@ def test_tags_alone_make_nobody_a_clone() -> None:
     assert events(world, "another") == []
 
 
-def test_what_ended_before_the_house_wanted_it_is_left_alone() -> None:
+def test_what_ended_before_the_policy_wanted_it_is_left_alone() -> None:
     world = World(policy="rules: []\n")
     world.account.start(training_s=9000)
     world.account.fail(reason=INTERNAL)

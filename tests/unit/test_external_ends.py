@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from stopped_job import DAY_S, FAILED, HOUSE, NOW, STOPPED, ago, stopping
+from stopped_job import DAY_S, FAILED, NOW, POLICY, STOPPED, ago, stopping
 
 from stoker.core.budget_state import BudgetState, BudgetStatus
 from stoker.external_jobs import clone_decision
@@ -19,7 +19,7 @@ from stoker.model.policy import Policy
 from stoker.policy.policy_file import parse_policy
 
 
-def follow(job: ExternalJob, chain: CloneChain, policy: Policy = HOUSE, **more: Any) -> ExternalJobPlan:
+def follow(job: ExternalJob, chain: CloneChain, policy: Policy = POLICY, **more: Any) -> ExternalJobPlan:
     told = {"tail": Known(()), "wanted_since": ago(99 * DAY_S), **more}
     snapshot = ExternalJobSnapshot(job, chain, Known(()), "stoker-", **told)
     return clone_decision.decide_after_end(snapshot, policy, subject_of(job, chain, NOW), NOW)
@@ -84,7 +84,7 @@ def test_what_has_been_over_for_a_day_goes_on_and_for_longer_it_does_not() -> No
         assert kind_of(follow(replace(job, ended_at=None), chain)) in ("late", "before")
 
 
-def test_what_ended_when_the_house_began_to_want_it_is_its_own() -> None:
+def test_what_ended_when_the_policy_began_to_want_it_is_its_own() -> None:
     assert kind_of(follow(FAILED, CloneChain("bert"), wanted_since=FAILED.ended_at)) == "clone"
     assert kind_of(follow(FAILED, CloneChain("bert"), wanted_since=ago(59))) == "before"
     assert kind_of(follow(FAILED, CloneChain("bert"), wanted_since=None)) == "before"

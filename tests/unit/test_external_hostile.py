@@ -1,4 +1,4 @@
-"""Training jobs of others in an account that is not as tidy as one would like: other houses, old jobs, names that come
+"""Training jobs of others in an account that is not as tidy as one would like: other stores, old jobs, names that come
 back, people who stop things, and clones that cannot be made."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import woken_world
-from external_world import HOUR_S, HOUSE, REGION, START, World
+from external_world import HOUR_S, POLICY, REGION, START, World
 
 from stoker.core.governor_settings import DEFAULT
 from stoker.external_jobs import chain_log, index_rows, notifications
@@ -35,7 +35,7 @@ def events(world: World, origin: str = "bert") -> list[ChainEvent]:
 
 
 def second(world: World, rules: str = "") -> World:
-    """Another house, with a store of its own, that governs the same account from now on."""
+    """Another store whose governor governs the same account from now on."""
     other = World()
     other.account = world.account
     other.store = MemoryStore(clock=world.account.clock.now)
@@ -58,10 +58,10 @@ def spend(world: World) -> None:
     world.store.create(f"{day}train-1a2b/{keys.number(9)}.100000000.100000000.", b"")
 
 
-# ── Two houses ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Two stores ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_houses_that_judge_differently_make_one_clone_of_each() -> None:
+def test_policies_that_judge_differently_make_one_clone_of_each() -> None:
     world = World("- resume: {min_runtime: 1h}")
     other = second(world, "- resume: {min_runtime: 4h}")
     world.account.start(training_s=2 * HOUR_S)
@@ -77,7 +77,7 @@ def test_houses_that_judge_differently_make_one_clone_of_each() -> None:
         world.account.train(name, 5 * HOUR_S)
 
 
-def test_clones_are_bounded_whichever_house_began_when() -> None:
+def test_clones_are_bounded_whichever_store_began_when() -> None:
     world = World()
     world.account.start(training_s=3 * HOUR_S)
     world.wake()
@@ -105,7 +105,7 @@ def test_a_region_that_is_added_to_old_rules_stops_nothing_that_was_there() -> N
     world = World(rules, "")
     world.account.clock.move(HOUR_S)
     world.account.start(training_s=60)
-    world.legislate(rules, HOUSE)
+    world.legislate(rules, POLICY)
     world.account.clock.move(60)
     world.governor.tick()
     assert world.account.job().status == "InProgress"
@@ -303,7 +303,7 @@ def test_a_region_that_is_governed_no_more_is_not_listed() -> None:
     world = World()
     world.account.start(training_s=600)
     world.governor.tick()
-    world.legislate("", HOUSE.replace("us-east-1", "eu-west-1"))
+    world.legislate("", POLICY.replace("us-east-1", "eu-west-1"))
     assert phases(world) == {}
 
 

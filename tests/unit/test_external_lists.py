@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from external_world import (
     HOUR_S,
-    HOUSE,
+    POLICY,
     REGION,
     WASTE,
     MemoryAccount,
@@ -66,7 +66,7 @@ def test_those_that_ring_all_the_time_leave_their_turn_to_others(monkeypatch: py
     looked: set[str] = set()
     moment = 0.0
 
-    def look(self: object, _looked: object, _house: object, _region: str, name: str, *_: object) -> None:
+    def look(self: object, _looked: object, _policy: object, _region: str, name: str, *_: object) -> None:
         nonlocal moment
         looked.add(name)
         moment += 61.0
@@ -152,7 +152,7 @@ class Letters(NotificationDispatcher):
 def test_what_cannot_be_noted_is_told_by_the_next_look() -> None:
     """The store stumbles once; the function that looked then is gone, or goes on."""
     for again in (True, False):
-        policy = f"{HOUSE}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
+        policy = f"{POLICY}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
         world = World("- max_nodes: 1\n  then: warn", policy)
         world.account.start(training_s=60)
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_noted_is_told_by_the_next_look() -> None:
 
 
 def test_people_are_told_once_though_governors_are_many() -> None:
-    policy = f"{HOUSE}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
+    policy = f"{POLICY}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
     world = World("- stall: {window: 5m}\n- max_nodes: 1\n  then: warn", policy)
     tellers = [Letters(world.store) for _ in range(2)]
     governors = [
@@ -232,7 +232,7 @@ def _seq(told: News) -> int:
 
 
 def test_a_channel_that_fails_harms_nothing() -> None:
-    world = World("- max_nodes: 1", f"{HOUSE}notify: [{{to: 'https://127.0.0.1:9/hook'}}]\n")
+    world = World("- max_nodes: 1", f"{POLICY}notify: [{{to: 'https://127.0.0.1:9/hook'}}]\n")
     world.account.start()
     looked = world.governor.wake(REGION, "bert")
     assert world.account.job().status == "Stopping" and "bert" not in looked.problems

@@ -96,7 +96,7 @@ def test_a_plan_tells_of_jobs_that_ended_lately_and_does_nothing() -> None:
     assert not any(operation == "CreateTrainingJob" for operation, _ in world.account.calls)
 
 
-def test_a_plan_asks_nothing_where_the_house_governs_no_region() -> None:
+def test_a_plan_asks_nothing_where_the_policy_governs_no_region() -> None:
     world = World(policy="rules: []\n")
     world.account.start(training_s=60)
     assert world.governor.plan() == ExternalJobsResult() and world.account.calls == []

@@ -1,4 +1,4 @@
-"""What training jobs of others cost is in the books of the house, once, whether they run or are over."""
+"""The cost of external training jobs counts in the budgets of the policy, once, running or over."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def outlasted(world: World, secondary: str, **changes: object) -> None:
     world.wake()
 
 
-def test_one_that_sagemaker_let_wait_no_longer_goes_on_without_spot_where_the_house_says_so() -> None:
+def test_one_that_sagemaker_let_wait_no_longer_goes_on_without_spot_where_the_policy_says_so() -> None:
     world = World("- max_wait: 4h\n  then: on-demand")
     outlasted(world, "MaxWaitTimeExceeded")
     (clone,) = world.clones

@@ -124,7 +124,7 @@ def test_its_own_clone_is_no_owners() -> None:
     assert events(world)[-1] == Cloned("bert", world.clones[0]) and len(world.clones) == 1
 
 
-def test_the_clone_of_a_clone_that_another_house_made_is_no_owners() -> None:
+def test_the_clone_of_a_clone_that_another_store_made_is_no_owners() -> None:
     world, other = World(), World()
     failed(world)
     world.governor.tick()
@@ -142,7 +142,7 @@ def test_the_clone_of_a_clone_that_another_house_made_is_no_owners() -> None:
     assert events(world)[-1] == Cloned(clone, world.clones[1]) and len(world.clones) == 2
 
 
-def test_a_clone_that_another_house_made_is_no_owners() -> None:
+def test_a_clone_that_another_store_made_is_no_owners() -> None:
     world, other = World(), World()
     other.account = world.account
     other.store = MemoryStore(clock=world.account.clock.now)

@@ -23,9 +23,9 @@ from stoker.store.external_job_index import ExternalJobIndex, ExternalJobRow
 from stoker.testing.memory_store import MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
-HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
+POLICY = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
 ROW = ExternalJobRow(
-    "bert", "us-east-1", "bert", "InProgress", "Training", NOW, NOW, modified_at=NOW, policy=HOUSE.digest
+    "bert", "us-east-1", "bert", "InProgress", "Training", NOW, NOW, modified_at=NOW, policy=POLICY.digest
 )
 LISTED = TrainingJobSummary("bert", "InProgress", "Training", NOW)
 
@@ -125,7 +125,7 @@ def test_a_row_changed_when_anything_of_it_did() -> None:
     ],
 )
 def test_a_job_is_looked_at_again_when_it_may_have_changed(row: ExternalJobRow | None, due: bool) -> None:
-    assert is_due(row, LISTED, HOUSE, NOW) is due
+    assert is_due(row, LISTED, POLICY, NOW) is due
 
 
 def test_a_job_whose_alarms_could_not_be_set_is_looked_at_again_also_where_it_is_over() -> None:
@@ -168,7 +168,7 @@ def test_entries_since_the_last_look_are_told() -> None:
     assert gathered(store, row, row) == (True, [])
     assert gathered(store, row, replace(ROW, seq=2, origin="another")) == (True, [1, 2]), "another of its name"
     assert gathered(store, replace(row, own=True)) == (True, []), "our own is told of as a job"
-    assert gathered(store, row, policy=HOUSE) == (True, []), "nobody wants to hear of it"
+    assert gathered(store, row, policy=POLICY) == (True, []), "nobody wants to hear of it"
 
 
 def test_a_family_that_cannot_be_read_is_told_by_the_next_look() -> None:

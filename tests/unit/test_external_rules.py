@@ -1,4 +1,4 @@
-"""Training jobs that others started obey the rules of the house: stopped as soon as they are seen to break one."""
+"""Training jobs that others started obey the policy: stopped as soon as they are seen to break one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.providers.price_book import Price
 from stoker.store import external_job_index
 
 
-def test_nothing_is_governed_that_the_house_did_not_ask_for() -> None:
+def test_nothing_is_governed_that_the_policy_did_not_ask_for() -> None:
     for policy in ("rules: []\n", "sagemaker: {regions: [eu-west-1]}\n"):
         world = World(policy=policy)
         world.account.start(training_s=0)

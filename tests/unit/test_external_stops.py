@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from external_world import HOUR_S, HOUSE, INTERNAL, REGION, World, events
+from external_world import HOUR_S, INTERNAL, POLICY, REGION, World, events
 
 from stoker.core.governor_settings import DEFAULT
 from stoker.external_jobs import chain_log, notifications
@@ -125,7 +125,7 @@ def test_what_was_stopped_to_go_on_and_may_not_any_more_is_told_of() -> None:
     world.account.interrupt(times=4)
     world.wake()
     world.account.jobs.advance(world.account.job(), "Stopped")
-    world.legislate("", HOUSE.replace("}", ", clone: false}"))
+    world.legislate("", POLICY.replace("}", ", clone: false}"))
     world.wake()
     assert events(world)[-1] == GaveUp("bert", "unwanted", meant=True) and world.clones == []
 

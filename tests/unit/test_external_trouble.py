@@ -136,7 +136,7 @@ def test_a_stranger_with_the_clones_name_is_not_taken_for_it() -> None:
     assert events(world)[-1] == GaveUp("bert", "name-taken")
 
 
-def test_two_houses_make_one_clone() -> None:
+def test_two_stores_make_one_clone() -> None:
     world = World()
     other = World()
     other.account = world.account

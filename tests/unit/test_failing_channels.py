@@ -263,10 +263,10 @@ def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPa
         assert "where no job sends anything" in str(problems)
         policy = parse_policy(f"notify: ['{to}']".encode(), "p")
         one_pass(NotificationDispatcher(world.store, "g"), world.store, world.now(), policy)
-        assert len(hook.bodies) == 2, "the house knows what it does"
+        assert len(hook.bodies) == 2, "the policy says so"
 
 
-def test_the_house_tells_nothing_more_through_what_it_no_longer_names() -> None:
+def test_the_policy_tells_nothing_more_through_what_it_no_longer_names() -> None:
     world = World()
     submit(world.store, "a", make_spec())
     started(world.store, "a")

@@ -373,7 +373,7 @@ def test_a_pass_tells_what_each_job_waits_for_and_ps_tells_the_same(
         world.submit(job)
     governor = world.governor()
     held = {A: "the money is spent"}
-    monkeypatch.setattr(governor.budget_tracker, "launch_denied", lambda _house, job, *_: held.get(job))
+    monkeypatch.setattr(governor.budget_tracker, "launch_denied", lambda _policy, job, *_: held.get(job))
     done = governor.run_pass()
     assert done.waiting == held and done.problems == {}
     summary = read_summary(world.store, A)

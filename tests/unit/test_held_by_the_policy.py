@@ -1,4 +1,4 @@
-"""A failed machine is held within the bounds of the house, whatever the job asks for, and all know until when."""
+"""A failed machine is held within the bounds of the policy, for any job, and all know until when."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_governors_end_what_is_over_by_the_rules_of_today(rule: str, held_s: flo
 # ── Whoever governs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_longest_life_has_room_for_the_hold_that_the_house_allows() -> None:
+def test_the_longest_life_has_room_for_the_hold_that_the_policy_allows() -> None:
     def life_s(rule: str, burn_s: float = 0.0, **limits: float) -> float | None:
         subject = Subject(asking(**limits), at(0).date(), "job-1")
         return longest_life_s(effective_limits(policy(rule).policy, subject).spec, burn_s)

@@ -133,8 +133,8 @@ def test_shared_resources_that_do_not_apply_are_left_out_and_told() -> None:
 
 
 def test_shared_settings_outside_resources_are_never_dropped() -> None:
-    policy = read_layer("retry: {hold_on_failure: 5m}\n", "house", shared=True)
-    with pytest.raises(SpecError, match=r"^house:1: retry\.hold_on_failure: local cannot honour this"):
+    policy = read_layer("retry: {hold_on_failure: 5m}\n", "defaults", shared=True)
+    with pytest.raises(SpecError, match=r"^defaults:1: retry\.hold_on_failure: local cannot honour this"):
         resolve([policy, read_layer("run: x\n", "stoker.yaml")], lambda _: able())
 
 

@@ -97,7 +97,7 @@ def test_a_source_of_nothing_is_refused(field: str, serves: str) -> None:
     with pytest.raises(SpecError, match=rf"environment\.{field}: is for environment\.{serves}, which is not set"):
         spec(**{field: source})
     spec(**{field: source, serves: ["libgl1"] if serves == "apt" else "environment.yml"})
-    # A house names its mirror for all jobs.
+    # The store's defaults name a mirror for all jobs.
     policy = defaults_layer(f"environment: {{{field}: {{url: 'https://host/packages'}}}}".encode())
     assert Job(run="python train.py").spec([policy]).environment != Environment()
 

@@ -288,7 +288,7 @@ def test_old_states_are_removed_and_of_many_sooner(monkeypatch: pytest.MonkeyPat
 def test_channels_that_nobody_names_are_forgotten() -> None:
     store = make_store()
     mine = OutboxStore(store)
-    for channel, own in (("job", True), ("house", False), ("named", False)):
+    for channel, own in (("job", True), ("policy", False), ("named", False)):
         mine.change(channel, lambda _, own=own: replace(box(), named_by_jobs=own), at(0))  # type: ignore[misc]
     day, week = timedelta(days=1), timedelta(days=7)
 
@@ -297,9 +297,9 @@ def test_channels_that_nobody_names_are_forgotten() -> None:
         mine.forget({"named"}, at(0) + after)
         return set(store.folders(keys.OUTBOX))
 
-    assert channels(day) == {"job", "house", "named"}
-    assert channels(day + timedelta(seconds=1)) == {"house", "named"}
-    assert channels(week) == {"house", "named"}
+    assert channels(day) == {"job", "policy", "named"}
+    assert channels(day + timedelta(seconds=1)) == {"policy", "named"}
+    assert channels(week) == {"policy", "named"}
     assert channels(week + timedelta(seconds=1)) == {"named"}
 
 

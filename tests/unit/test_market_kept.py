@@ -136,7 +136,7 @@ def test_one_that_finds_no_spot_is_on_demand_after_the_wait(world: World) -> Non
     assert len([claim for claim in world.state("a-1").claims if claim.closed]) > 4, "it asked oftener than that"
 
 
-def test_the_house_lets_it(world: World) -> None:
+def test_the_policy_lets_it(world: World) -> None:
     world.submit("a-1", make_spec(spot="only"))
     world.cloud.dry = {SPOT_A.key, SPOT_B.key}
     governor = world.governor()

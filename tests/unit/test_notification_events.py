@@ -35,20 +35,20 @@ from stoker.notifications.events import (
 from stoker.policy.policy_file import parse_policy
 from tests.support.sim_data import JOB, ON_DEMAND, SPOT_A, SPOT_B, at, entries, make_spec, make_state, nodes
 
-HOUSE = parse_policy(
+POLICY = parse_policy(
     b"rules:\n- {stall: {}}\n- {max_cost: 5, audit: true}\n- {name: slow, min_gpu_utilization: {value: 80%}}\n", "p"
 )
 CLAIMED = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
 
 
-def told(*events: Event, policy: Policy = HOUSE) -> list[Notification]:
+def told(*events: Event, policy: Policy = POLICY) -> list[Notification]:
     state = make_state(*events)
     spec = replace(make_spec(), tags={"team": "nlp"})
     log = entries([Submitted(spec_digest="0" * 64, submitter="jane"), *events])
     return [found for entry in log if (found := notification_of(entry, state, spec, policy)) is not None]
 
 
-def kinds(*events: Event, policy: Policy = HOUSE) -> list[tuple[int, str]]:
+def kinds(*events: Event, policy: Policy = POLICY) -> list[tuple[int, str]]:
     return [(found.seq, found.kind) for found in told(*events, policy=policy)]
 
 
@@ -114,7 +114,7 @@ def test_who_hears_of_it() -> None:
     everything = NotificationChannel(to="x://y")
     assert channel_wants(everything, failed) and channel_wants(everything, stopped)
     assert channel_wants(NotificationChannel(to="x://y", events=("failed",)), failed)
-    assert channel_wants(NotificationChannel(to="x://y", events=("rule",)), failed), "a rule of the house caused it"
+    assert channel_wants(NotificationChannel(to="x://y", events=("rule",)), failed), "a rule of the policy caused it"
     assert not channel_wants(NotificationChannel(to="x://y", events=("rule",)), stopped)
     assert channel_wants(NotificationChannel(to="x://y", scope={"team": ("nlp", "vision")}), failed)
     assert not channel_wants(NotificationChannel(to="x://y", scope={"team": ("vision",)}), failed)
@@ -172,7 +172,7 @@ def test_three_alike_are_all_named() -> None:
 def test_a_reason_is_one_line_and_no_novel() -> None:
     state = make_state(Ended(outcome="failed", rule="x"))
     (_, entry) = entries([Submitted(spec_digest="0" * 64, submitter="j"), Ended(outcome="failed", rule="x")])
-    found = notification_of(replace(entry, reason="a\nb " * 1000), state, make_spec(), HOUSE)
+    found = notification_of(replace(entry, reason="a\nb " * 1000), state, make_spec(), POLICY)
     assert found is not None and len(found.reason) == 300 and "\n" not in found.reason
     assert found.at == at(0) + timedelta(seconds=10)
 

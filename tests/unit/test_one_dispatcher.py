@@ -205,7 +205,7 @@ def test_a_channel_that_failed_is_opened_again_for_its_secret_may_have_changed()
     assert len(opened) == 2 and world.told() == [("started", "a")]
 
 
-def test_channels_of_the_house_come_before_those_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_of_the_policy_come_before_those_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_module, "_MAX_PARALLEL", 1)
     first, second = sorted(["json://one", "json://two"], key=channel_address.digest)
     world = World()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from external_world import HOUSE, REGION, START, World
+from external_world import POLICY, REGION, START, World
 from woken_world import Clock
 
 from stoker.external_jobs.serverless_adapter import ServerlessExternalJobs
@@ -139,7 +139,7 @@ def test_one_that_comes_while_it_is_switched_off_is_seen(world: World) -> None:
     assert clock.told == ["off", "on"]
 
 
-@pytest.mark.parametrize(("policy", "told"), [(HOUSE, ["on"]), ("rules: []\n", ["off"])])
+@pytest.mark.parametrize(("policy", "told"), [(POLICY, ["on"]), ("rules: []\n", ["off"])])
 def test_a_deployment_leaves_it_to_the_first_tick_where_others_are_governed(
     clock: Clock, policy: str, told: list[str]
 ) -> None:

@@ -90,7 +90,7 @@ def test_a_governor_reads_it_when_it_changes_and_tells_what_it_cannot_read() -> 
     assert (reader.read().policy_error, reader.read().policy.version) == ("", 4)
 
 
-def test_a_store_that_does_not_answer_is_no_house_without_rules() -> None:
+def test_a_store_that_does_not_answer_is_no_store_without_rules() -> None:
     store = make_store(faults=lambda method, key: Fault() if method == "list" and key == keys.RULES else None)
     with pytest.raises(StoreUnavailable):
         PolicyReader(store, DEFAULT).read()

@@ -1,4 +1,4 @@
-"""Governors hold every job against the rules of the house, whoever submitted it."""
+"""Governors check every job against the policy, by any submitter."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_failure_waits_for_rules_that_may_know_better() -> None:
     assert decided(waits, unread, now_s=1000.0) == [], "it waits for the rules, and for no machine"
 
 
-def test_the_houses_bound_ends_a_job_that_has_none() -> None:
+def test_the_bound_of_the_policy_ends_a_job_that_has_none() -> None:
     facts = make_facts(2, beat=make_beat(95, trained_s=700.0, checkpoint_files=1))
     job = make_snapshot(make_state(*RUNNING), facts)
     ((event, reason),) = decided(job, settings("max_runtime: 10m"))
@@ -134,7 +134,7 @@ def failed(claim: int, *tail: str, trained_s: float = 10.0, checkpoint: bool = T
     return make_facts(claim, left=left)
 
 
-def test_the_house_knows_what_a_failure_means() -> None:
+def test_the_policy_knows_what_a_failure_means() -> None:
     by = settings(
         "name: efa, failure: {log: 'EFA .* down'}", "name: ours, failure: {log: NCCL, exit_code: 1}, then: stop"
     )
@@ -180,7 +180,7 @@ def test_it_is_resumed_a_few_times_only() -> None:
         assert reason.endswith(f"; it was resumed 3 of 3 times{whose}")
 
 
-def test_a_house_gives_spot_up_also_for_who_wants_nothing_else() -> None:
+def test_a_policy_gives_spot_up_also_for_who_wants_nothing_else() -> None:
     taken: list[Event | tuple[Event, float]] = []
     for number in (2, 5):
         taken += [Claimed(offering=SPOT_A, nodes=1), Launched(number, nodes(number))]
@@ -200,7 +200,7 @@ def test_a_house_gives_spot_up_also_for_who_wants_nothing_else() -> None:
     assert not any(isinstance(action, Launch) for action in plan.actions)
 
 
-def test_reclaims_are_forgotten_where_the_house_says_so() -> None:
+def test_reclaims_are_forgotten_where_the_policy_says_so() -> None:
     taken: list[Event | tuple[Event, float]] = []
     for number, moment in ((2, 10.0), (5, 20.0), (8, 30.0)):
         taken += [(Claimed(offering=SPOT_A, nodes=1), moment), (Launched(number, nodes(number)), moment)]

@@ -1,4 +1,4 @@
-"""What people are told of the rules of their house: before a job, when it is refused, and when it ends by one."""
+"""Messages about the policy: before a job, when it is refused, and when a rule ends it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_an_empty_policy_is_no_policy(store: Store, capsys: pytest.CaptureFixtur
         ("stall: {window: 5}", "rules[0].stall.window: 5 is seconds; write 5s or 5h"),
     ],
 )
-def test_a_duration_of_the_house_has_a_unit(rule: str, told: str) -> None:
+def test_a_duration_of_the_policy_has_a_unit(rule: str, told: str) -> None:
     text = f"rules:\n- {rule}\n".encode()
     with pytest.raises(SpecError) as raised:
         parse_policy(text, "p.yaml")
@@ -171,7 +171,7 @@ def test_exemptions_can_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
 # ── Planning ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_plan_has_the_bounds_of_the_house(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_has_the_bounds_of_the_policy(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     versions.write(store, "rules:\n- {max_cost: 400}\n- {max_runtime: 72h}\n", "jane")
     plan = cli(capsys, "run", "--dry-run")
     assert "worst case: $400.00 (policy max-cost)" in plan
@@ -187,7 +187,7 @@ def test_the_plan_has_the_bounds_of_the_house(store: Store, capsys: pytest.Captu
     assert bounds["max_runtime"] == {"value": 259200.0, "rule": "max-runtime"}
 
 
-def test_a_dry_run_far_away_says_that_the_house_was_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_far_away_says_that_the_policy_was_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "a dry run asks no server, so the policy is not checked; `stoker policy test` checks it"
     versions.write(store, "rules:\n- {max_nodes: 1}\n", "jane")
     spec = Spec(name="x", run="python train.py")
@@ -201,7 +201,7 @@ def test_a_dry_run_far_away_says_that_the_house_was_not_asked(store: Store, monk
 # ── Refused, ended, warned ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_that_the_house_refuses_is_not_resumed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_the_policy_refuses_is_not_resumed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     from stoker.store import job_log
 
     job = client.submit(client.Job(run="python train.py"), store=store)
@@ -221,7 +221,7 @@ def test_a_job_that_the_house_refuses_is_not_resumed(store: Store, capsys: pytes
     assert client.resume(job, store) == job
 
 
-def test_a_rule_of_the_house_about_spot_is_named() -> None:
+def test_a_rule_of_the_policy_about_spot_is_named() -> None:
     taken: list[Event | tuple[Event, float]] = []
     for number in (2, 5, 8):
         taken += [(Claimed(offering=SPOT_A, nodes=1), number), (Launched(number, nodes(number)), number)]

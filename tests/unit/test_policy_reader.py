@@ -1,4 +1,4 @@
-"""The house's rules and the store's clock, as a governor that runs for months reads them."""
+"""The policy and the store's clock, as a governor that runs for months reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file with the rules of the house: read strictly, each mistake in one line that says where and what to do."""
+"""The policy file: read strictly, each mistake in one line that says where and what to do."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_one_that_is_too_large() -> None:
         parse_policy(b"#" * (MAX_BYTES + 1), "p.yaml")
 
 
-def test_training_jobs_of_others_obey_where_the_house_says_so() -> None:
+def test_training_jobs_of_others_obey_where_the_policy_says_so() -> None:
     assert parse_policy(b"rules: []", "p.yaml").sagemaker is None
     found = parse_policy(b"sagemaker: {regions: [us-east-1, eu-west-1], clone: false}", "p.yaml").sagemaker
     assert found is not None and (found.regions, found.clone) == (("us-east-1", "eu-west-1"), False)
@@ -286,7 +286,7 @@ def test_numbers_that_cannot_be_meant(rule: str, told: str) -> None:
 
 @pytest.mark.parametrize("rule", ["stall: {window: 1h, windows: 30}", "min_gpu_utilization: {value: 80%, over: 48h}"])
 def test_spans_that_nobody_remembers_are_read_where_they_were_set_before(rule: str) -> None:
-    """A policy that cannot be read stops the house."""
+    """A policy that cannot be read stops all launches."""
     assert parse_policy(f"rules: [{{{rule}}}]".encode(), "policy/3", version=3).rules
 
 

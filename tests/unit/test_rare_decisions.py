@@ -237,7 +237,7 @@ def test_a_leftover_is_named_by_what_and_where_it_is() -> None:
 
 # ── External jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
+POLICY = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
 NO_CLONES = parse_policy(b"sagemaker: {regions: [us-east-1], clone: false}", "p")
 JOB = ExternalJob("bert", "us-east-1", "InProgress", "Training", spot=True, checkpoints="s3://b/c", trained_before_s=60)
 
@@ -249,15 +249,15 @@ def seen(job: ExternalJob = JOB, chain: CloneChain | None = None) -> ExternalJob
 @pytest.mark.parametrize(
     ("snapshot", "policy", "may"),
     [
-        (seen(), HOUSE, True),
-        (seen(replace(JOB, spot=False)), HOUSE, False),
+        (seen(), POLICY, True),
+        (seen(replace(JOB, spot=False)), POLICY, False),
         (seen(), NO_CLONES, False),
         (seen(), parse_policy(b"rules: []", "p"), False),
-        (seen(replace(JOB, parent="a pipeline")), HOUSE, False),
-        (seen(replace(JOB, checkpoints="")), HOUSE, False),
-        (seen(replace(JOB, checkpoints="", trained_before_s=0.0)), HOUSE, True),
-        (seen(chain=CloneChain("bert", clones={"bert": Cloning("bert", "r1", 1, "on-demand", False)})), HOUSE, False),
-        (seen(chain=CloneChain("bert", clones={"bert": Cloning("bert", "r1", 1, "stall", True)})), HOUSE, True),
+        (seen(replace(JOB, parent="a pipeline")), POLICY, False),
+        (seen(replace(JOB, checkpoints="")), POLICY, False),
+        (seen(replace(JOB, checkpoints="", trained_before_s=0.0)), POLICY, True),
+        (seen(chain=CloneChain("bert", clones={"bert": Cloning("bert", "r1", 1, "on-demand", False)})), POLICY, False),
+        (seen(chain=CloneChain("bert", clones={"bert": Cloning("bert", "r1", 1, "stall", True)})), POLICY, True),
     ],
 )
 def test_spot_is_left_once_and_where_nothing_is_lost_by_that(
@@ -268,9 +268,9 @@ def test_spot_is_left_once_and_where_nothing_is_lost_by_that(
 
 def test_why_a_job_may_not_be_cloned() -> None:
     subject = subject_of(JOB, CloneChain("bert"), at(0))
-    assert clone_obstacle(seen(), HOUSE, subject) == ""
+    assert clone_obstacle(seen(), POLICY, subject) == ""
     assert clone_obstacle(seen(), NO_CLONES, subject) == "the policy wants no clones"
-    assert "a pipeline started it" in clone_obstacle(seen(replace(JOB, parent="a pipeline")), HOUSE, subject)
+    assert "a pipeline started it" in clone_obstacle(seen(replace(JOB, parent="a pipeline")), POLICY, subject)
 
 
 # ── Patterns ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -60,7 +60,7 @@ def test_a_job_that_waits_may_come_to_the_dearer_price(capsys: pytest.CaptureFix
     assert [line.split()[3] for line in waits.splitlines() if "local in this-computer" in line] == ["spot", "on-demand"]
 
 
-def test_also_where_it_is_the_house_that_lets_it(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_also_where_it_is_the_policy_that_lets_it(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     versions.write(store, "rules:\n- {max_wait: 30m, then: on-demand}\n", "jane")
     plan = told(capsys, "run", "--dry-run")
     assert "worst case: $3.00 " in plan

@@ -123,7 +123,7 @@ def test_an_endless_number_is_no_date() -> None:
     assert isinstance(choose(dry(10), spec_of("only", 1e300), 11), NoCapacityNow)
 
 
-# ── The house ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The policy ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def settings(*texts: str) -> GovernorSettings:
@@ -137,7 +137,7 @@ def decided(state: JobState, spec: Spec, by: GovernorSettings, now_s: float) -> 
     return events, plan.waiting.get(state.job, "")
 
 
-def test_the_house_ends_the_wait_and_is_named() -> None:
+def test_the_policy_ends_the_wait_and_is_named() -> None:
     by = settings("max_wait: 100s, then: on-demand")
     events, waiting = decided(dry(99), make_spec(spot="only"), by, 99)
     assert events == [] and waiting.endswith("; on-demand will do after 100 s without a machine (policy max-wait)")
@@ -157,7 +157,7 @@ def test_a_tighter_bound_of_the_jobs_own_ends_it() -> None:
     assert event == Ended(outcome="failed", rule="policy:b")
 
 
-def test_the_house_makes_nobody_wait_longer() -> None:
+def test_the_policy_makes_nobody_wait_longer() -> None:
     policy = settings("max_wait: 1h, then: on-demand").policy
     for wanted, own, then in (("prefer", None, None), ("prefer", 60.0, 60.0), ("prefer", 7200.0, 3600.0)):
         spec = spec_of(wanted, own)  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def test_whoever_plans_is_shown_what_it_may_come_to() -> None:
     assert bounds.by_rule == {"spot_wait": "max-wait"}
 
 
-def test_whoever_plans_is_told_of_a_price_that_the_house_needs() -> None:
+def test_whoever_plans_is_told_of_a_price_that_the_policy_needs() -> None:
     policy, spec = settings("name: dear, max_cost: 500").policy, make_spec(spot="never")
     unknown = replace(ON_DEMAND, price=None, on_demand_price=None)
     with pytest.raises(UserError, match="policy dear needs a known price"):
