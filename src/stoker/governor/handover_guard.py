@@ -107,7 +107,7 @@ def guarding(store_url: str) -> Iterator[HandoverGuard]:
     guard = HandoverGuard(store_url)
     try:
         yield guard
-    except BaseException as error:
+    except BaseException as error:  # Ctrl-C, too, must not leave the job without a governor; raised again
         from stoker.model.errors import UserError
 
         if isinstance(error, UserError) and not guard.jobs:

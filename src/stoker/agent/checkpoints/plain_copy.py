@@ -91,6 +91,7 @@ class PlainCopy:
         try:
             run_all([partial(send, path) for path in changed], _WORKERS)
         except Exception as error:
+            # Raised again. Whatever cut the copy off, the files that have arrived are recorded as Stoker's own.
             if not isinstance(error, CopyTaken):
                 self._note_sent(replace(begun, files={**begun.files, **ours}))
             raise

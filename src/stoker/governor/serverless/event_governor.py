@@ -110,6 +110,7 @@ class EventGovernor:
         try:
             result = self.external_jobs.wake(wake)
         except BaseException:
+            # After any error, the tick has to look at the job again; raised again.
             self._keep_schedule_on(done, surely=True)
             raise
         self._add(result, done)
