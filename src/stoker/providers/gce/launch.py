@@ -23,7 +23,7 @@ from stoker.model.errors import (
 )
 from stoker.model.offerings import Instance
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import names, operations, quotas, read_request
+from stoker.providers.gce import flex_group, group_launch, names, operations, quotas, read_request
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyExists, as_invalid_request
 from stoker.providers.gce.instances import QUEUED, StoreInstances, parse_time
@@ -40,9 +40,12 @@ _QUEUE_S = 1.0
 def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...]) -> tuple[Instance, ...]:
     """Send the requests: a placement policy where there is one, then the insert. A gang comes whole or not at all."""
     *before, insert = requests
-    for request in before:
+    grouped = flex_group.is_resize(insert)
+    for request in () if grouped else before:
         _create_policy(api, request)
     try:
+        if grouped:
+            return group_launch.launch(api, instances, requests)
         found = _insert(api, instances, insert)
         return _left_queue(instances, insert, found) if read_request.waits_in_queue(insert) else found
     except NoSuchResource as error:

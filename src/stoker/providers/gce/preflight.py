@@ -115,7 +115,7 @@ class _ReservationLookup:
 
 def _named(requests: tuple[HttpRequest, ...], place: ProjectRegion) -> Iterator[tuple[_Lookup, str]]:
     """Yield each name in these requests with its lookup."""
-    *before, last = requests
+    last = read_request.describing(requests)
     machine = read_request.properties(last)
     for index, card in enumerate(machine.get("networkInterfaces") or ()):
         if card.get("subnetwork") or card.get("network"):
@@ -127,7 +127,7 @@ def _named(requests: tuple[HttpRequest, ...], place: ProjectRegion) -> Iterator[
     for one in machine.get("serviceAccounts") or ():
         if one.get("email") not in (None, "default", identity.email(place.project, identity.DEFAULT_ACCOUNT)):
             yield account, str(one["email"])
-    made = {each.body["name"] for each in before}
+    made = {each.body.get("name") for each in requests}
     for name in machine.get("resourcePolicies") or ():
         if _last(str(name)) not in made:
             yield policy, str(name)

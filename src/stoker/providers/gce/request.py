@@ -1,7 +1,8 @@
 """Requests to Compute Engine: built as data, purely.
 
 One node is an `insert` into its zone. A gang is one regional `bulkInsert` that names every machine, with minCount =
-count = nodes: it comes whole, in one zone, or not at all. A node knows its rank by its name.
+count = nodes: it comes whole, in one zone, or not at all. By flex-start it is a managed instance group: see
+`flex_group`. A node knows its rank by its name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from stoker.cloudapi.google.logs import is_log
@@ -21,6 +23,7 @@ from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import (
     cards,
     catalog,
+    flex_group,
     flex_start,
     identity,
     images,
@@ -53,6 +56,9 @@ _COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")
 # Machines that cannot migrate to another host while they run.
 _TERMINATED = re.compile(r"(a[2-9]|g[2-9]|h[3-9]|ct[0-9]|x4|z3)[a-z]*-")
 
+# The zone of several machines is not in their properties, so that zonal resources are given by their bare names.
+_BARE = dict.fromkeys(("machineTypes", "diskTypes", "acceleratorTypes", "resourcePolicies"), "")
+
 # Lists whose members are identified by a field: metadata by key, and the boot disk.
 _IDENTITIES = {"items": "key", "disks": "boot"}
 
@@ -63,6 +69,10 @@ def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
         order = flex_start.with_longest_life(order)
     gce = order.spec.resources.gce or GceResources()
     place = ProjectRegion.of(order.offering.region or "")
+    if order.offering.queued and order.nodes > 1:
+        # Google places these machines close together by itself, and takes no placement policy.
+        properties = _overridden(order, _properties(order, place, gce, None, _BARE), gce)
+        return flex_group.build(order, place, properties, partial(request_id, order))
     found: list[HttpRequest] = []
     policy = gce.placement_policy
     if policy is None and order.nodes > 1 and _may_be_compact(order.offering.machine, order.nodes):
@@ -136,9 +146,7 @@ def _one(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: st
 
 
 def _gang(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: str | None) -> HttpRequest:
-    # The zone is not known yet, so that zonal resources are given by their bare names.
-    bare = dict.fromkeys(("machineTypes", "diskTypes", "acceleratorTypes", "resourcePolicies"), "")
-    properties = _properties(order, place, gce, policy, bare)
+    properties = _properties(order, place, gce, policy, _BARE)
     body = {
         "count": str(order.nodes),
         "minCount": str(order.nodes),
