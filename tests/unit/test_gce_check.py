@@ -28,7 +28,17 @@ from google_project import (
 )
 
 from stoker.cli import check as cli_check
-from stoker.model.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, StoreDenied, Transient, UserError
+from stoker.model.errors import (
+    AuthDenied,
+    NoCapacity,
+    NotFound,
+    ProviderError,
+    QuotaExceeded,
+    StillQueued,
+    StoreDenied,
+    Transient,
+    UserError,
+)
 from stoker.model.offerings import Leftover, Offering
 from stoker.model.resources import GceResources, Resources
 from stoker.model.spec import Spec
@@ -396,6 +406,11 @@ def order(nodes: int) -> LaunchOrder:
     return LaunchOrder("gpt-ab12", "gpt", 1, nodes, 1, STORE, spec(nodes), "jane", offering)
 
 
+def queued_order(nodes: int) -> LaunchOrder:
+    offering = Offering("gce", "g2-standard-4", ZONE, False, region=PLACE, gpu="L4", gpus=1, queued=True)
+    return replace(order(nodes), offering=offering)
+
+
 def pending(path: str) -> dict[str, Any]:
     return {"status": "RUNNING", "selfLink": f"{LINK}/{path}/operations/op-1"}
 
@@ -408,19 +423,22 @@ def ready(google: Google) -> GceProvider:
         "targetId": NUMBER,
         "targetLink": f"{LINK}/{zone}/instances/x-0",
     }
-    for path in (f"{zone}/instances", f"{zone}/instances/{NUMBER}/setMetadata"):
+    groups = f"{zone}/instanceGroupManagers"
+    for path in (f"{zone}/instances", f"{zone}/instances/{NUMBER}/setMetadata", groups, f"{groups}/.*"):
         google.let("POST", f"{BASE}/{path}", pending(zone))
     google.let("POST", f"{BASE}/{zone}/instances/{NUMBER}/simulateMaintenanceEvent", pending(zone))
-    for path in (f"{region}/instances/bulkInsert", f"{region}/resourcePolicies"):
+    for path in (f"{region}/instances/bulkInsert", f"{region}/resourcePolicies", f"{region}/instanceTemplates"):
         google.let("POST", f"{BASE}/{path}", pending(region))
     google.let("POST", f"{BASE}/.*/operations/op-1/wait", done)
-    for path in (f"{zone}/instances/{NUMBER}", f"{zone}/disks/d", f"{region}/resourcePolicies/p"):
+    below = (f"{zone}/instances/{NUMBER}", f"{zone}/disks/d", f"{groups}/g")
+    for path in (*below, f"{region}/resourcePolicies/p", f"{region}/instanceTemplates/t"):
         google.let("DELETE", f"{BASE}/{path}", {"status": "DONE"})
     google.let("GET", f"{BASE}/{zone}/instances/{NUMBER}", machine(google, scheduling={"preemptible": True}))
     google.let("GET", f"{BASE}/{zone}/instances/{NUMBER}/serialPort", {"contents": "boot"})
-    for what in ("operations", "disks", "acceleratorTypes"):
+    for what in ("operations", "disks", "acceleratorTypes", "instanceGroupManagers"):
         google.let("GET", f"{BASE}/aggregated/{what}", {})
-    google.let("GET", f"{BASE}/{region}/resourcePolicies", {})
+    for what in ("resourcePolicies", "instanceTemplates"):
+        google.let("GET", f"{BASE}/{region}/{what}", {})
     return connected(google)
 
 
@@ -432,6 +450,17 @@ def test_a_governor_may_call_what_it_calls_and_nothing_else(google: Google) -> N
         # Its answers are about another machine, which is not taken for ours.
         with pytest.raises(Transient, match="not listed yet"):
             provider.launch(asked)
+    flex = provider.build(queued_order(2))
+    assert len(flex) == 3
+    with pytest.raises(NoCapacity):
+        provider.launch(flex)
+    # It was requested long ago.
+    waiting = {"state": "ACCEPTED", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    google.let("GET", f"{BASE}/zones/{ZONE}/instanceGroupManagers/[^/]+/resizeRequests/[^/]+", waiting)
+    with pytest.raises(StillQueued):
+        provider.launch(flex)
+    with pytest.raises(StillQueued):
+        provider.launch(provider.build(queued_order(1)))
     instance = f"{ZONE}.{NUMBER}"
     held = GceResources(reservation="block-7")
     provider.offerings(Resources(region=PLACE, machine=("n1-standard-8+nvidia-tesla-t4:1",), gce=held))
@@ -441,7 +470,9 @@ def test_a_governor_may_call_what_it_calls_and_nothing_else(google: Google) -> N
     provider.console(instance, PLACE)
     provider.terminate(instance, PLACE)
     provider.list_leftovers(PLACE)
-    for kind, name in (("disk", f"{ZONE}/d"), ("placement-policy", "p")):
+    left = (("disk", f"{ZONE}/d"), ("placement-policy", "p"), ("instance-template", "t"))
+    google.let("GET", f"{BASE}/zones/{ZONE}/instanceGroupManagers/g/resizeRequests/g", NotFound("gone"))
+    for kind, name in (*left, ("instance-group", f"{ZONE}/g")):
         provider.remove(Leftover(kind, name, "gce", "gpt-ab12", 1, PLACE, None))
     assert set(google.called) == permissions.methods(permissions.GOVERNOR)
 
