@@ -153,3 +153,14 @@ def connected(google: Google) -> GceProvider:
     provider = GceProvider(Context(store=STORE))
     provider._api = google  # type: ignore[assignment]
     return provider
+
+
+def machine(google: Google, **about: Any) -> dict[str, Any]:
+    return {
+        "id": NUMBER,
+        "name": "stoker-gpt-ab12-1-0123abcd-0",
+        "zone": f"{LINK}/zones/{ZONE}",
+        "status": "RUNNING",
+        "labels": google.labels,
+        "creationTimestamp": "2026-11-16T00:00:00.000-08:00",
+    } | about
