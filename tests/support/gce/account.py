@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tests.support.gce import faults as faults_data
+from tests.support.gce.calendar import CALENDAR_WINDOW
 from tests.support.gce.compute import Compute
 from tests.support.gce.errors import Json
 from tests.support.gce.faults import Faults
@@ -77,6 +78,8 @@ class Account:
                 self._compute.listing_lag_s = order["lag_s"]
             case "operations_take":
                 self._operations.takes_s = self._usual_s if order["takes_s"] is None else order["takes_s"]
+            case "calendar":
+                CALENDAR_WINDOW.set(order["starts_in_s"], order["ends_in_s"])
             case "age_requests":
                 self._groups.age(order["by_s"])
             case "node_may_delete":

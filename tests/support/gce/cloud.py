@@ -216,6 +216,10 @@ class GceCloud:
     server_log: Path
     _order: Order
 
+    def set_calendar(self, starts_in_s: float, ends_in_s: float) -> None:
+        """When the reservation `calendar`, which is in calendar mode, has machines. It ends none of them."""
+        self._order("calendar", starts_in_s=starts_in_s, ends_in_s=ends_in_s)
+
     def age_requests(self, by_s: float) -> None:
         """Make every resize request of a group so much older."""
         self._order("age_requests", by_s=by_s)

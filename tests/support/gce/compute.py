@@ -31,7 +31,7 @@ _CONSOLE_BYTES = 1 << 20
 _MACHINES_MAY = frozenset({"instances.get", "zoneOperations.get", "zoneOperations.wait", "zoneOperations.list"})
 _STATIC = (
     *("zones", "regions", "machineTypes", "acceleratorTypes", "images"),
-    *("networks", "subnetworks", "firewalls", "reservations"),
+    *("networks", "subnetworks", "firewalls", "reservations", "futureReservations"),
 )
 _PLACES = [f"zones/{zone}" for zone in ALL_ZONES]
 _ALL_PLACES = ["global", *(f"regions/{region}" for region in ZONES), *_PLACES]

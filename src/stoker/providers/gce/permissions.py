@@ -75,6 +75,11 @@ GOVERNOR: tuple[Permission, ...] = (
         "which machines the job's reservation is for, and where",
         ("reservations.aggregatedList",),
     ),
+    Permission(
+        "compute.futureReservations.list",
+        "when a reservation in calendar mode begins and ends",
+        ("futureReservations.aggregatedList",),
+    ),
     Permission("compute.disks.list", "disks that were left behind", ("disks.aggregatedList",)),
     Permission("compute.resourcePolicies.list", "placement policies that were left behind", ("resourcePolicies.list",)),
     Permission(
@@ -125,7 +130,7 @@ PREFLIGHT: tuple[Permission, ...] = (
     Permission(
         "compute.resourcePolicies.get", "whether the job's placement policy is there", ("resourcePolicies.get",)
     ),
-    *(each for each in GOVERNOR if each.name == "compute.reservations.list"),
+    *(each for each in GOVERNOR if each.name in {"compute.reservations.list", "compute.futureReservations.list"}),
 )
 CHECK: tuple[Permission, ...] = (
     Permission("compute.instances.list", "whether the region answers", ("instances.aggregatedList",)),

@@ -40,6 +40,17 @@ def waits_in_queue(request: HttpRequest) -> bool:
     return bool((request.body.get("params") or {}).get("requestValidForDuration"))
 
 
+def is_bound(request: HttpRequest) -> bool:
+    """Return whether the machines are bound to a reservation, and end with it."""
+    return (properties(request).get("scheduling") or {}).get("provisioningModel") == "RESERVATION_BOUND"
+
+
+def reservations(request: HttpRequest) -> tuple[str, ...]:
+    """The names of the reservations that the machines use."""
+    affinity = properties(request).get("reservationAffinity") or {}
+    return tuple(str(name) for name in affinity.get("values") or ())
+
+
 def machine_type(request: HttpRequest) -> str:
     """The machine type, with which messages about the request begin."""
     return _last(str(properties(request).get("machineType", "machines")))

@@ -32,10 +32,11 @@ from stoker.providers.gce import (
     overrides,
     owners,
     places,
+    reservations,
     startup,
     tpu,
 )
-from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
+from stoker.providers.gce.machine import END_ATTRIBUTE, NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.machine_types import disk_size
 
@@ -121,6 +122,7 @@ def check(spec: Spec) -> None:
     log = spec.logs.cloud_logging
     if log is not None and not is_log(log):
         raise UserError(f"logs.cloud_logging: {log!r} is no name of a log; it takes letters, digits and _ - / .")
+    reservations.check(resources)
     flex_start.check(spec)
     tpu.check(spec)
     overrides.check(gce.overrides, spec.nodes)
@@ -208,7 +210,7 @@ def _properties(
     if order.offering.queued:
         found["reservationAffinity"] = _reservation("none")
     elif gce.reservation is not None and not order.offering.spot:
-        found["reservationAffinity"] = _reservation(gce.reservation)
+        found["reservationAffinity"] = _reservation(reservations.name_of(gce.reservation))
     return found
 
 
@@ -220,6 +222,9 @@ def _metadata(order: LaunchOrder, image: images.GceImage) -> list[dict[str, str]
     if order.offering.spot:
         # The metadata server does not report the length of the promised notice, so that the request repeats it here.
         items.append({"key": NOTICE_ATTRIBUTE, "value": str(_NOTICE_S)})
+    if order.offering.ends_at is not None:
+        # The metadata server does not say when a reservation ends.
+        items.append({"key": END_ATTRIBUTE, "value": order.offering.ends_at.isoformat()})
     if order.offering.gpus and image.installs_driver:
         items.append({"key": "install-nvidia-driver", "value": "True"})
     return items
@@ -253,6 +258,13 @@ def _scheduling(order: LaunchOrder) -> dict[str, Any]:
         }
     elif order.offering.queued:
         found |= {"provisioningModel": "FLEX_START", "onHostMaintenance": "TERMINATE"}
+    elif reservations.is_calendar(order.spec.resources):
+        # It lives as long as its reservation, which is paid for whether it is used or not.
+        return found | {
+            "provisioningModel": "RESERVATION_BOUND",
+            "onHostMaintenance": "TERMINATE",
+            "instanceTerminationAction": "DELETE",
+        }
     else:
         # A machine type that is sold by reservation alone lives as long as its reservation.
         found["provisioningModel"] = "STANDARD" if machine.standard else "RESERVATION_BOUND"
