@@ -8,6 +8,7 @@ One decision of the governor:
 | `snapshot`, `job_decision` | what was observed and what is planned; the state of one job's decision |
 | `maintain_claim` | what a running attempt needs: its launch, its gang, silent ranks, health rules |
 | `next_claim` | claim the next machines, or say why the job waits or ends |
+| `approval_entries` | approvals and their withdrawals, in the job's log |
 | `end_machines`, `unowned_machines`, `ended_jobs` | terminate machines of an attempt, and machines that none owns |
 | `gate` | whether a node may train |
 | `governor_settings`, `heartbeat_timeout`, `limits` | numbers with their reasons; silence; bounds on time and money |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.core import audit, budget_verdict, policy_rules
+from stoker.core.approval_entries import record_approvals
 from stoker.core.budget_reservations import (
     LaunchRequest,
     has_begun,
@@ -151,18 +152,7 @@ def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> boo
                 return decision.append(Warned(code=code), line)
         # It waits for a person now, and holds up no younger job.
         return _leave_queue(decision) or True
-    return _record_approvals(decision) or (fresh and decision.warn_of_findings(found))
-
-
-def _record_approvals(decision: JobDecision) -> bool:
-    """Record each approval of the job once, with its approver."""
-    for rule in decision.settings.policy.rules:
-        for each in policy_rules.exemptions(rule, decision.subject):
-            code = f"{policy_rules.PREFIX}{rule.name}:approved:{each.until}"
-            if each.approved_by and decision.now.date() <= each.until and code not in decision.state.warned:
-                text = f"policy {rule.name}: approved by {each.approved_by} until {each.until}: {each.why}"
-                return decision.append(Warned(code=code), text)
-    return False
+    return record_approvals(decision) or (fresh and decision.warn_of_findings(found))
 
 
 def warn_of_budgets(decision: JobDecision) -> bool:
