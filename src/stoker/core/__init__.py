@@ -27,6 +27,7 @@ Where to run, and what it costs:
 | module | content |
 |---|---|
 | `acceptable_offerings`, `placement`, `place_capacity` | choose the offering of the next attempt |
+| `reserved_time` | when a reservation has machines, and the notice before its end |
 | `market`, `launch_history`, `spot` | reclaims and missing capacity so far; when on-demand is taken instead |
 | `costs`, `daily_costs`, `prior_usage` | what a job has cost |
 | `budget_state`, `budget_reservations`, `budget_verdict` | what is spent, what is reserved, and whether a launch fits |

@@ -45,7 +45,9 @@ def claim_next(decision: JobDecision) -> None:
             return
         case Known(value=offerings):
             pass
-    if not _apply_policy(decision, offerings) and not _denied_by_budget(decision):
+    if decision.job.no_offerings:
+        _wait_or_end(decision, NoOffering(decision.job.no_offerings, over=True))
+    elif not _apply_policy(decision, offerings) and not _denied_by_budget(decision):
         _place_and_claim(decision, offerings, reason)
 
 
@@ -113,7 +115,10 @@ def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
         decision.wake_in(_PRICES_CHANGE_S)
         _leave_queue(decision)
     elif alone:
-        decision.append(Ended(outcome="failed", rule="no-offering", claim=decision.last_attempt()), found.reason)
+        last, job = decision.last_attempt(), decision.state.job
+        go_on = f"; `stoker clone {job} --set resume_from={job}` and a `--set` for other resources goes on elsewhere"
+        reason = found.reason + (go_on if found.over and last is not None else "")
+        decision.append(Ended(outcome="failed", rule="no-offering", claim=last), reason)
 
 
 def _claim(decision: JobDecision, offering: Offering, reason: str, why: str) -> None:
