@@ -32,6 +32,9 @@ _A100_80GB_SOURCE = (
     "A100-80GB on demand by way of google-cloud-pricing-cost-calculator at 0166a59 (pricing.yml), 2025-03-06"
 )
 OTHER_SOURCES = {"us-central1": (_A100_80GB_SOURCE, _H100_SOURCE), "us-west1": (_H100_SOURCE,)}
+# The list above has TPUs by slice, and at a later date. A slice costs its chips: the price includes their host.
+TPU_SOURCE = "TPU chips by way of skypilot-catalog at ed9b4fb (v8/gcp/vms.csv), a machine as the sum of its chips"
+TPU_DATE = date(2026, 8, 21)
 
 # ── Machine types ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -383,11 +386,45 @@ GPUS: dict[str, dict[str, Parts]] = {
         "asia-southeast1": (0.65, 0.0585),
     },
 }
+# One chip, by family of machines. Google's own page had $1.20, $4.20 and $2.70 in us-central1 as well:
+# https://cloud.google.com/tpu/pricing. Regions with a placeholder of $175 in the list are left out.
+_AMERICAN_V5E: Parts = (1.2, 1.36887 / 4)
+_AMERICAN_V6E: Parts = (2.7, 2.60712 / 4)
+TPUS: dict[str, dict[str, Parts]] = {
+    "ct5lp-hightpu": {
+        **dict.fromkeys(_AMERICA, _AMERICAN_V5E),
+        "us-east4": (1.2, 2.0577 / 4),
+        "us-east5": (1.2, 0.6),
+        "us-south1": (1.416, 2.87844 / 4),
+        "us-west4": (1.2, 2.42718 / 4),
+        "europe-west1": (1.32132, 2.11411 / 4),
+        "europe-west4": (1.56, 2.14247 / 4),
+        "asia-southeast1": (1.56, 0.78),
+    },
+    "ct5p-hightpu": {
+        **dict.fromkeys(("us-central1", "us-east1"), (4.2, 3.2543 / 4)),
+        "us-east5": (4.2, 4.23528 / 4),
+        "us-south1": (4.779, 2.56027 / 4),
+        "europe-west1": (4.459455, 6.11748 / 4),
+        "europe-west4": (4.2525, 3.39954 / 4),
+    },
+    "ct6e-standard": {
+        **dict.fromkeys(_AMERICA, _AMERICAN_V6E),
+        "us-east4": (2.7, 1.12373 / 4),
+        "us-east5": (2.7, 6.17463 / 4),
+        "us-south1": (2.7, 3.9695 / 4),
+        "europe-west4": (2.97, 1.782),
+        "asia-northeast1": (3.24, 6.11971 / 4),
+        "asia-southeast1": (2.97, 0.2673),
+        "southamerica-west1": (2.7, 1.08),
+    },
+}
 
 
 def price_tables() -> dict[str, RegionPrices]:
     """The whole machines, added up, of every region that something is known of."""
-    regions = sorted({region for part in (CORES, WITH_MEMORY, GPUS) for table in part.values() for region in table})
+    known_parts = (CORES, WITH_MEMORY, GPUS, TPUS)
+    regions = sorted({region for part in known_parts for table in part.values() for region in table})
     found = {}
     for region in regions:
         known = {name: _price(name, row, region) for name, row in machines()}
@@ -395,9 +432,17 @@ def price_tables() -> dict[str, RegionPrices]:
             {name: round(amount, 5) for name, parts in known.items() if (amount := parts[kind]) is not None}
             for kind in (0, 1)
         ]
-        source = "; ".join((PRICES_SOURCE, *OTHER_SOURCES.get(region, ())))
-        found[region] = RegionPrices(source, PRICES_DATE, *by_kind)
+        found[region] = RegionPrices(*_source_and_date(region), *by_kind)
     return found
+
+
+def _source_and_date(region: str) -> tuple[str, date]:
+    """The source of a region's prices, and the date of the oldest."""
+    tpus = any(region in table for table in TPUS.values())
+    if not any(region in table for part in (CORES, WITH_MEMORY, GPUS) for table in part.values()):
+        return TPU_SOURCE, TPU_DATE
+    tpu_source = (f"{TPU_SOURCE}, {TPU_DATE}",) if tpus else ()
+    return "; ".join((PRICES_SOURCE, *OTHER_SOURCES.get(region, ()), *tpu_source)), PRICES_DATE
 
 
 def _price(name: str, row: dict[str, Any], region: str) -> Parts:
@@ -405,6 +450,8 @@ def _price(name: str, row: dict[str, Any], region: str) -> Parts:
     kind = base.rpartition("-")[0]
     series = base.partition("-")[0]
     nothing: Parts = (None, None)
+    if kind in TPUS:
+        return _times(TPUS[kind].get(region, nothing), row["gpus"])
     if kind in HOSTS:
         host = _times(HOSTS[kind].get(region, nothing), row["gpus"])
     elif series in WITH_MEMORY and "standard" in kind:

@@ -56,6 +56,13 @@ def interruptible(instance: str = INSTANCE, *, formerly: bool = False) -> dict[s
     return _event(kind, "aws.ec2", detail, f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/{instance}")
 
 
+def block_ends(*, formerly: bool = False) -> dict[str, Any]:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html"""
+    detail = {"capacity-reservation-id": "cr-0123456789abcdef0", "end-date": "2026-11-16T22:00:00Z"}
+    kind = f"Capacity Block {'Reservation ' if formerly else ''}Expiration Warning"
+    return _event(kind, "aws.ec2", detail, f"arn:aws:ec2:{REGION}:{ACCOUNT}:capacity-reservation/cr-0123456789abcdef0")
+
+
 def training(name: str = TRAINING, status: str = "Failed") -> dict[str, Any]:
     """https://docs.aws.amazon.com/sagemaker/latest/dg/automating-sagemaker-with-eventbridge.html"""
     arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
@@ -149,6 +156,7 @@ def alarm_elsewhere(alarm: str, name: str = TRAINING) -> dict[str, Any]:
 
 EC2 = (
     *(spot_warning(), rebalance(), interruptible(), interruptible(formerly=True)),
+    *(block_ends(), block_ends(formerly=True)),
     *(state_change("terminated"), state_change("shutting-down")),
 )
 ALL = (*EC2, training(), tick(), alarm(), alarm(expression=True), alarm_elsewhere("stoker-any"))

@@ -63,6 +63,8 @@ class Google:
         self.reserved = {"block-7": ZONE}
         # What each of them is for, where it tells.
         self.reserved_machines: dict[str, dict[str, Any]] = {}
+        # Future reservations in calendar mode, by the name of what they reserve.
+        self.calendar: dict[str, dict[str, Any]] = {}
         self.answers: list[tuple[str, str, Any]] = []
         self.usual: list[tuple[str, str, Any]] = [
             ("GET", BASE, {"quotas": [limit("GPUS_ALL_REGIONS", 0), limit("CPUS_ALL_REGIONS", 64)]}),
@@ -80,6 +82,7 @@ class Google:
             ("GET", f"{BASE}/global/firewalls", {"items": [INTERNAL]}),
             ("GET", f"{BASE}/regions/{REGION}/resourcePolicies/close", {"name": "close"}),
             ("GET", f"{BASE}/aggregated/reservations", lambda _: self._reserved()),
+            ("GET", f"{BASE}/aggregated/futureReservations", lambda _: self._calendar()),
         ]
 
     def _listed(self) -> Any:
@@ -91,6 +94,13 @@ class Google:
             return {"name": name} | ({"specificReservation": {"instanceProperties": properties}} if properties else {})
 
         return {"items": {f"zones/{zone}": {"reservations": [told(name)]} for name, zone in self.reserved.items()}}
+
+    def _calendar(self) -> Any:
+        made = [
+            {"name": f"future-{name}", "reservationMode": "CALENDAR", "reservationName": name} | about
+            for name, about in self.calendar.items()
+        ]
+        return {"items": {f"zones/{ZONE}": {"futureReservations": made}}}
 
     def _allowed(self, body: Any) -> Any:
         return {"permissions": [name for name in body["permissions"] if name not in self.denied]}
@@ -153,3 +163,14 @@ def connected(google: Google) -> GceProvider:
     provider = GceProvider(Context(store=STORE))
     provider._api = google  # type: ignore[assignment]
     return provider
+
+
+def machine(google: Google, **about: Any) -> dict[str, Any]:
+    return {
+        "id": NUMBER,
+        "name": "stoker-gpt-ab12-1-0123abcd-0",
+        "zone": f"{LINK}/zones/{ZONE}",
+        "status": "RUNNING",
+        "labels": google.labels,
+        "creationTimestamp": "2026-11-16T00:00:00.000-08:00",
+    } | about

@@ -17,11 +17,11 @@ from stoker.governor.loop import Governor
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import PolicyRefused
-from stoker.model.log_entries import Claimed, Ended, Event, Warned
+from stoker.model.log_entries import Claimed, Draining, Ended, Event, Launched, Warned
 from stoker.model.observed import Known
 from stoker.model.policy import Exemption, Policy
 from stoker.policy import approvals, versions
-from stoker.policy.approvals import Approval, ApprovalReader
+from stoker.policy.approvals import Approval, ApprovalReader, Withdrawal
 from stoker.policy.policy_file import parse_policy
 from stoker.policy.reader import PolicyReader
 from stoker.store import job_log
@@ -29,7 +29,18 @@ from stoker.store.base import Store
 from stoker.submit import identity
 from stoker.submit.policy_check import read_policy
 from stoker.submit.send import send
-from tests.support.sim_data import EPOCH, SPOT_A, SPOT_B, at, make_snapshot, make_spec, make_state
+from tests.support.sim_data import (
+    EPOCH,
+    SPOT_A,
+    SPOT_B,
+    at,
+    make_beat,
+    make_facts,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
 
 __all__ = ["stoker", "store"]
 RULE = "rules: [{name: big, max_nodes: 1, approvers: ['os:lead@*', 'os:boss@desk']}]"
@@ -50,6 +61,12 @@ def approved(until: date, by: str = "os:lead@laptop", job: str = "job-1", text: 
     (rule,) = policy(text).rules
     exempt = Exemption(job=job, until=until, why="demo", approved_by=by)
     return replace(policy(text), rules=(replace(rule, exempt=(exempt,)),))
+
+
+def withdrawn(by: Policy, who: str = "os:boss@desk") -> Policy:
+    (rule,) = by.rules
+    (exempt,) = rule.exempt
+    return replace(by, rules=(replace(rule, exempt=(replace(exempt, withdrawn_by=who, withdrawn_why="a mistake"),)),))
 
 
 def decided(by: Policy, *events: Event, count: int = 2) -> tuple[list[tuple[Event, str]], str]:
@@ -97,6 +114,50 @@ def test_machines_can_be_approved() -> None:
     assert waiting.startswith("policy m: m1 may not be used; allowed is m2; it waits for an approval by os:lead@*")
     (((event, _),), _) = decided(approved(TODAY, text=text), Warned(code=f"policy:m:approved:{TODAY}"), count=1)
     assert isinstance(event, Claimed) and event.offering != SPOT_B
+
+
+def test_a_withdrawal_is_recorded_and_lets_a_job_that_has_no_machine_wait_again() -> None:
+    given = Warned(code=f"policy:big:approved:{TODAY}")
+    (((event, reason),), _) = decided(withdrawn(approved(TODAY)), given)
+    assert event == Warned(code=f"policy:big:withdrawn:{TODAY}")
+    assert reason == (
+        f"policy big: its approval by os:lead@laptop until {TODAY} was withdrawn by os:boss@desk: a mistake"
+    )
+    (((asked, _),), waiting) = decided(withdrawn(approved(TODAY)), given, event)
+    assert asked == Warned(code="policy:big:approval")
+    assert "was withdrawn by os:boss@desk: a mistake; it waits for an approval by os:lead@*" in waiting
+    assert decided(withdrawn(approved(TODAY)), given, event, asked) == ([], waiting), "nothing is recorded twice"
+
+
+def test_the_withdrawal_of_an_approval_that_the_log_does_not_have_is_only_said() -> None:
+    (((event, reason),), waiting) = decided(withdrawn(approved(TODAY), "os:lead@laptop"))
+    assert event == Warned(code="policy:big:approval") and reason == waiting
+    assert f"; its approval until {TODAY} was withdrawn by os:lead@laptop: a mistake; it waits" in waiting
+
+
+RUNNING = (Claimed(SPOT_A, nodes=1), Launched(3, nodes(3)))
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_withdrawal_while_a_job_runs_does_what_an_expiry_does(expired: bool) -> None:
+    text = "rules: [{name: long, max_runtime: 2m, approvers: ['os:lead@*']}]"
+    given = Warned(code=f"policy:long:approved:{TODAY}")
+    valid = approved(TODAY, text=text)
+
+    def decided_by(policy: Policy, *events: Event) -> list[Event]:
+        beat = make_facts(3, beat=make_beat(290.0, trained_s=200.0))
+        job = make_snapshot(make_state(given, *RUNNING, *events), beat, spec=make_spec(1))
+        plan = decide_job(job, replace(DEFAULT, policy=policy), at(300.0))
+        return [action.event for action in plan.actions if isinstance(action, Append)]
+
+    assert decided_by(valid) == [], "it may train for longer than the rule says"
+    if expired:
+        (then,) = decided_by(approved(TODAY - timedelta(days=1), text=text))
+    else:
+        (record,) = decided_by(withdrawn(valid))
+        assert record == Warned(code=f"policy:long:withdrawn:{TODAY}")
+        (then,) = decided_by(withdrawn(valid), record)
+    assert then == Draining(claim=3, outcome="limit", rule="policy:long"), "the limit holds again at once"
 
 
 # ── The store ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,6 +217,44 @@ def test_a_governor_sees_an_approval_in_its_next_pass_and_asks_for_none_where_no
     assert reader.read().policy.rules[0].exempt == ()
 
 
+def test_a_withdrawal_ends_one_approval_for_good_and_the_job_can_be_approved_again(store: Store) -> None:
+    reader = ApprovalReader(store)
+    for job in ("job-1", "job-2"):
+        approvals.write(store, Approval(job, "big", "os:lead@laptop", str(TOMORROW), "demo"))
+    first, second = reader.standing(TOMORROW)
+    assert approvals.withdraw(store, first, Withdrawal("os:boss@desk", "a mistake"))
+    assert not approvals.withdraw(store, first, Withdrawal("os:lead@laptop", "me, too")), "the first one counts"
+    assert reader.standing(TOMORROW) == [second]
+    (rule,) = reader.with_approvals(policy(), TOMORROW).rules
+    assert [(each.job, each.withdrawn_by, each.withdrawn_why) for each in rule.exempt] == [
+        ("job-1", "os:boss@desk", "a mistake"),
+        ("job-2", "", ""),
+    ]
+    # The person that withdrew it is no approver any more: the withdrawal stands.
+    (rule,) = reader.with_approvals(policy(RULE.replace(", 'os:boss@desk'", "")), TOMORROW).rules
+    assert [bool(each.withdrawn_by) for each in rule.exempt] == [True, False]
+    approvals.write(store, Approval("job-1", "big", "os:lead@laptop", str(TOMORROW), "it was right"))
+    assert {each.why for each in reader.valid(TOMORROW)} == {"demo", "it was right"}
+    assert len({each.token for each in reader.standing(TOMORROW)}) == 2
+
+
+def test_a_withdrawal_that_cannot_be_read_withdraws_all_the_same(store: Store) -> None:
+    approvals.write(store, Approval("job-1", "big", "os:lead@laptop", str(TOMORROW), "demo"))
+    (found,) = ApprovalReader(store).standing(TOMORROW)
+    store.create(found.key.replace(".json", ".withdrawn.json"), b"{")
+    assert ApprovalReader(store).valid(TOMORROW) == []
+    (rule,) = ApprovalReader(store).with_approvals(policy(), TOMORROW).rules
+    assert [each.withdrawn_by for each in rule.exempt] == ["an unknown person"]
+
+
+def test_the_words_of_a_withdrawal_steer_no_terminal(store: Store) -> None:
+    approvals.write(store, Approval("job-1", "big", "os:lead@laptop", str(TOMORROW), "demo"))
+    (found,) = ApprovalReader(store).standing(TOMORROW)
+    approvals.withdraw(store, found, Withdrawal("os:\x1b[2Jboss", "all\r\nis\u202e well"))
+    (rule,) = ApprovalReader(store).with_approvals(policy(), TOMORROW).rules
+    assert [(each.withdrawn_by, each.withdrawn_why) for each in rule.exempt] == [("os: [2Jboss", "all is well")]
+
+
 # ── From the command line to the machine ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -184,6 +283,60 @@ def test_an_approver_lets_a_job_go(store: Store, stoker: Stoker) -> None:
     assert state is not None and state.claims
     stoker("stop", job)
     Governor(store).run_pass({job})
+
+
+@pytest.mark.usefixtures("lead")
+def test_an_approver_withdraws_the_approval_of_a_job_before_its_launch_and_it_waits_again(
+    store: Store, stoker: Stoker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions.write(store, RULE, "jane")
+    job = job_of(store)
+    stoker("policy", "approve", job, "--rule", "big", "--why", "the demo")
+    monkeypatch.setattr(identity, "local_user", lambda: "os:jane@laptop")
+    code, _, said = stoker("policy", "withdraw", job, "--why", "x")
+    assert code == 2
+    assert "policy big: os:jane@laptop may not withdraw the approval by os:lead@laptop; its approvers are" in said
+    monkeypatch.setattr(identity, "local_user", lambda: "os:boss@desk")
+    code, _, said = stoker("policy", "withdraw", job, "--why", "a mistake")
+    assert code == 0 and f"{job}: policy big holds again: its approval was withdrawn by os:boss@desk" in said
+    assert "no job is approved" in stoker("policy", "approvals")[2]
+    waits = Governor(store).run_pass({job}).waiting[job]
+    assert "was withdrawn by os:boss@desk: a mistake; it waits for an approval by" in waits
+    state = job_log.read(store, job)
+    assert state is not None and not state.claims
+    code, _, said = stoker("policy", "withdraw", job, "--why", "again")
+    assert code == 2 and f"{job}: has no approval to withdraw" in said
+    code, _, said = stoker("policy", "withdraw", job, "--why", "again", "--rule", "big")
+    assert code == 2 and f"--rule big: {job} has no approval of it" in said
+    assert stoker("policy", "approve", job, "--why", "it was right")[0] == 0
+    Governor(store).run_pass({job})
+    state = job_log.read(store, job)
+    assert state is not None and state.claims, "it can be approved again"
+    stoker("stop", job)
+    Governor(store).run_pass({job})
+
+
+@pytest.mark.usefixtures("lead")
+def test_a_withdrawal_under_which_a_job_runs_is_in_its_log_and_leaves_its_machines(
+    store: Store, stoker: Stoker
+) -> None:
+    versions.write(store, RULE, "jane")
+    with prepare_any(Job(run="sleep 600", nodes=2, name="big"), store) as prepared:
+        job = send(prepared, store)
+    stoker("policy", "approve", job, "--rule", "big", "--why", "the demo", "--until", TOMORROW.isoformat())
+    governor = Governor(store)
+    governor.run_pass({job})
+    code, _, said = stoker("policy", "withdraw", job, "--why", "too long")
+    assert code == 0 and f"{job} has begun: limits hold from now on" in said
+    governor.run_pass({job})
+    reasons = [entry.reason for entry in job_log.entries(store, job)]
+    text = f"policy big: its approval until {TOMORROW} was withdrawn by os:lead@laptop: too long"
+    assert reasons.count(text) == 1
+    governor.run_pass({job})
+    state = job_log.read(store, job)
+    assert state is not None and state.open_claims and state.ended is None and state.open_claims[0].drain is None
+    stoker("stop", job)
+    governor.run_pass({job})
 
 
 def test_a_test_of_the_policy_says_that_it_would_wait(store: Store, stoker: Stoker, tmp_path: Path) -> None:

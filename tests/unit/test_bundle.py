@@ -131,7 +131,8 @@ NOT_ON_A_NODE = {
 
 
 def test_it_holds_the_rooms_of_the_agent_and_below(home: Path) -> None:
-    """Whole, but for the providers: of each of them the modules that contract 3 names, and its package."""
+    """Whole, but for the providers: of each the modules that contract 3 names, and its package; of the boot what starts
+    the agent."""
     settings = (ROOT / "pyproject.toml").read_text()
     layers = re.findall(r'"stoker\.(\w+)"', settings.partition("layers = [")[2].partition("]")[0])
     below = layers[layers.index("agent") :]
@@ -144,6 +145,8 @@ def test_it_holds_the_rooms_of_the_agent_and_below(home: Path) -> None:
     expected = {
         *rooms,
         *source.glob("providers/*.py"),
+        # What starts the agent on a new machine.
+        *(source / f"providers/boot/{name}.py" for name in ("agent_service", "install_paths", "local_disks", "start")),
         *(path for path in providers if path.parent.name != "local"),
         *(source / name for name in ("__init__.py", "train.py")),
     }

@@ -72,8 +72,11 @@ def test_a_governor_may_call_what_it_calls_and_nothing_else() -> None:
         action
         for statement in policy(iam.grants(STORE), "governor")["Statement"]
         for action in listed(statement["Action"])
-        if action.startswith("ec2:")
+        if action.startswith(("ec2:", "resource-groups:"))
     }
+    # Another service, which the reservations of a group are asked for.
+    calls.add("resource-groups:ListGroupResources")
+    assert ".list_group_resources" in (Path(package.__file__).parent / "reservations.py").read_text(encoding="utf-8")
     assert allowed == calls == {operation.action for operation in permissions.GOVERNOR}
 
 

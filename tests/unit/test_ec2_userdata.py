@@ -25,13 +25,16 @@ from aws_services import SECRET, TOKEN, Bucket, Metadata, bucket_service, metada
 from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.node_config import NodeConfig
-from stoker.providers.boot.agent_service import InstallPaths, agent_unit
+from stoker.providers import boot as boot_package
+from stoker.providers.boot.agent_service import agent_unit
 from stoker.providers.boot.install import unpack
+from stoker.providers.boot.install_paths import InstallPaths
 from stoker.providers.boot.retry import BootFailed, RetryableFailure
 from stoker.providers.boot.script import BootSettings
 from stoker.providers.ec2.bootstrap import Ec2BootBucket
 from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
 from stoker.providers.image_info import newer_image
+from stoker.submit import agent_bundle
 from stoker.submit.agent_bundle import local_tag
 
 pytestmark = pytest.mark.slow
@@ -116,8 +119,8 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/cloudapi/aws/sigv4.py",
         "stoker/providers/__init__.py",
         "stoker/providers/boot/__init__.py",
-        "stoker/providers/boot/agent_service.py",
         "stoker/providers/boot/install.py",
+        "stoker/providers/boot/install_paths.py",
         "stoker/providers/boot/retry.py",
     }
     for name, text in sources.items():
@@ -220,9 +223,14 @@ class Machine:
         return digest
 
 
+# What starts the agent is in its archive.
+START = Path(boot_package.__file__).parent
 AGENT = {
     "__main__.py": b"",
     "stoker/__init__.py": b"",
+    "stoker/providers/__init__.py": b"",
+    "stoker/providers/boot/__init__.py": b"",
+    **{f"stoker/providers/boot/{name}": (START / name).read_bytes() for name in agent_bundle._START},
     "stoker/agent/__init__.py": b"",
     "stoker/agent/main.py": b"",
     "obstore/__init__.py": b"",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 from command_line import Stoker, stoker, store
-from external_world import POLICY, World, events
+from external_world import POLICY, World, events, told
 
 from stoker.core.policy_rules import Subject, applies
 from stoker.external_jobs.clone_chain import Stopping
 from stoker.policy import approvals, versions
-from stoker.policy.approvals import Approval, ApprovalReader
+from stoker.policy.approvals import Approval, ApprovalReader, Withdrawal
 from stoker.policy.policy_file import parse_policy
 from stoker.store.base import Store
 from stoker.submit import identity
@@ -48,6 +50,28 @@ def test_an_approval_covers_external_jobs_or_jobs_of_stoker_and_never_both(store
     assert stopped(world) == ([] if external else ["policy:big"])
 
 
+@pytest.mark.parametrize("expires", [False, True])
+def test_an_external_job_whose_approval_is_withdrawn_is_stopped_as_after_an_expiry(expires: bool) -> None:
+    world = World(BIG)
+    # The store is asked for the approvals of today, by this computer's clock.
+    world.account.clock.set(datetime.now(timezone.utc).replace(hour=12))
+    last = str(world.account.clock.now().date()) if expires else LAST
+    approvals.write(world.store, Approval("bert", "big", LEAD, last, "demo", external=True))
+    world.account.clock.move(60)
+    world.account.start(training_s=60)
+    world.wake()
+    assert stopped(world) == []
+    if expires:
+        world.account.clock.move(86400)
+    else:
+        (found,) = ApprovalReader(world.store).standing(EPOCH.date())
+        approvals.withdraw(world.store, found, Withdrawal("os:boss@desk", "a mistake"))
+    world.wake()
+    assert stopped(world) == ["policy:big"]
+    reason = told(world)[-1].reason
+    assert ("its exemption ended on" if expires else "was withdrawn by os:boss@desk: a mistake") in reason
+
+
 def test_an_exemption_of_the_policy_file_covers_both() -> None:
     text = f"{POLICY}rules:\n{BIG[:-1]}, except: [{{job: bert, until: {LAST}, why: demo}}]}}"
     (rule,) = parse_policy(text.encode(), "p").rules
@@ -71,3 +95,6 @@ def test_the_name_of_an_external_job_is_approved(store: Store, stoker: Stoker, m
     assert [line.split()[:3] for line in lines[1:]] == [[name, "(external)", "big"] for name in ("bert", "roberta")]
     code, _, said = stoker("policy", "approve", "a\x1b[2Jb", "--external", *words)
     assert code == 2 and "no training job can have this name" in said and "\x1b" not in said
+    code, _, said = stoker("policy", "withdraw", "bert", "--why", "a mistake")
+    assert code == 0 and f"bert (external): policy big holds again: its approval was withdrawn by {LEAD}" in said
+    assert "bert (external)" not in stoker("policy", "approvals")[1].replace("roberta", "")

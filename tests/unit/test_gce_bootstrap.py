@@ -32,6 +32,7 @@ from google_services import (
     compute_service,
     metadata_server,
 )
+from test_ec2_userdata import AGENT
 
 from stoker.model import codec, keys
 from stoker.model.node_config import NodeConfig
@@ -48,13 +49,6 @@ STORE = "gs://bucket/team/stoker"
 NAMES = ["stoker-train-abcd-7-0", "stoker-train-abcd-7-1"]
 OUTPUT = "bucket/team/stoker/" + keys.boot_output(keys.node("train-abcd", 7, 1, keys.boot(INSTANCE, 0)))
 PAYLOAD = startup.payload()
-AGENT = {
-    "__main__.py": b"",
-    "stoker/__init__.py": b"",
-    "stoker/agent/__init__.py": b"",
-    "stoker/agent/main.py": b"",
-    "obstore/__init__.py": b"",
-}
 
 
 def a_boot(**changes: object) -> BootSettings:
@@ -190,9 +184,8 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/__init__.py",
         "stoker/providers/__init__.py",
         "stoker/providers/boot/__init__.py",
-        "stoker/providers/boot/agent_service.py",
         "stoker/providers/boot/install.py",
-        "stoker/providers/boot/local_disks.py",
+        "stoker/providers/boot/install_paths.py",
         "stoker/providers/boot/retry.py",
         "stoker/cloudapi/__init__.py",
         "stoker/cloudapi/google/__init__.py",

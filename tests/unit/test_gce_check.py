@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from google_project import (
     INTERNAL,
     LINK,
     NETWORK,
-    NUMBER,
     PLACE,
     PROJECT,
     REGION,
@@ -25,18 +22,26 @@ from google_project import (
     bucket,
     connected,
     limit,
+    machine,
 )
 
 from stoker.cli import check as cli_check
-from stoker.model.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, StoreDenied, Transient, UserError
-from stoker.model.offerings import Leftover, Offering
+from stoker.model.errors import (
+    AuthDenied,
+    NotFound,
+    ProviderError,
+    QuotaExceeded,
+    StoreDenied,
+    Transient,
+    UserError,
+)
+from stoker.model.offerings import Offering
 from stoker.model.resources import GceResources, Resources
 from stoker.model.spec import Spec
 from stoker.providers import check_results
-from stoker.providers.base import CheckResult, HttpRequest, LaunchOrder, ShellRequest
-from stoker.providers.gce import check, network, permissions, quotas, ssh_login, verdicts
+from stoker.providers.base import CheckResult
+from stoker.providers.gce import check, network, permissions, quotas, verdicts
 from stoker.providers.gce.errors import response_error
-from stoker.providers.gce.provider import GceProvider
 
 
 @pytest.fixture
@@ -133,17 +138,6 @@ def test_what_is_allowed_on_this_stores_machines_alone_counts(google: Google) ->
     told = found(google)
     assert told["region"].detail == f"{REGION} answers; 1 machine of this store"
     assert told["compute.instances.delete"].ok is True
-
-
-def machine(google: Google, **about: Any) -> dict[str, Any]:
-    return {
-        "id": NUMBER,
-        "name": "stoker-gpt-ab12-1-0123abcd-0",
-        "zone": f"{LINK}/zones/{ZONE}",
-        "status": "RUNNING",
-        "labels": google.labels,
-        "creationTimestamp": "2026-11-16T00:00:00.000-08:00",
-    } | about
 
 
 def test_without_resource_manager_permissions_are_not_told(google: Google) -> None:
@@ -386,113 +380,6 @@ def test_the_advice_to_check_is_not_given_by_the_check() -> None:
     spent = error(403, "quotaExceeded", "Quota 'CPUS' exceeded")
     assert isinstance(spent, QuotaExceeded) and verdicts.error_text(spent).endswith("(quotaExceeded)")
     assert check_results.check_ok(spent) is False and check_results.check_ok(Transient("x")) is None
-
-
-# ── What is called ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def order(nodes: int) -> LaunchOrder:
-    offering = Offering("gce", "c2-standard-4", ZONE, True, region=PLACE, cpus=4)
-    return LaunchOrder("gpt-ab12", "gpt", 1, nodes, 1, STORE, spec(nodes), "jane", offering)
-
-
-def pending(path: str) -> dict[str, Any]:
-    return {"status": "RUNNING", "selfLink": f"{LINK}/{path}/operations/op-1"}
-
-
-def ready(google: Google) -> GceProvider:
-    zone, region = f"zones/{ZONE}", f"regions/{REGION}"
-    done = {
-        "status": "DONE",
-        "operationType": "insert",
-        "targetId": NUMBER,
-        "targetLink": f"{LINK}/{zone}/instances/x-0",
-    }
-    for path in (f"{zone}/instances", f"{zone}/instances/{NUMBER}/setMetadata"):
-        google.let("POST", f"{BASE}/{path}", pending(zone))
-    google.let("POST", f"{BASE}/{zone}/instances/{NUMBER}/simulateMaintenanceEvent", pending(zone))
-    for path in (f"{region}/instances/bulkInsert", f"{region}/resourcePolicies"):
-        google.let("POST", f"{BASE}/{path}", pending(region))
-    google.let("POST", f"{BASE}/.*/operations/op-1/wait", done)
-    for path in (f"{zone}/instances/{NUMBER}", f"{zone}/disks/d", f"{region}/resourcePolicies/p"):
-        google.let("DELETE", f"{BASE}/{path}", {"status": "DONE"})
-    google.let("GET", f"{BASE}/{zone}/instances/{NUMBER}", machine(google, scheduling={"preemptible": True}))
-    google.let("GET", f"{BASE}/{zone}/instances/{NUMBER}/serialPort", {"contents": "boot"})
-    for what in ("operations", "disks", "acceleratorTypes"):
-        google.let("GET", f"{BASE}/aggregated/{what}", {})
-    google.let("GET", f"{BASE}/{region}/resourcePolicies", {})
-    return connected(google)
-
-
-def test_a_governor_may_call_what_it_calls_and_nothing_else(google: Google) -> None:
-    provider = ready(google)
-    one, gang = provider.build(order(1)), provider.build(order(2))
-    assert len(gang) == 2
-    for asked in (one, gang):
-        # Its answers are about another machine, which is not taken for ours.
-        with pytest.raises(Transient, match="not listed yet"):
-            provider.launch(asked)
-    instance = f"{ZONE}.{NUMBER}"
-    held = GceResources(reservation="block-7")
-    provider.offerings(Resources(region=PLACE, machine=("n1-standard-8+nvidia-tesla-t4:1",), gce=held))
-    provider.list_instances(PLACE)
-    provider.state([instance], PLACE)
-    provider.end_reason(instance, PLACE)
-    provider.console(instance, PLACE)
-    provider.terminate(instance, PLACE)
-    provider.list_leftovers(PLACE)
-    for kind, name in (("disk", f"{ZONE}/d"), ("placement-policy", "p")):
-        provider.remove(Leftover(kind, name, "gce", "gpt-ab12", 1, PLACE, None))
-    assert set(google.called) == permissions.methods(permissions.GOVERNOR)
-
-
-def test_a_governor_may_name_in_a_launch_what_it_names() -> None:
-    """What stands in a request needs permissions of its own."""
-    implied = {
-        "labels": "compute.instances.setLabels",
-        "metadata": "compute.instances.setMetadata",
-        "serviceAccounts": "compute.instances.setServiceAccount",
-        "disks": "compute.disks.create",
-        "networkInterfaces": "compute.subnetworks.use",
-        "resourcePolicies": "compute.resourcePolicies.use",
-    }
-    plain = {"machineType", "scheduling"}
-    given = set(permissions.names(permissions.GOVERNOR))
-    last: HttpRequest = ready(Google()).build(order(2))[-1]
-    named = set(last.body["instanceProperties"])
-    assert named - plain == set(implied)
-    assert {implied[each] for each in named - plain} <= given
-    assert "labels" in last.body["instanceProperties"]["disks"][0]["initializeParams"]
-    assert "accessConfigs" in last.body["instanceProperties"]["networkInterfaces"][0]
-    assert {"compute.disks.setLabels", "compute.subnetworks.useExternalIp"} <= given
-
-
-def test_a_person_may_call_what_they_call_and_nothing_else(
-    google: Google, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
-    ready(google)
-    path = f"{BASE}/zones/{ZONE}/instances/{NUMBER}"
-    (tmp_path / "ssh").write_text("#!/bin/sh\n")
-    (tmp_path / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    def always(_: Any) -> bool:
-        return True
-
-    with ssh_login.shell_command(google, path, ShellRequest(), spec(), answers=always, accepts_key=always):  # type: ignore[arg-type]
-        pass
-    assert set(google.called) == permissions.methods(permissions.SHELL)
-    google.called.clear()
-    connected(google).interrupt(f"{ZONE}.{NUMBER}", 0.0, PLACE)
-    assert set(google.called) <= permissions.methods((*permissions.INTERRUPT, *permissions.SHELL))
-    assert set(google.called) >= permissions.methods(permissions.INTERRUPT)
-    google.called.clear()
-    google.machines = [machine(google)]
-    found(google, spec(image="mine"))
-    found(google, spec(gce=GceResources(network="subnet:gpus", placement_policy="close", reservation="block-7")))
-    planned = permissions.methods(permissions.PLAN) | {"compute.instances.testIamPermissions"}
-    assert set(google.called) - planned == permissions.methods(permissions.CHECK)
 
 
 # ── What people see ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from stoker.model.offerings import Offering
 from stoker.model.resources import GceResources, Gpus, Resources
 from stoker.model.spec import Limits, Spec
 from stoker.providers.base import HttpRequest, LaunchOrder
-from stoker.providers.gce import flex_start, launch, offers, quotas, request
+from stoker.providers.gce import flex_group, flex_start, launch, names, offers, owners, quotas, request
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import AggregatedList
 from stoker.providers.gce.instances import StoreInstances
@@ -140,12 +140,84 @@ class TestTheRequest:
         assert quotas.needs(replace(H100, queued=False), 1, known) == {"NVIDIA_H100_GPUS": 1}
 
 
+class TestSeveral:
+    """https://cloud.google.com/compute/docs/instance-groups/create-resize-requests-mig, and for the names of machines
+    `--instances` of `gcloud beta compute instance-groups managed resize-requests create`."""
+
+    def asked(self, **resources: Any) -> tuple[HttpRequest, ...]:
+        wanted = order(max_life_s=14400.0, **resources)
+        return request.build(replace(wanted, nodes=2, spec=replace(wanted.spec, nodes=2)))
+
+    def test_the_requests_are_what_the_discovery_document_has(self) -> None:
+        pytest.importorskip("googleapiclient")
+        from tests.support.gce import check_request
+
+        for each in self.asked():
+            assert check_request(each.method, each.path, body=each.body) == []
+        where = [each.path.partition("?")[0].removeprefix("/compute/v1/projects/vision-1/") for each in self.asked()]
+        name = names.base(order())
+        assert where == [
+            "regions/us-central1/instanceTemplates",
+            "zones/us-central1-a/instanceGroupManagers",
+            f"zones/us-central1-a/instanceGroupManagers/{name}/resizeRequests",
+        ]
+
+    def test_the_group_is_empty_and_makes_nothing_by_itself(self) -> None:
+        """ "targetSize": 0, "instanceLifecyclePolicy": {"defaultActionOnFailure": "DO_NOTHING"}"""
+        template, group, resize = self.asked()
+        assert group.body["targetSize"] == 0
+        assert group.body["instanceLifecyclePolicy"] == {"defaultActionOnFailure": "DO_NOTHING"}
+        assert group.body["updatePolicy"] == {"type": "OPPORTUNISTIC"}
+        link = f"projects/vision-1/regions/us-central1/instanceTemplates/{template.body['name']}"
+        assert group.body["versions"] == [{"instanceTemplate": link}]
+        # The machines have Stoker's names, by which a node knows its rank.
+        assert resize.body["instances"] == [{"name": f"{names.base(order())}-{rank}"} for rank in range(2)]
+        assert "resizeBy" not in resize.body
+        assert {each.body["name"] for each in self.asked()} == {names.base(order())}
+        assert len({each.path.partition("?")[2] for each in self.asked()}) == 3
+
+    def test_the_template_is_of_flex_start_machines_and_names_no_placement(self) -> None:
+        template, _, resize = self.asked()
+        properties = template.body["properties"]
+        assert properties["scheduling"]["provisioningModel"] == "FLEX_START"
+        assert properties["scheduling"]["maxRunDuration"] == {"seconds": "14400"}
+        assert properties["scheduling"]["instanceTerminationAction"] == "DELETE"
+        assert properties["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
+        assert resize.body["requestedRunDuration"] == {"seconds": "14400"}
+        assert "resourcePolicies" not in properties and "params" not in properties
+        # Bare names: a template has no zone.
+        assert properties["machineType"] == "a3-highgpu-1g"
+
+    def test_what_the_job_names_is_looked_up_before_the_submission(self) -> None:
+        from google_project import Google as Project
+
+        from stoker.providers.gce import preflight
+
+        project: Any = Project()
+        project.let("GET", ".*/regions/us-central1/subnetworks/gpus", NotFound("gone"))
+        with pytest.raises(NoSuchResource, match=r"resources\.gce\.network"):
+            preflight.check_requests(project, self.asked(gce=replace(FLEX, network="subnet:gpus")))
+
+    def test_a_request_knows_its_turn_and_its_owner(self) -> None:
+        for zones, seconds in (((), 600), (("us-central1-a",), 3000)):
+            template, group, resize = self.asked(zones=zones)
+            assert flex_group.turn_s(resize) == seconds
+            found = {owners.from_description(each.body["description"]) for each in (template, group, resize)}
+            assert found == {owners.Owner.of_order(order())}
+        with pytest.raises(InvalidRequest, match="not a request of the gce provider"):
+            flex_group.turn_s(replace(resize, body={}))
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ({"spot": "only"}, "resources.gce.flex_start: is instead of on-demand machines"),
         ({"gce": replace(FLEX, reservation="block-7")}, "resources.gce.flex_start: flex-start machines use no res"),
-        ({"nodes": 2}, "resources.gce.flex_start: requests one machine at a time"),
+        (
+            {"nodes": 2, "gce": replace(FLEX, placement_policy="close")},
+            "resources.gce.flex_start: Google places flex-start machines itself; leave out resources.gce.placement_po",
+        ),
+        ({"nodes": 1001}, "resources.gce.flex_start: one request is for 1,000 machines at most"),
         (
             {"gce": replace(FLEX, overrides={"params": {"requestValidForDuration": {"seconds": "7200"}}})},
             "resources.gce.overrides.params.requestValidForDuration: is Stoker's own",

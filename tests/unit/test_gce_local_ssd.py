@@ -14,6 +14,7 @@ from test_gce_bootstrap import NAMES, PROJECT, Machine, machine
 from test_gce_startup import order
 
 from stoker.model.resources import GceResources
+from stoker.providers.boot.install_paths import InstallPaths
 from stoker.providers.boot.local_disks import hold_folder
 from stoker.providers.gce import startup
 
@@ -119,13 +120,8 @@ def test_without_mdadm_the_first_disk_alone_counts(machine: Machine, monkeypatch
     """The largest part of such a machine's room cannot be used."""
     disks = with_local_ssd(machine, 3, size=shutil.disk_usage(machine.root).free // 2)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    said = hold_folder(
-        machine.root / "node",
-        [*map(str, disks)],
-        machine.root / "disks",
-        machine.root / "etc/fstab",
-        machine.root / "sys/class/block",
-    )
+    monkeypatch.setenv("STOKER_BOOT_ROOT", str(machine.root))
+    said = hold_folder(InstallPaths(), [*map(str, disks)])
     assert said == "local disks are not used: the boot disk has more room"
 
 

@@ -45,6 +45,13 @@ class TestTheProjectsTable:
             ("us-east4", "a3-megagpu-8g", 92.2143, 17.05486),
             ("europe-west4", "g2-standard-8", 0.89661, 0.38679),
             ("europe-west4", "a2-highgpu-8g", None, 11.89872),
+            # A chip-hour of v5e, v5p and v6e is $1.20, $4.20 and $2.70 there: https://cloud.google.com/tpu/pricing
+            ("us-central1", "ct5lp-hightpu-8t", 9.6, 2.73774),
+            ("us-central1", "ct5p-hightpu-4t", 16.8, 3.2543),
+            ("us-central1", "ct6e-standard-4t", 10.8, 2.60712),
+            ("us-south1", "ct5lp-hightpu-1t", 1.416, 0.71961),
+            ("europe-west4", "ct6e-standard-1t", 2.97, 1.782),
+            ("asia-northeast1", "ct6e-standard-8t", 25.92, 12.23942),
         ],
     )
     def test_prices(self, region: str, machine: str, on_demand: float | None, spot: float | None) -> None:
@@ -55,6 +62,15 @@ class TestTheProjectsTable:
         price = prices.on_demand("us-central1", "g2-standard-4")
         assert price is not None
         assert price.source.startswith("Cloud Billing catalog, by way of ") and price.date == date(2026, 1, 19)
+
+    def test_those_of_tpus_name_their_own_source_and_date(self) -> None:
+        one, alone = (
+            prices.on_demand("us-central1", "ct6e-standard-4t"),
+            prices.on_demand("us-east5", "ct6e-standard-4t"),
+        )
+        assert one is not None and alone is not None
+        assert "TPU chips by way of " in one.source and one.source.endswith("2026-08-21")
+        assert alone.date == date(2026, 8, 21)
 
     def test_what_nobody_knows_is_unknown(self) -> None:
         assert amount("a4-highgpu-8g") is None

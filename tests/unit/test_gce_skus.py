@@ -49,7 +49,7 @@ class TestRefreshing:
         assert amount("a3-highgpu-8g") == pytest.approx(208 * 0.0293 + 1872 * 0.0025 + 8 * 9.79655, abs=1e-3)
         assert amount("a3-megagpu-8g") == pytest.approx(208 * 0.0294 + 1872 * 0.0026 + 8 * 10.34428, abs=1e-3)
         price = prices.on_demand("us-central1", "n1-standard-8")
-        assert price is not None and (price.source, price.date) == ("Cloud Billing catalog", TODAY)
+        assert price is not None and (price.source, price.date) == ("Cloud Billing catalog; TPUs as packaged", TODAY)
         assert (home / "prices" / "gce.json").exists()
 
     def test_without_a_part_the_whole_is_unknown(self) -> None:
@@ -57,7 +57,8 @@ class TestRefreshing:
         assert amount("n1-standard-8") is not None
         assert amount("n1-standard-8+nvidia-tesla-t4:1") is None
         assert amount("a2-highgpu-1g") is None
-        # A newer table is the whole truth about its region.
+        # A newer table is the whole truth about its region, but for TPUs, which that catalog does not have.
+        assert amount("ct6e-standard-4t") == pytest.approx(10.8)
         assert amount("g2-standard-4") is None
         assert amount("g2-standard-4", "us-west1") is not None
 

@@ -123,9 +123,30 @@ def test_other_machines_are_told_of_no_tpu() -> None:
 
 @pytest.mark.parametrize("wrong", [spec("ct6e-standard-4t", nodes=2), spec(gpus=Gpus("TPU-v5e", 4), nodes=2)])
 def test_a_slice_of_several_machines_is_refused(wrong: Spec) -> None:
-    with pytest.raises(UserError, match=r"^nodes: .* is for one node"):
+    with pytest.raises(UserError, match=r"^nodes: .* is for one node: .* made by the Cloud TPU API and GKE alone"):
         request.check(wrong)
     request.check(replace(wrong, nodes=1))
+
+
+@pytest.mark.parametrize(("name", "most"), [("TPU-v5e", 8), ("tpu-v5p", 4), ("TPU-v6e", 8)])
+def test_more_chips_than_a_machine_has_are_refused_with_the_reason(name: str, most: int) -> None:
+    request.check(spec(gpus=Gpus(name, most)))
+    with pytest.raises(UserError) as raised:
+        request.check(spec(gpus=Gpus(name, 2 * most)))
+    told = str(raised.value)
+    assert told.startswith(f"resources.gpus: a machine has {most} × {name} at most, and slices of several are made by")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("region", ["us-central1", "us-east5", "europe-west4"])
+@pytest.mark.parametrize("name", ["TPU-v5e", "TPU-v5p", "TPU-v6e"])
+def test_its_price_is_known_so_that_limits_on_the_cost_hold(name: str, region: str) -> None:
+    wanted = Resources(provider="gce", gpus=Gpus(name, 4), region=f"vision-1/{region}", spot="prefer")
+    found = offers.offline(wanted, ProjectRegion("vision-1", region))
+    assert {each.kind for each in found} == {"spot", "on-demand"}
+    for each in found:
+        assert each.price is not None and each.on_demand_price is not None
+        assert 0 < each.price <= each.on_demand_price and "TPU chips" in each.price_source
 
 
 def test_what_is_not_documented_is_said() -> None:

@@ -21,7 +21,7 @@ from stoker.governor.observe import (
     observe,
 )
 from stoker.model import codec, keys
-from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError, describe_error
+from stoker.model.errors import AuthDenied, NoSuchResource, StoreUnavailable, Transient, UserError, describe_error
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched
 from stoker.model.node_facts import Exit, NoticeFact
@@ -224,7 +224,18 @@ def test_offerings_are_asked_for_only_where_a_claim_is_wanted(world: ScriptedWor
     assert jobs[B].offerings == Known((SPOT_A, SPOT_B, ON_DEMAND)) and jobs[A].offerings is None
     world.cloud.errors["offerings"] = AuthDenied("not allowed to ask for prices")
     jobs = {job.state.job: job for job in look(world).snapshot.jobs}
-    assert jobs[B].offerings == Unknown("not allowed to ask for prices")
+    assert jobs[B].offerings == Unknown("not allowed to ask for prices") and not jobs[B].no_offerings
+
+
+def test_what_the_job_names_and_the_cloud_has_no_more_leaves_no_offerings(world: ScriptedWorld) -> None:
+    world.submit(B)
+    world.cloud.errors["offerings"] = NoSuchResource("cr-1 is expired")
+    (job,) = look(world).snapshot.jobs
+    assert (job.offerings, job.no_offerings) == (Known(()), "cr-1 is expired")
+    # What a person could correct, or another governor knows better, keeps no job from being governed.
+    world.cloud.errors["offerings"] = UserError("resources.machine: no such type")
+    seen = look(world)
+    assert seen.snapshot.jobs[0].offerings == Unknown("resources.machine: no such type") and not seen.problems
 
 
 def test_what_is_on_offer_for_a_job_of_another_computer_is_unknown_here(world: ScriptedWorld) -> None:

@@ -14,6 +14,7 @@ ALLOWED = {
     "cloudapi/aws/imds.py": "the boot of a machine",
     "cloudapi/google/metadata.py": "the boot of a machine",
     "providers/boot/install.py": "the boot of a machine; reads its own settings",
+    "providers/boot/start.py": "the boot of a machine; reads what install.py wrote",
     "providers/sagemaker/bootstrap.py": "the boot of a container",
     "train.py": "runs in the training, and reads what the agent wrote",
     "agent/checkpoints/save_protocol.py": "runs in the training; catches RecursionError",

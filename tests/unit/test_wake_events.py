@@ -45,6 +45,8 @@ def message(told: object) -> dict[str, Any]:
         (aws_events.rebalance(), WARNED),
         (aws_events.interruptible(), WARNED),
         (aws_events.interruptible(formerly=True), WARNED),
+        (aws_events.block_ends(), Tick()),
+        (aws_events.block_ends(formerly=True), Tick()),
         (aws_events.state_change("terminated"), MACHINE),
         (aws_events.training(), TRAINING),
         (aws_events.alarm(), TRAINING),

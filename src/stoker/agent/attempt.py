@@ -12,6 +12,7 @@ from stoker.agent import job_folders
 from stoker.agent.exit_report import make_exit
 from stoker.agent.logs.cloud_copy import open_log_copy
 from stoker.agent.metrics import MetricsPump
+from stoker.agent.notices import KnownEnd
 from stoker.agent.phases.accelerators import AcceleratorPhase
 from stoker.agent.phases.agree_and_restore import agree_and_restore
 from stoker.agent.phases.context import AttemptContext
@@ -21,6 +22,7 @@ from stoker.agent.phases.permission import wait_until_allowed, wait_until_named,
 from stoker.agent.phases.training import TrainingPhase, remaining_runtime_s
 from stoker.agent.setup import Setup
 from stoker.agent.supervise import TrainingSurvived
+from stoker.core import reserved_time
 from stoker.model.errors import SetupFailed
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Exit, ExitOutcome
@@ -86,6 +88,7 @@ def _run_phases(context: AttemptContext) -> Exit:
     context.log_watch.start(context.wake.set)
     watch_peers(context)
     submission = _read_submission(context, state)
+    _expect_end(context, state, submission)
     rank_0_address = context.node.machine.address() if context.config.rank == 0 else None
     context.begin_phase("setup", address=rank_0_address)
     accelerators = AcceleratorPhase(context, submission)
@@ -120,6 +123,17 @@ def _read_submission(context: AttemptContext, state: JobState) -> Submission:
     )
     metrics.start()
     return submission
+
+
+def _expect_end(context: AttemptContext, state: JobState, submission: Submission) -> None:
+    """Take notice of the end of the reservation in which the machine is, as the claim's entry has it."""
+    claim = state.claim(context.config.claim)
+    reservation = claim.offering.reservation if claim is not None else None
+    if claim is None or reservation is None or reservation.ends_machines_at is None:
+        return
+    source = reserved_time.end_text(reservation, claim.offering.provider)
+    notice_s = reserved_time.notice_s(submission.spec)
+    context.notices.known_end = KnownEnd(reservation.ends_machines_at, notice_s, source)
 
 
 def _choose_runtime(context: AttemptContext, submission: Submission) -> None:

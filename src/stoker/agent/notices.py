@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import datetime
 
 from stoker.agent.node import AgentNode, utcnow
 from stoker.model.node_facts import NoticeFact
 
 # The grace of a shutdown: SIGTERM to the agent says nothing about the time that is left.
 _SIGNAL_GRACE_S = 30.0
+# An end that is known beforehand asks for a save this long before: as early as EC2 warns of a capacity block's end.
+_HINT_S = 600.0
+
+
+class KnownEnd:
+    """The end of a machine that is known since its launch. It becomes a soft notice, and then a hard one."""
+
+    def __init__(self, at: datetime, notice_s: float, source: str) -> None:
+        self._at = at
+        self._notice_s = notice_s
+        self._source = source
+        self._reported: NoticeFact | None = None
+
+    def notice(self, now: datetime) -> NoticeFact | None:
+        """The notice in force; the same object until a hard one follows a soft one."""
+        left_s = (self._at - now).total_seconds()
+        hard = left_s <= self._notice_s
+        if left_s <= max(_HINT_S, self._notice_s) and (self._reported is None or hard > self._reported.hard):
+            grace_s = max(0.0, left_s) if hard else 0.0
+            self._reported = NoticeFact(hard=hard, source=self._source, at=now, grace_s=grace_s)
+        return self._reported
 
 
 class Notices:
@@ -24,6 +46,8 @@ class Notices:
         self.deadline_s: float | None = None
         # How many soft notices there were: each asks for a save.
         self.hints = 0
+        # The end of the reservation in which the machine is, if that ends machines.
+        self.known_end: KnownEnd | None = None
         self._writer: threading.Thread | None = None
 
     def take_signal(self) -> None:
@@ -36,6 +60,8 @@ class Notices:
         Of several hard notices the earliest deadline counts: a later notice is no evidence of more time.
         """
         notice = self._node.machine.notice()
+        if self.known_end is not None and (notice is None or not notice.hard):
+            notice = self.known_end.notice(utcnow()) or notice
         if notice is not None and not notice.hard and (self.signalled or self.deadline_s is not None):
             # A soft notice may be in force for as long as the machine lives. It replaces no hard notice, no shutdown.
             notice = None

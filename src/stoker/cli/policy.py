@@ -10,7 +10,7 @@ import click
 
 from stoker.cli.completers import complete_file
 from stoker.cli.options import NamedPath, help_alone, json_option, opened_store, set_option, store_option
-from stoker.cli.policy_approve import approve, list_approvals
+from stoker.cli.policy_approve import approve, list_approvals, withdraw
 
 if TYPE_CHECKING:
     from stoker.governor.deployment_record import DeploymentRecord
@@ -158,6 +158,7 @@ def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], 
 
 
 command.add_command(approve)
+command.add_command(withdraw)
 command.add_command(list_approvals)
 
 

@@ -153,7 +153,7 @@ def _exempt(policy: Policy, subject: Subject) -> dict[str, Exemption]:
         for rule in policy.rules
         if policy_rules.in_scope(rule, subject.spec.tags)
         for each in policy_rules.exemptions(rule, subject)
-        if subject.today <= each.until
+        if policy_rules.is_valid(each, subject.today)
     }
 
 

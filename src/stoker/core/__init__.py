@@ -8,6 +8,7 @@ One decision of the governor:
 | `snapshot`, `job_decision` | what was observed and what is planned; the state of one job's decision |
 | `maintain_claim` | what a running attempt needs: its launch, its gang, silent ranks, health rules |
 | `next_claim` | claim the next machines, or say why the job waits or ends |
+| `approval_entries` | approvals and their withdrawals, in the job's log |
 | `end_machines`, `unowned_machines`, `ended_jobs` | terminate machines of an attempt, and machines that none owns |
 | `gate` | whether a node may train |
 | `governor_settings`, `heartbeat_timeout`, `limits` | numbers with their reasons; silence; bounds on time and money |
@@ -26,6 +27,7 @@ Where to run, and what it costs:
 | module | content |
 |---|---|
 | `acceptable_offerings`, `placement`, `place_capacity` | choose the offering of the next attempt |
+| `reserved_time` | when a reservation has machines, and the notice before its end |
 | `market`, `launch_history`, `spot` | reclaims and missing capacity so far; when on-demand is taken instead |
 | `costs`, `daily_costs`, `prior_usage` | what a job has cost |
 | `budget_state`, `budget_reservations`, `budget_verdict` | what is spent, what is reserved, and whether a launch fits |

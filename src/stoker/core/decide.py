@@ -20,6 +20,7 @@ from stoker.core import (
     policy_rules,
     unowned_machines,
 )
+from stoker.core.approval_entries import record_withdrawals
 from stoker.core.end_machines import end_after_grace, end_rank
 from stoker.core.governor_settings import GovernorSettings
 from stoker.core.heartbeat_timeout import mass_silence, resolve_unheard_of
@@ -95,7 +96,8 @@ def decide_job(
 
 
 def _decide(decision: JobDecision) -> None:
-    """Handle, in this order: finished attempts, a requested stop, limits, open claims, the next claim."""
+    """Handle, in this order: finished attempts, a requested stop, withdrawn approvals, limits, open claims, the
+    next claim."""
     if decision.state.min_version > PROTOCOL_VERSION:
         decision.waiting = "a newer Stoker governs this job; update this one"
         return
@@ -106,7 +108,7 @@ def _decide(decision: JobDecision) -> None:
         pass
     elif decision.state.stop is not None:
         _stop(decision)
-    elif _enforce_limits(decision) or _tell_of_limits(decision):
+    elif record_withdrawals(decision) or _enforce_limits(decision) or _tell_of_limits(decision):
         pass
     elif not any(maintain_claim(decision, claim) for claim in decision.state.open_claims) and not warn_of_budgets(
         decision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.core import audit, budget_verdict, policy_rules
+from stoker.core.approval_entries import record_approvals
 from stoker.core.budget_reservations import (
     LaunchRequest,
     has_begun,
@@ -44,7 +45,9 @@ def claim_next(decision: JobDecision) -> None:
             return
         case Known(value=offerings):
             pass
-    if not _apply_policy(decision, offerings) and not _denied_by_budget(decision):
+    if decision.job.no_offerings:
+        _wait_or_end(decision, NoOffering(decision.job.no_offerings, over=True))
+    elif not _apply_policy(decision, offerings) and not _denied_by_budget(decision):
         _place_and_claim(decision, offerings, reason)
 
 
@@ -112,7 +115,10 @@ def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
         decision.wake_in(_PRICES_CHANGE_S)
         _leave_queue(decision)
     elif alone:
-        decision.append(Ended(outcome="failed", rule="no-offering", claim=decision.last_attempt()), found.reason)
+        last, job = decision.last_attempt(), decision.state.job
+        go_on = f"; `stoker clone {job} --set resume_from={job}` and a `--set` for other resources goes on elsewhere"
+        reason = found.reason + (go_on if found.over and last is not None else "")
+        decision.append(Ended(outcome="failed", rule="no-offering", claim=last), reason)
 
 
 def _claim(decision: JobDecision, offering: Offering, reason: str, why: str) -> None:
@@ -151,18 +157,7 @@ def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> boo
                 return decision.append(Warned(code=code), line)
         # It waits for a person now, and holds up no younger job.
         return _leave_queue(decision) or True
-    return _record_approvals(decision) or (fresh and decision.warn_of_findings(found))
-
-
-def _record_approvals(decision: JobDecision) -> bool:
-    """Record each approval of the job once, with its approver."""
-    for rule in decision.settings.policy.rules:
-        for each in policy_rules.exemptions(rule, decision.subject):
-            code = f"{policy_rules.PREFIX}{rule.name}:approved:{each.until}"
-            if each.approved_by and decision.now.date() <= each.until and code not in decision.state.warned:
-                text = f"policy {rule.name}: approved by {each.approved_by} until {each.until}: {each.why}"
-                return decision.append(Warned(code=code), text)
-    return False
+    return record_approvals(decision) or (fresh and decision.warn_of_findings(found))
 
 
 def warn_of_budgets(decision: JobDecision) -> bool:

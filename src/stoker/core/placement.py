@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 
-from stoker.core import market, spot
+from stoker.core import market, reserved_time, spot
 from stoker.core.acceptable_offerings import MAX_COST, SPOT_FIRST, acceptable, reclaims_text, within_cost_limit
 from stoker.core.costs import highest_possible_cost
 from stoker.core.governor_settings import GovernorSettings
@@ -56,11 +56,12 @@ class NoCapacityNow:
 @dataclass(frozen=True)
 class NoOffering:
     """No offering can serve this job. `unpriced`: only because a price is unknown today; `bound`: because of the limit
-    on the cost."""
+    on the cost; `over`: because what the job names has ended."""
 
     reason: str
     unpriced: bool = False
     bound: bool = False
+    over: bool = False
 
 
 Placement = Placed | NoCapacityNow | NoOffering
@@ -121,7 +122,10 @@ def place(
     that gives up spot after a number of reclaims. `excluded` are the keys of offerings not to use now, with the
     reasons; `hopeless` those of them that never will do, whose reasons count only where there is no other.
     """
-    search = _Search(job, offerings, settings, now, excluded, hopeless, cost_bound, used, given_up_by)
+    still_open, over = reserved_time.still_open(job.spec, offerings, now)
+    if over:
+        return NoOffering(over, over=True)
+    search = _Search(job, still_open, settings, now, excluded, hopeless, cost_bound, used, given_up_by)
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
         wait_s = spot.spot_only_s(job.spec)
@@ -206,6 +210,8 @@ class _Search:
         full = full_until(state, self.settings)
         places = {offering.key: full[place] for offering in fitting if (place := offering.place) in full}
         dry = later_of(dry, {key: until for key, (until, _) in places.items()})
+        opening = reserved_time.opening(fitting, now)
+        dry = later_of(dry, opening)
         refusals = Refusals.of(state)
         usable = [offering for offering in fitting if not refusals.cover(offering)]
         if not usable or refusals.final:
@@ -224,6 +230,9 @@ class _Search:
         soonest = min(dry[offering.key] for offering in usable if offering.key not in excluded)
         if all(offering.key in places for offering in usable):
             return NoCapacityNow(soonest, places[usable[0].key][1])
+        awaited = min(usable, key=lambda offering: opening.get(offering.key, now))
+        if awaited.key in opening and awaited.reservation is not None:
+            return NoCapacityNow(soonest, reserved_time.opens_text(awaited.reservation, opening[awaited.key]))
         return NoCapacityNow(soonest, f"no capacity: {first_names(sorted({offering.title for offering in usable}))}")
 
 

@@ -93,7 +93,12 @@ def applies(rule: Rule, subject: Subject) -> bool:
     """Return whether the rule applies to this job today."""
     if not in_scope(rule, subject.spec.tags):
         return False
-    return not any(subject.today <= each.until for each in exemptions(rule, subject))
+    return not any(is_valid(each, subject.today) for each in exemptions(rule, subject))
+
+
+def is_valid(exemption: Exemption, today: date) -> bool:
+    """Return whether an exemption has neither expired nor been withdrawn."""
+    return today <= exemption.until and not exemption.withdrawn_by
 
 
 def in_scope(rule: Rule | NotificationChannel, tags: Mapping[str, str]) -> bool:
@@ -102,7 +107,7 @@ def in_scope(rule: Rule | NotificationChannel, tags: Mapping[str, str]) -> bool:
 
 
 def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
-    """The rule's exemptions for this job or its submitter, expired or not.
+    """The rule's exemptions for this job or its submitter, also those that expired or were withdrawn.
 
     Matched by the job's id, because any submitter may choose any name. A clone of an external job is matched by the
     name of the job that it continues. An approval covers external jobs only where it was given for one.
@@ -204,9 +209,18 @@ def _conflicting(rules: list[Rule], offerings: tuple[Offering, ...]) -> list[Rul
 
 
 def _lapsed(rule: Rule, subject: Subject) -> str:
-    """Mention an expired exemption."""
-    ended = [each.until for each in exemptions(rule, subject)]
-    return f"; its exemption ended on {max(ended)}" if ended else ""
+    """Mention an exemption that was withdrawn or has expired: of several, the one that would have lasted longest."""
+    found = max(exemptions(rule, subject), key=lambda each: each.until, default=None)
+    if found is None:
+        return ""
+    return f"; {withdrawn_text(found)}" if found.withdrawn_by else f"; its exemption ended on {found.until}"
+
+
+def withdrawn_text(exemption: Exemption) -> str:
+    """The withdrawal of an approval, for people."""
+    by, again = exemption.withdrawn_by, exemption.approved_by == exemption.withdrawn_by
+    whose = "approval" if again else f"approval by {exemption.approved_by}"
+    return f"its {whose} until {exemption.until} was withdrawn by {by}: {exemption.withdrawn_why}"
 
 
 def reclaimed_too_often(

@@ -32,6 +32,8 @@ class JobSnapshot:
     states: Observed[dict[str, InstanceState]]
     # Offerings for the next launch. None: not queried, because nothing is to be launched.
     offerings: Observed[tuple[Offering, ...]] | None = None
+    # Why no offering will ever serve the job: it names something that its cloud does not have any more.
+    no_offerings: str = ""
     # Offerings without capacity, found by any job, and when, by the store's clock.
     dry: dict[str, datetime] = field(default_factory=dict)
     # Recent market observations of all jobs; empty if not read or unknown.

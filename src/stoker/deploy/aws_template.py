@@ -62,7 +62,7 @@ class AwsPlan:
 def patterns() -> dict[str, dict[str, Any]]:
     """The event patterns that call the function, by the name of the rule."""
     return {
-        "Notices": {"source": ["aws.ec2"], "detail-type": list(events.NOTICES)},
+        "Notices": {"source": ["aws.ec2"], "detail-type": [*events.NOTICES, *events.BLOCK_ENDS]},
         "States": {"source": ["aws.ec2"], "detail-type": [events.STATES], "detail": {"state": list(_ENDING)}},
         "Training": {"source": ["aws.sagemaker"], "detail-type": [events.TRAINING]},
     }

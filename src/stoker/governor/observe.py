@@ -16,7 +16,7 @@ from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.governor.connected_providers import Fleet
 from stoker.governor.market_records import MarketReader
 from stoker.model import keys
-from stoker.model.errors import ProviderError, describe_error
+from stoker.model.errors import NoSuchResource, ProviderError, UserError, describe_error
 from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Exit, NodeFacts, NoticeFact
 from stoker.model.observed import Known, Observed, Stamped, Unknown
@@ -208,9 +208,11 @@ def _with_offerings(
     if wants_claim(job) is None:
         return job
     wanted = submission.spec.resources
+    offerings, none = _offerings(fleet, submission)
     return replace(
         job,
-        offerings=_offerings(fleet, submission),
+        offerings=offerings,
+        no_offerings=none,
         dry=_dry(store, wanted.provider) if job.capabilities.dry_for_s else {},
         market=markets.of(wanted.provider) if markets is not None and wanted.spot != "never" else job.market,
     )
@@ -331,9 +333,13 @@ def _states(fleet: Fleet, state: JobState, listing: CloudListing) -> Observed[di
     return Known(found)
 
 
-def _offerings(fleet: Fleet, submission: Submission) -> Observed[tuple[Offering, ...]]:
+def _offerings(fleet: Fleet, submission: Submission) -> tuple[Observed[tuple[Offering, ...]], str]:
+    """The offerings for a job, and why there will never be any."""
     try:
         fleet.check_place(submission)
-        return Known(fleet.offerings(submission.spec.resources))
-    except ProviderError as error:
-        return Unknown(str(error))
+        return Known(fleet.offerings(submission.spec.resources)), ""
+    except NoSuchResource as error:
+        return Known(()), str(error)
+    except (ProviderError, UserError) as error:
+        # What is wrong with the resources here may be right for another governor, with other packages or tables.
+        return Unknown(str(error)), ""

@@ -12,6 +12,7 @@
     policy/defaults.yaml                              administrators: defaults of job files
     policy/rules/<version, 8 digits>.json             administrators, create-only: the rules that every job obeys
     policy/approvals/<last day>/<job>/<rule>.<token>.json    approvers, create-only: this job may break this rule
+                                      <rule>.<token>.withdrawn.json    the same: it no longer may
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>/<size>  metrics/<n>/<size>  evidence/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only

@@ -47,6 +47,21 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class Reservation:
+    """Capacity that an account has for a time, such as a capacity block of EC2.
+
+    The cloud begins to end the machines in it at `ends_machines_at`. Where that is None, they go on after `ends_at`.
+    """
+
+    name: str
+    # None: it has started, or its start is not known.
+    starts_at: datetime | None = None
+    # None: until its owner ends it.
+    ends_at: datetime | None = None
+    ends_machines_at: datetime | None = None
+
+
+@dataclass(frozen=True)
 class Offering:
     """Machine type × zone × spot or on-demand × price. `price` is $/h for a node; None is unknown, never free."""
 
@@ -65,6 +80,10 @@ class Offering:
     # The cloud keeps the request in a queue for a bounded time, and ends the machine after a fixed one. Its price is an
     # upper bound.
     queued: bool = False
+    # The machines end then, because the reservation that they are from does.
+    ends_at: datetime | None = None
+    # Its machines are in this reservation, and nowhere else.
+    reservation: Reservation | None = None
     # Most nodes of all jobs at this place at once, if the provider knows; beyond that jobs queue.
     most_nodes: int | None = None
 
@@ -77,7 +96,7 @@ class Offering:
     @property
     def kind(self) -> str:
         """How the machine is bought."""
-        return kind_text(spot=self.spot, queued=self.queued)
+        return kind_text(spot=self.spot, queued=self.queued, reserved=self.reservation is not None)
 
     @property
     def key(self) -> str:
@@ -131,6 +150,6 @@ def zone_text(zone: str | None) -> str:
     return zone or "any zone"
 
 
-def kind_text(*, spot: bool, queued: bool) -> str:
-    """How a machine is bought: `spot`, `flex-start` or `on-demand`."""
-    return "spot" if spot else "flex-start" if queued else "on-demand"
+def kind_text(*, spot: bool, queued: bool, reserved: bool = False) -> str:
+    """How a machine is bought: `spot`, `flex-start`, `reserved` or `on-demand`."""
+    return "spot" if spot else "flex-start" if queued else "reserved" if reserved else "on-demand"

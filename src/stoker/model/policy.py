@@ -228,6 +228,11 @@ class Exemption:
     approved_by: str = ""
     # An approval covers an external job alone, or a job of Stoker alone: both may have one name.
     external: bool = False
+    # The token in the key of the approval.
+    token: str = ""
+    # The person that withdrew the approval, and the reason; empty while it stands.
+    withdrawn_by: str = ""
+    withdrawn_why: str = ""
 
     @property
     def exempted(self) -> str:

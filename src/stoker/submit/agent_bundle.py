@@ -48,6 +48,8 @@ _NODE_ROOMS = ("agent", "cloudapi", "core", "model", "processes", "providers", "
 _NODE_MODULES = ("__init__.py", "train.py")
 # Of the folder of one provider a node needs these alone. Nodes of the local provider run this computer's own Stoker.
 _NODE_SIDE = ("__init__.py", "capabilities.py", "machine.py")
+# What starts the agent on a new machine; the rest of the boot came with the machine's boot script.
+_START = ("agent_service.py", "install_paths.py", "local_disks.py", "start.py")
 _NOT_ON_NODES = "providers/local/"
 _MAIN = b'''"""`python <this folder> NODE_DIR`: the agent of a node."""
 
@@ -148,7 +150,8 @@ def _is_for_nodes(name: str) -> bool:
     if not folders:
         return file in _NODE_MODULES
     if folders[0] == "providers" and len(folders) > 1:
-        return file in _NODE_SIDE and not name.startswith(_NOT_ON_NODES)
+        side = (*_NODE_SIDE, *_START) if folders[1] == "boot" else _NODE_SIDE
+        return file in side and not name.startswith(_NOT_ON_NODES)
     return folders[0] in _NODE_ROOMS
 
 

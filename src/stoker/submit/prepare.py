@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -42,6 +43,7 @@ from stoker.submit.pack_code import PackedCode, pack
 from stoker.submit.policy_check import policy_filled, read_policy
 from stoker.submit.prepared_job import PreparedJob
 from stoker.submit.requirements_file import check_conda, choose_requirements
+from stoker.submit.reservation_lines import reservation_lines
 from stoker.submit.result_folders import check_result_folders
 from stoker.submit.results_in_code import check_results_in_code
 from stoker.submit.wheel_targets import pack_wheels, reuse_wheels
@@ -183,6 +185,7 @@ def _warnings(
         *unmasked(packages.spec),
         *unpriced_spot_warning(choice),
         *idle_gpus_warning(choice.spec, choice.offerings),
+        *reservation_lines(choice.limits, choice.offerings, datetime.now(timezone.utc)),
         *(provider.remarks(packages.spec) if isinstance(provider, GivesRemarks) else ()),
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tests.support.gce import faults as faults_data
+from tests.support.gce.calendar import CALENDAR_WINDOW
 from tests.support.gce.compute import Compute
 from tests.support.gce.errors import Json
 from tests.support.gce.faults import Faults
 from tests.support.gce.fleet import Fleet
+from tests.support.gce.groups import Groups
 from tests.support.gce.instances import Instances
 from tests.support.gce.operations import Operations
 from tests.support.gce.policies import Policies
@@ -35,6 +37,7 @@ class Account:
         fleet: Fleet,
         faults: Faults,
         policies: Policies,
+        groups: Groups,
         door: StoreDoor,
     ) -> None:
         self._compute = compute
@@ -44,6 +47,7 @@ class Account:
         self._fleet = fleet
         self._faults = faults
         self._policies = policies
+        self._groups = groups
         self._door = door
 
     def obey(self, order: dict[str, Any], records: Records) -> Any:
@@ -74,6 +78,10 @@ class Account:
                 self._compute.listing_lag_s = order["lag_s"]
             case "operations_take":
                 self._operations.takes_s = self._usual_s if order["takes_s"] is None else order["takes_s"]
+            case "calendar":
+                CALENDAR_WINDOW.set(order["starts_in_s"], order["ends_in_s"])
+            case "age_requests":
+                self._groups.age(order["by_s"])
             case "node_may_delete":
                 self._compute.node_may_delete = order["may"]
             case "quota":
@@ -116,6 +124,7 @@ class Account:
         self._compute.readings.clear()
         self._operations.takes_s = self._usual_s
         self._door.shut("nobody")
+        self._groups.clear()
         for instance in self._instances.all():
             self._fleet.discard(instance)
         for disk in self._instances.disks():
@@ -132,4 +141,6 @@ class Account:
             "instances": [each.id for each in self._instances.all()],
             "disks": [f"{disk.zone}/{disk.name}" for disk in self._instances.disks()],
             "resource_policies": self._policies.names(),
+            "groups": self._groups.names("instanceGroupManager"),
+            "templates": self._groups.names("instanceTemplate"),
         }

@@ -28,9 +28,11 @@ class Left:
     instances: tuple[str, ...]
     disks: tuple[str, ...]
     resource_policies: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.instances or self.disks or self.resource_policies)
+        return bool(self.instances or self.disks or self.resource_policies or self.groups or self.templates)
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,14 @@ class GceCloud:
     faults: CloudFaults
     server_log: Path
     _order: Order
+
+    def set_calendar(self, starts_in_s: float, ends_in_s: float) -> None:
+        """When the reservation `calendar`, which is in calendar mode, has machines. It ends none of them."""
+        self._order("calendar", starts_in_s=starts_in_s, ends_in_s=ends_in_s)
+
+    def age_requests(self, by_s: float) -> None:
+        """Make every resize request of a group so much older."""
+        self._order("age_requests", by_s=by_s)
 
     def new_bucket(self) -> str:
         """The name of a new, empty bucket."""

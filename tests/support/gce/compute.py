@@ -17,6 +17,7 @@ from tests.support.gce.drafts import check_labels, check_metadata
 from tests.support.gce.errors import Failure, Json, bad_request, forbidden, in_use, invalid, not_found
 from tests.support.gce.faults import Faults, permission_of
 from tests.support.gce.fleet import Fleet
+from tests.support.gce.groups import Groups, Made
 from tests.support.gce.instances import Instance, Instances, check_fingerprint, fingerprint
 from tests.support.gce.launching import Asked, Launching
 from tests.support.gce.links import Links
@@ -30,7 +31,7 @@ _CONSOLE_BYTES = 1 << 20
 _MACHINES_MAY = frozenset({"instances.get", "zoneOperations.get", "zoneOperations.wait", "zoneOperations.list"})
 _STATIC = (
     *("zones", "regions", "machineTypes", "acceleratorTypes", "images"),
-    *("networks", "subnetworks", "firewalls", "reservations"),
+    *("networks", "subnetworks", "firewalls", "reservations", "futureReservations"),
 )
 _PLACES = [f"zones/{zone}" for zone in ALL_ZONES]
 _ALL_PLACES = ["global", *(f"regions/{region}" for region in ZONES), *_PLACES]
@@ -76,6 +77,7 @@ class Compute:
         faults: Faults,
         policies: Policies,
         launching: Launching,
+        groups: Groups,
     ) -> None:
         self.readings = Readings(links)
         self.listing_lag_s = 0.0
@@ -88,6 +90,7 @@ class Compute:
         self._faults = faults
         self._policies = policies
         self._launching = launching
+        self._groups = groups
         self._one_at_a_time = threading.Lock()
         self._methods = self._named()
 
@@ -177,6 +180,7 @@ class Compute:
                 call, self._operation_rows(call.project), _ALL_PLACES
             ),
         }
+        named |= self._named_of_groups()
         for kind in ("zoneOperations", "regionOperations", "globalOperations"):
             named[f"{kind}.get"] = lambda call: self._operation(call).resource(self._links)
             named[f"{kind}.wait"] = self._wait
@@ -186,6 +190,31 @@ class Compute:
             named[f"{kind}.list"] = self._static_list
             named[f"{kind}.aggregatedList"] = self._static_aggregate
         return named
+
+    def _named_of_groups(self) -> dict[str, Callable[[Call], Operation | Json]]:
+        groups, told = self._groups, self._groups.resource
+        return {
+            "regionInstanceTemplates.insert": lambda call: self._made(call, groups.add_template(call)),
+            "regionInstanceTemplates.get": lambda call: told(groups.find(call)),
+            "regionInstanceTemplates.list": lambda call: self._list(
+                call, groups.rows(call.project, "instanceTemplate")
+            ),
+            "regionInstanceTemplates.delete": self._delete_template,
+            "instanceGroupManagers.insert": lambda call: self._made(call, groups.add_group(call)),
+            "instanceGroupManagers.get": lambda call: told(groups.find(call)),
+            "instanceGroupManagers.list": lambda call: self._list(
+                call, groups.rows(call.project, "instanceGroupManager")
+            ),
+            "instanceGroupManagers.aggregatedList": lambda call: self._aggregate(
+                call, groups.rows(call.project, "instanceGroupManager"), _PLACES
+            ),
+            "instanceGroupManagers.delete": self._delete_group,
+            "instanceGroupManagerResizeRequests.insert": self._insert_resize,
+            "instanceGroupManagerResizeRequests.get": lambda call: told(groups.find_resize(call)),
+            "instanceGroupManagerResizeRequests.list": lambda call: self._list(call, groups.requests_of(call)),
+            "instanceGroupManagerResizeRequests.cancel": self._cancel_resize,
+            "instanceGroupManagerResizeRequests.delete": self._delete_resize,
+        }
 
     # ── lists ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -354,6 +383,34 @@ class Compute:
             if link in instance.draft.body.get("resourcePolicies", ()):
                 raise in_use("resource_policy", policy.path, instance.path)
         return self._begin(call, "delete", policy.path, policy.number, lambda _: self._policies.remove(policy))
+
+    # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _made(self, call: Call, made: Made) -> Operation:
+        return self._begin(call, "insert", made.path, made.number, lambda _: None)
+
+    def _delete_template(self, call: Call) -> Operation:
+        template = self._groups.find(call)
+        self._groups.check_unused(template)
+        return self._begin(call, "delete", template.path, template.number, lambda _: self._groups.remove(template))
+
+    def _delete_group(self, call: Call) -> Operation:
+        group = self._groups.find(call)
+        return self._begin(call, "delete", group.path, group.number, lambda _: self._groups.delete_group(group))
+
+    def _insert_resize(self, call: Call) -> Operation:
+        request = self._groups.add_resize(call)
+        return self._begin(call, "insert", request.path, request.number, lambda _: self._groups.accept(request))
+
+    def _cancel_resize(self, call: Call) -> Operation:
+        request = self._groups.find_resize(call)
+        self._groups.cancel(request)
+        return self._begin(call, "cancel", request.path, request.number, lambda _: None)
+
+    def _delete_resize(self, call: Call) -> Operation:
+        request = self._groups.find_resize(call)
+        self._groups.check_inactive(request)
+        return self._begin(call, "delete", request.path, request.number, lambda _: self._groups.remove(request))
 
     def _operation(self, call: Call) -> Operation:
         return self._operations.find(call.project, call.place, call.method.path["operation"])

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.support.gce.calendar import CALENDAR_WINDOW
 from tests.support.gce.catalog import (
     ACCELERATORS,
+    CALENDAR,
     COMPACT_FAMILIES,
     DISK_TYPES,
     IMAGES,
@@ -158,7 +160,13 @@ class _Drafting:
             if not found:
                 told = f"The resource '{self._home}/reservations/{tail(name)}' was not found."
                 raise invalid(f"{self._field}.reservationAffinity.values", name, told)
-            spot = (self._asked.get("scheduling") or {}).get("provisioningModel") == "SPOT"
+            model = (self._asked.get("scheduling") or {}).get("provisioningModel")
+            # A reservation in calendar mode is for machines that end with it, between its start and its end.
+            calendar = found[0].name == CALENDAR
+            unfit = calendar and not CALENDAR_WINDOW.has_machines()
+            if unfit or (model == "RESERVATION_BOUND") != calendar:
+                raise invalid(f"{self._field}.reservationAffinity", affinity, "No available resources in it.")
+            spot = model == "SPOT"
             if spot or self._asked.get("guestAccelerators") or found[0].machine != machine.name:
                 told = "No available resources in specified reservations."
                 raise invalid(f"{self._field}.reservationAffinity", affinity, told)
@@ -229,7 +237,8 @@ class _Drafting:
             raise invalid(at, host, "Instances with guest accelerators do not support live migration.")
         ends = asked.get("instanceTerminationAction")
         run_s, notice_s = seconds(asked.get("maxRunDuration")), seconds(asked.get("preemptionNoticeDuration"))
-        if ends and not spot and run_s is None:
+        bound = asked.get("provisioningModel") == "RESERVATION_BOUND"
+        if ends and not spot and not bound and run_s is None:
             raise invalid(f"{at}.instanceTerminationAction", ends, "It needs SPOT or a maximum run duration.")
         if run_s is not None and not ends:
             raise invalid(f"{at}.maxRunDuration", run_s, "It needs an instance termination action.")

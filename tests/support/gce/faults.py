@@ -78,7 +78,11 @@ def permission_of(operation: str) -> str:
         "wait": "get",
         "getFromFamily": "get",
     }
-    return f"compute.{'instances' if kind == 'regionInstances' else kind}.{verbs.get(verb, verb)}"
+    if kind == "instanceGroupManagerResizeRequests":
+        # https://cloud.google.com/compute/docs/instance-groups/manage-resize-requests-mig
+        return f"compute.instanceGroupManagers.{verb if verb in ('get', 'list') else 'update'}"
+    kinds = {"regionInstances": "instances", "regionInstanceTemplates": "instanceTemplates"}
+    return f"compute.{kinds.get(kind, kind)}.{verbs.get(verb, verb)}"
 
 
 def refusal(fault: Fault, operation: str) -> Failure:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.gce.calendar import CALENDAR_WINDOW
 from tests.support.gce.catalog import (
     ACCELERATORS,
     ALL_ZONES,
+    CALENDAR,
     GPU_NETWORKS,
     IMAGES,
     MACHINE_TYPES,
@@ -45,6 +47,7 @@ class Readings:
 
     def clear(self) -> None:
         self._limits.clear()
+        CALENDAR_WINDOW.clear()
 
     def rows(self, kind: str, project: str) -> Rows:
         """All of one kind, as the API calls it. Raises KeyError for what is none of these."""
@@ -58,6 +61,7 @@ class Readings:
             "subnetworks": self._subnetworks,
             "firewalls": self._firewalls,
             "reservations": self._reservations,
+            "futureReservations": self._future_reservations,
         }
         return makers[kind](project)
 
@@ -275,3 +279,21 @@ class Readings:
             )
             for name, ranges, allowed in rules
         ]
+
+    def _future_reservations(self, project: str) -> Rows:
+        """The one of the reservation in calendar mode, which exists from the approval on."""
+        rows = []
+        for each in RESERVATIONS:
+            if each.name != CALENDAR:
+                continue
+            path = f"projects/{project}/zones/{each.zone}/futureReservations/future-{each.name}"
+            made = {
+                **self._thing("futureReservation", path, f"future-{each.name}", zone=each.zone),
+                "reservationMode": "CALENDAR",
+                "reservationName": each.name,
+                "planningStatus": "SUBMITTED",
+                "timeWindow": CALENDAR_WINDOW.resource(),
+                "status": {"procurementStatus": "FULFILLED" if CALENDAR_WINDOW.has_machines() else "APPROVED"},
+            }
+            rows.append(Row(f"zones/{each.zone}", made))
+        return rows

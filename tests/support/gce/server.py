@@ -24,6 +24,7 @@ from tests.support.gce.discovery import Api, Method, api
 from tests.support.gce.errors import Failure, Json, not_found
 from tests.support.gce.faults import Faults, refusal
 from tests.support.gce.fleet import Fleet
+from tests.support.gce.groups import Groups
 from tests.support.gce.instances import Instances
 from tests.support.gce.launching import Launching
 from tests.support.gce.links import Links
@@ -205,8 +206,9 @@ def serve(owner: int, folder: Path, power_off_s: float) -> None:
         callers = Callers(key_file, lambda token, life_s: gcs.allow(token, life_s))
         policies = Policies(numbers, links)
         launching = Launching(instances, operations, fleet, faults, links, policies.at, callers.token_for)
-        compute = Compute(spoken, links, instances, operations, fleet, faults, policies, launching)
-        account = Account(compute, instances, operations, fleet, faults, policies, door)
+        groups = Groups(numbers, links, instances, operations, fleet, faults, policies.at, callers.token_for)
+        compute = Compute(spoken, links, instances, operations, fleet, faults, policies, launching, groups)
+        account = Account(compute, instances, operations, fleet, faults, policies, groups, door)
         gate = Gate(compute, callers, faults, origin)
         server.RequestHandlerClass = make_handler(gate, account)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()

@@ -24,6 +24,10 @@ NOTICES = (
     # AWS's earlier name of the one above.
     "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
 )
+# A capacity block begins to end its machines in ten minutes. The event names no machine, and each agent knows that end
+# by the entry of its claim. Both names are in the documentation.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
+BLOCK_ENDS = ("Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning")
 STATES = "EC2 Instance State-change Notification"
 TRAINING = "SageMaker Training Job State Change"
 # Alarms of other regions come through EventBridge: a topic accepts only alarms of its own region.
@@ -40,7 +44,7 @@ _MAX_EXCERPT = 80
 
 @dataclass(frozen=True)
 class Tick:
-    """The regular tick: pass over everything."""
+    """Pass over everything: the regular tick, or an event that names neither a job nor a machine."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def _hosts(trigger: dict[str, Any]) -> Iterator[str]:
 
 def _from_bus(event: dict[str, Any]) -> WakeEvent:
     kind, region, detail = event.get("detail-type"), event.get("region"), _part(event, "detail")
-    if kind == SCHEDULED:
+    if kind == SCHEDULED or kind in BLOCK_ENDS:
         return Tick()
     if kind in NOTICES or kind == STATES:
         instance = detail.get("instance-id")

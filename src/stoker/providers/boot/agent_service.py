@@ -1,39 +1,25 @@
-"""The agent as a systemd service: its environment, its unit and its start. Python 3.6 or newer."""
+"""The agent as a systemd service: its environment, its unit and its start."""
+
+from __future__ import annotations
 
 import json
-import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
-from stoker.providers.boot.retry import BootFailed
+from stoker.providers.boot.install_paths import InstallPaths
 
 _LOGIN_S = 5.0
 _HUNG_S = 600
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class InstallPaths:
-    """The places of the agent's files on the machine. STOKER_BOOT_ROOT moves all of them below a folder, for tests."""
-
-    def __init__(self) -> None:
-        root = Path(os.environ.get("STOKER_BOOT_ROOT") or "/")
-        self.home = root / "opt/stoker"
-        self.leave = self.home / "boot/leave"
-        self.agent = self.home / "agent"
-        self.programs = self.home / "bin"
-        self.node = root / "var/lib/stoker/node"
-        self.disks = root / "opt/stoker/boot/disks"
-        self.fstab = root / "etc/fstab"
-        self.devices = root / "dev/disk/by-id"
-        self.sizes = root / "sys/class/block"
-        self.units = root / "etc/systemd/system"
-        self.output = root / "var/log/stoker-boot.log"
+class AgentNotStarted(Exception):
+    """The agent's service cannot be started. The message says why, and what to do about it."""
 
 
 def agent_environ(
-    config: "dict[str, Any]", cloud_environ: "dict[str, str]", install_paths: InstallPaths
-) -> "dict[str, str]":
+    config: dict[str, Any], cloud_environ: dict[str, str], install_paths: InstallPaths
+) -> dict[str, str]:
     """The agent's environment, which the training inherits."""
     path, libraries = _login_paths()
     folders = [folder for folder in path.split(":") if folder]
@@ -51,7 +37,7 @@ def agent_environ(
     return environ
 
 
-def _login_paths() -> "tuple[str, str]":
+def _login_paths() -> tuple[str, str]:
     """PATH and LD_LIBRARY_PATH of a login shell: images for training set them in a profile."""
     script = r'printf "\n%s\n%s" "$PATH" "${LD_LIBRARY_PATH:-}"'
     environ = {"HOME": "/root", "PATH": _PATH}
@@ -70,7 +56,7 @@ def _login_paths() -> "tuple[str, str]":
     return path or _PATH, libraries
 
 
-def agent_unit(job: str, python: str, install_paths: InstallPaths, environ: "dict[str, str]") -> str:
+def agent_unit(job: str, python: str, install_paths: InstallPaths, environ: dict[str, str]) -> str:
     """The agent's systemd unit.
 
     An agent that crashes takes the training with it and is restarted to upload what is left. The machine is given back
@@ -125,13 +111,13 @@ def _quoted(text: str) -> str:
 
 
 def start_agent(
-    config: "dict[str, Any]",
+    config: dict[str, Any],
     python: str,
     install_paths: InstallPaths,
-    cloud_environ: "dict[str, str]",
-    identity: "dict[str, Any]",
+    cloud_environ: dict[str, str],
+    identity: dict[str, Any],
 ) -> None:
-    """Write the node's configuration and the agent's service, and start it. Raises BootFailed.
+    """Write the node's configuration and the agent's service, and start it. Raises AgentNotStarted.
 
     `identity` holds the rank and the instance of this machine, which the configuration lacks.
     """
@@ -152,4 +138,4 @@ def start_agent(
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         text = done.stdout.decode(errors="replace").strip()
-        raise BootFailed(f"`{' '.join(command)}` failed: {text} — Stoker needs an image with systemd")
+        raise AgentNotStarted(f"`{' '.join(command)}` failed: {text} — Stoker needs an image with systemd")

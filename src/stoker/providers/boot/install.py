@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker.providers.boot.agent_service import InstallPaths, start_agent
+from stoker.providers.boot.install_paths import InstallPaths
 from stoker.providers.boot.retry import BootFailed, RetryableFailure, limit_retries, retry
 
 _DIGEST_S = 15.0
@@ -30,6 +30,8 @@ _LEAVE_S = 30.0
 _CHECK_S = 60.0
 # The exit status of `--leave` if the cloud refused; any other failure is one of this Python.
 LEAVE_REFUSED = 3
+# The exit status of `stoker.providers.boot.start` if its last line says what the user can do.
+NOT_STARTED = 3
 _MOST_OUTPUT = 1 << 17
 
 
@@ -52,9 +54,6 @@ class BootCloud:
     def environ(self) -> "dict[str, str]":
         """The variables with which the agent finds its cloud."""
         raise NotImplementedError
-
-    def prepare(self, install_paths: InstallPaths) -> None:
-        """Make the node's folder ready before anything is written to it. Never raises."""
 
     def leave(self) -> None:
         """Give the machine back, if switching it off is not enough. Raises RetryableFailure."""
@@ -120,6 +119,30 @@ def check_agent(python: str, agent: Path) -> None:
         raise BootFailed(f"the agent does not run under {python}: {error} — choose another resources.image") from None
 
 
+def start(python: str, agent: Path, order: "dict[str, Any]") -> None:
+    """Start the agent with a program of its own archive, `stoker.providers.boot.start`. Raises BootFailed."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from stoker.providers.boot.start import main; main()"
+    last = ""
+    with subprocess.Popen(
+        [python, "-c", code, str(agent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
+        json.dump(dict(order, python=python), program.stdin)
+        program.stdin.close()
+        for line in program.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    if program.returncode == NOT_STARTED:
+        raise BootFailed(last)
+    if program.returncode:
+        raise BootFailed(_fault(last or f"exit status {program.returncode}"))
+
+
 def install(config: "dict[str, Any]", python: str, install_paths: InstallPaths, cloud: BootCloud) -> None:
     """Turn a bare machine into a node with a running agent. Raises BootFailed."""
     say(f"{cloud.instance} in {cloud.zone} is rank {cloud.rank} of {config['node']['job']}")
@@ -133,10 +156,13 @@ def install(config: "dict[str, Any]", python: str, install_paths: InstallPaths, 
     unpack(archive, install_paths.agent)
     archive.unlink()
     check_agent(python, install_paths.agent)
-    cloud.prepare(install_paths)
     identity = {"rank": cloud.rank, "instance": cloud.instance}
-    start_agent(config, python, install_paths, cloud.environ(), identity)
+    start(python, install_paths.agent, dict(config=config, environ=cloud.environ(), identity=identity))
     say("the agent is started")
+
+
+def _fault(error: str) -> str:
+    return f"{error} — this is a fault in Stoker or a broken image; the lines above say where"
 
 
 def report(
@@ -201,6 +227,5 @@ def main(argv: "list[str]", connect: "Callable[[dict[str, Any]], BootCloud]") ->
         import traceback
 
         traceback.print_exc(file=sys.stdout)
-        message = f"{error!r} — this is a fault in Stoker or a broken image; the lines above say where"
-        report(config, message, install_paths.output, connect)
+        report(config, _fault(repr(error)), install_paths.output, connect)
     return 1

@@ -1,82 +1,192 @@
-"""The fast disks that belong to a machine hold its node's folder. Python 3.6 or newer.
+"""The fast disks that belong to a machine hold its node's folder: Local SSD of Compute Engine, instance store of EC2.
 
 They are blank when a machine is made, keep their data in a reboot, and lose it with the machine. Nothing here may end a
 boot: where the disks cannot be used, the node's folder stays on the boot disk.
 """
 
+from __future__ import annotations
+
 import os
+import re
 import shutil
 import subprocess
+import time
 import uuid
 from pathlib import Path
 
+from stoker.providers.boot.install_paths import InstallPaths
+
+# "google-local-nvme-ssd-0": https://cloud.google.com/compute/docs/disks/format-mount-local-ssd
+_LOCAL_SSD = ("google-local-nvme-ssd-*", "google-local-ssd-*")
+# EBS volumes are NVMe devices as well, of the model "Amazon Elastic Block Store".
+_INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
+# A whole device, not a path to it (`nvme1c1n1`).
+_NVME = re.compile(r"nvme[0-9]+n[0-9]+")
+# AWS's Deep Learning AMIs make one LVM volume of the instance store, mounted at /opt/dlami/nvme by this service. It is
+# a oneshot with RemainAfterExit, and runs at every boot.
+_IMAGE_SERVICE = "dlami-nvme.service"
+_IMAGE_SERVICE_S = 180.0
 _RAID = "/dev/md/stoker"
 _COMMAND_S = 120.0
 # Ordered before the agent, and no reason for a machine not to start.
-_OPTIONS = "defaults,noatime,nofail,x-systemd.device-timeout=30s,x-systemd.before=stoker-agent.service"
+_ANY_OPTIONS = "nofail,x-systemd.before=stoker-agent.service"
+_OPTIONS = f"defaults,noatime,{_ANY_OPTIONS},x-systemd.device-timeout=120s"
 
 
-def find_disks(folder: Path, *patterns: str) -> "list[str]":
-    """The blank whole disks, no partitions, that these patterns match in a folder of links. A disk that something uses,
-    or that holds anything already, belongs to the image or to the job."""
+def place_folder(install_paths: InstallPaths, asked_bytes: int | None = None) -> str:
+    """Put the node's folder on the machine's own disks; return a line about it, empty if the machine has none.
+
+    Disks with less room than the job asked for, or than the boot disk has where it did not, are not used.
+    """
+    links = install_paths.devices / "disk/by-id"
+    found = find_links(links, *_LOCAL_SSD)
+    stores = find_instance_store(install_paths)
+    if stores:
+        try:
+            by_image = _wait_for_image()
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"local disks are not used: {_why(error)}"
+        if os.path.ismount(str(install_paths.image_disks)):
+            total = None if asked_bytes is None else sum(_size(device, install_paths.blocks) for device in stores)
+            return _hold_on_mount(install_paths, total, asked_bytes, by_image=by_image)
+    blank = [device for device in (*found, *stores) if _is_free(device, install_paths)]
+    if stores and not blank:
+        return "local disks are not used: they hold something already"
+    return hold_folder(install_paths, blank, asked_bytes)
+
+
+def find_links(folder: Path, *patterns: str) -> list[str]:
+    """The whole disks, no partitions, that these patterns match in a folder of links."""
     links = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if "-part" not in path.name]
-    devices = list(dict.fromkeys(os.path.realpath(str(path)) for path in links))
-    used = "\n".join(_read(path) for path in ("/proc/mounts", "/proc/mdstat", "/proc/swaps"))
-    return [device for device in devices if Path(device).name not in used and _is_blank(device)]
+    return list(dict.fromkeys(os.path.realpath(str(path)) for path in links))
 
 
-def hold_folder(folder: Path, devices: "list[str]", marker: Path, fstab: Path, sizes: Path) -> str:
-    """Put the folder on these disks, several of them as one; return a line about it, empty where there are none.
+def find_instance_store(install_paths: InstallPaths) -> list[str]:
+    """The NVMe devices of EC2's instance store. Kernels name devices in any order, so that the model tells them."""
+    found = [
+        path.name
+        for path in install_paths.blocks.glob("nvme*")
+        if _NVME.fullmatch(path.name) and _read(path / "device/model").strip() == _INSTANCE_STORE
+    ]
+    devices = (install_paths.devices / name for name in sorted(found, key=lambda name: (len(name), name)))
+    return [str(device) for device in devices if device.exists()]
 
-    `marker` appears first: from then on the folder is of no use without its disks. In later boots they are found by
-    their file system's UUID, because names of devices may change. `sizes` is `/sys/class/block`.
+
+def hold_folder(install_paths: InstallPaths, devices: list[str], asked_bytes: int | None = None) -> str:
+    """Put the folder on these blank disks, several of them as one; return a line about it, empty where there are none.
+
+    The file of `install_paths.disks` appears first: from then on the folder is of no use without its disks. In later
+    boots they are found by their file system's UUID, because names of devices may change.
     """
     # Several disks are one by mdadm, which not every image has.
     used = devices if shutil.which("mdadm") is not None else devices[:1]
     if not used:
         return ""
+    folder = install_paths.node
     try:
-        if sum(_size(device, sizes) for device in used) < _free_bytes(folder):
-            return "local disks are not used: the boot disk has more room"
+        if reason := _too_small(sum(_size(device, install_paths.blocks) for device in used), folder, asked_bytes):
+            return reason
         device = used[0] if len(used) == 1 else _joined(used)
         name = str(uuid.uuid4())
         _run("mkfs.ext4", "-q", "-F", "-m", "0", "-U", name, "-E", "lazy_itable_init=1,nodiscard", device)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        marker.write_text(name + "\n", encoding="utf-8")
-        _run("mount", "-o", "noatime", device, str(folder))
-        folder.chmod(0o700)
-        with fstab.open("a", encoding="utf-8") as file:
-            file.write(f"UUID={name} {folder} ext4 {_OPTIONS} 0 0\n")
+        _mount(install_paths, name, ("mount", "-o", "noatime", device, str(folder)), f"UUID={name}", f"ext4 {_OPTIONS}")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        output = getattr(error, "output", b"") or b""
-        why = f"{error} {output.decode(errors='replace').strip()}"
-        if _released(folder, marker):
-            return f"local disks are not used: {why}"
-        return f"{folder} is on local disks that a reboot will lose: {why}"
+        return _not_used(install_paths, error)
     return f"{folder} is on {len(used)} local disk{'s' if len(used) > 1 else ''} ({device})"
 
 
-def _released(folder: Path, marker: Path) -> bool:
-    """Take the folder from its disks again; return whether it is on the boot disk now."""
+def _hold_on_mount(install_paths: InstallPaths, total: int | None, asked_bytes: int | None, *, by_image: bool) -> str:
+    """Put the folder below the mount that the image made of the machine's disks. Nothing is formatted. `total` is the
+    size of the disks, None for what is free on the mount."""
+    folder, target = install_paths.node, install_paths.image_disks / "stoker/node"
+    try:
+        if total is None:
+            total = _free_bytes(install_paths.image_disks)
+        if reason := _too_small(total, folder, asked_bytes):
+            return reason
+        target.mkdir(parents=True, exist_ok=True)
+        for part in (target.parent, target):
+            part.chmod(0o700)
+        later = f"none bind,{_ANY_OPTIONS}" + (f",x-systemd.requires={_IMAGE_SERVICE}" if by_image else "")
+        _mount(install_paths, str(target), ("mount", "--bind", str(target), str(folder)), str(target), later)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return _not_used(install_paths, error)
+    return f"{folder} is on local disks ({install_paths.image_disks}, which the image has made)"
+
+
+def _mount(install_paths: InstallPaths, marker: str, mount: tuple[str, ...], source: str, how: str) -> None:
+    """Mount the folder now, and in all later boots."""
+    folder = install_paths.node
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    install_paths.disks.write_text(marker + "\n", encoding="utf-8")
+    _run(*mount)
+    folder.chmod(0o700)
+    with install_paths.fstab.open("a", encoding="utf-8") as file:
+        file.write(f"{source} {folder} {how} 0 0\n")
+
+
+def _too_small(total: int, folder: Path, asked_bytes: int | None) -> str:
+    """A line that says why disks of this size are not used; empty if they are."""
+    if asked_bytes is not None and total < asked_bytes:
+        return f"local disks are not used: they have {total / 1e9:.0f} GB, {asked_bytes / 1e9:.0f} GB were asked for"
+    if asked_bytes is None and total < _free_bytes(folder):
+        return "local disks are not used: the boot disk has more room"
+    return ""
+
+
+def _not_used(install_paths: InstallPaths, error: Exception) -> str:
+    """Take the folder from its disks again, and return a line about it."""
+    folder, marker = install_paths.node, install_paths.disks
     try:
         if folder.is_dir() and os.path.ismount(str(folder)):
             _run("umount", str(folder))
         if marker.exists():
             marker.unlink()
-        return True
     except (OSError, subprocess.SubprocessError):
-        return False
+        return f"{folder} is on local disks that a reboot will lose: {_why(error)}"
+    return f"local disks are not used: {_why(error)}"
 
 
-def _joined(devices: "list[str]") -> str:
+def _why(error: Exception) -> str:
+    output = getattr(error, "output", b"") or b""
+    return " ".join(f"{error} {output.decode(errors='replace')}".split())
+
+
+def _wait_for_image() -> bool:
+    """Wait until the image has made what it makes of the disks; return whether it has a service for that.
+
+    Raises TimeoutExpired if the service takes too long: nobody else may touch the disks then.
+    """
+    until_s = time.monotonic() + _IMAGE_SERVICE_S
+    while True:
+        output = _run("systemctl", "show", "--property=LoadState,ActiveState,Job", _IMAGE_SERVICE)
+        state = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+        if state.get("LoadState") != "loaded":
+            return False
+        # Without a job it does not run: it has run already, or was disabled.
+        if state.get("ActiveState") != "activating" and state.get("Job", "0") == "0":
+            return True
+        if time.monotonic() >= until_s:
+            raise subprocess.TimeoutExpired(f"{_IMAGE_SERVICE} of the image", _IMAGE_SERVICE_S)
+        time.sleep(0.5)
+
+
+def _joined(devices: list[str]) -> str:
     """One device of all these."""
     _run("mdadm", "--create", _RAID, "--run", "--force", "--level=0", f"--raid-devices={len(devices)}", *devices)
     return _RAID
 
 
-def _is_blank(device: str) -> bool:
-    """Return whether a disk has neither a file system nor partitions: "no (specified) devices could be identified […]
-    an exit status of 2 is returned" (blkid(8))."""
+def _is_free(device: str, install_paths: InstallPaths) -> bool:
+    """Return whether nothing uses a disk, and nothing is on it. Any other belongs to the image or to the job.
+
+    Blank has neither a file system nor partitions: "no (specified) devices could be identified […] an exit status of 2
+    is returned" (blkid(8)).
+    """
+    block = install_paths.blocks / Path(device).name
+    used = "\n".join(_read(Path(path)) for path in ("/proc/mounts", "/proc/mdstat", "/proc/swaps"))
+    if block.name in used or any((block / "holders").glob("*")) or any(block.glob("*/partition")):
+        return False
     try:
         _run("blkid", "-p", device)
     except subprocess.CalledProcessError as error:
@@ -86,9 +196,9 @@ def _is_blank(device: str) -> bool:
     return False
 
 
-def _size(device: str, sizes: Path) -> int:
+def _size(device: str, blocks: Path) -> int:
     """The size of a disk in bytes. Linux counts in sectors of 512 bytes, whatever those of the disk are."""
-    return int(_read(str(sizes / Path(device).name / "size")) or 0) * 512
+    return int(_read(blocks / Path(device).name / "size") or 0) * 512
 
 
 def _free_bytes(folder: Path) -> int:
@@ -98,8 +208,8 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(str(folder)).free
 
 
-def _run(*command: str) -> None:
-    subprocess.run(
+def _run(*command: str) -> str:
+    done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,10 +217,11 @@ def _run(*command: str) -> None:
         check=True,
         timeout=_COMMAND_S,
     )
+    return done.stdout.decode(errors="replace")
 
 
-def _read(path: str) -> str:
+def _read(path: Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -32,7 +32,7 @@ BOOT_LIMIT_S = 900
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|_KEY(_ID)?$", re.IGNORECASE)
 
 # The modules of `stoker.providers.boot` that run on the machine.
-_BOOT_MODULES = ("install", "retry", "agent_service")
+_BOOT_MODULES = ("install", "install_paths", "retry")
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,16 @@ def boot_settings(order: LaunchOrder, provider: str, environ: Mapping[str, str],
     )
 
 
+def disk_settings(order: LaunchOrder, *, own_disks: bool) -> dict[str, Any]:
+    """The settings about the machine's own disks (`local_disks`): those of an order that uses them itself are left
+    alone, and disks that are smaller than the job's are not used."""
+    wanted = order.spec.resources.disk_bytes
+    return {"own_disks": True} if own_disks else {} if wanted is None else {"disk_bytes": wanted}
+
+
 def render(boot: BootSettings, payload: bytes, *, gives_back: bool = False) -> str:
     """Render the script. `gives_back`: a machine that is switched off still exists, so `--leave` must delete it
-    first. Such a cloud's `bootstrap` may also put the node's folder on disks (`local_disks`)."""
+    first."""
     return _SCRIPT.format(
         job=boot.job,
         tags=" ".join(sorted(boot.bundles)),
@@ -79,7 +86,6 @@ def render(boot: BootSettings, payload: bytes, *, gives_back: bool = False) -> s
         boot_limit_s=BOOT_LIMIT_S,
         life_s="" if boot.max_life_s is None else max(1, round(boot.max_life_s)),
         leave=_LEAVE if gives_back else "",
-        disks=_DISKS if gives_back else "",
         config=json.dumps(config_of(boot), indent=1, sort_keys=True),
         payload="\n".join(textwrap.wrap(base64.b64encode(payload).decode(), 120)),
     )
@@ -172,18 +178,6 @@ for python in $(cat python 2>/dev/null) python3 /opt/pytorch/bin/python /opt/con
 done
 """
 
-# After a reboot: systemd mounts them, too, and may need as long as the file system's check.
-_DISKS = r"""# Its node's folder is on disks. If they do not come, nothing of it is left, and it must not train again.
-if [ -e "$boot/disks" ]; then
-    for _ in {1..24}; do
-        mountpoint -q "$node" || mount "$node" && break
-        sleep 5
-    done
-    [ -e "$node/node.json" ] || exec "$boot/leave"
-fi
-
-"""
-
 # Doubled braces are bash's own. Tests can move `root` and the folders that are searched for Pythons.
 _SCRIPT = r"""#!/bin/bash
 # Stoker: this machine becomes a node of {job}. It ends with its agent, or when one of the timers below fires.
@@ -197,7 +191,16 @@ tags="{tags}"
 export PATH="${{PATH:-}}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export PYTHONIOENCODING=utf-8
 
-{disks}# Run again, after a reboot: the agent is a service, and never trains a second time.
+# Run again, after a reboot. If its node's folder is on disks and they do not come, nothing of it is left, and it must
+# not train again. systemd mounts them, too.
+if [ -e "$boot/disks" ]; then
+    for _ in {{1..24}}; do
+        mountpoint -q "$node" || mount "$node" && break
+        sleep 5
+    done
+    [ -e "$node/node.json" ] || exec "$boot/leave"
+fi
+# The agent is a service, and never trains a second time.
 if [ -e "$node/node.json" ]; then
     systemctl start stoker-agent.service
     exit 0

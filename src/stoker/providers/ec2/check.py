@@ -18,7 +18,7 @@ from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult, LaunchOrder, Request
 from stoker.providers.check_results import TRY_LATER, check_offers, check_ok
 from stoker.providers.cloud_errors import first_line
-from stoker.providers.ec2 import images, permissions, quotas, request, role_names, statements, tags
+from stoker.providers.ec2 import images, permissions, quotas, request, reservations, role_names, statements, tags
 from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.identity_check import check_identity
 from stoker.providers.ec2.network_check import check_network
@@ -141,8 +141,26 @@ class _AccountChecks:
 
     def read_actions(self) -> Iterator[CheckResult]:
         for operation in permissions.GOVERNOR:
-            if operation.scope == "anything":
-                yield self._result(operation.action, self._dry_run(operation.action.removeprefix("ec2:"), {}))
+            service, _, name = operation.action.partition(":")
+            if operation.scope == "anything" and service == "ec2":
+                yield self._result(operation.action, self._dry_run(name, {}))
+        yield from self._list_group()
+
+    def _list_group(self) -> Iterator[CheckResult]:
+        """List the resource group of reservations that the job names: no other job asks this service."""
+        group = reservations.group_of(self._spec.resources)
+        if group is None:
+            return
+        action = "resource-groups:ListGroupResources"
+        try:
+            count = len(reservations.list_group(self._client("resource-groups"), group))
+        except ProviderError as error:
+            denied = isinstance(error, AuthDenied)
+            yield CheckResult(
+                action, check_ok(error), aws_message(error), self._fix(action) if denied else fix_of(error)
+            )
+        else:
+            yield CheckResult(action, True, f"allowed; {group} holds {count} reservation{'' if count == 1 else 's'}")
 
     def machine_actions(self) -> Iterator[CheckResult]:
         """Check the actions on existing machines."""

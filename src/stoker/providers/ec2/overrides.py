@@ -85,6 +85,12 @@ def names_group(overrides: Mapping[str, Any]) -> bool:
     return _group_of(overrides) or _on_host(placement or {})
 
 
+def maps_instance_store(overrides: Mapping[str, Any]) -> bool:
+    """Return True if the overrides name an instance disk (`VirtualName: ephemeral0`): the job uses them itself."""
+    disks = overrides.get("BlockDeviceMappings") or ()
+    return any(isinstance(each, Mapping) and "VirtualName" in each for each in disks)
+
+
 def _group_of(overrides: Mapping[str, Any]) -> bool:
     return any(request_overrides.reaches(overrides, f"Placement.{name}") for name in ("GroupName", "GroupId"))
 

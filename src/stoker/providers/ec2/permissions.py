@@ -69,7 +69,10 @@ GOVERNOR: tuple[Operation, ...] = (
     Operation("ec2:DescribeInstanceTypeOfferings", "anything", "which zones have a machine type"),
     Operation("ec2:DescribeSpotPriceHistory", "anything", "what spot costs now"),
     Operation("ec2:DescribeSubnets", "anything", "the zone of a subnet"),
-    Operation("ec2:DescribeCapacityReservations", "anything", "where a reservation is"),
+    Operation("ec2:DescribeCapacityReservations", "anything", "where a reservation is, and until when"),
+    # Resource Groups names three more permissions for groups that a tag or a stack makes; those of reservations are
+    # lists: https://docs.aws.amazon.com/ARG/latest/APIReference/API_ListGroupResources.html
+    Operation("resource-groups:ListGroupResources", "anything", "the reservations of a group"),
     Operation("ec2:DescribeImages", "anything", "an image by its name, and its root device"),
     Operation("ec2:DescribeTags", "anything", "whether anything was left behind"),
     Operation("ec2:DescribeVolumes", "anything", "disks that were left behind"),
@@ -94,6 +97,7 @@ PLAN = tuple(
         "ec2:DescribeSpotPriceHistory",
         "ec2:DescribeSubnets",
         "ec2:DescribeCapacityReservations",
+        "resource-groups:ListGroupResources",
     }
 )
 SHELL: tuple[Operation, ...] = (
@@ -132,7 +136,7 @@ LAUNCH = (
         (*map(arn, _USED), *(f"arn:aws:ec2:*::{kind}/*" for kind in _SHARED), "arn:aws:resource-groups:*:*:group/*"),
     ),
     Statement(
-        "TagWhatIsMade",
+        "TagNew",
         "tags of new resources alone",
         "ec2:CreateTags",
         (*_LAUNCHED_ARNS, arn("placement-group")),

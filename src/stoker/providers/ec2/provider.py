@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from stoker.model.errors import InvalidRequest, NotFound, ProviderError, Transient
@@ -93,8 +94,12 @@ class Ec2Provider:
 
     def _ask_offerings(self, resources: Resources) -> tuple[Offering, ...]:
         ec2 = self._clients.get("ec2", resources.region)
-        narrowed = reservations.restrict(ec2, subnets.restrict(ec2, resources))
-        return call_aws("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
+        now, asked = datetime.now(timezone.utc), subnets.restrict(ec2, resources)
+        groups = partial(self._clients.get, "resource-groups", resources.region)
+        reserved = reservations.find(ec2, groups, asked)
+        narrowed = reservations.restrict(asked, reserved)
+        offered = call_aws("offerings", lambda: offers.live(ec2, narrowed, now=now))
+        return reservations.with_reservations(offered, reserved, now)
 
     def why_none(self, resources: Resources) -> str:
         """The reason why `offerings` is empty, in one line."""

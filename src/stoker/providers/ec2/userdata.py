@@ -9,6 +9,7 @@ from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.boot import script
 from stoker.providers.boot.script import BootSettings
+from stoker.providers.ec2 import overrides
 
 # EC2's limit, before base64.
 MOST_BYTES = 16_384
@@ -19,7 +20,9 @@ def settings_of(order: LaunchOrder) -> BootSettings:
     environ = dict(order.environ)
     if order.offering.region:
         environ.setdefault("AWS_DEFAULT_REGION", order.offering.region)
-    return script.boot_settings(order, "ec2", environ)
+    ec2 = order.spec.resources.ec2
+    more = script.disk_settings(order, own_disks=ec2 is not None and overrides.maps_instance_store(ec2.overrides))
+    return script.boot_settings(order, "ec2", environ, **more)
 
 
 def render(settings: BootSettings) -> str:

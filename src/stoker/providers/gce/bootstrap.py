@@ -13,9 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from stoker.cloudapi.google.metadata import EMAIL, SCOPES, Metadata, MetadataError, NoServiceAccount
-from stoker.providers.boot.agent_service import InstallPaths
-from stoker.providers.boot.install import BootCloud, main, say
-from stoker.providers.boot.local_disks import find_disks, hold_folder
+from stoker.providers.boot.install import BootCloud, main
 from stoker.providers.boot.retry import (
     ABSENT_S,
     ANSWER_S,
@@ -33,9 +31,6 @@ _COMPUTE = "https://compute.googleapis.com/compute/v1"
 _COMPUTE_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
 # Variables of the boot's environment that are passed on to the agent.
 _PASSED_ON = ("GCE_METADATA_HOST", "GCE_METADATA_IP")
-
-# "google-local-nvme-ssd-0": https://cloud.google.com/compute/docs/disks/format-mount-local-ssd
-_LOCAL_SSD = ("google-local-nvme-ssd-*", "google-local-ssd-*")
 
 # One scope of each tuple is enough.
 _AUTH = "https://www.googleapis.com/auth/"
@@ -181,16 +176,6 @@ class Gce(BootCloud):
 
     def environ(self) -> "dict[str, str]":
         return {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
-
-    def prepare(self, install_paths: InstallPaths) -> None:
-        """Put the node's folder on the machine's Local SSD disks, where its type brings them and the job has not taken
-        its disks into its own hands."""
-        if self._config.get("own_disks"):
-            return
-        devices = find_disks(install_paths.devices, *_LOCAL_SSD)
-        said = hold_folder(install_paths.node, devices, install_paths.disks, install_paths.fstab, install_paths.sizes)
-        if said:
-            say(said)
 
     def leave(self) -> None:
         """Request the deletion of this machine, by its name, because the condition on its role tests names. No other

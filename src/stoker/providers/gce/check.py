@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from stoker.model.errors import AuthDenied, NotFound, ProviderError, UserError
@@ -217,8 +218,22 @@ class _Checks:
         )
         if standard and wrong is not None:
             yield CheckResult("reservation", False, *wrong)
+            return
+        try:
+            window = reservations.find_window(self._api, self._place, wanted)
+        except ProviderError as error:
+            fix = lookup_fix(error, "compute.futureReservations.list")
+            yield CheckResult("reservation", None, f"its time is not known: {error_text(error)}", fix)
+            return
+        bound = reservations.is_calendar(self._spec.resources)
+        detail, _, fix = reservations.kind_problem(
+            wanted, window, bound=bound, now=datetime.now(timezone.utc)
+        ).partition("; ")
+        if detail:
+            yield CheckResult("reservation", False, detail, fix)
         else:
-            yield CheckResult("reservation", True, f"{wanted} ({', '.join(map(str, found))})")
+            when = f", {window}" if window is not None else ""
+            yield CheckResult("reservation", True, f"{wanted} ({', '.join(map(str, found))}{when})")
 
     def overrides(self) -> Iterator[CheckResult]:
         """The fields that the job merges into its request. Pure; a launch would report an error too late."""

@@ -1,7 +1,8 @@
-"""Flex-start: the request for a machine waits in Google's queue, and the machine runs for seven days at most. Pure.
+"""Flex-start: the request for machines waits in Google's queue, and they run for seven days at most. Pure.
 
-https://cloud.google.com/compute/docs/instances/about-flex-start-vms. One request is for one machine: `insert` with
-`requestValidForDuration`. A request that finds no machine in that time disappears.
+https://cloud.google.com/compute/docs/instances/about-flex-start-vms. One machine is an `insert` with
+`requestValidForDuration`: a request that finds no machine in that time disappears. Several are a resize request in a
+managed instance group, which Stoker cancels after the same time: see `flex_group`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _LIFE_S = (600.0, 7 * 86400.0)
 _LEAST_QUEUE_S = 90
 # Shorter than Google's two hours: a repeated request is recognised for an hour, and must be for as long as it waits.
 _MOST_QUEUE_S = 3000
+# https://cloud.google.com/compute/docs/instance-groups/about-resize-requests-mig#limitations
+_MOST_AT_ONCE = 1000
 # Where a job may use several zones, each gets its turn.
 _TURN_S = 600
 # "all accelerator-optimized machine types (except A4X and G4) and H4D machine types", and TPUs.
@@ -61,10 +64,10 @@ def check(spec: Spec) -> None:
         raise UserError(f"{FIELD}: is instead of on-demand machines, which resources.spot excludes; set it to prefer")
     if resources.gce.reservation not in (None, "none"):
         raise UserError(f"{FIELD}: flex-start machines use no reservation; leave out one of the two")
-    if spec.nodes > 1:
-        raise UserError(
-            f"{FIELD}: requests one machine at a time, and {spec.nodes} nodes must come together; leave it out"
-        )
+    if spec.nodes > 1 and resources.gce.placement_policy is not None:
+        raise UserError(f"{FIELD}: Google places flex-start machines itself; leave out resources.gce.placement_policy")
+    if spec.nodes > _MOST_AT_ONCE:
+        raise UserError(f"{FIELD}: one request is for {_MOST_AT_ONCE:,} machines at most; set nodes to fewer")
 
 
 def remarks(spec: Spec) -> tuple[str, ...]:

@@ -79,6 +79,15 @@ class StoreInstances:
                 found[missing[str(operation.get("targetId"))]] = "gone"
         return found
 
+    def named(self, name: str, zone: str, place: ProjectRegion) -> Instance | None:
+        """The machine of this name, read from the machine itself; None where this store has none."""
+        try:
+            found = self.api.get(f"/compute/v1/projects/{place.project}/zones/{zone}/instances/{name}")
+        except NotFound:
+            return None
+        owner = owner_of(found.get("labels") or {})
+        return _instance(owner, found, place) if owner is not None and owner.store == self.store_label else None
+
     def status(self, instance: str, place: ProjectRegion) -> str | None:
         """The status of one machine in Compute Engine's words, read from the machine itself; None where it is not
         there."""

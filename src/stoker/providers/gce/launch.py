@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from stoker.model.errors import (
 )
 from stoker.model.offerings import Instance
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import names, operations, quotas, read_request
+from stoker.providers.gce import flex_group, group_launch, names, operations, quotas, read_request, reservations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyExists, as_invalid_request
 from stoker.providers.gce.instances import QUEUED, StoreInstances, parse_time
@@ -40,9 +41,13 @@ _QUEUE_S = 1.0
 def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...]) -> tuple[Instance, ...]:
     """Send the requests: a placement policy where there is one, then the insert. A gang comes whole or not at all."""
     *before, insert = requests
-    for request in before:
+    grouped = flex_group.is_resize(insert)
+    for request in () if grouped else before:
         _create_policy(api, request)
     try:
+        if grouped:
+            return group_launch.launch(api, instances, requests)
+        _wait_for_reservation(api, insert)
         found = _insert(api, instances, insert)
         return _left_queue(instances, insert, found) if read_request.waits_in_queue(insert) else found
     except NoSuchResource as error:
@@ -65,6 +70,21 @@ def _create_policy(api: Api, request: HttpRequest) -> None:
         pass
     except NotFound as error:
         raise as_invalid_request(error) from error
+
+
+def _wait_for_reservation(api: Api, insert: HttpRequest) -> None:
+    """Raise NoCapacity while a reservation in calendar mode has not begun, and NoSuchResource once it is over."""
+    now = datetime.now(timezone.utc)
+    for name in read_request.reservations(insert) if read_request.is_bound(insert) else ():
+        window = reservations.known_window(api, _place(insert), name)
+        if window is None:
+            continue
+        over = window.problem(name, now)
+        if over:
+            raise NoSuchResource(f"{reservations.FIELD}: {over}")
+        early = window.wait(name, now)
+        if early:
+            raise NoCapacity(f"{reservations.FIELD}: {early}")
 
 
 def _insert(api: Api, instances: StoreInstances, insert: HttpRequest) -> tuple[Instance, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.model.errors import UserError
 from stoker.providers import packaged_data, request_overrides
 from stoker.providers.gce import labels
-from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
+from stoker.providers.gce.machine import END_ATTRIBUTE, NOTICE_ATTRIBUTE
 
 _WHERE = "resources.gce.overrides"
 
@@ -35,7 +35,14 @@ _PROTECTED = (
     "scheduling.terminationTime",
     "zone",
 )
-_OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shutdown-script-url", NOTICE_ATTRIBUTE)
+_OUR_METADATA = (
+    "startup-script",
+    "shutdown-script",
+    "startup-script-url",
+    "shutdown-script-url",
+    NOTICE_ATTRIBUTE,
+    END_ATTRIBUTE,
+)
 
 # The fields that name a disk's source.
 _IMAGES = ("source", "sourceImage", "sourceSnapshot", "sourceInstantSnapshot")

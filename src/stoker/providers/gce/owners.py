@@ -21,6 +21,11 @@ class Owner:
     def of_order(cls, order: LaunchOrder) -> Owner:
         return cls(labels.store_label(order.store), order.job, order.claim)
 
+    @property
+    def claimed(self) -> tuple[str, int]:
+        """The job and the number of its claim."""
+        return self.job, self.claim
+
 
 def owner_of(found: Mapping[str, str]) -> Owner | None:
     """The owner that these labels name; None where they are not Stoker's."""

@@ -41,6 +41,21 @@ _LAUNCHING = (
         "compute.resourcePolicies.create", "put the nodes of a job close together", ("resourcePolicies.insert",)
     ),
     Permission("compute.resourcePolicies.use", "the same"),
+    Permission(
+        "compute.instanceTemplates.create",
+        "request several machines by flex-start",
+        ("regionInstanceTemplates.insert",),
+    ),
+    Permission("compute.instanceTemplates.useReadOnly", "the same"),
+    Permission("compute.instanceGroupManagers.create", "the same", ("instanceGroupManagers.insert",)),
+    Permission(
+        "compute.instanceGroupManagers.update",
+        "the same; withdraw the request",
+        ("instanceGroupManagerResizeRequests.insert", "instanceGroupManagerResizeRequests.cancel"),
+    ),
+    Permission(
+        "compute.instanceGroupManagers.get", "whether it was granted", ("instanceGroupManagerResizeRequests.get",)
+    ),
 )
 
 # For every call of a governor, and for nothing else: a test compares this table with the calls of the provider.
@@ -60,8 +75,20 @@ GOVERNOR: tuple[Permission, ...] = (
         "which machines the job's reservation is for, and where",
         ("reservations.aggregatedList",),
     ),
+    Permission(
+        "compute.futureReservations.list",
+        "when a reservation in calendar mode begins and ends",
+        ("futureReservations.aggregatedList",),
+    ),
     Permission("compute.disks.list", "disks that were left behind", ("disks.aggregatedList",)),
     Permission("compute.resourcePolicies.list", "placement policies that were left behind", ("resourcePolicies.list",)),
+    Permission(
+        "compute.instanceGroupManagers.list",
+        "flex-start requests that were left behind",
+        ("instanceGroupManagers.aggregatedList",),
+    ),
+    Permission("compute.instanceTemplates.list", "their templates", ("regionInstanceTemplates.list",)),
+    Permission("compute.instances.get", "whether a flex-start request was granted", ("instances.get",)),
     *_LAUNCHING,
     Permission("cloudscheduler.jobs.enable", "switch its own clock on, where it is deployed"),
     Permission("cloudscheduler.jobs.pause", "switch it off again"),
@@ -69,6 +96,12 @@ GOVERNOR: tuple[Permission, ...] = (
     Permission("compute.instances.delete", "give machines back", ("instances.delete",)),
     Permission("compute.disks.delete", "remove disks that were left behind", ("disks.delete",)),
     Permission("compute.resourcePolicies.delete", "remove placement policies after use", ("resourcePolicies.delete",)),
+    Permission(
+        "compute.instanceGroupManagers.delete",
+        "remove flex-start requests after use",
+        ("instanceGroupManagers.delete",),
+    ),
+    Permission("compute.instanceTemplates.delete", "the same", ("regionInstanceTemplates.delete",)),
     Permission(
         "compute.instances.getSerialPortOutput", "why a machine did not boot", ("instances.getSerialPortOutput",)
     ),
@@ -97,7 +130,7 @@ PREFLIGHT: tuple[Permission, ...] = (
     Permission(
         "compute.resourcePolicies.get", "whether the job's placement policy is there", ("resourcePolicies.get",)
     ),
-    *(each for each in GOVERNOR if each.name == "compute.reservations.list"),
+    *(each for each in GOVERNOR if each.name in {"compute.reservations.list", "compute.futureReservations.list"}),
 )
 CHECK: tuple[Permission, ...] = (
     Permission("compute.instances.list", "whether the region answers", ("instances.aggregatedList",)),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
 
 from stoker.model.errors import InvalidRequest, NoSuchResource, NotFound, ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import cards, identity, images, network, quotas, read_request, reservations
+from stoker.providers.gce import cards, catalog, identity, images, network, quotas, read_request, reservations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.gce.verdicts import fix_of
@@ -101,21 +102,28 @@ def policy(api: Api, place: ProjectRegion, name: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class _ReservationLookup:
-    """Look up the reservation that a request names, and check that it fits the request's machine and zone."""
+    """Look up the reservation that a request names, and check that it fits the request's machine, zone and kind."""
 
     machine: str
     zone: str | None
+    bound: bool
 
     def __call__(self, api: Api, place: ProjectRegion, name: str) -> None:
         found = reservations.find(api, place, name)
         problem = reservations.problem(name, found, [self.machine], [self.zone] if self.zone else [])
         if problem is not None:
             raise NoSuchResource(f"{reservations.FIELD}: {'; '.join(problem)}")
+        # A type that is sold by reservation alone is bound to any, in calendar mode or not.
+        if catalog.facts(self.machine).standard:
+            window = reservations.find_window(api, place, name)
+            wrong = reservations.kind_problem(name, window, bound=self.bound, now=datetime.now(timezone.utc))
+            if wrong:
+                raise NoSuchResource(f"{reservations.FIELD}: {wrong}")
 
 
 def _named(requests: tuple[HttpRequest, ...], place: ProjectRegion) -> Iterator[tuple[_Lookup, str]]:
     """Yield each name in these requests with its lookup."""
-    *before, last = requests
+    last = read_request.describing(requests)
     machine = read_request.properties(last)
     for index, card in enumerate(machine.get("networkInterfaces") or ()):
         if card.get("subnetwork") or card.get("network"):
@@ -127,14 +135,15 @@ def _named(requests: tuple[HttpRequest, ...], place: ProjectRegion) -> Iterator[
     for one in machine.get("serviceAccounts") or ():
         if one.get("email") not in (None, "default", identity.email(place.project, identity.DEFAULT_ACCOUNT)):
             yield account, str(one["email"])
-    made = {each.body["name"] for each in before}
+    made = {each.body.get("name") for each in requests}
     for name in machine.get("resourcePolicies") or ():
         if _last(str(name)) not in made:
             yield policy, str(name)
     affinity = machine.get("reservationAffinity") or {}
     if affinity.get("consumeReservationType") == "SPECIFIC_RESERVATION":
         for name in affinity.get("values") or ():
-            yield _ReservationLookup(read_request.machine(last), read_request.zone(last)), str(name)
+            bound = read_request.is_bound(last)
+            yield _ReservationLookup(read_request.machine(last), read_request.zone(last), bound), str(name)
 
 
 def _get(api: Api, path: str, field: str, what: str) -> Mapping[str, Any]:

@@ -2,12 +2,12 @@
 
 Spot prices change once a month at most, so that a table can hold them. `stoker prices --provider gce --refresh` reads
 the Cloud Billing catalog, which prices cores, memory and GPUs separately: a machine's price is the sum of its parts.
-Disks are not included.
+Disks are not included. TPUs are another service of that catalog, which is not read: their prices stay as packaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Compute Engine's id in the billing catalog.
 _SERVICE = "6F81-5844-456A"
-_SOURCE = "Cloud Billing catalog"
+_SOURCE = "Cloud Billing catalog; TPUs as packaged"
 _UNKNOWN = "Google has no prices for {region}; name a region such as us-central1"
 _PAGE = 5000
 _GIB = 1024**3
@@ -44,10 +44,22 @@ def refresh(api: Api, regions: Iterable[str], *, today: date | None = None) -> P
     parts = _asked(api, frozenset(wanted))
 
     def ask(region: str) -> tuple[dict[str, float], dict[str, float]]:
-        found = parts.get(region, _Parts())
-        return dict(_added_up(found, spot=False)), dict(_added_up(found, spot=True))
+        found = parts.get(region)
+        if found is None:
+            return {}, {}
+        on_demand, spot = (dict(_added_up(found, spot=each)) for each in (False, True))
+        packaged = BOOK.packaged().get(region)
+        if packaged is not None and on_demand:
+            on_demand |= _tpus(packaged.prices)
+            spot |= _tpus(packaged.spot)
+        return on_demand, spot
 
     return BOOK.refresh(wanted, ask, _SOURCE, _UNKNOWN, today)
+
+
+def _tpus(prices: Mapping[str, float]) -> dict[str, float]:
+    """The prices of machines with TPUs."""
+    return {name: amount for name, amount in prices.items() if catalog.is_tpu(catalog.facts(name).gpu or "")}
 
 
 def refresh_now(regions: Iterable[str] = ()) -> PriceRefresh:

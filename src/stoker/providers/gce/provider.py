@@ -120,7 +120,8 @@ class GceProvider:
         return {catalog.facts(offering.machine).arch for offering in offerings}
 
     def build(self, order: LaunchOrder) -> tuple[HttpRequest, ...]:
-        """Build the placement policy where there is one, and one insert or bulk insert. Pure."""
+        """Build the placement policy where there is one, and one insert or bulk insert; or what flex-start needs for
+        several machines. Pure."""
         return request.build(order)
 
     def preflight(self, *launches: tuple[HttpRequest, ...]) -> None:
@@ -209,11 +210,11 @@ class GceProvider:
     # ── After the end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def list_leftovers(self, region: str | None = None) -> tuple[Leftover, ...]:
-        """List disks that are attached to no machine, and placement policies."""
+        """List disks that are attached to no machine, placement policies, and what flex-start needs for several."""
         return leftovers.list_leftovers(self._api, self._context.store, self._where(region))
 
     def remove(self, leftover: Leftover) -> None:
-        leftovers.remove(self._api, leftover)
+        leftovers.remove(self._api, leftover, self._instances)
 
     def end_reason(self, instance: str, region: str | None = None) -> EndReason | None:
         """Say whether the machine was preempted or switched itself off."""

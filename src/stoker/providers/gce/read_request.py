@@ -24,14 +24,31 @@ def names(request: HttpRequest) -> frozenset[str]:
 
 
 def properties(request: HttpRequest) -> Mapping[str, Any]:
-    """The properties of each machine, which a bulk request holds in a field of its own."""
-    found: Mapping[str, Any] = request.body.get("instanceProperties", request.body)
+    """The properties of each machine, which a bulk request and a template hold in a field of their own."""
+    body = request.body
+    found: Mapping[str, Any] = body.get("instanceProperties") or body.get("properties") or body
     return found
+
+
+def describing(requests: tuple[HttpRequest, ...]) -> HttpRequest:
+    """The request of a launch that has the properties of the machines."""
+    return next((each for each in requests if "properties" in each.body), requests[-1])
 
 
 def waits_in_queue(request: HttpRequest) -> bool:
     """Return whether the request waits in Google's queue for its machine (flex-start)."""
     return bool((request.body.get("params") or {}).get("requestValidForDuration"))
+
+
+def is_bound(request: HttpRequest) -> bool:
+    """Return whether the machines are bound to a reservation, and end with it."""
+    return (properties(request).get("scheduling") or {}).get("provisioningModel") == "RESERVATION_BOUND"
+
+
+def reservations(request: HttpRequest) -> tuple[str, ...]:
+    """The names of the reservations that the machines use."""
+    affinity = properties(request).get("reservationAffinity") or {}
+    return tuple(str(name) for name in affinity.get("values") or ())
 
 
 def machine_type(request: HttpRequest) -> str:

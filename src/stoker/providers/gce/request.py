@@ -1,7 +1,8 @@
 """Requests to Compute Engine: built as data, purely.
 
 One node is an `insert` into its zone. A gang is one regional `bulkInsert` that names every machine, with minCount =
-count = nodes: it comes whole, in one zone, or not at all. A node knows its rank by its name.
+count = nodes: it comes whole, in one zone, or not at all. By flex-start it is a managed instance group: see
+`flex_group`. A node knows its rank by its name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from stoker.cloudapi.google.logs import is_log
@@ -21,6 +23,7 @@ from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import (
     cards,
     catalog,
+    flex_group,
     flex_start,
     identity,
     images,
@@ -29,10 +32,11 @@ from stoker.providers.gce import (
     overrides,
     owners,
     places,
+    reservations,
     startup,
     tpu,
 )
-from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
+from stoker.providers.gce.machine import END_ATTRIBUTE, NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.machine_types import disk_size
 
@@ -53,6 +57,9 @@ _COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")
 # Machines that cannot migrate to another host while they run.
 _TERMINATED = re.compile(r"(a[2-9]|g[2-9]|h[3-9]|ct[0-9]|x4|z3)[a-z]*-")
 
+# The zone of several machines is not in their properties, so that zonal resources are given by their bare names.
+_BARE = dict.fromkeys(("machineTypes", "diskTypes", "acceleratorTypes", "resourcePolicies"), "")
+
 # Lists whose members are identified by a field: metadata by key, and the boot disk.
 _IDENTITIES = {"items": "key", "disks": "boot"}
 
@@ -63,6 +70,10 @@ def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
         order = flex_start.with_longest_life(order)
     gce = order.spec.resources.gce or GceResources()
     place = ProjectRegion.of(order.offering.region or "")
+    if order.offering.queued and order.nodes > 1:
+        # Google places these machines close together by itself, and takes no placement policy.
+        properties = _overridden(order, _properties(order, place, gce, None, _BARE), gce)
+        return flex_group.build(order, place, properties, partial(request_id, order))
     found: list[HttpRequest] = []
     policy = gce.placement_policy
     if policy is None and order.nodes > 1 and _may_be_compact(order.offering.machine, order.nodes):
@@ -111,6 +122,7 @@ def check(spec: Spec) -> None:
     log = spec.logs.cloud_logging
     if log is not None and not is_log(log):
         raise UserError(f"logs.cloud_logging: {log!r} is no name of a log; it takes letters, digits and _ - / .")
+    reservations.check(resources)
     flex_start.check(spec)
     tpu.check(spec)
     overrides.check(gce.overrides, spec.nodes)
@@ -136,9 +148,7 @@ def _one(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: st
 
 
 def _gang(order: LaunchOrder, place: ProjectRegion, gce: GceResources, policy: str | None) -> HttpRequest:
-    # The zone is not known yet, so that zonal resources are given by their bare names.
-    bare = dict.fromkeys(("machineTypes", "diskTypes", "acceleratorTypes", "resourcePolicies"), "")
-    properties = _properties(order, place, gce, policy, bare)
+    properties = _properties(order, place, gce, policy, _BARE)
     body = {
         "count": str(order.nodes),
         "minCount": str(order.nodes),
@@ -200,7 +210,7 @@ def _properties(
     if order.offering.queued:
         found["reservationAffinity"] = _reservation("none")
     elif gce.reservation is not None and not order.offering.spot:
-        found["reservationAffinity"] = _reservation(gce.reservation)
+        found["reservationAffinity"] = _reservation(reservations.name_of(gce.reservation))
     return found
 
 
@@ -212,6 +222,9 @@ def _metadata(order: LaunchOrder, image: images.GceImage) -> list[dict[str, str]
     if order.offering.spot:
         # The metadata server does not report the length of the promised notice, so that the request repeats it here.
         items.append({"key": NOTICE_ATTRIBUTE, "value": str(_NOTICE_S)})
+    if order.offering.ends_at is not None:
+        # The metadata server does not say when a reservation ends.
+        items.append({"key": END_ATTRIBUTE, "value": order.offering.ends_at.isoformat()})
     if order.offering.gpus and image.installs_driver:
         items.append({"key": "install-nvidia-driver", "value": "True"})
     return items
@@ -245,6 +258,13 @@ def _scheduling(order: LaunchOrder) -> dict[str, Any]:
         }
     elif order.offering.queued:
         found |= {"provisioningModel": "FLEX_START", "onHostMaintenance": "TERMINATE"}
+    elif reservations.is_calendar(order.spec.resources):
+        # It lives as long as its reservation, which is paid for whether it is used or not.
+        return found | {
+            "provisioningModel": "RESERVATION_BOUND",
+            "onHostMaintenance": "TERMINATE",
+            "instanceTerminationAction": "DELETE",
+        }
     else:
         # A machine type that is sold by reservation alone lives as long as its reservation.
         found["provisioningModel"] = "STANDARD" if machine.standard else "RESERVATION_BOUND"

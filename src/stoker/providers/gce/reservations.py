@@ -1,26 +1,33 @@
 """Reservations of a project: their zones and machine types, and which offerings of a job can use them.
 
 A reservation that a job names is for machines of one type in one zone; any other is refused, and so is spot:
-https://cloud.google.com/compute/docs/instances/reservations-consume
+https://cloud.google.com/compute/docs/instances/reservations-consume. One of a future reservation in calendar mode
+(`calendar:NAME`) has machines between two times alone, and ends them with itself. None is made or bought here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import quote
 
-from stoker.model.errors import NotFound, ProviderError
+from stoker.model.errors import NotFound, ProviderError, UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers.gce import catalog
 from stoker.providers.gce.client import Api
+from stoker.providers.gce.machine import END_NOTICE_S
 from stoker.providers.gce.places import ProjectRegion
 
 FIELD = "resources.gce.reservation"
 # Values of the field that are not the name of a reservation.
 _NO_NAMES = ("any", "none")
+# Before the name of a reservation in calendar mode.
+_CALENDAR = "calendar:"
+# States of a future reservation that has no machines, and will have none.
+_NEVER = frozenset({"CANCELLED", "DECLINED", "FAILED"})
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,52 @@ class GceReservation:
         return f"{self.machine} in {self.zone}" if self.machine else self.zone
 
 
+@dataclass(frozen=True)
+class CalendarWindow:
+    """The time in which a reservation in calendar mode has machines."""
+
+    starts_at: datetime
+    ends_at: datetime
+    state: str = ""
+
+    def problem(self, name: str, now: datetime) -> str:
+        """Why no machine is to be had of the reservation any more; empty where one is, or will be."""
+        if self.state in _NEVER:
+            return f"the future reservation of {name} is {self.state.lower()}; name another"
+        # A machine of its last minutes would be told to save and leave as soon as it came.
+        over = now >= self.ends_at - timedelta(seconds=END_NOTICE_S)
+        verb = "ended" if now >= self.ends_at else "ends"
+        return f"{name} {verb} at {_minute(self.ends_at)}; name another" if over else ""
+
+    def __str__(self) -> str:
+        return f"from {_minute(self.starts_at)} to {_minute(self.ends_at)}"
+
+    def wait(self, name: str, now: datetime) -> str:
+        """Why the reservation has no machines yet; empty where it has."""
+        return f"{name} begins at {_minute(self.starts_at)}" if now < self.starts_at else ""
+
+
 def named(resources: Resources) -> str | None:
     """The name of the reservation in these resources; None where there is none."""
-    name = resources.gce.reservation if resources.gce is not None else None
-    return None if name in _NO_NAMES else name
+    written = resources.gce.reservation if resources.gce is not None else None
+    return None if written in (None, *_NO_NAMES) else name_of(str(written))
+
+
+def name_of(written: str) -> str:
+    """The name in a value of the field."""
+    return written.removeprefix(_CALENDAR)
+
+
+def is_calendar(resources: Resources) -> bool:
+    """Return whether the job names its reservation as one in calendar mode."""
+    written = resources.gce.reservation if resources.gce is not None else None
+    return (written or "").startswith(_CALENDAR)
+
+
+def check(resources: Resources) -> None:
+    """Raise UserError for `calendar:` without the name of a reservation."""
+    if is_calendar(resources) and named(resources) in ("", *_NO_NAMES):
+        raise UserError(f"{FIELD}: {_CALENDAR} takes the name of a reservation, as in {_CALENDAR}block-7")
 
 
 def remarks(resources: Resources) -> tuple[str, ...]:
@@ -57,9 +106,7 @@ def find(api: Api, place: ProjectRegion, name: str) -> tuple[GceReservation, ...
 
     One call. Raises NotFound where there is none, and Transient where a zone that may have it gives no answer.
     """
-    parts = name.split("/")
-    project = parts[1] if parts[0] == "projects" and len(parts) > 2 else place.project
-    own = parts[parts.index("reservations") + 1] if "reservations" in parts[:-1] else parts[-1]
+    project, own = _project_and_name(place, name)
     asked = {"filter": f'name = "{own}"'}
     listed = api.scoped(f"/compute/v1/projects/{quote(project)}/aggregated/reservations", "reservations", asked)
     found = tuple(
@@ -72,20 +119,72 @@ def find(api: Api, place: ProjectRegion, name: str) -> tuple[GceReservation, ...
     return found
 
 
+def find_window(api: Api, place: ProjectRegion, name: str) -> CalendarWindow | None:
+    """The time in which the reservation has machines; None for one that is not of calendar mode.
+
+    One call: a reservation itself does not say what it is of. Raises Transient where a zone gives no answer.
+    """
+    project, own = _project_and_name(place, name)
+    listed = api.scoped(f"/compute/v1/projects/{quote(project)}/aggregated/futureReservations", "futureReservations")
+    for _, each in listed.within(place.region).items:
+        status = each.get("status") or {}
+        made = {str(link).rpartition("/")[2] for link in status.get("autoCreatedReservations") or ()}
+        if each.get("reservationMode") == "CALENDAR" and own in {each.get("reservationName"), *made}:
+            return _window(each.get("timeWindow") or {}, str(status.get("procurementStatus") or ""))
+    return None
+
+
+def known_window(api: Api, place: ProjectRegion, name: str) -> CalendarWindow | None:
+    """The same as `find_window`; None also where that cannot be looked up, so that Google decides."""
+    try:
+        return find_window(api, place, name)
+    except ProviderError:
+        return None
+
+
+def _window(found: Mapping[str, Any], state: str) -> CalendarWindow | None:
+    starts_at = _time(found.get("startTime"))
+    ends_at = _time(found.get("endTime"))
+    if starts_at is not None and ends_at is None and found.get("duration"):
+        ends_at = starts_at + timedelta(seconds=int(found["duration"].get("seconds") or 0))
+    return None if starts_at is None or ends_at is None else CalendarWindow(starts_at, ends_at, state)
+
+
+def _time(text: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).astimezone(timezone.utc)
+    except ValueError:
+        return None
+
+
+def _minute(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC"
+
+
+def _project_and_name(place: ProjectRegion, name: str) -> tuple[str, str]:
+    parts = name.split("/")
+    project = parts[1] if parts[0] == "projects" and len(parts) > 2 else place.project
+    return project, parts[parts.index("reservations") + 1] if "reservations" in parts[:-1] else parts[-1]
+
+
 def usable_offerings(
     api: Api, resources: Resources, place: ProjectRegion, offered: tuple[Offering, ...]
 ) -> tuple[Offering, ...]:
     """The offerings without those that cannot use the job's reservation: each of them would be refused at launch.
 
-    All offerings where the reservation cannot be looked up.
+    All offerings where the reservation cannot be looked up. Those of a reservation in calendar mode know their end.
     """
     name = named(resources)
     if name is None:
         return offered
     try:
-        return narrowed(offered, find(api, place, name))
+        usable = narrowed(offered, find(api, place, name))
     except ProviderError:
         return offered
+    window = known_window(api, place, name)
+    if window is None:
+        return usable
+    return tuple(each if each.spot else replace(each, ends_at=window.ends_at) for each in usable)
 
 
 def narrowed(offered: tuple[Offering, ...], found: Iterable[GceReservation]) -> tuple[Offering, ...]:
@@ -113,6 +212,16 @@ def problem(
         there = ", ".join(one.zone for one in fitting)
         return f"{name} is in {there}, where this job's machines are not", f"set resources.zones to [{there}]"
     return None
+
+
+def kind_problem(name: str, window: CalendarWindow | None, *, bound: bool, now: datetime) -> str:
+    """What is wrong with the way in which a request names its reservation; empty where nothing is. `bound`: as one in
+    calendar mode."""
+    if window is None:
+        return f"{name} is of no future reservation in calendar mode; write {name} alone" if bound else ""
+    if not bound:
+        return f"{name} is in calendar mode; write {_CALENDAR}{name}"
+    return window.problem(name, now)
 
 
 def _machine(reservation: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def boot(order: LaunchOrder) -> BootSettings:
     # The training inherits the agent's variables, and the job's own `env` comes last.
     environ = {**(chips.environ if chips is not None else {}), **order.environ}
     gce = order.spec.resources.gce
-    more = {"own_disks": True} if gce is not None and gce.overrides.get("disks") else {}
+    more = script.disk_settings(order, own_disks=gce is not None and bool(gce.overrides.get("disks")))
     return script.boot_settings(order, "gce", environ, names=list(names.machines(order)), project=project, **more)
 
 
@@ -55,9 +55,7 @@ def shutdown_script() -> str:
 @lru_cache(maxsize=1)
 def payload() -> bytes:
     """The zip that the startup script runs on the machine."""
-    return script.payload(
-        "stoker.providers.gce", "stoker.cloudapi.google.metadata", "stoker.providers.boot.local_disks"
-    )
+    return script.payload("stoker.providers.gce", "stoker.cloudapi.google.metadata")
 
 
 # The agent watches for the file: see stoker.providers.gce.machine. The file appears by a rename, so that it is never

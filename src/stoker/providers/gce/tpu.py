@@ -23,6 +23,10 @@ _TYPES = {"ct5lp-hightpu": "v5litepod-{chips}", "ct5p-hightpu": "v5p-{cores}", "
 # The chips of one machine, as an array.
 _BOUNDS = {1: (1, 1), 4: (2, 2), 8: (2, 4)}
 
+# The chips of a slice are connected with each other, which those of two ordinary machines are not:
+# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
+_ELSEWHERE = "are made by the Cloud TPU API and GKE alone, which Stoker does not use"
+
 
 @dataclass(frozen=True)
 class TpuSlice:
@@ -62,12 +66,19 @@ def slice_of(machine: str) -> TpuSlice | None:
 
 
 def check(spec: Spec) -> None:
-    """Raise UserError for several TPU machines: together they would have to be one slice, which needs another API."""
+    """Raise UserError for a slice of several TPU machines: Compute Engine does not connect their chips."""
     named = [machine for machine in spec.resources.machine if slice_of(machine) is not None]
     gpus = spec.resources.gpus
     asked = named[0] if named else gpus.name if gpus is not None and catalog.is_tpu(gpus.name) else None
     if spec.nodes > 1 and asked is not None:
-        raise UserError(f"nodes: {asked} is for one node: slices of several TPU machines are not supported")
+        raise UserError(f"nodes: {asked} is for one node: slices of several machines {_ELSEWHERE}")
+    if gpus is None or not catalog.is_tpu(gpus.name):
+        return
+    sizes = [each.gpus for each in catalog.table().values() if (each.gpu or "").upper() == gpus.name.upper()]
+    if sizes and gpus.count > max(sizes):
+        raise UserError(
+            f"resources.gpus: a machine has {max(sizes)} × {gpus.name} at most, and slices of several {_ELSEWHERE}"
+        )
 
 
 def remarks(spec: Spec) -> tuple[str, ...]:

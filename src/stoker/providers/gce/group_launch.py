@@ -1,0 +1,142 @@
+"""Launch several flex-start machines by a managed instance group: see `flex_group` for the requests.
+
+A resize request stays in its group, whatever became of it, until the claim is closed and `leftovers` removes the group.
+So it tells every governor the same: that it waits, which machines came, or that none will.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from stoker.model.errors import (
+    InvalidRequest,
+    NoCapacity,
+    NoSuchResource,
+    NotFound,
+    ProviderError,
+    StillQueued,
+    Throttled,
+    Transient,
+)
+from stoker.model.offerings import Instance
+from stoker.providers.base import HttpRequest
+from stoker.providers.gce import flex_group, operations, read_request
+from stoker.providers.gce.client import Api
+from stoker.providers.gce.errors import AlreadyExists, as_invalid_request, operation_error
+from stoker.providers.gce.instances import StoreInstances, parse_time
+from stoker.providers.gce.places import ProjectRegion
+
+# How long one call waits for the template or the group. The next pass asks again, under the same request id.
+_CREATION_S = 10.0
+_CANCELLATION_S = 5.0
+# States of a resize request in which machines may still come of it. Only one that is ACCEPTED can be cancelled.
+_ACCEPTED = "ACCEPTED"
+_ACTIVE = frozenset({"CREATING", _ACCEPTED})
+_SUCCEEDED = "SUCCEEDED"
+
+
+def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...]) -> tuple[Instance, ...]:
+    """Create the template, the group and the resize request where they are missing, and return its machines.
+
+    Raises StillQueued while the request waits, and NoCapacity where no machines will come of it: also once it has
+    waited for its turn, and was cancelled for that.
+    """
+    template, group, resize = requests
+    path, what = flex_group.resize_path(resize), read_request.machine_type(template)
+    found = look_up(api, path)
+    if found is None:
+        for each in (template, group, resize):
+            _create(api, each, what)
+        found = look_up(api, path)
+    if found is not None and found.get("state") == _ACCEPTED and _waited_s(found) >= flex_group.turn_s(resize):
+        cancel(api, path)
+        found = look_up(api, path)
+    if found is None:
+        # Its group was removed together with it, after the claim was closed.
+        raise NoCapacity(f"{what}: the flex-start request was withdrawn")
+    zone = read_request.zone(resize) or ""
+    if is_active(found):
+        raise StillQueued(
+            f"waits in Google's queue for {len(resize.body['instances'])} × {what} in {zone} at once (flex-start)"
+        )
+    if found.get("state") != _SUCCEEDED:
+        raise _failure(found, what)
+    return _machines(instances, template, resize, zone)
+
+
+def look_up(api: Api, path: str) -> Mapping[str, Any] | None:
+    """The resize request at a path; None where there is none."""
+    try:
+        found: Mapping[str, Any] = api.get(path)
+    except NotFound:
+        return None
+    return found
+
+
+def is_active(found: Mapping[str, Any]) -> bool:
+    """Return whether machines may still come of a resize request."""
+    return found.get("state") in _ACTIVE
+
+
+def has_succeeded(found: Mapping[str, Any]) -> bool:
+    """Return whether the machines of a resize request have come."""
+    return found.get("state") == _SUCCEEDED
+
+
+def cancel(api: Api, path: str) -> None:
+    """Request that a resize request leaves the queue. Its state tells whether it did: its machines may be coming."""
+    with suppress(InvalidRequest, NotFound, Transient, Throttled):
+        operation = api.send("POST", f"{path}/cancel", what="resize request")
+        operations.wait_until_done(api, operation, "resize request", _CANCELLATION_S)
+
+
+def _create(api: Api, request: HttpRequest, what: str) -> None:
+    """Send one request. What exists under its name belongs to the same claim: the name includes the claim's digest."""
+    try:
+        operation = api.send(request.method, request.path, request.body, what=what)
+    except AlreadyExists:
+        return
+    except NotFound as error:
+        raise as_invalid_request(error) from error
+    try:
+        operations.wait_until_done(api, operation, what, _CREATION_S)
+    except AlreadyExists:
+        return
+    except operations.OperationUnfinished:
+        raise
+    except (NotFound, InvalidRequest) as error:
+        raise error if isinstance(error, NoSuchResource) else as_invalid_request(error) from error
+    except (Transient, Throttled) as error:
+        # Under the same request id Google reports the same failure again.
+        raise NoCapacity(str(error)) from error
+
+
+def _waited_s(found: Mapping[str, Any]) -> float:
+    return time.time() - parse_time(found.get("creationTimestamp")).timestamp()
+
+
+def _failure(found: Mapping[str, Any], what: str) -> ProviderError:
+    """Why no machines came of a request. Google accepted it before it queued it, so that a failure in the queue says
+    nothing against the request."""
+    error = operation_error(what, {"error": (found.get("status") or {}).get("error")})
+    if error is None:
+        return NoCapacity(f"{what}: flex-start found no machines in time")
+    lasting = not isinstance(error, (NotFound, InvalidRequest, Transient, Throttled))
+    return error if lasting or isinstance(error, NoSuchResource) else NoCapacity(str(error))
+
+
+def _machines(instances: StoreInstances, template: HttpRequest, resize: HttpRequest, zone: str) -> tuple[Instance, ...]:
+    """The machines of a request that succeeded. One that is gone again has run nothing of the job, as the log does not
+    name it yet: then the others are given back, and the claim found no capacity."""
+    place, owner = ProjectRegion.of(resize.region or ""), read_request.owner(template)
+    listed = {each.rank: each for each in instances.list_region(place) if (each.job, each.claim) == owner.claimed}
+    found = []
+    for rank, one in enumerate(resize.body["instances"]):
+        machine = listed.get(rank) or instances.named(one["name"], zone, place)
+        if machine is None:
+            raise NoCapacity(f"{one['name']}: ended before the job could use it")
+        found.append(machine)
+    return tuple(found)

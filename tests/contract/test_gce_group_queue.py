@@ -1,0 +1,264 @@
+"""Several flex-start machines: queued for together, the same for every governor, and withdrawn with all they need."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from stoker.model.errors import InvalidRequest, NoCapacity, QuotaExceeded, StillQueued, Transient
+from stoker.model.offerings import Instance, Offering
+from stoker.model.resources import GceResources, Gpus, Resources
+from stoker.model.spec import Spec
+from stoker.providers import registry
+from stoker.providers.base import LaunchOrder, SupportsLeftovers
+from stoker.providers.gce import names
+from stoker.providers.gce.provider import GceProvider
+from tests.support.gce import PROJECT, REGION, GceCloud, why_no_gce
+from tests.support.servers import isolated, pytest_isolated
+
+if why_no_gce() is not None:
+    pytest.skip(str(why_no_gce()), allow_module_level=True)
+
+PLACE = f"{PROJECT}/{REGION}"
+ZONE = f"{REGION}-a"
+MACHINE = "g2-standard-4"
+OFFERING = Offering("gce", MACHINE, ZONE, False, PLACE, 0.7, 0.7, "test", 4, 16 << 30, "L4", 1, queued=True)
+# The calls of a launch, in order.
+CALLS = ("regionInstanceTemplates.insert", "instanceGroupManagers.insert", "instanceGroupManagerResizeRequests.insert")
+
+if isolated():
+
+    @pytest.fixture(autouse=True)
+    def swept(google_cloud: GceCloud) -> Iterator[None]:
+        yield
+        assert google_cloud.broken() == []
+        google_cloud.clear()
+
+    @pytest.fixture
+    def order() -> LaunchOrder:
+        idle = {"metadata": {"items": [{"key": "startup-script", "value": "#!/bin/sh\ntrue\n"}]}}
+        gce = GceResources(overrides=idle, flex_start=True)
+        resources = Resources(
+            provider="gce", gpus=Gpus("L4", 1), machine=(MACHINE,), region=PLACE, image="debian/12", gce=gce
+        )
+        return LaunchOrder(
+            job="flex-7f3k",
+            name="flex",
+            claim=2,
+            nodes=2,
+            attempt=1,
+            store=f"gs://contract/{uuid.uuid4().hex}",
+            spec=Spec(name="flex", run="true", nodes=2, resources=resources),
+            submitter="jane@laptop",
+            offering=OFFERING,
+        )
+
+    @pytest.fixture
+    def provider(order: LaunchOrder) -> GceProvider:
+        return connected(order)
+
+    def connected(order: LaunchOrder) -> GceProvider:
+        found = registry.connect("gce", registry.Context(store=order.store))
+        assert isinstance(found, GceProvider)
+        return found
+
+    def until(condition: Callable[[], bool], what: str) -> None:
+        until_s = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until_s, f"waited 60 s for {what}"
+            time.sleep(0.05)
+
+    def launch(provider: GceProvider, order: LaunchOrder) -> tuple[Instance, ...]:
+        """Launch, repeated as governors do while it is queued or still being made."""
+        found: list[tuple[Instance, ...]] = []
+
+        def tried() -> bool:
+            try:
+                found.append(provider.launch(provider.build(order)))
+            except StillQueued:
+                return False
+            return True
+
+        until(tried, "the machines to come")
+        return found[0]
+
+    def queue(provider: GceProvider, order: LaunchOrder) -> None:
+        with pytest.raises(StillQueued):
+            provider.launch(provider.build(order))
+
+    def sweep(provider: GceProvider) -> None:
+        """Remove everything that was left, as governors do once no open claim owns it."""
+        assert isinstance(provider, SupportsLeftovers)
+
+        def gone() -> bool:
+            left = provider.list_leftovers(PLACE)
+            for each in left:
+                try:
+                    provider.remove(each)
+                except Transient:
+                    return False
+            return not left
+
+        until(gone, "nothing to be left")
+
+    def test_they_wait_together_and_any_governor_gets_the_same(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        number = google_cloud.faults.scarce()
+        for _ in range(3):
+            with pytest.raises(StillQueued, match=rf"waits in Google's queue for 2 × {MACHINE} in {ZONE} at once"):
+                provider.launch(provider.build(order))
+        assert provider.list_instances(PLACE) == ()
+        assert {name: count for name, count in google_cloud.calls().items() if name in CALLS} == dict.fromkeys(CALLS, 1)
+        google_cloud.faults.clear(number)
+        made = launch(provider, order)
+        assert [each.rank for each in made] == [0, 1]
+        assert {google_cloud.machine(each.id).name for each in made} == {*names.machines(order)}
+        for each in made:
+            google_cloud.machine(each.id).wait_running()
+        assert launch(connected(order), order) == tuple(replace(each, state="running") for each in made)
+        assert len(google_cloud.left().instances) == 2
+        # The group is in use: with it, Google would delete its machines.
+        group = next(each for each in provider.list_leftovers(PLACE) if each.kind == "instance-group")
+        with pytest.raises(Transient, match="it has machines"):
+            provider.remove(group)
+        for each in made:
+            provider.terminate(each.id, PLACE)
+        until(lambda: not google_cloud.left().instances, "the machines to be gone")
+        sweep(provider)
+        assert not google_cloud.left()
+
+    def test_one_that_waited_for_its_turn_is_cancelled_for_good(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        """ "Cancelled resize request does no longer wait for the resources to be provisioned." """
+        google_cloud.faults.scarce()
+        queue(provider, order)
+        # Ten minutes where the job may use several zones.
+        google_cloud.age_requests(599.0)
+        queue(provider, order)
+        google_cloud.age_requests(2.0)
+        with pytest.raises(NoCapacity, match="flex-start found no machines in time"):
+            provider.launch(provider.build(order))
+        google_cloud.faults.clear()
+        # Another governor, which has not seen that the claim is over, brings nothing back.
+        with pytest.raises(NoCapacity):
+            connected(order).launch(provider.build(order))
+        sweep(provider)
+        with pytest.raises(NoCapacity, match="was withdrawn"):
+            connected(order).launch(provider.build(order))
+        assert not google_cloud.left()
+
+    def test_machines_that_come_while_their_request_is_cancelled_are_used(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        made = launch(provider, order)
+        google_cloud.age_requests(3600.0)
+        assert [each.id for each in launch(provider, order)] == [each.id for each in made]
+
+    def test_a_request_that_fails_found_no_capacity(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        """ "If the request fails during provisioning, any VMs that were created […] are rolled back" """
+        google_cloud.faults.no_capacity()
+        with pytest.raises(NoCapacity, match="does not have enough resources"):
+            launch(provider, order)
+        assert not google_cloud.left().instances
+        sweep(provider)
+        google_cloud.faults.clear()
+        google_cloud.faults.refuse_launch()
+        another = replace(order, claim=3)
+        with pytest.raises(QuotaExceeded, match="ask for more at"):
+            launch(provider, another)
+        sweep(provider)
+        assert not google_cloud.left()
+
+    def test_a_machine_that_is_gone_before_its_name_was_written_takes_the_others_with_it(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        first, _ = launch(provider, order)
+        until(lambda: provider.terminate(first.id, PLACE) == "gone", "the machine to be gone")
+        with pytest.raises(NoCapacity, match="ended before the job could use it"):
+            launch(provider, order)
+
+    @pytest.mark.parametrize("done", range(len(CALLS) + 1))
+    @pytest.mark.parametrize("goes_on", [True, False])
+    def test_a_governor_dies_between_two_calls(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder, done: int, goes_on: bool
+    ) -> None:
+        """Another one finishes the launch, with the same machines; or nothing is left, where the claim is over."""
+        google_cloud.faults.scarce()
+        if done < len(CALLS):
+            google_cloud.faults.internal_error(CALLS[done])
+            with pytest.raises(Transient):
+                provider.launch(provider.build(order))
+        else:
+            # All was asked for, and no answer was seen.
+            google_cloud.faults.lose_replies(CALLS[-1])
+            with pytest.raises(Transient):
+                provider.launch(provider.build(order))
+        google_cloud.faults.clear()
+        another = connected(order)
+        if goes_on:
+            assert len(launch(another, order)) == 2 and len(google_cloud.left().instances) == 2
+            for each in another.list_instances(PLACE):
+                another.terminate(each.id, PLACE)
+            until(lambda: not google_cloud.left().instances, "the machines to be gone")
+        sweep_all(google_cloud, another)
+
+    def sweep_all(google_cloud: GceCloud, provider: GceProvider) -> None:
+        def gone() -> bool:
+            for each in provider.list_instances(PLACE):
+                provider.terminate(each.id, PLACE)
+            for left in provider.list_leftovers(PLACE):
+                try:
+                    provider.remove(left)
+                except Transient:
+                    return False
+            return not google_cloud.left()
+
+        until(gone, "nothing to be left")
+
+    def test_a_request_that_waits_is_withdrawn_with_its_group_and_template(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        google_cloud.faults.scarce()
+        queue(provider, order)
+        listed = provider.list_leftovers(PLACE)
+        assert [(each.kind, each.job, each.claim) for each in listed] == [
+            ("instance-group", order.job, order.claim),
+            ("instance-template", order.job, order.claim),
+        ]
+        assert all(each.created_at is not None for each in listed)
+        # Another store of the same project sees none of it.
+        assert connected(replace(order, store="gs://contract/another")).list_leftovers(PLACE) == ()
+        group, template = listed
+        with pytest.raises(Transient, match="already being used"):
+            provider.remove(template)
+        provider.remove(group)
+        provider.remove(template)
+        assert not google_cloud.left()
+        provider.remove(group)
+        google_cloud.faults.clear()
+        # Its launch, by a governor that is late, brings nothing back.
+        with pytest.raises(NoCapacity, match="was withdrawn"):
+            provider.launch(provider.build(order))
+        assert not google_cloud.left()
+
+    def test_what_google_refuses_is_the_fault_of_the_request(
+        google_cloud: GceCloud, provider: GceProvider, order: LaunchOrder
+    ) -> None:
+        wrong = replace(order, offering=replace(OFFERING, machine="n2-standard-2", gpus=0, gpu=None))
+        with pytest.raises(InvalidRequest, match="does not support the FLEX_START provisioning model"):
+            provider.launch(provider.build(wrong))
+        sweep(provider)
+        assert not google_cloud.left()
+
+else:
+
+    def test_groups_in_a_network_of_their_own() -> None:
+        pytest_isolated(__file__)
