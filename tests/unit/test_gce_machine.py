@@ -159,7 +159,7 @@ def test_a_longer_notice_counts_where_it_was_asked_for_and_until_the_signal_come
 ) -> None:
     metadata.values[ATTRIBUTE] = "120"
     machine = a_machine(metadata, shutdown_file)
-    wait_for(lambda: machine._asked_notice)
+    wait_for(lambda: machine._notice_s is not None)
     metadata.put(PREEMPTED, "TRUE")
     assert 100 < in_force(machine).grace_s <= 120
     # The machine is being switched off all the same.
@@ -171,7 +171,7 @@ def test_a_longer_notice_counts_where_it_was_asked_for_and_until_the_signal_come
 def test_an_odd_notice_is_not_trusted(metadata: Metadata, shutdown_file: Path, text: str, grace_s: float) -> None:
     metadata.values[ATTRIBUTE] = text
     machine = a_machine(metadata, shutdown_file)
-    wait_for(lambda: machine._asked_notice)
+    wait_for(lambda: machine._notice_s is not None)
     metadata.put(PREEMPTED, "TRUE")
     assert grace_s - 10 < in_force(machine).grace_s <= grace_s
 

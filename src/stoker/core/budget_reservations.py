@@ -58,7 +58,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Reservation:
+class BudgetReservation:
     """The amount that one job may still cost. `at` is its first claim: of two jobs that race, the later one yields.
     `since` is when it was opened; `idle`: it has no machine now; `begun`: it had one before."""
 
@@ -162,7 +162,7 @@ def has_begun(state: JobState) -> bool:
     return any(claim.attempt is not None for claim in state.since_opened())
 
 
-def reservation(policy: Policy, state: JobState, spec: Spec, now: datetime) -> Reservation | None:
+def reservation(policy: Policy, state: JobState, spec: Spec, now: datetime) -> BudgetReservation | None:
     """The reservation of a job that has begun; None if nothing is reserved for it.
 
     Between two attempts the reservation stays: the job goes on as soon as there is a machine.
@@ -177,7 +177,7 @@ def reservation(policy: Policy, state: JobState, spec: Spec, now: datetime) -> R
     if need is None:
         return None
     since = state.opened_at or state.submitted_at
-    return Reservation(state.job, spec.tags, held[0].at, need, since, not state.open_claims, has_begun(state))
+    return BudgetReservation(state.job, spec.tags, held[0].at, need, since, not state.open_claims, has_begun(state))
 
 
 def queued(state: JobState, spec: Spec) -> Waiting | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
-from stoker.core.budget_reservations import Reservation, Reserved, Waiting, micro, queued, reservation
+from stoker.core.budget_reservations import BudgetReservation, Reserved, Waiting, micro, queued, reservation
 from stoker.core.concurrency import MachineUse, Occupancy, occupancies, uses_of
 from stoker.core.daily_costs import by_day, midnight, paid_spans
 from stoker.core.hold import longest_held
@@ -213,7 +213,7 @@ def _statuses(
     budget: Budget,
     found: Iterable[Expense],
     active: Iterable[tuple[JobState, Spec]],
-    reservations: Iterable[Reservation],
+    reservations: Iterable[BudgetReservation],
     now: datetime,
 ) -> dict[tuple[str, str], BudgetStatus]:
     period = period_of(budget, now)
@@ -289,7 +289,7 @@ def _out_of_money(policy: Policy, statuses: Mapping[tuple[str, str], BudgetStatu
     )
 
 
-def _will_cost(each: Reservation, seconds: float) -> float:
+def _will_cost(each: BudgetReservation, seconds: float) -> float:
     """Dollars that a running job will cost in this time; 0 for one without a machine now."""
     if each.idle:
         return 0.0

@@ -79,8 +79,8 @@ class GceMachine:
         self._upcoming: tuple[str, str] | None = None
         # In seconds since the epoch: this machine may be suspended, and wakes up closer to the end.
         self._ends_s: float | None = None
-        self._notice_s = GRACE_S
-        self._asked_notice = False
+        # None: not read yet.
+        self._notice_s: float | None = None
         self._shutting_down = False
         self._notice: NoticeFact | None = None
         self._no_wake_until_s = 0.0
@@ -186,12 +186,11 @@ class GceMachine:
 
     def _take_preempted(self, value: str) -> bool:
         if value.upper() == "TRUE":
-            self._preempted = (_now(), time.monotonic() + self._notice_s)
+            self._preempted = (_now(), time.monotonic() + (GRACE_S if self._notice_s is None else self._notice_s))
             return True
-        if not self._asked_notice:
+        if self._notice_s is None:
             # Read early: when the machine is preempted, there is no time left for it.
             self._notice_s = _notice_s(self._metadata.get(f"instance/attributes/{NOTICE_ATTRIBUTE}"))
-            self._asked_notice = True
         return False
 
     def _take_maintenance(self, value: str) -> bool:
