@@ -95,7 +95,9 @@ class GceResources:
     )
     public_ip: bool | None = file_field("give nodes a public address; default: yes", default=None)
     placement_policy: str | None = file_field("an existing placement policy", default=None)
-    reservation: str | None = file_field("reservation to consume", default=None)
+    reservation: str | None = file_field(
+        "reservation to consume; `calendar:NAME` for one of a future reservation in calendar mode", default=None
+    )
     flex_start: bool = file_field(
         "request machines by flex-start instead of on demand: the request waits in Google's queue, within "
         "`limits.max_wait`, and a machine runs for 7 days at most",

@@ -57,7 +57,7 @@ class CalendarWindow:
         """Why no machine is to be had of the reservation any more; empty where one is, or will be."""
         if self.state in _NEVER:
             return f"the future reservation of {name} is {self.state.lower()}; name another"
-        # A machine of its last minutes would be told to save and leave as soon as it came.
+        # A machine of its last minutes would have to save and leave as soon as it came.
         over = now >= self.ends_at - timedelta(seconds=END_NOTICE_S)
         verb = "ended" if now >= self.ends_at else "ends"
         return f"{name} {verb} at {_minute(self.ends_at)}; name another" if over else ""
@@ -215,7 +215,7 @@ def problem(
 
 
 def kind_problem(name: str, window: CalendarWindow | None, *, bound: bool, now: datetime) -> str:
-    """What is wrong with the way in which a request names its reservation; empty where nothing is. `bound`: as one in
+    """The problem with the way in which a request names its reservation; empty where there is none. `bound`: as one in
     calendar mode."""
     if window is None:
         return f"{name} is of no future reservation in calendar mode; write {name} alone" if bound else ""
