@@ -131,8 +131,8 @@ NOT_ON_A_NODE = {
 
 
 def test_it_holds_the_rooms_of_the_agent_and_below(home: Path) -> None:
-    """Whole, but for the providers: of each of them the modules that contract 3 names, and its package; of the boot what
-    starts the agent."""
+    """Whole, but for the providers: of each of them the modules that contract 3 names, and its package; and of the boot
+    what starts the agent."""
     settings = (ROOT / "pyproject.toml").read_text()
     layers = re.findall(r'"stoker\.(\w+)"', settings.partition("layers = [")[2].partition("]")[0])
     below = layers[layers.index("agent") :]

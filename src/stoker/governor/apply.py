@@ -373,6 +373,7 @@ class Applier:
             max_life_s=self._longest_life_s(state, spec, claim),
             environ=submission.environ,
             bundles=submission.bundles,
+            inputs_bytes=submission.inputs_bytes,
         )
 
     def _longest_life_s(self, state: JobState, spec: Spec, claim: Claim) -> float | None:

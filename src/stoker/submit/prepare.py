@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from stoker.core.policy_defaults import LIMITS, FilledSpec
 from stoker.jobfile import ANSWERED, UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
-from stoker.model.offerings import Capabilities
+from stoker.model.offerings import Capabilities, Offering
 from stoker.model.path_patterns import entries_of, is_pattern
 from stoker.model.spec import Spec
 from stoker.model.submission import Submission
@@ -56,6 +56,14 @@ class GivesRemarks(Protocol):
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """Lines for the plan about settings that are valid and may surprise. Asks no server."""
+
+
+@runtime_checkable
+class DescribesDisks(Protocol):
+    """A provider that knows on which disks of its machines the folders of a node lie."""
+
+    def disk_note(self, spec: Spec, offering: Offering, inputs_bytes: int) -> str:
+        """A line for the plan. `inputs_bytes` are copied to each node. Asks no server."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +137,19 @@ def prepare(
         (check_readable if capabilities.runs_locally else refuse_requester_pays)(choice.spec)
     machines = TargetMachines(provider, capabilities, choice.offerings, offline)
     packages = _packages(choice.spec, machines, store, code_folder, local_inputs, original)
+    inputs_bytes = original.submission.inputs_bytes if original is not None else 0
+    inputs_bytes += sum(each.size for each in uploads if packages.spec.inputs[each.name].mode == "copy")
     prepared = PreparedJob(
         spec=packages.spec,
         capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
         warnings=(*_still_true(warnings, filled), *_warnings(provider, choice, packages, loopback_addresses)),
-        notes=(*_policy_notes(filled, choice, readable_store), *packages.notes),
+        notes=(
+            *_policy_notes(filled, choice, readable_store),
+            *packages.notes,
+            *_disk_notes(provider, packages.spec, choice, inputs_bytes),
+        ),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
         code=original.submission.code if original is not None else None,
@@ -144,6 +158,7 @@ def prepare(
         tools=packages.tools,
         uploads=uploads,
         wheels=packages.wheels,
+        inputs_bytes=inputs_bytes,
         place=provider.place if isinstance(provider, HasPlace) else None,
         origin=original.job if original is not None else None,
         filled=filled.lines if filled.fields else (),
@@ -162,6 +177,13 @@ def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
 def _policy_notes(filled: FilledSpec, choice: OfferingChoice, store: Store | None) -> tuple[str, ...]:
     """The lines of the plan about the policy: what it filled in, its limits and budgets; or that it was not read."""
     return (*filled.lines, *choice.check.notes, *(() if store else (_POLICY_NOT_CHECKED,)))
+
+
+def _disk_notes(provider: Provider, spec: Spec, choice: OfferingChoice, inputs_bytes: int) -> tuple[str, ...]:
+    """The line about the disks of the machine that is tried first."""
+    return (
+        (provider.disk_note(spec, choice.offerings[0], inputs_bytes),) if isinstance(provider, DescribesDisks) else ()
+    )
 
 
 def _warnings(

@@ -17,9 +17,7 @@ class AgentNotStarted(Exception):
     """The agent's service cannot be started. The message says why, and what to do about it."""
 
 
-def agent_environ(
-    config: dict[str, Any], cloud_environ: dict[str, str], install_paths: InstallPaths
-) -> dict[str, str]:
+def agent_environ(config: dict[str, Any], cloud_environ: dict[str, str], install_paths: InstallPaths) -> dict[str, str]:
     """The agent's environment, which the training inherits."""
     path, libraries = _login_paths()
     folders = [folder for folder in path.split(":") if folder]

@@ -157,7 +157,7 @@ def install(config: "dict[str, Any]", python: str, install_paths: InstallPaths, 
     archive.unlink()
     check_agent(python, install_paths.agent)
     identity = {"rank": cloud.rank, "instance": cloud.instance}
-    start(python, install_paths.agent, dict(config=config, environ=cloud.environ(), identity=identity))
+    start(python, install_paths.agent, {"config": config, "environ": cloud.environ(), "identity": identity})
     say("the agent is started")
 
 
