@@ -137,8 +137,7 @@ def prepare(
         (check_readable if capabilities.runs_locally else refuse_requester_pays)(choice.spec)
     machines = TargetMachines(provider, capabilities, choice.offerings, offline)
     packages = _packages(choice.spec, machines, store, code_folder, local_inputs, original)
-    inputs_bytes = original.submission.inputs_bytes if original is not None else 0
-    inputs_bytes += sum(each.size for each in uploads if packages.spec.inputs[each.name].mode == "copy")
+    inputs_bytes = _inputs_bytes(packages.spec, uploads, original)
     prepared = PreparedJob(
         spec=packages.spec,
         capabilities=capabilities,
@@ -177,6 +176,17 @@ def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
 def _policy_notes(filled: FilledSpec, choice: OfferingChoice, store: Store | None) -> tuple[str, ...]:
     """The lines of the plan about the policy: what it filled in, its limits and budgets; or that it was not read."""
     return (*filled.lines, *choice.check.notes, *(() if store else (_POLICY_NOT_CHECKED,)))
+
+
+def _inputs_bytes(spec: Spec, uploads: Sequence[Upload], original: Original | None) -> int:
+    """The size of the inputs that each node copies: of those that come from this computer, or came with the original.
+    The sizes of others are not asked for."""
+    found = original.submission.inputs_bytes if original is not None else 0
+    for upload in uploads:
+        wanted = spec.inputs[upload.name]
+        if wanted.mode == "copy":
+            found += -(-upload.size // spec.nodes) if wanted.shard else upload.size
+    return found
 
 
 def _disk_notes(provider: Provider, spec: Spec, choice: OfferingChoice, inputs_bytes: int) -> tuple[str, ...]:
