@@ -54,5 +54,5 @@ if isolated():
 
 else:
 
-    def test_training_images_in_a_network_of_their_own() -> None:
+    def test_the_instance_store_in_a_network_of_its_own() -> None:
         pytest_isolated(__file__)
