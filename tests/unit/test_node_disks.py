@@ -11,12 +11,14 @@ from test_ec2_request import order as ec2_order
 from test_gce_request import A100, E2, T4, machine_of
 from test_gce_request import order as gce_order
 
+from stoker.model.errors import InvalidRequest
 from stoker.model.offerings import Offering
 from stoker.model.resources import Ec2Resources, GceResources
 from stoker.model.spec import Container, Environment
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2 import image_lookup, root_volume, userdata
 from stoker.providers.ec2 import request as ec2
+from stoker.providers.ec2.errors import map_error
 from stoker.providers.gce import request as gce
 from stoker.providers.gce import startup
 
@@ -99,6 +101,22 @@ def test_an_image_that_is_looked_up_gets_room_beside_it() -> None:
     mine = Ec2Resources(overrides={"BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 300}}]})
     (root,) = image_lookup.filled(run_params(ec2_order(image="my-image-*", ec2=mine)), image)["BlockDeviceMappings"]
     assert root["Ebs"]["VolumeSize"] == 300
+
+
+def test_less_than_the_image_has_is_refused_before_the_launch() -> None:
+    """EC2 refuses it with "Volume of size 30GB is smaller than snapshot 'snap-…', expect size >= 75GB"."""
+    image = {"ImageId": "ami-1", "RootDeviceName": "/dev/xvda", "BlockDeviceMappings": [
+        {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 75}}
+    ]}  # fmt: skip
+    run = run_params(ec2_order(image="my-image-*", disk_bytes=30 * 10**9))
+    with pytest.raises(InvalidRequest, match=r"^resources\.disk: the image has 75 GB, and 30 GB are asked for"):
+        image_lookup.filled(run, image)
+    told = {"Error": {
+        "Code": "InvalidBlockDeviceMapping",
+        "Message": "Volume of size 30GB is smaller than snapshot 'snap-1', expect size >= 75GB",
+    }, "ResponseMetadata": {"HTTPStatusCode": 400}}  # fmt: skip
+    found = map_error("c7i.large", told)
+    assert isinstance(found, InvalidRequest) and str(found).startswith("resources.disk: Volume of size 30GB")
 
 
 @pytest.mark.parametrize(

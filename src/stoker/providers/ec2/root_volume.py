@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.model.errors import InvalidRequest
 from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers import node_disks
@@ -68,18 +69,29 @@ def plan_note(spec: Spec, machine: str, image: Ec2Image, inputs_bytes: int) -> s
 
 
 def filled(disk: Mapping[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping of the root volume with the size that follows from the image, as DescribeImages describes it."""
+    """The mapping of the root volume with the size that follows from the image, as DescribeImages describes it.
+
+    Raises InvalidRequest if the job asks for less than the image has.
+    """
     volume = disk.get("Ebs", {})
-    beside = _BESIDE.fullmatch(str(volume.get("VolumeSize", "")))
+    size, has = volume.get("VolumeSize"), _image_gib(image)
+    if isinstance(size, int) and has is not None and size < has:
+        raise InvalidRequest(f"resources.disk: the image has {has} GB, and {size} GB are asked for; ask for more")
+    beside = _BESIDE.fullmatch(str(size))
     if beside is None:
         return dict(disk)
     # Without its size EC2 makes the volume as large as the image.
     sized = {key: value for key, value in volume.items() if key != "VolumeSize"}
+    return dict(disk) | {"Ebs": sized if has is None else sized | {"VolumeSize": has + int(beside[1])}}
+
+
+def _image_gib(image: Mapping[str, Any]) -> int | None:
+    """The size of the image's root volume; None if it is not told."""
     for each in image.get("BlockDeviceMappings", ()):
-        has = each.get("Ebs", {}).get("VolumeSize")
-        if has and each.get("DeviceName") == image.get("RootDeviceName"):
-            sized["VolumeSize"] = has + int(beside[1])
-    return dict(disk) | {"Ebs": sized}
+        if each.get("DeviceName") == image.get("RootDeviceName"):
+            found: int | None = each.get("Ebs", {}).get("VolumeSize")
+            return found
+    return None
 
 
 def _size(spec: Spec, image: Ec2Image, inputs_bytes: int, *, own_disks: bool) -> int | str | None:
