@@ -9,8 +9,8 @@ from __future__ import annotations
 from stoker.model.spec import Spec
 from stoker.providers.machine_types import MachineType
 
-# What a job needs beside its known inputs, in GiB: an environment with a framework takes 10 to 20 once it is unpacked,
-# and a checkpoint is copied before it is sent.
+# The room for everything beside the known inputs, in GiB: an environment with a framework takes 10 to 20 once it is
+# unpacked, and a checkpoint is copied before it is sent.
 _FOLDERS_GIB = 50
 # An image with CUDA and a framework takes 20 to 30, and is there twice while it is unpacked. Container engines keep
 # images on the boot disk, wherever the node's folders are.

@@ -153,7 +153,7 @@ def _why(error: Exception) -> str:
 def _wait_for_image() -> bool:
     """Wait until the image has made what it makes of the disks; return whether it has a service for that.
 
-    Raises TimeoutExpired if the service takes too long: nobody else may touch the disks then.
+    Raises TimeoutExpired if the service takes too long: the disks must not be touched then.
     """
     until_s = time.monotonic() + _IMAGE_SERVICE_S
     while True:

@@ -18,8 +18,8 @@ from stoker.providers.ec2 import catalog, overrides
 from stoker.providers.ec2.images import Ec2Image
 from stoker.providers.machine_types import disk_size
 
-# What gp3 has by default, and how they hang together: "0.25 MiB/s per provisioned IOPS",
-# https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+# The throughput and operations of gp3 by default, and the most throughput that operations allow: "0.25 MiB/s per
+# provisioned IOPS", https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _MIB_S = 125
 _IOPS = 3000
 _MIB_S_PER_IOPS = 0.25
@@ -86,7 +86,7 @@ def filled(disk: Mapping[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_gib(image: Mapping[str, Any]) -> int | None:
-    """The size of the image's root volume; None if it is not told."""
+    """The size of the image's root volume; None if it is not known."""
     for each in image.get("BlockDeviceMappings", ()):
         if each.get("DeviceName") == image.get("RootDeviceName"):
             found: int | None = each.get("Ebs", {}).get("VolumeSize")
