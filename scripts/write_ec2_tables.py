@@ -25,7 +25,9 @@ DATA = Path(__file__).resolve().parents[1] / "src/stoker/providers/ec2/data"
 _MIB = 1024**2
 
 
-def _answer(name: str, cpus: int, memory_gib: int, gpu: tuple[str, str, int, int], *, cards: int = 0) -> dict[str, Any]:
+def _answer(
+    name: str, cpus: int, memory_gib: int, gpu: tuple[str, str, int, int], *, cards: int = 0, disks_gb: int = 0
+) -> dict[str, Any]:
     """An answer of DescribeInstanceTypes. `cards` is the number of network cards with EFA."""
     maker, model, count, gpu_mib = gpu
     accelerator = {"Manufacturer": maker, "Name": model, "Count": count, "MemoryInfo": {"SizeInMiB": gpu_mib}}
@@ -36,6 +38,7 @@ def _answer(name: str, cpus: int, memory_gib: int, gpu: tuple[str, str, int, int
         "GpuInfo": {"Gpus": [accelerator]},
         "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
         "NetworkInfo": {"EfaInfo": {"MaximumEfaInterfaces": cards}},
+        "InstanceStorageInfo": {"TotalSizeInGB": disks_gb, "NvmeSupport": "required"},
     }
 
 
@@ -45,12 +48,12 @@ _ACCELERATED = re.compile(r"(p[3-9]|g[4-9]|gr[6-9]|trn[1-9]|inf[1-9]|dl[1-9])[a-
 _PLAIN = re.compile(r"[cmr][5-9][a-z-]*|t3a?|t4g")
 # Types that moto no longer packages, because it asks fewer regions than sell them: as packaged by moto 4.2.14.
 _OLDER: tuple[dict[str, Any], ...] = (
-    _answer("dl1.24xlarge", 96, 768, ("Habana", "Gaudi HL-205", 8, 32768), cards=4),
-    _answer("g4ad.xlarge", 4, 16, ("AMD", "Radeon Pro V520", 1, 8192)),
-    _answer("g4ad.2xlarge", 8, 32, ("AMD", "Radeon Pro V520", 1, 8192)),
-    _answer("g4ad.4xlarge", 16, 64, ("AMD", "Radeon Pro V520", 1, 8192)),
-    _answer("g4ad.8xlarge", 32, 128, ("AMD", "Radeon Pro V520", 2, 8192)),
-    _answer("g4ad.16xlarge", 64, 256, ("AMD", "Radeon Pro V520", 4, 8192)),
+    _answer("dl1.24xlarge", 96, 768, ("Habana", "Gaudi HL-205", 8, 32768), cards=4, disks_gb=4000),
+    _answer("g4ad.xlarge", 4, 16, ("AMD", "Radeon Pro V520", 1, 8192), disks_gb=150),
+    _answer("g4ad.2xlarge", 8, 32, ("AMD", "Radeon Pro V520", 1, 8192), disks_gb=300),
+    _answer("g4ad.4xlarge", 16, 64, ("AMD", "Radeon Pro V520", 1, 8192), disks_gb=600),
+    _answer("g4ad.8xlarge", 32, 128, ("AMD", "Radeon Pro V520", 2, 8192), disks_gb=1200),
+    _answer("g4ad.16xlarge", 64, 256, ("AMD", "Radeon Pro V520", 4, 8192), disks_gb=2400),
     _answer("p3.2xlarge", 8, 61, ("NVIDIA", "V100", 1, 16384)),
     _answer("p3.8xlarge", 32, 244, ("NVIDIA", "V100", 4, 16384)),
     _answer("p3.16xlarge", 64, 488, ("NVIDIA", "V100", 8, 16384)),
@@ -117,6 +120,7 @@ def _row(machine: Ec2MachineType) -> dict[str, Any]:
     row |= {} if machine.maker == "nvidia" else {"maker": machine.maker}
     row |= {"burstable": True} if machine.burstable else {}
     row |= {} if machine.clusters else {"clusters": False}
+    row |= {"disks_gb": machine.disks_gb} if machine.disks_gb else {}
     return row
 
 

@@ -112,6 +112,20 @@ BUILT_IN: list[tuple[str, int, float, str, int]] = [
     ("g4-standard-192", 192, 720, "RTX-PRO-6000", 4),
     ("g4-standard-384", 384, 1440, "RTX-PRO-6000", 8),
 ]
+# Local SSD that belongs to the machine type, in GB: https://cloud.google.com/compute/docs/disks/local-ssd
+LOCAL_SSD_GB = {
+    "a2-ultragpu-1g": 375,
+    "a2-ultragpu-2g": 750,
+    "a2-ultragpu-4g": 1500,
+    "a2-ultragpu-8g": 3000,
+    "a3-highgpu-1g": 750,
+    "a3-highgpu-2g": 1500,
+    "a3-highgpu-4g": 3000,
+    "a3-highgpu-8g": 6000,
+    "a3-megagpu-8g": 6000,
+    "a3-ultragpu-8g": 12000,
+    "a4-highgpu-8g": 12000,
+}
 # Only to be had as spot machines, or from a reservation.
 NOT_STANDARD = frozenset({"a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu-8g", "a4-highgpu-8g"})
 # GPUs that are attached to N1 machines: the most CPUs for each count of them.
@@ -127,7 +141,8 @@ ATTACHED = {
 def machines() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every machine type, with what differs from the defaults, in the order in which people read it."""
     for name, cpus, gib, gpu, gpus in BUILT_IN:
-        yield name, _row(cpus, gib, gpu, gpus) | ({"standard": False} if name in NOT_STANDARD else {})
+        row = _row(cpus, gib, gpu, gpus) | ({"standard": False} if name in NOT_STANDARD else {})
+        yield name, row | ({"disks_gb": LOCAL_SSD_GB[name]} if name in LOCAL_SSD_GB else {})
     hosts = [(name, gib, cpus) for name, gib, sizes in PLAIN for cpus in sizes if name in ("n1-standard", "n1-highmem")]
     for accelerator, counts in ATTACHED.items():
         for count, most in counts.items():

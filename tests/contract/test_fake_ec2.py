@@ -347,6 +347,12 @@ def test_calls_fail_when_they_are_told_to(cloud: Ec2Cloud, ec2: Any) -> None:
     import boto3
 
     assert refused(lambda: ec2.run_instances(**ask(DryRun=True))) == ("DryRunOperation", 412)
+    for ebs, code in (
+        ({"VolumeSize": 7}, "InvalidBlockDeviceMapping"),
+        ({"VolumeType": "gp3", "Throughput": 751}, "InvalidParameterValue"),
+    ):
+        volumes = [{"DeviceName": "/dev/xvda", "Ebs": ebs}]
+        assert refused(lambda: ec2.run_instances(**ask(BlockDeviceMappings=volumes))) == (code, 400)  # noqa: B023 - called at once
     cloud.faults.unauthorized("RunInstances")
     assert refused(lambda: ec2.run_instances(**ask(DryRun=True))) == ("UnauthorizedOperation", 403)
     cloud.faults.clear()

@@ -54,6 +54,27 @@ class TestTheTable:
         assert (machine.gpu, machine.gpus, machine.gpu_memory_bytes) == (gpu, gpus, gpu_memory_gib * GIB)
         assert (machine.efa_interfaces, machine.arch, machine.spot) == (efa, arch, True)
 
+    @pytest.mark.parametrize(
+        ("name", "disks_gb"),
+        [
+            ("p4d.24xlarge", 8000),
+            ("p5.48xlarge", 30_400),
+            ("g4dn.xlarge", 125),
+            ("g5.xlarge", 250),
+            ("trn1.32xlarge", 7600),
+            ("c6id.large", 118),
+            ("p3.2xlarge", 0),
+            ("c7i.large", 0),
+        ],
+    )
+    def test_instance_disks_of_well_known_types(self, name: str, disks_gb: int) -> None:
+        assert catalog.facts(name).disks_gb == disks_gb
+
+    def test_disks_that_are_no_nvme_devices_do_not_count(self) -> None:
+        """ "InstanceStorageInfo": {"NvmeSupport": "unsupported"}, as of h1.2xlarge."""
+        data = package.files("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
+        assert catalog.described(json.loads(gzip.decompress(data))["h1.2xlarge"]).disks_gb == 0
+
     def test_what_is_not_there_is_none(self) -> None:
         assert catalog.find("p99.48xlarge") is None
         assert not any(".metal" in name for name in catalog.table())
@@ -78,6 +99,7 @@ class TestTheTable:
             assert (told.cpus, told.memory_bytes, told.gpus) == (machine.cpus, machine.memory_bytes, machine.gpus)
             assert (told.arch, told.efa_interfaces, told.spot) == (machine.arch, machine.efa_interfaces, machine.spot)
             assert (told.efa_card, told.maker, told.clusters) == (machine.efa_card, machine.maker, machine.clusters)
+            assert told.disks_gb == machine.disks_gb
 
     def test_a_name_alone_tells_the_processor(self) -> None:
         for name, machine in catalog.table().items():

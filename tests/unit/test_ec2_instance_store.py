@@ -1,4 +1,4 @@
-"""The instance store of an EC2 machine holds the node's folder: raw NVMe devices, or the volume that the image made."""
+"""The instance store of an EC2 machine holds the node's folders: raw NVMe devices, or what the image made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from test_ec2_userdata import Machine, machine
 
 from stoker.providers.boot import local_disks
 from stoker.providers.boot.install_paths import InstallPaths
-from stoker.providers.boot.local_disks import place_folder
+from stoker.providers.boot.local_disks import place_folders
 
 __all__ = ["machine"]
 
@@ -58,12 +58,12 @@ def uses_no_disk(machine: Machine) -> bool:
     return not disk_calls(machine) and not (machine.root / "opt/stoker/boot/disks").exists()
 
 
-def test_one_disk_holds_the_nodes_folder(machine: Machine) -> None:
+def test_one_disk_holds_the_nodes_folders(machine: Machine) -> None:
     (disk,) = with_instance_store(machine, 1)
     ran = machine.boot()
     assert ran.returncode == 0, ran.stdout
-    node = machine.root / "var/lib/stoker/node"
-    assert disk_calls(machine) == [f"mount -o noatime {disk} {node}"]
+    folders = machine.root / "var/lib/stoker"
+    assert disk_calls(machine) == [f"mount -o noatime {disk} {folders}"]
     with disk.open("rb") as file:
         # ext4's magic number and UUID: https://www.kernel.org/doc/html/latest/filesystems/ext4/super.html
         file.seek(1024 + 0x38)
@@ -71,8 +71,8 @@ def test_one_disk_holds_the_nodes_folder(machine: Machine) -> None:
         file.seek(1024 + 0x68)
         name = uuid.UUID(bytes=file.read(16))
     (line,) = (machine.root / "etc/fstab").read_text().splitlines()
-    assert line.startswith(f"UUID={name} {node} ext4 defaults,noatime,nofail,x-systemd.before=stoker-agent.service")
-    assert f"stoker: {node} is on 1 local disk" in ran.stdout and (node / "node.json").exists()
+    assert line.startswith(f"UUID={name} {folders} ext4 defaults,noatime,nofail,x-systemd.before=stoker-agent.service")
+    assert f"stoker: {folders} is on 1 local disk" in ran.stdout and (folders / "node/node.json").exists()
     assert not any((machine.root / "dev/nvme0n1").read_bytes()), "the root volume was touched"
 
 
@@ -202,17 +202,17 @@ def service(machine: Machine, *lines: str) -> None:
     machine.stub("systemctl", f'#!/bin/sh\necho "systemctl $*" >>"{machine.root}/calls"\n{told}')
 
 
-def test_the_nodes_folder_goes_where_the_image_has_mounted_its_disks(machine: Machine, image: InstallPaths) -> None:
+def test_the_nodes_folders_go_where_the_image_has_mounted_its_disks(machine: Machine, image: InstallPaths) -> None:
     before = (machine.root / "dev/nvme1n1").read_bytes()
-    assert place_folder(image) == f"{image.node} is on local disks ({image.image_disks}, which the image has made)"
-    target = image.image_disks / "stoker/node"
-    assert disk_calls(machine) == [f"mount --bind {target} {image.node}"]
-    assert target.stat().st_mode & 0o777 == 0o700 and image.disks.exists()
+    assert place_folders(image) == f"{image.state} is on local disks ({image.image_disks}, which the image has made)"
+    target = image.image_disks / "stoker"
+    assert disk_calls(machine) == [f"mount --bind {target} {image.state}"]
+    assert target.is_dir() and image.disks.exists()
     (line,) = image.fstab.read_text().splitlines()
     # "x-systemd.requires=: Configures a Requires= and an After= dependency between the created mount unit and another
     # systemd unit" (systemd.mount(5)).
     options = "bind,nofail,x-systemd.before=stoker-agent.service,x-systemd.requires=dlami-nvme.service"
-    assert line == f"{target} {image.node} none {options} 0 0"
+    assert line == f"{target} {image.state} none {options} 0 0"
     assert (machine.root / "dev/nvme1n1").read_bytes() == before, "it was formatted"
 
 
@@ -225,7 +225,7 @@ def test_disks_of_an_image_are_taken_when_it_is_done_with_them(machine: Machine,
         f'#!/bin/sh\necho "systemctl $*" >>"{calls}"\nset -- {states}\nshift $(($(wc -l <"{calls}") - 1))\n'
         'printf "LoadState=loaded\\n$1\\n"\n',
     )
-    assert "which the image has made" in place_folder(image)
+    assert "which the image has made" in place_folders(image)
     assert machine.calls == ["systemctl show --property=LoadState,ActiveState,Job dlami-nvme.service"] * 3
 
 
@@ -234,16 +234,16 @@ def test_disks_that_an_image_is_never_done_with_are_left_to_it(
 ) -> None:
     service(machine, "LoadState=loaded", "ActiveState=activating", "Job=7")
     monkeypatch.setattr(local_disks, "_IMAGE_SERVICE_S", 0.0)
-    said = place_folder(image)
+    said = place_folders(image)
     assert said.startswith("local disks are not used: ") and "dlami-nvme.service" in said and "\n" not in said
     assert not disk_calls(machine) and not image.fstab.exists()
 
 
-def test_a_folder_that_cannot_be_put_on_the_images_disks_stays_where_it_is(
+def test_folders_that_cannot_be_put_on_the_images_disks_stay_where_they_are(
     machine: Machine, image: InstallPaths
 ) -> None:
     machine.stub("mount", "#!/bin/sh\necho permission denied\nexit 32\n")
-    said = place_folder(image)
+    said = place_folders(image)
     assert said.startswith("local disks are not used: ") and said.endswith("permission denied")
     assert not image.disks.exists() and not image.fstab.exists()
 
@@ -252,7 +252,7 @@ def test_a_folder_that_cannot_be_put_on_the_images_disks_stays_where_it_is(
 def test_the_size_that_is_asked_for_is_that_of_the_disks(
     machine: Machine, image: InstallPaths, asked: int, used: bool
 ) -> None:
-    assert ("is on local disks" in place_folder(image, asked)) is used
+    assert ("is on local disks" in place_folders(image, asked)) is used
     assert bool(disk_calls(machine)) is used
 
 
@@ -264,4 +264,4 @@ def test_without_the_images_service_a_blank_disk_is_made_ready(machine: Machine,
     os.truncate(machine.root / "dev/nvme1n1", 64 << 20)
     with pytest.MonkeyPatch.context() as unmounted:
         unmounted.setattr(os.path, "ismount", lambda _: False)
-        assert "is on 1 local disk (" in place_folder(image)
+        assert "is on 1 local disk (" in place_folders(image)

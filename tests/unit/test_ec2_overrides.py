@@ -145,6 +145,10 @@ def test_disks_of_an_override_have_no_fields_of_another_kind_of_disk() -> None:
     io2 = root({"Ebs": {"VolumeType": "io2", "Iops": 16000}})["Ebs"]
     assert io2["Iops"] == 16000 and "Throughput" not in io2 and io2["DeleteOnTermination"] is True
     assert "Iops" not in root({"Ebs": {"VolumeType": "standard"}})["Ebs"]
+    # "0.25 MiB/s per provisioned IOPS" (gp3): a default of more would make EC2 refuse the job's own number.
+    slow = {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"Iops": 3000}}]}
+    (disk,) = run_params(order(P4D, ec2=Ec2Resources(overrides=slow)))["BlockDeviceMappings"]
+    assert (disk["Ebs"]["Iops"], disk["Ebs"]["Throughput"]) == (3000, 750)
     assert root({"NoDevice": ""}) == {"DeviceName": "/dev/sda1", "NoDevice": ""}
     # Where the name of the root device is learnt from the image, too.
     mine = {"BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeType": "st1"}}]}

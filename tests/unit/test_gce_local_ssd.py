@@ -1,4 +1,4 @@
-"""Local SSD disks that a machine type of Compute Engine brings hold the node's folder."""
+"""Local SSD disks that a machine type of Compute Engine brings hold the node's folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from test_gce_startup import order
 
 from stoker.model.resources import GceResources
 from stoker.providers.boot.install_paths import InstallPaths
-from stoker.providers.boot.local_disks import hold_folder
+from stoker.providers.boot.local_disks import hold_folders
 from stoker.providers.gce import startup
 
 __all__ = ["machine"]
@@ -55,12 +55,12 @@ def disk_calls(machine: Machine) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_local_disk_holds_the_nodes_folder(machine: Machine) -> None:
+def test_a_local_disk_holds_the_nodes_folders(machine: Machine) -> None:
     (disk,) = with_local_ssd(machine, 1)
     ran = machine.boot()
     assert ran.returncode == 0, ran.stdout
-    node = machine.root / "var/lib/stoker/node"
-    assert disk_calls(machine) == [f"mount -o noatime {disk} {node}"]
+    folders = machine.root / "var/lib/stoker"
+    assert disk_calls(machine) == [f"mount -o noatime {disk} {folders}"]
     # ext4's magic number: https://www.kernel.org/doc/html/latest/filesystems/ext4/super.html
     with disk.open("rb") as file:
         file.seek(1024 + 0x38)
@@ -69,8 +69,8 @@ def test_a_local_disk_holds_the_nodes_folder(machine: Machine) -> None:
         # removed. See fstab(5)": https://manpages.debian.org/bookworm/mount/fstab.5.en.html
         file.seek(1024 + 0x68)
         name = uuid.UUID(bytes=file.read(16))
-    assert (machine.root / "etc/fstab").read_text().startswith(f"UUID={name} {node} ext4 defaults,noatime,nofail")
-    assert f"{node} is on 1 local disk" in ran.stdout and (node / "node.json").exists()
+    assert (machine.root / "etc/fstab").read_text().startswith(f"UUID={name} {folders} ext4 defaults,noatime,nofail")
+    assert f"{folders} is on 1 local disk" in ran.stdout and (folders / "node/node.json").exists()
 
 
 def test_several_local_disks_are_one(machine: Machine) -> None:
@@ -121,7 +121,7 @@ def test_without_mdadm_the_first_disk_alone_counts(machine: Machine, monkeypatch
     disks = with_local_ssd(machine, 3, size=shutil.disk_usage(machine.root).free // 2)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setenv("STOKER_BOOT_ROOT", str(machine.root))
-    said = hold_folder(InstallPaths(), [*map(str, disks)])
+    said = hold_folders(InstallPaths(), [*map(str, disks)])
     assert said == "local disks are not used: the boot disk has more room"
 
 
@@ -168,9 +168,9 @@ def test_without_its_line_in_fstab_a_disk_is_not_used(machine: Machine) -> None:
 def test_disks_that_come_late_after_a_reboot_are_waited_for(machine: Machine) -> None:
     with_local_ssd(machine, 1)
     assert machine.boot().returncode == 0
-    node, calls = machine.root / "var/lib/stoker/node", machine.root / "disk-calls"
-    node.rename(machine.root / "on-disk")
-    node.mkdir()
+    folders, calls = machine.root / "var/lib/stoker", machine.root / "disk-calls"
+    folders.rename(machine.root / "on-disk")
+    folders.mkdir()
     calls.unlink()
     (machine.root / "calls").unlink()
     # The third attempt finds the disk.
@@ -181,7 +181,7 @@ def test_disks_that_come_late_after_a_reboot_are_waited_for(machine: Machine) ->
     )
     machine.stub("sleep", "#!/bin/sh\n")
     assert machine.boot().returncode == 0
-    assert disk_calls(machine) == [f"mount {node}"] * 3
+    assert disk_calls(machine) == [f"mount {folders}"] * 3
     assert machine.calls == ["systemctl start stoker-agent.service"] and not machine.is_deleted
 
 

@@ -245,7 +245,6 @@ class TestTheMachine:
             assert disk["autoDelete"] is True and disk["boot"] is True
             assert disk["initializeParams"]["diskSizeGb"] == expected
         (disk,) = machine_of(order(tagged={"project": "vision"}))["disks"]
-        assert "diskSizeGb" not in disk["initializeParams"]
         assert disk["initializeParams"]["labels"] == machine_of(order(tagged={"project": "vision"}))["labels"]
 
     def test_a_public_address_unless_it_is_refused(self) -> None:

@@ -370,6 +370,7 @@ class Applier:
             max_life_s=claim_life_s(self.settings.policy, state, spec, claim),
             environ=submission.environ,
             bundles=submission.bundles,
+            inputs_bytes=submission.inputs_bytes,
         )
 
 

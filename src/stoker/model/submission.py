@@ -66,6 +66,8 @@ class Submission:
     tools: dict[str, str] = dataclasses.field(default_factory=dict)
     # The wheels that its machines install from, by kind of machine (`3.12-x86_64`).
     wheels: dict[str, tuple[Wheel, ...]] = dataclasses.field(default_factory=dict)
+    # The size of the inputs that each of its machines copies, as far as it was known.
+    inputs_bytes: int = 0
     # On `local`, the computer and home folder: its Python and folders are there, and its nodes are visible only there.
     place: str | None = None
     # Limits that the client added because no job may be unbounded; shown to the user.

@@ -68,6 +68,8 @@ class LaunchOrder:
     # Taken from the submission: the variables with which the agent finds the store, and the agent bundles by tag.
     environ: Mapping[str, str] = field(default_factory=dict)
     bundles: Mapping[str, str] = field(default_factory=dict)
+    # The size of the inputs that each node copies, as far as it was known at submission.
+    inputs_bytes: int = 0
 
     @property
     def token(self) -> str:

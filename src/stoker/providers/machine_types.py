@@ -43,6 +43,8 @@ class MachineType:
     maker: str = "nvidia"
     # Shares its processor, or has CPU credits and is slow without them.
     burstable: bool = False
+    # The fast disks that belong to it (instance store, Local SSD), all together, in GB.
+    disks_gb: int = 0
 
     @property
     def known(self) -> bool:
@@ -62,6 +64,7 @@ def row_facts(row: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_memory_bytes": row.get("gpu_memory_mib", 0) * _MIB,
         "arch": row.get("arch", "x86_64"),
         "burstable": row.get("burstable", False),
+        "disks_gb": row.get("disks_gb", 0),
     }
 
 

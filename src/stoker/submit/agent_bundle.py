@@ -48,7 +48,7 @@ _NODE_ROOMS = ("agent", "cloudapi", "core", "model", "processes", "providers", "
 _NODE_MODULES = ("__init__.py", "train.py")
 # Of the folder of one provider a node needs these alone. Nodes of the local provider run this computer's own Stoker.
 _NODE_SIDE = ("__init__.py", "capabilities.py", "machine.py")
-# These start the agent on a new machine; the rest of the boot came with the machine's boot script.
+# The modules that start the agent on a new machine; the rest of the boot came with the machine's boot script.
 _START = ("agent_service.py", "install_paths.py", "local_disks.py", "start.py")
 _NOT_ON_NODES = "providers/local/"
 _MAIN = b'''"""`python <this folder> NODE_DIR`: the agent of a node."""

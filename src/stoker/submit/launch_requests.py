@@ -68,5 +68,6 @@ def _requests(prepared: PreparedJob, store: Store, provider: Provider, offering:
         max_life_s=longest_life_s(spec),
         environ=prepared.environ or {},
         bundles={built.tag: built.digest for built in prepared.bundles},
+        inputs_bytes=prepared.inputs_bytes,
     )
     return provider.build(order)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from stoker.core.policy_defaults import LIMITS, FilledSpec
 from stoker.jobfile import ANSWERED, UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
-from stoker.model.offerings import Capabilities
+from stoker.model.offerings import Capabilities, Offering
 from stoker.model.path_patterns import entries_of, is_pattern
 from stoker.model.spec import Spec
 from stoker.model.submission import Submission
@@ -63,6 +63,14 @@ class GivesRemarks(Protocol):
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """Lines for the plan about settings that are valid and may surprise. Asks no server."""
+
+
+@runtime_checkable
+class DescribesDisks(Protocol):
+    """A provider that knows on which disks of its machines the folders of a node lie."""
+
+    def disk_note(self, spec: Spec, offering: Offering, inputs_bytes: int) -> str:
+        """A line for the plan. `inputs_bytes` are copied to each node. Asks no server."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +144,18 @@ def prepare(
         (check_readable if capabilities.runs_locally else refuse_requester_pays)(choice.spec)
     machines = TargetMachines(provider, capabilities, choice.offerings, offline)
     packages = _packages(choice.spec, machines, store, code_folder, local_inputs, original)
+    inputs_bytes = _inputs_bytes(packages.spec, uploads, original)
     prepared = PreparedJob(
         spec=packages.spec,
         capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
         warnings=(*_still_true(warnings, filled), *_warnings(provider, choice, packages, loopback_addresses)),
-        notes=(*_policy_notes(filled, choice, readable_store), *packages.notes),
+        notes=(
+            *_policy_notes(filled, choice, readable_store),
+            *packages.notes,
+            *_disk_notes(provider, packages.spec, choice, inputs_bytes),
+        ),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
         code=original.submission.code if original is not None else None,
@@ -151,6 +164,7 @@ def prepare(
         tools=packages.tools,
         uploads=uploads,
         wheels=packages.wheels,
+        inputs_bytes=inputs_bytes,
         place=provider.place if isinstance(provider, HasPlace) else None,
         origin=original.job if original is not None else None,
         filled=filled.lines if filled.fields else (),
@@ -169,6 +183,24 @@ def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
 def _policy_notes(filled: FilledSpec, choice: OfferingChoice, store: Store | None) -> tuple[str, ...]:
     """The lines of the plan about the policy: what it filled in, its limits and budgets; or that it was not read."""
     return (*filled.lines, *choice.check.notes, *(() if store else (_POLICY_NOT_CHECKED,)))
+
+
+def _inputs_bytes(spec: Spec, uploads: Sequence[Upload], original: Original | None) -> int:
+    """The size of the inputs that each node copies: of those that come from this computer, or came with the original.
+    The sizes of others are not asked for."""
+    found = original.submission.inputs_bytes if original is not None else 0
+    for upload in uploads:
+        wanted = spec.inputs[upload.name]
+        if wanted.mode == "copy":
+            found += -(-upload.size // spec.nodes) if wanted.shard else upload.size
+    return found
+
+
+def _disk_notes(provider: Provider, spec: Spec, choice: OfferingChoice, inputs_bytes: int) -> tuple[str, ...]:
+    """The line about the disks of the machine that is tried first."""
+    return (
+        (provider.disk_note(spec, choice.offerings[0], inputs_bytes),) if isinstance(provider, DescribesDisks) else ()
+    )
 
 
 def _warnings(

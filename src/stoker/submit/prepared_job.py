@@ -46,6 +46,8 @@ class PreparedJob(AbstractContextManager["PreparedJob"]):
     tools: tuple[ProgramFile, ...] = ()
     # Inputs to upload from this computer.
     uploads: tuple[Upload, ...] = ()
+    # The size of the inputs that each machine copies, as far as it is known.
+    inputs_bytes: int = 0
     # Packages for machines that reach no package index.
     wheels: WheelSet | None = None
     # The one place of all the job's machines, where the provider has only one.

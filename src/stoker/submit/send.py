@@ -180,6 +180,7 @@ def _put_shared(prepared: PreparedJob, store: Store, me: str, on_bytes: Callable
         bundles=bundles,
         tools=tools,
         wheels=wheels,
+        inputs_bytes=prepared.inputs_bytes,
         place=prepared.place,
         defaulted=prepared.warnings,
         origin=prepared.origin,

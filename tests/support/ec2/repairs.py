@@ -30,6 +30,7 @@ from tests.support.ec2.spot import SpotPrices
 _MOST_USER_DATA = 16384
 _CONSOLE_BYTES = 64 * 1024
 _PRODUCT = "Linux/UNIX"
+_IMAGE_GIB = 8
 
 # moto answers 500 to filters that it does not know.
 filter_dict_attribute_mapping.update(
@@ -108,6 +109,7 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
             raise Failure("InvalidParameterValue", f"User data is limited to {_MOST_USER_DATA} bytes")
         if len(self._get_param("ClientToken") or "") > 64:
             raise Failure("InvalidParameterValue", "The client token is longer than 64 characters")
+        self._check_volumes()
 
     def _again(self, key: tuple[str, str, str], asked: str) -> Any:
         before, reservation = self.cloud.tokens[key]
@@ -196,7 +198,18 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         for mapping in self._get_param("BlockDeviceMappings") or []:
             if "Ebs" in mapping:
                 mapping["Ebs"].setdefault("DeleteOnTermination", True)
-                mapping["Ebs"].setdefault("VolumeSize", 8)
+                mapping["Ebs"].setdefault("VolumeSize", _IMAGE_GIB)
+
+    def _check_volumes(self) -> None:
+        """The root volume is no smaller than the image, and gp3 has "0.25 MiB/s per provisioned IOPS"."""
+        for mapping in self._get_param("BlockDeviceMappings") or []:
+            ebs = mapping.get("Ebs") or {}
+            size = int(ebs.get("VolumeSize", _IMAGE_GIB))
+            if mapping["DeviceName"] in ("/dev/sda1", "/dev/xvda") and size < _IMAGE_GIB:
+                told = f"Volume of size {size}GB is smaller than snapshot 'snap-0', expect size >= {_IMAGE_GIB}GB"
+                raise Failure("InvalidBlockDeviceMapping", told)
+            if int(ebs.get("Throughput", 125)) > int(ebs.get("Iops", 3000)) / 4:
+                raise Failure("InvalidParameterValue", "Throughput (MiB/s) to iops ratio is too high; maximum is 0.25")
 
     def _give_profile(self, instance: Any, first: Any) -> None:
         # moto gives it to the first instance only.

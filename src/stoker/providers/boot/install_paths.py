@@ -13,7 +13,9 @@ class InstallPaths:
         self.leave = self.home / "boot/leave"
         self.agent = self.home / "agent"
         self.programs = self.home / "bin"
-        self.node = root / "var/lib/stoker/node"
+        # The node's folder, with its copied inputs and its environments beside it.
+        self.state = root / "var/lib/stoker"
+        self.node = self.state / "node"
         self.disks = root / "opt/stoker/boot/disks"
         self.fstab = root / "etc/fstab"
         self.devices = root / "dev"

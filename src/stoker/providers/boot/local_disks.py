@@ -1,7 +1,7 @@
-"""The fast disks that belong to a machine hold its node's folder: Local SSD of Compute Engine, instance store of EC2.
+"""The fast disks that belong to a machine hold its node's folders: Local SSD of Compute Engine, instance store of EC2.
 
 They are blank when a machine is made, keep their data in a reboot, and lose it with the machine. Nothing here may end a
-boot: where the disks cannot be used, the node's folder stays on the boot disk.
+boot: where the disks cannot be used, the node's folders stay on the boot disk.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ANY_OPTIONS = "nofail,x-systemd.before=stoker-agent.service"
 _OPTIONS = f"defaults,noatime,{_ANY_OPTIONS},x-systemd.device-timeout=120s"
 
 
-def place_folder(install_paths: InstallPaths, asked_bytes: int | None = None) -> str:
-    """Put the node's folder on the machine's own disks; return a line about it, empty if the machine has none.
+def place_folders(install_paths: InstallPaths, asked_bytes: int | None = None) -> str:
+    """Put the node's folders on the machine's own disks; return a line about it, empty if the machine has none.
 
     Disks with less room than the job asked for, or than the boot disk has where it did not, are not used.
     """
@@ -52,7 +52,7 @@ def place_folder(install_paths: InstallPaths, asked_bytes: int | None = None) ->
     blank = [device for device in (*found, *stores) if _is_free(device, install_paths)]
     if stores and not blank:
         return "local disks are not used: they hold something already"
-    return hold_folder(install_paths, blank, asked_bytes)
+    return hold_folders(install_paths, blank, asked_bytes)
 
 
 def find_links(folder: Path, *patterns: str) -> list[str]:
@@ -72,17 +72,17 @@ def find_instance_store(install_paths: InstallPaths) -> list[str]:
     return [str(device) for device in devices if device.exists()]
 
 
-def hold_folder(install_paths: InstallPaths, devices: list[str], asked_bytes: int | None = None) -> str:
-    """Put the folder on these blank disks, several of them as one; return a line about it, empty where there are none.
+def hold_folders(install_paths: InstallPaths, devices: list[str], asked_bytes: int | None = None) -> str:
+    """Put the folders on these blank disks, several of them as one; return a line about it, empty where there are none.
 
-    The file of `install_paths.disks` appears first: from then on the folder is of no use without its disks. In later
-    boots they are found by their file system's UUID, because names of devices may change.
+    The file of `install_paths.disks` appears first: from then on the folders are of no use without their disks, which
+    later boots find by their file system's UUID, because names of devices may change.
     """
     # Several disks are one by mdadm, which not every image has.
     used = devices if shutil.which("mdadm") is not None else devices[:1]
     if not used:
         return ""
-    folder = install_paths.node
+    folder = install_paths.state
     try:
         if reason := _too_small(sum(_size(device, install_paths.blocks) for device in used), folder, asked_bytes):
             return reason
@@ -96,17 +96,15 @@ def hold_folder(install_paths: InstallPaths, devices: list[str], asked_bytes: in
 
 
 def _hold_on_mount(install_paths: InstallPaths, total: int | None, asked_bytes: int | None, *, by_image: bool) -> str:
-    """Put the folder below the mount that the image made of the machine's disks. Nothing is formatted. `total` is the
+    """Put the folders below the mount that the image made of the machine's disks. Nothing is formatted. `total` is the
     size of the disks, None for what is free on the mount."""
-    folder, target = install_paths.node, install_paths.image_disks / "stoker/node"
+    folder, target = install_paths.state, install_paths.image_disks / "stoker"
     try:
         if total is None:
             total = _free_bytes(install_paths.image_disks)
         if reason := _too_small(total, folder, asked_bytes):
             return reason
-        target.mkdir(parents=True, exist_ok=True)
-        for part in (target.parent, target):
-            part.chmod(0o700)
+        target.mkdir(exist_ok=True)
         later = f"none bind,{_ANY_OPTIONS}" + (f",x-systemd.requires={_IMAGE_SERVICE}" if by_image else "")
         _mount(install_paths, str(target), ("mount", "--bind", str(target), str(folder)), str(target), later)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -115,12 +113,12 @@ def _hold_on_mount(install_paths: InstallPaths, total: int | None, asked_bytes: 
 
 
 def _mount(install_paths: InstallPaths, marker: str, mount: tuple[str, ...], source: str, how: str) -> None:
-    """Mount the folder now, and in all later boots."""
-    folder = install_paths.node
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Mount the folders now, and in all later boots."""
+    folder = install_paths.state
+    folder.mkdir(parents=True, exist_ok=True)
     install_paths.disks.write_text(marker + "\n", encoding="utf-8")
     _run(*mount)
-    folder.chmod(0o700)
+    folder.chmod(0o755)
     with install_paths.fstab.open("a", encoding="utf-8") as file:
         file.write(f"{source} {folder} {how} 0 0\n")
 
@@ -135,8 +133,8 @@ def _too_small(total: int, folder: Path, asked_bytes: int | None) -> str:
 
 
 def _not_used(install_paths: InstallPaths, error: Exception) -> str:
-    """Take the folder from its disks again, and return a line about it."""
-    folder, marker = install_paths.node, install_paths.disks
+    """Take the folders from their disks again, and return a line about it."""
+    folder, marker = install_paths.state, install_paths.disks
     try:
         if folder.is_dir() and os.path.ismount(str(folder)):
             _run("umount", str(folder))
@@ -155,7 +153,7 @@ def _why(error: Exception) -> str:
 def _wait_for_image() -> bool:
     """Wait until the image has made what it makes of the disks; return whether it has a service for that.
 
-    Raises TimeoutExpired if the service takes too long: then the disks are its own.
+    Raises TimeoutExpired if the service takes too long: the disks must not be touched then.
     """
     until_s = time.monotonic() + _IMAGE_SERVICE_S
     while True:

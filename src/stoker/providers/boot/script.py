@@ -191,11 +191,11 @@ tags="{tags}"
 export PATH="${{PATH:-}}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export PYTHONIOENCODING=utf-8
 
-# Run again, after a reboot. If its node's folder is on disks and they do not come, nothing of it is left, and it must
-# not train again. systemd mounts them, too.
+# Run again, after a reboot. If its node's folders are on disks and these do not come, nothing of them is left, and it
+# must not train again. systemd mounts them, too.
 if [ -e "$boot/disks" ]; then
     for _ in {{1..24}}; do
-        mountpoint -q "$node" || mount "$node" && break
+        mountpoint -q "${{node%/*}}" || mount "${{node%/*}}" && break
         sleep 5
     done
     [ -e "$node/node.json" ] || exec "$boot/leave"

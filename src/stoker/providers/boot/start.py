@@ -11,19 +11,19 @@ import sys
 
 from stoker.providers.boot.agent_service import AgentNotStarted, start_agent
 from stoker.providers.boot.install_paths import InstallPaths
-from stoker.providers.boot.local_disks import place_folder
+from stoker.providers.boot.local_disks import place_folders
 
 # As in `stoker.providers.boot.install`, which is not in the archive.
 NOT_STARTED = 3
 
 
 def main() -> None:
-    """Put the node's folder on the machine's own disks, then start the agent. Exits with `NOT_STARTED` if it cannot be
+    """Put the node's folders on the machine's own disks, then start the agent. Exits with `NOT_STARTED` if it cannot be
     started; the last line says why."""
     order = json.load(sys.stdin)
     config, install_paths = order["config"], InstallPaths()
     # Where the job has taken the disks into its own hands, they are left alone.
-    said = "" if config.get("own_disks") else place_folder(install_paths, config.get("disk_bytes"))
+    said = "" if config.get("own_disks") else place_folders(install_paths, config.get("disk_bytes"))
     if said:
         print("stoker: " + said, flush=True)
     try:

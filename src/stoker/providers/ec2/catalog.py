@@ -93,6 +93,7 @@ def described(found: Mapping[str, Any]) -> Ec2MachineType:
         maker=maker,
         burstable=found.get("BurstablePerformanceSupported", False),
         clusters="cluster" in found.get("PlacementGroupInfo", {}).get("SupportedStrategies", ("cluster",)),
+        disks_gb=_instance_store_gb(found),
     )
 
 
@@ -108,6 +109,12 @@ def _accelerator(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
             maker = "AWS" if info == "NeuronInfo" else each.get("Manufacturer", "NVIDIA")
             return each, str(maker).lower()
     return {}, "nvidia"
+
+
+def _instance_store_gb(found: Mapping[str, Any]) -> int:
+    """The size of the instance store. That of machines from before NVMe is not used, and counts as none."""
+    disks = found.get("InstanceStorageInfo", {})
+    return int(disks.get("TotalSizeInGB", 0)) if disks.get("NvmeSupport") != "unsupported" else 0
 
 
 def _first_efa_card(network: Mapping[str, Any]) -> int:

@@ -143,6 +143,8 @@ def map_error(what: str, response: Any) -> ProviderError:
     field = next((field for start, field in _FIELDS if code.startswith(start)), "")
     if not field and "iam instance profile" in message.lower():
         field = "resources.ec2.profile"
+    if not field and "smaller than snapshot" in message:
+        field = "resources.disk"
     if field and kind is InvalidRequest:
         kind = NoSuchResource
     return kind(f"{field or what}: {message} ({code}){_ADVICE.get(kind, '')}")

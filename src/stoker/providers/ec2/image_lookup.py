@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from stoker.model.errors import InvalidRequest
-from stoker.providers.ec2 import catalog, overrides
+from stoker.providers.ec2 import catalog, overrides, root_volume
 from stoker.providers.ec2.client import pages
 from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.images import TRUSTED_OWNERS, Arch, Ec2Image
@@ -76,7 +76,11 @@ def filled(asked: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
     if result["ImageId"] == IMAGE_ID:
         result["ImageId"] = image["ImageId"]
     disks = result.get("BlockDeviceMappings", ())
-    root = [each | {"DeviceName": image["RootDeviceName"]} for each in disks if each.get("DeviceName") == ROOT_DEVICE]
+    root = [
+        root_volume.filled(each, image) | {"DeviceName": image["RootDeviceName"]}
+        for each in disks
+        if each.get("DeviceName") == ROOT_DEVICE
+    ]
     # An override may have named the root device before it was known to be the root device, hence the merge.
     others = [each for each in disks if each.get("DeviceName") != ROOT_DEVICE]
     return overrides.merge(result | {"BlockDeviceMappings": root}, {"BlockDeviceMappings": others})

@@ -13,6 +13,10 @@ Arch = Literal["x86_64", "arm64"]
 
 _ID = re.compile(r"ami-[0-9a-z]+")
 _DLAMI = re.compile(r"dlami/pytorch-(?P<version>\d+\.\d+)(-ubuntu-(?P<ubuntu>\d\d\.\d\d))?")
+# The sizes of the images' disks. Those of the Deep Learning AMIs change, and stay below this: "Recommended storage size
+# for Base DLAMI on EC2 console is 100 GB", https://github.com/aws/deep-learning-containers/pull/2425
+_PLAIN_GIB = 8
+_DLAMI_GIB = 100
 # The newest version with a documented public parameter; `dlami/pytorch-2.8` and the like name others.
 _PYTORCH = "2.9"
 _DLAMI_UBUNTU = "24.04"
@@ -73,12 +77,13 @@ _ACCOUNT = re.compile(r"[0-9]{12}")
 class Ec2Image:
     """The image of a request. `name` is set if the id must be looked up first, by the image's name among its owners'.
 
-    `root` is its root device; None if only EC2 knows it.
+    `root` is its root device and `gib` the least size of its disk; None if only EC2 knows them.
     """
 
     id: str | None
     name: str | None = None
     root: str | None = None
+    gib: int | None = None
     owners: tuple[str, ...] = ()
 
 
@@ -92,7 +97,7 @@ def find(wanted: str, arch: Arch) -> Ec2Image:
         return Ec2Image(None, name=_HABANA, owners=("amazon",))
     parameter, root = _alias(wanted, arch)
     if parameter is not None:
-        return Ec2Image(f"resolve:ssm:{parameter}", root=root)
+        return Ec2Image(f"resolve:ssm:{parameter}", root=root, gib=_DLAMI_GIB if "dlami" in wanted else _PLAIN_GIB)
     # Canonical's images are called `ubuntu/images/…`.
     if re.match(r"(dlami|ubuntu|debian)/(?!images)", wanted):
         raise UserError(f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, an id, or a name")

@@ -116,6 +116,10 @@ def _without_conflicts(params: Mapping[str, Any], overrides: Mapping[str, Any]) 
         if (theirs.get("Ebs") or {}).get("VolumeType", "gp3") != "gp3":
             # "This parameter is valid only for gp3 volumes" (Throughput). The default Iops are meant for gp3, too.
             ebs = {name: value for name, value in ebs.items() if name not in ("Throughput", "Iops")}
+        iops = (theirs.get("Ebs") or {}).get("Iops")
+        if isinstance(iops, int) and "Throughput" in ebs:
+            # EC2 refuses a throughput that the operations do not allow, and this one is only a default.
+            ebs["Throughput"] = min(ebs["Throughput"], max(125, iops // 4))
         # "When this property is specified, the device is removed from the block device mapping" (NoDevice).
         alone = "NoDevice" in theirs or "VirtualName" in theirs
         found.append({key: value for key, value in disk.items() if key != "Ebs"} | ({} if alone else {"Ebs": ebs}))

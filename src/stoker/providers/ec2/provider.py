@@ -34,6 +34,7 @@ from stoker.providers.ec2 import (
     request,
     reservations,
     role_names,
+    root_volume,
     subnets,
     tags,
 )
@@ -117,6 +118,11 @@ class Ec2Provider:
         return (
             f"resources.ec2.efa: EC2 gives {name}, with its several network interfaces, no public address; {needs}",
         )
+
+    def disk_note(self, spec: Spec, offering: Offering, inputs_bytes: int) -> str:
+        """Where the folders of a node lie on such a machine."""
+        image = request.find_image(spec, offering)
+        return root_volume.plan_note(spec, offering.machine, image, inputs_bytes)
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """Names in these resources that no packaged table has, one line each."""

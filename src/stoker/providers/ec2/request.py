@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.cloudapi.aws.logs import is_group
 from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
 from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
@@ -24,17 +25,13 @@ from stoker.providers.ec2 import (
     overrides,
     places,
     role_names,
+    root_volume,
     subnets,
     tags,
     userdata,
 )
-from stoker.providers.machine_types import disk_size
 
 _TOKEN_LENGTH = 64
-# The throughput of a gp3 disk by default, and the most that its 3000 operations a second allow: "0.25 MiB/s per
-# provisioned IOPS", https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
-_GP3_MIB_S = 125
-_GP3_MOST_MIB_S = 750
 # A container on the machine is one network hop further from the metadata service than the machine itself.
 _METADATA_HOPS = 2
 
@@ -62,7 +59,7 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
     spec = order.spec
     ec2 = spec.resources.ec2 or Ec2Resources()
     region = order.offering.region
-    image = find_image(order)
+    image = find_image(spec, order.offering)
     found: list[Request] = []
     group = ec2.placement_group
     if group is None and _wants_group(order) and not overrides.names_group(ec2.overrides):
@@ -132,10 +129,10 @@ def group_name(order: LaunchOrder) -> str:
     return f"stoker-{token(order)}"
 
 
-def find_image(order: LaunchOrder) -> images.Ec2Image:
-    arch = catalog.facts(order.offering.machine).arch
-    wanted = order.spec.resources.image
-    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus, order.offering.gpu)
+def find_image(spec: Spec, offering: Offering) -> images.Ec2Image:
+    arch = catalog.facts(offering.machine).arch
+    wanted = spec.resources.image
+    return images.find(wanted, arch) if wanted else images.default(arch, offering.gpus, offering.gpu)
 
 
 def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -147,7 +144,6 @@ def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: str | None) -> dict[str, Any]:
-    spec = order.spec
     params: dict[str, Any] = {
         "ImageId": image.id or image_lookup.IMAGE_ID,
         "InstanceType": order.offering.machine,
@@ -166,7 +162,7 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Ec2Image, group: s
         "BlockDeviceMappings": [
             {
                 "DeviceName": image.root or image_lookup.ROOT_DEVICE,
-                "Ebs": _disk(spec.resources.disk_bytes, order.offering.gpus),
+                "Ebs": root_volume.ebs(order, image),
             }
         ],
         "TagSpecifications": _tagged(order),
@@ -191,16 +187,6 @@ def _tagged(order: LaunchOrder) -> list[dict[str, Any]]:
     named = tags.to_aws(tags.of_order(order, 0 if order.nodes == 1 else None))
     kinds = ["instance", "volume", "network-interface", *(["spot-instances-request"] if order.offering.spot else [])]
     return [{"ResourceType": kind, "Tags": named} for kind in kinds]
-
-
-def _disk(size_bytes: int | None, gpus: int) -> dict[str, Any]:
-    disk: dict[str, Any] = {"VolumeType": "gp3", "DeleteOnTermination": True}
-    if gpus:
-        # A GPU that waits for its disk costs more than a faster disk.
-        disk["Throughput"] = min(_GP3_MIB_S * (1 + gpus), _GP3_MOST_MIB_S)
-    if size_bytes is not None:
-        disk["VolumeSize"] = disk_size(size_bytes)
-    return disk
 
 
 def _market(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:

@@ -53,6 +53,9 @@ _PYTHONS: dict[str, Python] = {
     "ubuntu-accel-2204": (3, 10),
     "ubuntu-2404": (3, 12),
 }
+# The sizes of the images' disks. Those of the Deep Learning VM change, and stay below this.
+_PLAIN_GIB = 10
+_DLVM_GIB = 100
 _PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*"
 _NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 _LINK = re.compile(rf"(https?://[^/]+/compute/[^/]+/)?(?P<path>(projects/{_PROJECT}/)?global/images/(family/)?{_NAME})")
@@ -65,6 +68,13 @@ class GceImage:
     """An image as the source of a disk in a request. Without a project, it belongs to the machines' own project."""
 
     source: str
+
+    @property
+    def gib(self) -> int | None:
+        """The size of the image's disk, which may be a little less; None for images of others."""
+        if self.installs_driver:
+            return _DLVM_GIB
+        return _PLAIN_GIB if is_known(self.source) else None
 
     @property
     def installs_driver(self) -> bool:

@@ -85,6 +85,10 @@ class GceProvider:
             *offers.smaller_machines(spec.resources),
         )
 
+    def disk_note(self, spec: Spec, offering: Offering, inputs_bytes: int) -> str:
+        """Say where the folders of a node lie on such a machine."""
+        return request.disk_note(spec, offering, inputs_bytes)
+
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """List machine types × zones × spot or standard, best first. Offline, from the packaged tables."""
         place = self._place(resources)

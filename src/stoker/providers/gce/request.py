@@ -16,9 +16,10 @@ from typing import Any
 
 from stoker.cloudapi.google.logs import is_log
 from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
 from stoker.model.resources import GceResources
 from stoker.model.spec import Spec
-from stoker.providers import request_overrides
+from stoker.providers import node_disks, request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import (
     cards,
@@ -93,10 +94,19 @@ def request_id(order: LaunchOrder, purpose: str = "") -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{order.store}\0{order.token}\0{purpose}"))
 
 
-def find_image(order: LaunchOrder) -> images.GceImage:
-    arch = catalog.facts(order.offering.machine).arch
-    wanted = order.spec.resources.image
-    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus, order.offering.gpu)
+def find_image(spec: Spec, offering: Offering) -> images.GceImage:
+    arch = catalog.facts(offering.machine).arch
+    wanted = spec.resources.image
+    return images.find(wanted, arch) if wanted else images.default(arch, offering.gpus, offering.gpu)
+
+
+def disk_note(spec: Spec, offering: Offering, inputs_bytes: int) -> str:
+    """The line of the plan that says on which disk of such a machine a node's folders lie."""
+    size = boot_disk_gb(spec, offering, inputs_bytes)
+    room = "as large as its image" if size is None else f"{size} GB"
+    machine = catalog.facts(offering.machine)
+    own_disks = uses_local_ssd(spec, offering, inputs_bytes)
+    return node_disks.plan_note(machine, f"the boot disk of {machine.name}, {room}", own_disks=own_disks)
 
 
 # ── Checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +202,7 @@ def _properties(
     """The properties of every machine of the order. `links` are prefixes for the names of zonal and regional
     resources."""
     base, accelerator, count = catalog.split_name(order.offering.machine)
-    image = find_image(order)
+    image = find_image(order.spec, order.offering)
     found: dict[str, Any] = {
         "machineType": links["machineTypes"] + base,
         "labels": labels.of_order(order),
@@ -237,12 +247,29 @@ def _disk(order: LaunchOrder, image: images.GceImage, link: str) -> dict[str, An
         "diskType": link + kind,
         "labels": labels.of_order(order),
     }
-    size_bytes = order.spec.resources.disk_bytes
-    if size_bytes is not None:
-        made["diskSizeGb"] = str(disk_size(size_bytes))
-    elif tpu.slice_of(order.offering.machine) is not None:
-        made["diskSizeGb"] = str(tpu.DISK_GB)
+    size_gb = boot_disk_gb(order.spec, order.offering, order.inputs_bytes)
+    if size_gb is not None:
+        made["diskSizeGb"] = str(size_gb)
     return {"boot": True, "autoDelete": True, "type": "PERSISTENT", "mode": "READ_WRITE", "initializeParams": made}
+
+
+def boot_disk_gb(spec: Spec, offering: Offering, inputs_bytes: int) -> int | None:
+    """The size of the boot disk: what the job asks for, or what it needs beside the image. None for the image's own."""
+    if spec.resources.disk_bytes is not None:
+        return disk_size(spec.resources.disk_bytes)
+    if tpu.slice_of(offering.machine) is not None:
+        return tpu.DISK_GB
+    own_disks = uses_local_ssd(spec, offering, inputs_bytes)
+    beside = node_disks.beside_image_gib(spec, inputs_bytes, own_disks=own_disks)
+    image = find_image(spec, offering).gib
+    return image + beside if image is not None and beside else None
+
+
+def uses_local_ssd(spec: Spec, offering: Offering, inputs_bytes: int) -> bool:
+    """Return whether the node's folders are on the Local SSD that belongs to the machine type."""
+    gce = spec.resources.gce
+    taken = gce is not None and bool(gce.overrides.get("disks"))
+    return not taken and node_disks.on_own_disks(catalog.facts(offering.machine), spec, inputs_bytes)
 
 
 def _scheduling(order: LaunchOrder) -> dict[str, Any]:
