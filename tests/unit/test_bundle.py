@@ -274,7 +274,7 @@ def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: l
     ],
 )
 def test_the_plan_and_a_failed_boot_advise_the_same(tags: list[str], version: str) -> None:
-    advice = f"choose a resources.image with Python {version} or newer"
+    advice = f"choose another resources.image, with Python {version} or newer"
     assert newer_image(tags) == advice
     told = render(BootSettings("s3://bucket", "ec2", "job-1", 2, 1, dict.fromkeys(tags, "0" * 64)), b"")
     assert advice in told and told.count("or newer") == 1
@@ -282,7 +282,7 @@ def test_the_plan_and_a_failed_boot_advise_the_same(tags: list[str], version: st
 
 def test_a_dry_run_asks_no_index(no_pip: list[list[str]]) -> None:
     with pytest.raises(
-        NoAgentAvailable, match=r"the run itself tries; choose a resources\.image with Python 3\.11 or newer"
+        NoAgentAvailable, match=r"the run itself tries; choose another resources\.image, with Python 3\.11 or newer"
     ):
         build_archive("cp310-arm64", offline=True)
     assert no_pip == []
@@ -325,7 +325,7 @@ def test_a_line_names_the_image_that_the_provider_takes(
     machines = TargetMachines(object(), registry.capabilities(name), (), offline=True)  # type: ignore[arg-type]
     spec = Spec(name="x", run="x", resources=Resources(provider=name))
     _, (line,) = pack_agents(machines, spec)
-    assert line.endswith(f"; choose a {field} with Python 3.11 or newer")
+    assert line.endswith(f"; choose another {field}, with Python 3.11 or newer")
 
 
 # ── Into the store ────────────────────────────────────────────────────────────────────────────────────────────────────

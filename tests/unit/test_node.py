@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from plain_store import wait_for
 
 from stoker.agent import node as node_module
 from stoker.agent.node import AgentNode, retry_until, utcnow
-from stoker.agent.notices import Notices
+from stoker.agent.notices import KnownEnd, Notices
 from stoker.model import codec, keys
 from stoker.model import node_config as config_module
 from stoker.model.errors import StoreUnavailable
@@ -205,6 +205,23 @@ def test_of_two_hard_notices_the_earlier_deadline_counts_and_both_are_told(world
     second = notices.poll()
     assert first is not None and second is not None and second < first
     wait_for(lambda: told(world, node) == machine.now)
+
+
+def test_the_known_end_of_a_machine_is_a_notice_unless_its_cloud_gives_one(world: AgentWorld) -> None:
+    machine = Woken()
+    notices = Notices(world.node(world.claim(), machine=machine))
+    notices.known_end = KnownEnd(utcnow() + timedelta(seconds=300), 120.0, "ec2: the end of cr-1")
+    assert notices.poll() is None and notices.poll() is None and notices.hints == 1
+    machine.now = NoticeFact(hard=False, source="hint", at=NOW, grace_s=0.0)
+    assert notices.poll() is None and notices.hints == 1
+    notices.known_end = KnownEnd(utcnow() + timedelta(seconds=100), 120.0, "ec2: the end of cr-1")
+    began_s = time.monotonic()
+    first = notices.poll()
+    assert first is not None and 40.0 < first - began_s <= 100.0
+    assert notices.notice is not None and notices.notice.source == "ec2: the end of cr-1"
+    machine.give(5.0)
+    second = notices.poll()
+    assert second is not None and second < first and notices.notice == machine.now
 
 
 def test_a_notice_is_passed_on_in_a_thread_that_keeps_nothing_waiting(world: AgentWorld) -> None:

@@ -55,7 +55,9 @@ def test_no_attempt_begins_shortly_before_the_end() -> None:
         "cr-1 ends its machines at 2026-01-01 02:46 UTC: an attempt needs at least 12 min, its notice included",
         over=True,
     )
-    assert choose(BLOCK, END_S) == NoOffering("cr-1 has ended its machines since 2026-01-01 02:46 UTC", over=True)
+    ended = NoOffering("cr-1 has ended its machines since 2026-01-01 02:46 UTC", over=True)
+    # Spot machines are on offer too, and not for this job.
+    assert choose(BLOCK, END_S) == ended == choose(BLOCK, END_S, SPOT_A)
     # Another reservation of a group, or spot, may still serve.
     other = replace(BLOCK, zone="b", reservation=Reservation("cr-2", None, at(9e5), at(9e5)))
     assert choose(BLOCK, END_S, other) == Placed(other, "on-demand")

@@ -123,9 +123,7 @@ def place(
     reasons; `hopeless` those of them that never will do, whose reasons count only where there is no other.
     """
     still_open, over = reserved_time.still_open(job.spec, offerings, now)
-    if over:
-        return NoOffering(over, over=True)
-    search = _Search(job, still_open, settings, now, excluded, hopeless, cost_bound, used, given_up_by)
+    search = _Search(job, still_open, settings, now, excluded, hopeless, cost_bound, used, given_up_by, over)
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
         wait_s = spot.spot_only_s(job.spec)
@@ -174,6 +172,8 @@ class _Search:
     cost_bound: str
     used: float
     given_up_by: str
+    # Why reservations are over, if any are.
+    over: str
 
     def place(self, *, spot_alone: bool = False, no_spot: str = _NO_SPOT) -> Placement:
         taken = _taken(self.job, self.now)
@@ -195,6 +195,8 @@ class _Search:
         job, now, excluded = self.job, self.now, self.excluded
         state, spec = job.state, job.spec
         fitting, reason = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, cost_bound=self.cost_bound)
+        if not fitting and self.over:
+            return NoOffering(self.over, over=True)
         if not fitting:
             known, _ = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, unpriced=True)
             return NoOffering(reason, unpriced=bool(known))

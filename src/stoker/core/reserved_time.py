@@ -27,14 +27,14 @@ def notice_s(spec: Spec) -> float:
 
 
 def still_open(spec: Spec, offerings: Iterable[Offering], now: datetime) -> tuple[tuple[Offering, ...], str]:
-    """The offerings on which an attempt can still begin; and why, if reservations are over that left none."""
+    """The offerings on which an attempt can still begin; and why others are left out, whose reservations are over."""
     found, over = [], ""
     for offering in offerings:
         why = _why_over(offering.reservation, spec, now) if offering.reservation is not None else ""
         over = over or why
         if not why:
             found.append(offering)
-    return tuple(found), "" if found else over
+    return tuple(found), over
 
 
 def opening(offerings: Iterable[Offering], now: datetime) -> dict[str, datetime]:

@@ -341,5 +341,5 @@ def _offerings(fleet: Fleet, submission: Submission) -> tuple[Observed[tuple[Off
     except NoSuchResource as error:
         return Known(()), str(error)
     except (ProviderError, UserError) as error:
-        # Another governor, with other packages or tables, may be able to ask for these resources.
+        # Another governor, with other packages or tables, may find nothing wrong with these resources.
         return Unknown(str(error)), ""

@@ -8,11 +8,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 import moto.ec2.urls
+import moto.resourcegroups.urls
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import AmiBackend
 from moto.fis.models import FISBackend
 from moto.iam.models import iam_backends
+from moto.resourcegroups.responses import ResourceGroupsResponse
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from moto.ssm.models import Parameter, ParameterDict
 
@@ -23,6 +25,7 @@ from tests.support.ec2.fleet import Fleet
 from tests.support.ec2.groups import Groups
 from tests.support.ec2.images import DEBIAN_ACCOUNT, IMAGES, RECORDS
 from tests.support.ec2.repairs import Region, RepairedEc2
+from tests.support.ec2.reservations import Reservations
 from tests.support.ec2.spot import SpotPrices
 from tests.support.machines.serving import obey_about
 from tests.support.machines.store_door import StoreDoor
@@ -37,7 +40,8 @@ class Account:
         self._prices = prices
         self._door = door
         self._groups = Groups(in_use=self._stands_in)
-        self._region = Region(fleet, faults, prices, self._groups)
+        self._reservations = Reservations(fleet.used, fleet.end_block)
+        self._region = Region(fleet, faults, prices, self._groups, self._reservations)
         RepairedEc2.cloud = self._region
         moto.ec2.urls.url_paths["{0}/"] = RepairedEc2.dispatch
         _name_images()
@@ -45,6 +49,7 @@ class Account:
         _connect_default_vpc()
         _make_profile(PROFILE)
         _interrupt_for_real(fleet)
+        _list_groups(self._reservations)
 
     def obey(self, order: dict[str, Any], calls: Callable[[bool], dict[str, int]]) -> Any:
         """Do what is ordered. Raises LookupError if there is no such machine."""
@@ -69,7 +74,12 @@ class Account:
                 return None
             case "profile":
                 return _make_profile(order["name"])
+            case "reserve":
+                return self._reservations.reserve(REGION, DEFAULT_ACCOUNT_ID, order)
+            case "schedule":
+                return self._reservations.schedule(order["name"], order["starts_in_s"], order["ends_in_s"])
             case "remove_groups":
+                self._reservations.clear()
                 return self._remove_groups()
             case "shut_store":
                 return self._door.shut(order["who"])
@@ -189,6 +199,18 @@ def _interrupt_for_real(fleet: Fleet) -> None:
         return begun
 
     FISBackend.start_experiment = start_and_interrupt
+
+
+def _list_groups(reservations: Reservations) -> None:
+    """ListGroupResources, which moto does not know."""
+
+    def list_resources(response: Any) -> str:
+        arns = reservations.members(json.loads(response.body)["Group"])
+        kind = "AWS::EC2::CapacityReservation"
+        return json.dumps({"Resources": [{"Identifier": {"ResourceArn": arn, "ResourceType": kind}} for arn in arns]})
+
+    ResourceGroupsResponse.list_group_resources = list_resources
+    moto.resourcegroups.urls.url_paths["{0}/list-group-resources$"] = ResourceGroupsResponse.dispatch
 
 
 def _targets(target: dict[str, Any], region: str) -> list[Any]:

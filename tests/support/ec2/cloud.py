@@ -147,12 +147,36 @@ class Ec2Cloud:
         """What a spot machine costs from now on, in one zone or in all."""
         self._order("price", machine=machine, zone=zone, price=price)
 
+    def reserve(
+        self,
+        machine: str,
+        zone: str,
+        *,
+        count: int = 1,
+        block: bool = False,
+        starts_in_s: float = 0.0,
+        ends_in_s: float | None = None,
+        group: str = "",
+    ) -> str:
+        """A new capacity reservation, or a capacity block; its id. `group` names a resource group that it is in.
+
+        EC2 begins to end the machines of a block half an hour before its end.
+        """
+        about = {"machine": machine, "zone": zone, "count": count, "block": block}
+        when = {"starts_in_s": starts_in_s, "ends_in_s": ends_in_s}
+        return str(self._order("reserve", **about, **when, group=group))
+
+    def schedule(self, reservation: str, *, starts_in_s: float = 0.0, ends_in_s: float | None = None) -> None:
+        """Set the times of a reservation anew."""
+        self._order("schedule", name=reservation, starts_in_s=starts_in_s, ends_in_s=ends_in_s)
+
     def left(self) -> Left:
         """Everything that still exists."""
         return Left(**{kind: tuple(found) for kind, found in self._order("left").items()})
 
     def clear(self) -> None:
-        """No faults, no machines, no groups: for a cloud that several tests share. Calls are counted anew."""
+        """No faults, no machines, no groups, no reservations: for a cloud that several tests share. Calls are counted
+        anew."""
         self.faults.clear()
         self.faults.shut_store("nobody")
         self.faults.listing_lag(0.0)

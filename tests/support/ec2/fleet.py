@@ -22,6 +22,8 @@ CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "st
 _BY_USER = ("Client.UserInitiatedShutdown", "User initiated shutdown")
 _BY_ITSELF = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 _BY_SPOT = ("Server.SpotInstanceTermination", "Spot instance termination")
+# No reason is documented for the end of a capacity block.
+_BY_BLOCK = ("Server.CapacityBlockEnded", "Capacity block ended")
 _BY_FAILURE = ("Server.InternalError", "Internal error")
 
 
@@ -114,6 +116,20 @@ class Fleet:
                 held.machine.power_off(self._power_off_s)
             return before, instance.state
 
+    def used(self, reservation: str) -> int:
+        """How many instances are in a reservation: those that have not ended take its capacity."""
+        with self._lock:
+            return sum(1 for each in self._held.values() if _is_in(each.instance, reservation))
+
+    def end_block(self, reservation: str) -> None:
+        """Begin to terminate the instances in a capacity block."""
+        with self._lock:
+            for held in self._held.values():
+                if _is_in(held.instance, reservation) and held.instance.state in ("pending", "running"):
+                    held.reason, held.stopping = held.reason or _BY_BLOCK, False
+                    _set_state(held.instance, "shutting-down")
+                    held.machine.power_off(self._power_off_s)
+
     def kill(self, instance_id: str) -> None:
         """The machine loses its power, without notice."""
         held = self._find(instance_id)
@@ -186,6 +202,10 @@ class Fleet:
                 machine.cut()
         for machine in machines:
             machine.gone.wait(timeout=20)
+
+
+def _is_in(instance: Any, reservation: str) -> bool:
+    return getattr(instance, "capacity_reservation_id", None) == reservation and instance.state != "terminated"
 
 
 def user_data(instance: Any) -> bytes:

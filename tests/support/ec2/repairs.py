@@ -25,6 +25,7 @@ from moto.ssm.models import ssm_backends
 from tests.support.ec2.faults import Failure, Fault, Faults, failure
 from tests.support.ec2.fleet import CODES, Fleet, unknown_instance
 from tests.support.ec2.groups import Groups
+from tests.support.ec2.reservations import Reservations
 from tests.support.ec2.spot import SpotPrices
 
 _MOST_USER_DATA = 16384
@@ -50,6 +51,7 @@ class Region:
     faults: Faults
     prices: SpotPrices
     groups: Groups
+    reservations: Reservations
     # (region, zone if the request names one, token) -> (what was asked, the reservation). Tokens of requests that name
     # a zone count in that zone alone: docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
     tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
@@ -127,7 +129,10 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         if group:
             group = self.cloud.groups.find(self.region, group).name
         self._check_named()
-        zone, count = self._find_room(zone)
+        reserved = self.cloud.reservations.target(
+            self.region, self._get_param, self._get_param("InstanceType") or "m1.small", zone, self.params["MinCount"]
+        )
+        zone, count = self._find_room(reserved.zone if reserved is not None else zone)
         self.params["MinCount"] = count
         if not self._get_param("SubnetId") and not any(card.get("SubnetId") for card in self._cards()):
             self.params["Placement"] = {**(self._get_param("Placement") or {}), "AvailabilityZone": zone}
@@ -137,7 +142,8 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         for instance in reservation.instances:
             instance.client_token = self._get_param("ClientToken") or ""
             instance.placement.group_name = group or ""
-            instance.lifecycle = "spot" if spot else None
+            instance.lifecycle = "spot" if spot else "capacity-block" if reserved and reserved.block else None
+            instance.capacity_reservation_id = reserved.id if reserved is not None else None
             instance.spot_instance_request_id = f"sir-{secrets.token_hex(4)}" if spot else None
             self._give_profile(instance, reservation.instances[0])
             self.cloud.fleet.launch(instance)
@@ -332,11 +338,9 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         return ActionResult({"PlacementGroups": kept})
 
     def describe_capacity_reservations(self) -> Any:
-        """There are none."""
         self.error_on_dryrun()
-        for name in self._get_param("CapacityReservationIds") or []:
-            raise Failure("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{name}' does not exist")
-        return ActionResult({"CapacityReservations": []})
+        found = self.cloud.reservations.describe(self.region, self._get_param("CapacityReservationIds") or [])
+        return ActionResult({"CapacityReservations": found})
 
     def delete_placement_group(self) -> Any:
         self.error_on_dryrun()
