@@ -74,7 +74,9 @@ class Ec2Resources:
     key: str | None = file_field("key pair for SSH", default=None)
     public_ip: bool | None = file_field("give nodes a public address", default=None)
     placement_group: str | None = file_field("an existing placement group", default=None)
-    reservation: str | None = file_field("capacity reservation or block", default=None)
+    reservation: str | None = file_field(
+        "capacity reservation, `block:ID` for a capacity block, or the ARN of a group of either", default=None
+    )
     efa: bool = file_field("attach Elastic Fabric Adapters", default=False)
     overrides: dict[str, Any] = file_field("merged last into the RunInstances request", form="mapping", factory=dict)
 
