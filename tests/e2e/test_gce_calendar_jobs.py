@@ -40,8 +40,9 @@ if isolated():
     def test_it_saves_and_leaves_before_the_end(gce: GceWorld) -> None:
         """The notice comes ten minutes ahead; no machine is requested for what is left."""
         gce.script("counter.py")
-        gce.cloud.set_calendar(-1.0, 660.0)
         job = gce.submit(params={"steps": 100_000, "pause": 0.2}, resources=RESERVED)
+        # Two minutes for the launch, on a busy computer.
+        gce.cloud.set_calendar(-1.0, 720.0)
         with gce.governed():
             ended = gce.ended(job)
         assert ended.phase == "failed" and "calendar ends at" in ended.reason, gce.story(job)
