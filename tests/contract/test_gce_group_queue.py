@@ -139,9 +139,9 @@ if isolated():
         google_cloud.faults.scarce()
         queue(provider, order)
         # Ten minutes where the job may use several zones.
-        google_cloud.age_requests(599.0)
+        google_cloud.age_requests(300.0)
         queue(provider, order)
-        google_cloud.age_requests(2.0)
+        google_cloud.age_requests(300.0)
         with pytest.raises(NoCapacity, match="flex-start found no machines in time"):
             provider.launch(provider.build(order))
         google_cloud.faults.clear()

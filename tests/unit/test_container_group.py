@@ -110,9 +110,9 @@ def test_without_a_cgroup_of_its_own_it_is_known_by_its_namespace() -> None:
         group.container = cell
         assert group.members() == {sleeper}
         # Halted, and killed though halted; its init goes on.
-        assert group.freeze()
+        assert group.freeze(60.0)
         assert (stat := stat_of(sleeper)) is not None and stat.halted
-        assert group.kill()
+        assert group.kill(60.0)
         assert not group.members() and stat_of(init) is not None
 
 

@@ -219,10 +219,8 @@ class TestTheCatalog:
         found += [f"Nvidia Tesla {gpu} GPU" for gpu in ("T4", "V100", "P100", "P4", "A100", "A100 80GB")]
         found += ["Nvidia L4 GPU", "Nvidia H100 80GB GPU", "Nvidia H100 80GB Plus GPU", "H200 141GB GPU"]
         refresh([sku(f"{title} running in Americas", 0.1) for title in found])
-        # Machines with TPUs are sold by another service of Google, whose prices are in no table.
-        left_out = {
-            name for name, machine in catalog.table().items() if machine.burstable or catalog.is_tpu(machine.gpu or "")
-        }
+        # Machines with TPUs are sold by another service of Google: their prices stay as packaged.
+        left_out = {name for name, machine in catalog.table().items() if machine.burstable}
         assert set(prices.tables()["us-central1"].prices) == set(catalog.table()) - left_out
 
     def test_requests_and_answers_are_as_google_describes_them(self) -> None:

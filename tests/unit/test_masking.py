@@ -88,7 +88,7 @@ def test_the_masker_is_no_member_and_is_neither_frozen_nor_killed(host: HostRunt
     assert mask not in host.group.members()
     assert run.pid in host.group.members()
     eventually(lambda: log.read_text() == "***")
-    assert host.group.freeze()
+    assert host.group.freeze(60.0)
     stat = stat_of(mask)
     assert stat is not None and not stat.halted
     host.group.kill()

@@ -176,9 +176,9 @@ def test_it_is_signalled_frozen_and_killed_like_any_other(group: Group, tree: Pa
     until((tree / "ml" / "ready").exists)
     os.kill(run.pid, signal.SIGTERM)
     until((tree / "ml" / "told").exists)
-    assert group.freeze()
+    assert group.freeze(60.0)
     group.thaw()
-    assert group.kill()
+    assert group.kill(60.0)
     assert run.wait() == -signal.SIGKILL
     assert not group.members()
 

@@ -174,7 +174,7 @@ time.sleep(3600)
         until(lambda: len(list(tmp_path.glob("up*"))) == 2, "both to be up")
         assert group.signal(signal.SIGUSR1) == 2
         until(lambda: len(list(tmp_path.glob("got*"))) == 2, "both to get the signal")
-        assert group.kill()
+        assert group.kill(60.0)
         group.close()
 
     @alone

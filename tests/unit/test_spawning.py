@@ -96,7 +96,7 @@ time.sleep(3600)
         parent.wait()
         until(lambda: not bound.alive, "the child to die with its parent")
         assert free.alive
-        assert group.kill()
+        assert group.kill(60.0)
         assert not free.alive
         group.close()
 

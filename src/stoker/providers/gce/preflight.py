@@ -114,8 +114,13 @@ class _ReservationLookup:
         if problem is not None:
             raise NoSuchResource(f"{reservations.FIELD}: {'; '.join(problem)}")
         # A type that is sold by reservation alone is bound to any, in calendar mode or not.
-        if catalog.facts(self.machine).standard:
+        if not catalog.facts(self.machine).standard:
+            return
+        try:
             window = reservations.find_window(api, place, name)
+        except ProviderError:
+            pass  # Left to the launch.
+        else:
             wrong = reservations.kind_problem(name, window, bound=self.bound, now=datetime.now(timezone.utc))
             if wrong:
                 raise NoSuchResource(f"{reservations.FIELD}: {wrong}")
