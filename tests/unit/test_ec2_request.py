@@ -161,7 +161,7 @@ def test_overrides_win_part_by_part() -> None:
     }
     params = run_params(order(ec2=Ec2Resources(overrides=overrides)))
     root, second = params["BlockDeviceMappings"]
-    assert root["Ebs"] == {"VolumeType": "io2", "DeleteOnTermination": True, "Iops": 9000}
+    assert root["Ebs"] == {"VolumeType": "io2", "DeleteOnTermination": True, "Iops": 9000, "VolumeSize": 58}
     assert second["DeviceName"] == "/dev/sdf"
     told = {tag["Key"]: tag["Value"] for tag in params["TagSpecifications"][0]["Tags"]}
     assert told["cost-centre"] == "7" and told["stoker:job"] == "gpt-7f3k"

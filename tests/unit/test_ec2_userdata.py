@@ -71,6 +71,7 @@ def test_it_is_what_ec2_takes_even_when_everything_is_long() -> None:
             job="n" * 40 + "-abcd",
             bundles=dict.fromkeys(tags, "f" * 64),
             environ=environ,
+            more={"disk_bytes": 64 * 10**12, "own_disks": True},
         )
     )
     assert len(script.encode()) <= MOST_BYTES

@@ -15,12 +15,11 @@ from google_project import PLACE, STORE, ZONE, Google, connected
 
 from stoker.model import codec
 from stoker.model.errors import AuthDenied, NoCapacity, NoSuchResource, Transient, UserError
-from stoker.model.offerings import Offering
+from stoker.model.offerings import Offering, Reservation
 from stoker.model.resources import GceResources, Resources
 from stoker.model.spec import Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import check, request, reservations
-from stoker.providers.gce.machine import END_ATTRIBUTE
 from stoker.providers.gce.places import ProjectRegion
 
 NOW = datetime.now(timezone.utc).replace(microsecond=0)
@@ -48,6 +47,13 @@ def job(written: str = "calendar:block-7", **resources: Any) -> Spec:
 
 def order(spec: Spec, nodes: int = 1, offering: Offering = A3) -> LaunchOrder:
     return LaunchOrder("gpt-ab12", "gpt", 2, nodes, 1, STORE, spec, "jane", offering, max_life_s=7200.0)
+
+
+def reserved(starts_in_h: float, ends_in_h: float) -> Offering:
+    """The offering as one of the reservation, which ends machines with itself."""
+    ends_at = NOW + timedelta(hours=ends_in_h)
+    times = Reservation("block-7", NOW + timedelta(hours=starts_in_h), ends_at, ends_machines_at=ends_at)
+    return replace(A3, reservation=times)
 
 
 def rehearse(google: Google, spec: Spec, offering: Offering = A3) -> None:
@@ -78,14 +84,8 @@ class TestTheRequest:
             "values": ["block-7"],
         }
 
-    def test_the_machine_is_told_its_end(self) -> None:
-        ends_at = NOW + timedelta(hours=23)
-        items = {each["key"]: each["value"] for each in machine_items(replace(A3, ends_at=ends_at))}
-        assert items[END_ATTRIBUTE] == ends_at.isoformat()
-        assert END_ATTRIBUTE not in {each["key"] for each in machine_items(A3)}
-
-    def test_the_end_is_in_the_log_for_every_governor(self) -> None:
-        offering = replace(A3, ends_at=NOW)
+    def test_its_times_are_in_the_log_for_every_governor_and_agent(self) -> None:
+        offering = reserved(-1, 23)
         assert codec.load(Offering, codec.dump(offering)) == offering
 
     @pytest.mark.parametrize("written", ["calendar:", "calendar:any", "calendar:none"])
@@ -99,17 +99,12 @@ class TestTheRequest:
             request.check(job(spot="only"))
 
 
-def machine_items(offering: Offering) -> list[dict[str, str]]:
-    (built,) = request.build(order(job(), offering=offering))
-    return list(built.body["metadata"]["items"])
-
-
 class TestOffers:
-    def test_only_its_zone_and_type_and_they_know_their_end(self, google: Google) -> None:
+    def test_only_its_zone_and_type_and_they_know_its_times(self, google: Google) -> None:
         other = replace(A3, zone="us-central1-b")
         spot = replace(A3, spot=True)
         found = self.usable(google, A3, other, spot)
-        assert found == (replace(A3, ends_at=NOW + timedelta(hours=23)), spot)
+        assert found == (reserved(-1, 23), spot)
 
     def test_a_duration_is_an_end(self, google: Google) -> None:
         google.calendar["block-7"] = {
@@ -118,7 +113,7 @@ class TestOffers:
             "reservationName": None,
             "status": {"autoCreatedReservations": ["https://www.googleapis.com/compute/v1/x/reservations/block-7"]},
         }
-        assert self.usable(google, A3) == (replace(A3, ends_at=NOW + timedelta(hours=1)),)
+        assert self.usable(google, A3) == (reserved(0, 1),)
 
     def test_without_permission_to_look_google_decides(self, google: Google) -> None:
         google.answers.insert(0, ("GET", ".*/futureReservations", AuthDenied("no")))

@@ -21,7 +21,7 @@ from stoker.cloudapi.google.metadata import Metadata as Asking
 from stoker.cloudapi.google.metadata import MetadataError, NoServiceAccount
 from stoker.model.node_facts import NoticeFact
 from stoker.providers import registry
-from stoker.providers.gce.machine import END_ATTRIBUTE, GRACE_S, NOTICE_ATTRIBUTE, GceMachine
+from stoker.providers.gce.machine import GRACE_S, NOTICE_ATTRIBUTE, GceMachine
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,6 @@ gce_machine = importlib.import_module("stoker.providers.gce.machine")
 PREEMPTED = "instance/preempted"
 MAINTENANCE = "instance/maintenance-event"
 UPCOMING = "instance/upcoming-maintenance"
-END = f"instance/attributes/{END_ATTRIBUTE}"
 ATTRIBUTE = f"instance/attributes/{NOTICE_ATTRIBUTE}"
 
 
@@ -88,29 +87,6 @@ def test_preempted_is_heard_at_once_and_is_final(metadata: Metadata, shutdown_fi
 def test_a_preemption_before_the_first_question_is_heard(metadata: Metadata, shutdown_file: Path) -> None:
     metadata.values[PREEMPTED] = "TRUE"
     assert in_force(GceMachine(shutdown_file.parent, Asking(metadata.host), shutdown_file)).hard
-
-
-@pytest.mark.parametrize("left_s", [300.0, 0.0])
-def test_the_end_of_its_reservation_is_a_notice(metadata: Metadata, shutdown_file: Path, left_s: float) -> None:
-    """ "terminated at specified end time along with terminating the VMs running on it" """
-    metadata.values[END] = datetime.fromtimestamp(time.time() + left_s, timezone.utc).isoformat()
-    machine = GceMachine(shutdown_file.parent, Asking(metadata.host), shutdown_file)
-    found = in_force(machine)
-    assert found.hard and found.source == "Compute Engine: the reservation ends"
-    assert max(0.0, left_s - 60) <= found.grace_s <= left_s
-    # A preemption leaves less time, and counts.
-    metadata.put(PREEMPTED, "TRUE")
-    if left_s:
-        wait_for(lambda: in_force(machine).source == "Compute Engine: preempted")
-        assert in_force(machine).grace_s <= GRACE_S
-
-
-@pytest.mark.parametrize("text", ["", "tomorrow", "2999-01-01T00:00:00+00:00"])
-def test_an_end_that_is_far_or_unknown_is_none_yet(metadata: Metadata, shutdown_file: Path, text: str) -> None:
-    metadata.values[END] = text
-    machine = a_machine(metadata, shutdown_file)
-    wait_for(lambda: END in metadata.asked and any(path.startswith(UPCOMING) for path in metadata.asked))
-    assert machine.notice() is None
 
 
 def test_the_shutdown_script_is_heard_where_the_metadata_are_silent(shutdown_file: Path) -> None:

@@ -80,8 +80,6 @@ class Offering:
     # The cloud keeps the request in a queue for a bounded time, and ends the machine after a fixed one. Its price is an
     # upper bound.
     queued: bool = False
-    # The machines end then, because the reservation that they are from does.
-    ends_at: datetime | None = None
     # Its machines are in this reservation, and nowhere else.
     reservation: Reservation | None = None
     # Most nodes of all jobs at this place at once, if the provider knows; beyond that jobs queue.

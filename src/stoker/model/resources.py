@@ -74,7 +74,9 @@ class Ec2Resources:
     key: str | None = file_field("key pair for SSH", default=None)
     public_ip: bool | None = file_field("give nodes a public address", default=None)
     placement_group: str | None = file_field("an existing placement group", default=None)
-    reservation: str | None = file_field("capacity reservation or block", default=None)
+    reservation: str | None = file_field(
+        "capacity reservation, `block:ID` for a capacity block, or the ARN of a group of either", default=None
+    )
     efa: bool = file_field("attach Elastic Fabric Adapters", default=False)
     overrides: dict[str, Any] = file_field("merged last into the RunInstances request", form="mapping", factory=dict)
 
@@ -159,7 +161,12 @@ class Resources:
     region: str | None = file_field("region of the cloud", default=None)
     zones: tuple[str, ...] = file_field("zones to use; any by default", form="zones", default=())
     max_price: float | None = file_field("most $/h for a node", default=None, above=0, most=MAX_PRICE)
-    disk_bytes: int | None = file_field("size of the node's disk", form="size", default=None, above=0)
+    disk_bytes: int | None = file_field(
+        "size of the node's disk; the fast disks of a machine hold its folders if they have as much",
+        form="size",
+        default=None,
+        above=0,
+    )
     image: str | None = file_field("machine image: id, name, family or alias", default=None)
     ec2: Ec2Resources | None = file_field("settings of EC2 alone", default=None)
     gce: GceResources | None = file_field("settings of Compute Engine alone", default=None)

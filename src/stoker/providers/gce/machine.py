@@ -33,10 +33,6 @@ GRACE_S = 30.0
 # The launch request asks for a longer notice, and repeats it in this attribute of the machine. `preempted` then comes
 # that much earlier.
 NOTICE_ATTRIBUTE = "stoker-preemption-notice-s"
-# The time at which the reservation ends that the machine is from, where it does.
-END_ATTRIBUTE = "stoker-reservation-ends-at"
-# The notice of that end: long enough to write a large model, and part of a time that was paid for.
-END_NOTICE_S = 600.0
 # Google offers no longer notice.
 _LONGEST_NOTICE_S = 120.0
 # Written by the shutdown script. Every boot starts without it.
@@ -77,8 +73,6 @@ class GceMachine:
         self._hint: NoticeFact | None = None
         self._maintenance = ""
         self._upcoming: tuple[str, str] | None = None
-        # In seconds since the epoch: this machine may be suspended, and wakes up closer to the end.
-        self._ends_s: float | None = None
         # None: not read yet.
         self._notice_s: float | None = None
         self._shutting_down = False
@@ -98,9 +92,6 @@ class GceMachine:
         if self._preempted is not None:
             at, deadline_s = self._preempted
             self._announce("Compute Engine: preempted", at, deadline_s)
-        if self._ends_s is not None and (left_s := self._ends_s - time.time()) <= END_NOTICE_S:
-            self._ends_s = None
-            self._announce("Compute Engine: the reservation ends", _now(), time.monotonic() + max(0.0, left_s))
         if not self._shutting_down:
             self._look_for_shutdown()
         return self._notice or self._hint
@@ -203,12 +194,8 @@ class GceMachine:
 
     def _watch_upcoming(self) -> None:
         """Poll now and then. Most machines never have an answer, so that errors are normal here."""
-        asked_end = False
         while not self._closed.is_set():
             try:
-                if not asked_end:
-                    self._ends_s = _seconds(self._metadata.get(f"instance/attributes/{END_ATTRIBUTE}"))
-                    asked_end = True
                 self._take_upcoming(self._metadata.get(_UPCOMING))
             except MetadataError as error:
                 _log.debug("%s", error)
@@ -254,14 +241,6 @@ def _notice_s(text: str | None) -> float:
     except ValueError:
         return GRACE_S
     return min(asked_s, _LONGEST_NOTICE_S) if asked_s > 0 else GRACE_S
-
-
-def _seconds(text: str | None) -> float | None:
-    """A time in seconds since the epoch; None where there is none."""
-    try:
-        return datetime.fromisoformat((text or "").strip()).timestamp()
-    except ValueError:
-        return None
 
 
 def _now() -> datetime:

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.model.errors import UserError
 from stoker.providers import packaged_data, request_overrides
 from stoker.providers.gce import labels
-from stoker.providers.gce.machine import END_ATTRIBUTE, NOTICE_ATTRIBUTE
+from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 
 _WHERE = "resources.gce.overrides"
 
@@ -41,7 +41,6 @@ _OUR_METADATA = (
     "startup-script-url",
     "shutdown-script-url",
     NOTICE_ATTRIBUTE,
-    END_ATTRIBUTE,
 )
 
 # The fields that name a disk's source.

@@ -37,7 +37,7 @@ from stoker.providers.gce import (
     startup,
     tpu,
 )
-from stoker.providers.gce.machine import END_ATTRIBUTE, NOTICE_ATTRIBUTE
+from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import ProjectRegion
 from stoker.providers.machine_types import disk_size
 
@@ -232,9 +232,6 @@ def _metadata(order: LaunchOrder, image: images.GceImage) -> list[dict[str, str]
     if order.offering.spot:
         # The metadata server does not report the length of the promised notice, so that the request repeats it here.
         items.append({"key": NOTICE_ATTRIBUTE, "value": str(_NOTICE_S)})
-    if order.offering.ends_at is not None:
-        # The metadata server does not say when a reservation ends.
-        items.append({"key": END_ATTRIBUTE, "value": order.offering.ends_at.isoformat()})
     if order.offering.gpus and image.installs_driver:
         items.append({"key": "install-nvidia-driver", "value": "True"})
     return items

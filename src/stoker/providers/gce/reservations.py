@@ -14,11 +14,10 @@ from typing import Any
 from urllib.parse import quote
 
 from stoker.model.errors import NotFound, ProviderError, UserError
-from stoker.model.offerings import Offering
+from stoker.model.offerings import Offering, Reservation
 from stoker.model.resources import Resources
 from stoker.providers.gce import catalog
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.machine import END_NOTICE_S
 from stoker.providers.gce.places import ProjectRegion
 
 FIELD = "resources.gce.reservation"
@@ -26,6 +25,8 @@ FIELD = "resources.gce.reservation"
 _NO_NAMES = ("any", "none")
 # Before the name of a reservation in calendar mode.
 _CALENDAR = "calendar:"
+# A machine of its last minutes would have to save and leave as soon as it came.
+LAST_MINUTES_S = 600.0
 # States of a future reservation that has no machines, and will have none.
 _NEVER = frozenset({"CANCELLED", "DECLINED", "FAILED"})
 
@@ -57,8 +58,7 @@ class CalendarWindow:
         """Why no machine is to be had of the reservation any more; empty where one is, or will be."""
         if self.state in _NEVER:
             return f"the future reservation of {name} is {self.state.lower()}; name another"
-        # A machine of its last minutes would have to save and leave as soon as it came.
-        over = now >= self.ends_at - timedelta(seconds=END_NOTICE_S)
+        over = now >= self.ends_at - timedelta(seconds=LAST_MINUTES_S)
         verb = "ended" if now >= self.ends_at else "ends"
         return f"{name} {verb} at {_minute(self.ends_at)}; name another" if over else ""
 
@@ -172,7 +172,7 @@ def usable_offerings(
 ) -> tuple[Offering, ...]:
     """The offerings without those that cannot use the job's reservation: each of them would be refused at launch.
 
-    All offerings where the reservation cannot be looked up. Those of a reservation in calendar mode know their end.
+    All offerings where the reservation cannot be looked up. Those of a reservation in calendar mode know its times.
     """
     name = named(resources)
     if name is None:
@@ -184,7 +184,8 @@ def usable_offerings(
     window = known_window(api, place, name)
     if window is None:
         return usable
-    return tuple(each if each.spot else replace(each, ends_at=window.ends_at) for each in usable)
+    known = Reservation(name, window.starts_at, window.ends_at, ends_machines_at=window.ends_at)
+    return tuple(each if each.spot else replace(each, reservation=known) for each in usable)
 
 
 def narrowed(offered: tuple[Offering, ...], found: Iterable[GceReservation]) -> tuple[Offering, ...]:
