@@ -13,6 +13,7 @@ from stoker.jobfile import ANSWERED, UNLIMITED, Layer, ResolvedJob, assignments,
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities, Offering
 from stoker.model.path_patterns import entries_of, is_pattern
+from stoker.model.policy import Policy
 from stoker.model.spec import Spec
 from stoker.model.submission import Submission
 from stoker.notifications import check_channels
@@ -128,9 +129,7 @@ def prepare(
     capabilities = provider.capabilities
     readable_store = None if offline and not store.is_local else store
     policy = read_policy(readable_store)
-    filled = policy_filled(policy, spec, written)
-    if isinstance(provider, SupportsSpecCheck):
-        provider.check(filled.spec)
+    filled = _checked_fill(provider, policy, spec, written)
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
     spec = localise(filled.spec, capabilities, folder, readable_store)
     spec, uploads = _plan_uploads(spec, capabilities, store.url, readable_store)
@@ -151,11 +150,7 @@ def prepare(
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
         warnings=(*_still_true(warnings, filled), *_warnings(provider, choice, packages, loopback_addresses)),
-        notes=(
-            *_policy_notes(filled, choice, readable_store),
-            *packages.notes,
-            *_disk_notes(provider, packages.spec, choice, inputs_bytes),
-        ),
+        notes=_notes(provider, filled, choice, packages, inputs_bytes, readable_store),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
         code=original.submission.code if original is not None else None,
@@ -173,6 +168,27 @@ def prepare(
     if not offline:
         preflight(provider, prepared, store)
     return prepared
+
+
+def _checked_fill(provider: Provider, policy: Policy, spec: Spec, written: Set[str] | None) -> FilledSpec:
+    """The spec with the defaults of the policy. Raises UserError for one that the provider would refuse."""
+    filled = policy_filled(policy, spec, written)
+    if isinstance(provider, SupportsSpecCheck):
+        provider.check(filled.spec)
+    return filled
+
+
+def _notes(
+    provider: Provider,
+    filled: FilledSpec,
+    choice: OfferingChoice,
+    packages: _Packages,
+    inputs_bytes: int,
+    store: Store | None,
+) -> tuple[str, ...]:
+    """The lines of the plan about the policy, packages and disks."""
+    disks = _disk_notes(provider, packages.spec, choice, inputs_bytes)
+    return (*_policy_notes(filled, choice, store), *packages.notes, *disks)
 
 
 def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
