@@ -132,8 +132,11 @@ def start(python: str, agent: Path, order: "dict[str, Any]") -> None:
         errors="replace",
     ) as program:
         assert program.stdin is not None and program.stdout is not None
-        json.dump(dict(order, python=python), program.stdin)
-        program.stdin.close()
+        try:
+            program.stdin.write(json.dumps(dict(order, python=python)))
+            program.stdin.close()
+        except BrokenPipeError:
+            pass  # It failed before it read anything; its output says why.
         for line in program.stdout:
             print(line, end="", flush=True)
             last = line.strip() or last

@@ -77,7 +77,7 @@ _ACCOUNT = re.compile(r"[0-9]{12}")
 class Ec2Image:
     """The image of a request. `name` is set if the id must be looked up first, by the image's name among its owners'.
 
-    `root` is its root device and `gib` the least size of its disk; None if only EC2 knows them.
+    `root` is its root device, and a disk of `gib` holds it; None if only EC2 knows them.
     """
 
     id: str | None

@@ -23,7 +23,7 @@ from stoker.providers.machine_types import disk_size
 _MIB_S = 125
 _IOPS = 3000
 _MIB_S_PER_IOPS = 0.25
-# Enough for the network of the largest machines to be the limit. gp3 has up to 2,000.
+# A bound for what throughput costs: gp3 has up to 2,000.
 _MOST_MIB_S = 1000
 # gp2, which gp3 replaced, was faster when it was larger: 3 IOPS for each GiB, up to 16,000, and 250 MiB/s from 334 GiB
 # on. A large gp3 volume is not to be slower than that.
