@@ -92,6 +92,13 @@ def test_all_months_of_a_quarter_are_read() -> None:
     assert _prefixes(by, datetime(2026, 4, 1, tzinfo=timezone.utc)) == ("spent/2026-04/",)
 
 
+@pytest.mark.parametrize(("period", "days"), [("day", [17]), ("week", [15, 16, 17])])
+def test_the_days_of_a_short_period_are_read(period: str, days: list[int]) -> None:
+    by = policy(f"budget: {{dollars: 1, period: {period}}}")
+    found = _prefixes(by, datetime(2026, 6, 17, 12, tzinfo=timezone.utc))
+    assert found == tuple(f"spent/2026-06/{day}/" for day in days)
+
+
 # ── Forecasts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MONTH = "name: b, budget: {dollars: 100, period: month%s}"

@@ -224,8 +224,9 @@ def test_a_save_of_rank_0_between_its_proposal_and_the_answers_is_proposed_again
     assert nodes.contents() == [{"shard0.pt": "step 2", "shard1.pt": "step 2"}]
 
 
-def test_an_agreed_save_is_committed_after_an_outage_also_if_there_is_a_newer_one(
-    tmp_path: Path, memory: MemoryStore
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_agreed_save_is_committed_after_an_outage_unless_it_was_written_over(
+    tmp_path: Path, memory: MemoryStore, in_place: bool
 ) -> None:
     broken = threading.Event()
 
@@ -239,14 +240,18 @@ def test_an_agreed_save_is_committed_after_an_outage_also_if_there_is_a_newer_on
     nodes.ranks[0].store = Broken(memory, lambda _source: None)  # type: ignore[assignment]
     nodes.ranks[0].begin()
     broken.set()
-    nodes.save(1, "epoch_1")
+    folders = ("", "") if in_place else ("epoch_1", "epoch_2")
+    nodes.save(1, folders[0])
     nodes.tick(20)
-    nodes.save(2, "epoch_2")
+    nodes.save(2, folders[1])
     nodes.tick(1)
     broken.clear()
     nodes.tick(120)
-    first = {"epoch_1/shard0.pt": "step 1", "epoch_1/shard1.pt": "step 1"}
-    assert nodes.contents()[0] == first and len(nodes.contents()) == 2
+    if in_place:
+        assert nodes.contents() == [{"shard0.pt": "step 2", "shard1.pt": "step 2"}]
+    else:
+        first = {"epoch_1/shard0.pt": "step 1", "epoch_1/shard1.pt": "step 1"}
+        assert nodes.contents()[0] == first and len(nodes.contents()) == 2
 
 
 def test_saves_of_different_numbers_are_never_one_checkpoint(tmp_path: Path, memory: MemoryStore) -> None:

@@ -153,6 +153,20 @@ def test_following_a_log_that_does_not_grow_is_one_call_for_an_object() -> None:
     assert calls == [f"head {keys.log_chunk(folder(NODE), 0)}"]
 
 
+def test_a_later_boot_is_read_by_few_lists_however_many_chunks_it_has() -> None:
+    lists = {}
+    for chunks in (5, 50):
+        store = PlainStore(is_local=False)
+        put_log(store, NODE, (1, b"one\n"))
+        for chunk in range(chunks):
+            put_log(store, NODE, (2, b"two\n"), boot=1, chunk=chunk)
+        calls: list[str] = []
+        store.list = lambda prefix, found=store.list, calls=calls: calls.append(prefix) or found(prefix)  # type: ignore[method-assign, func-returns-value, misc]
+        assert len(list(NodeCursor(store, JOB, NODE).lines())) > 1
+        lists[chunks] = len(calls)
+    assert lists[5] == lists[50]
+
+
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 printed = st.lists(

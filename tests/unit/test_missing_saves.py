@@ -110,6 +110,7 @@ def test_what_was_lost_or_killed_without_a_checkpoint_says_so_too() -> None:
         (("out/ckpt.pt",), "out"),
         (("out/checkpoint-500/", "out/checkpoint-1000/"), "out"),
         (("runs/a/x.pt", "runs/b/y.pt"), "runs"),
+        (("out/models/x.pt", "out/models/y.pt"), "out/models"),
         (("lightning_logs/version_0/checkpoints/epoch=1-step=20.ckpt",), "lightning_logs"),
         (("outputs/2026-11-18/04-02-11/last.ckpt",), "outputs"),
         (("model.pt",), '"model.pt"'),

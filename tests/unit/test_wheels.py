@@ -161,6 +161,15 @@ def test_locks(kind: str, index: Running, code: Path) -> None:
         gather_wheels(code, read_requirements.read(code, kind), [X86])
 
 
+def test_a_part_of_the_code_in_a_lock_is_passed_over() -> None:
+    """A pylock lists the project itself without a version."""
+    digest = "0" * 64
+    wheel = {"name": ALPHA.filename, "url": f"https://index/{ALPHA.filename}", "hashes": {"sha256": digest}}
+    own = {"name": "p", "directory": {"path": "."}}
+    lock = {"packages": [own, {"name": "alpha", "version": "1.0", "wheels": [wheel]}]}
+    assert "".join(wheels._locked_lines(lock)) == f"alpha==1.0 --hash=sha256:{digest}\n"
+
+
 def test_a_download_that_breaks_off_is_no_wheel(tmp_path: Path) -> None:
     """An index that states no digest would give half of a wheel."""
 

@@ -238,6 +238,16 @@ def test_a_training_that_failed_may_have_left_out_files_of_its_save(alone: bool)
     assert scene.held(files(s__a=2)) == {}, "with success it meant to save no more"
 
 
+def test_a_file_that_is_shown_to_be_whole_speaks_for_no_other() -> None:
+    died = TrainingEnd("died")
+    scene = Scene({}).knows("a.pt", "b.pt")
+    scene.checks["a.pt"] = FormatCheck("whole")
+    assert scene.held(files(a=2, b=2), died) == {"": "it was written just before the training ended"}
+    scene = Scene({}).knows("a.pt", "b.pt")
+    scene.checks |= {"a.pt": FormatCheck("whole"), "b.pt": FormatCheck("whole")}
+    assert scene.held(files(a=2, b=2), died) == {}
+
+
 def test_a_folder_that_was_being_removed_at_the_end_is_held_back_and_one_that_lies_still_is_not() -> None:
     scene = Scene(files(step_1__a=1, step_1__b=1, step_2__a=1)).knows("step_0/a.pt", "step_0/b.pt")
     died = TrainingEnd("died")
