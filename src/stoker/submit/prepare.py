@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from stoker.core.policy_defaults import LIMITS, FilledSpec
+from stoker.governor.price_keeper import bring_prices
 from stoker.jobfile import ANSWERED, UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.path_patterns import entries_of, is_pattern
+from stoker.model.policy import Policy
 from stoker.model.spec import Spec
 from stoker.model.submission import Submission
 from stoker.notifications import check_channels
@@ -112,7 +114,7 @@ def prepare(
     provider = connect(spec, store, offline=offline)
     capabilities = provider.capabilities
     readable_store = None if offline and not store.is_local else store
-    policy = read_policy(readable_store)
+    policy, prices = _read_policy_and_prices(readable_store, spec.resources.provider)
     filled = policy_filled(policy, spec, written)
     if isinstance(provider, SupportsSpecCheck):
         provider.check(filled.spec)
@@ -134,7 +136,7 @@ def prepare(
         capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
-        warnings=(*_still_true(warnings, filled), *_warnings(provider, choice, packages, loopback_addresses)),
+        warnings=(*_still_true(warnings, filled), *prices, *_warnings(provider, choice, packages, loopback_addresses)),
         notes=(*_policy_notes(filled, choice, readable_store), *packages.notes),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
@@ -152,6 +154,11 @@ def prepare(
     if not offline:
         preflight(provider, prepared, store)
     return prepared
+
+
+def _read_policy_and_prices(store: Store | None, provider: str) -> tuple[Policy, tuple[str, ...]]:
+    """Read the policy, and bring the store's newer price tables here. Returns a warning about unusable tables."""
+    return read_policy(store), bring_prices(store, provider) if store is not None else ()
 
 
 def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:
