@@ -111,17 +111,18 @@ def report(step: object = None, **metrics: object) -> None:
     number = _number(step)
     if number is not None and number == number and abs(number) < 2**53:
         head["step"] = int(number)
-    values = {name: value for name, raw in metrics.items() if (value := _number(raw)) is not None}
+    numbers = {name: _number(raw) for name, raw in metrics.items()}
+    values = {name: value for name, value in numbers.items() if value is not None}
     secrets = [os.environ.get(name) for name in os.environ.get("STOKER_SECRETS", "").split(",")]
     if any(secrets):
         values = {name: value for name, value in values.items() if not any(one and one in name for one in secrets)}
     import json
 
-    line = json.dumps(head | values)
+    line = json.dumps({**head, **values})
     if len(line) <= _LINE_BYTES or len(values) < 2:
         lines = [line]
     else:
-        lines = [json.dumps(head | {name: value}) for name, value in values.items()]
+        lines = [json.dumps({**head, name: value}) for name, value in values.items()]
     for line in lines:
         _append(os.path.join(channel, "metrics.jsonl"), line.encode() + b"\n")
 
@@ -368,8 +369,8 @@ def checkpoint(name: str, *, step: int | None = None, sharded: bool = False, wri
     from stoker.agent.checkpoints.save_protocol import Save
 
     interrupted()
-    channel = Path(text) if (text := _channel()) else None
-    save = Save(name, checkpoint_dir(), channel, step=step, sharded=sharded, writers=writers)
+    channel = _channel()
+    save = Save(name, checkpoint_dir(), Path(channel) if channel else None, step=step, sharded=sharded, writers=writers)
     save.after_request = _wait_after_notice
     return save
 

@@ -70,7 +70,7 @@ def said(life: AttemptContext) -> str:
 
 def test_the_code_is_there_before_the_set_up_and_the_set_up_before_the_training(world: AgentWorld) -> None:
     write(world.root / "source" / "hello.txt", "packed\n")
-    packed = pack(world.root / "source")
+    packed = pack(world.root / "source", into=world.root)
     world.store.put(keys.code(keys.shared_name(packed.digest, 1)), packed.path.read_bytes())
     spec = Spec(name="job", run=("sh", "-c", "cat made.txt"), setup="cp hello.txt made.txt")
     submission = Submission(JOB, spec, "test", code=Code(packed.digest, 1, 1, generation=1))

@@ -93,10 +93,10 @@ def test_a_python_tells_of_itself() -> None:
         (0, "", None, "python does not run on this machine: it printed nothing"),
         (
             0,
-            tells(replace(BASE, version="3.6.15")),
+            tells(replace(BASE, version="3.5.10")),
             None,
             (
-                "/opt/bin/python3.12 is Python 3.6.15, and packages need 3.7 or newer; name another one, "
+                "/opt/bin/python3.12 is Python 3.5.10, and packages need 3.6 or newer; name another one, "
                 "or choose another image"
             ),
         ),
@@ -109,7 +109,7 @@ def test_what_cannot_be_used_is_told(code: int, text: str, wanted: str | None, t
 
 
 def test_the_oldest_that_will_do() -> None:
-    assert look(Steps(tells(replace(BASE, version="3.7.0")))).version == "3.7.0"
+    assert look(Steps(tells(replace(BASE, version="3.6.8")))).version == "3.6.8"
 
 
 def test_python_means_the_one_that_was_chosen(tmp_path: Path) -> None:

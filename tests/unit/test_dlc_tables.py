@@ -44,6 +44,11 @@ ISO = "886529160074.dkr.ecr.us-iso-east-1.c2s.ic.gov"
             "dlc/pytorch:2.8-py312@ap-southeast-6",
             "633930458069.dkr.ecr.ap-southeast-6.amazonaws.com/pytorch-training:2.8-gpu-py312",
         ),
+        # Of AWS's page about regions: the SDK's 2.257.7 lacks it.
+        (
+            "dlc/pytorch:2.8-py312@me-west-1",
+            "124382933778.dkr.ecr.me-west-1.amazonaws.com/pytorch-training:2.8-gpu-py312",
+        ),
         (
             "dlc/pytorch:2.5-py311@us-isof-south-1",
             "454834333376.dkr.ecr.us-isof-south-1.csp.hci.ic.gov/pytorch-training:2.5-gpu-py311",
@@ -77,6 +82,13 @@ def test_every_alias_of_the_table_has_its_own_tag() -> None:
         assert dlc_images.problem(alias) is None
         seen.add(dlc_images.resolve(alias, "us-east-1"))
     assert len(seen) == len(dlc_tables.HUGGINGFACE) and dlc_tables.DATE and dlc_tables.SOURCE
+
+
+@pytest.mark.parametrize("region", ["eusc-de-east-1", "us-iso-west-1", "us-isob-west-1", "eu-isoe-west-1"])
+def test_regions_of_which_aws_names_no_account_are_told(region: str) -> None:
+    """https://aws.github.io/deep-learning-containers/reference/region_availability/ names none, nor does the SDK."""
+    told = dlc_images.problem(f"dlc/pytorch:2.5-py311@{region}") or ""
+    assert f"in {region!r} is not known" in told and "give the image in full" in told
 
 
 def test_a_region_without_an_account_is_told_before_a_launch() -> None:

@@ -11,7 +11,7 @@ from external_world import HOUR_S, REGION, World, events
 from stoker.external_jobs.clone_chain import RuleWarning
 from stoker.governor.budget_tracker import BudgetTracker
 from stoker.governor.cost_ledger import read_daily_costs
-from stoker.governor.external_costs import read_expenses
+from stoker.governor.external_costs import expenses_of, read_rows
 from stoker.governor.observe import Memory
 from stoker.model.errors import StoreDenied
 from stoker.model.observed import Known
@@ -65,7 +65,7 @@ def test_what_has_left_the_list_still_counts() -> None:
     world.account.jobs.enter(world.account.job(), "Completed")
     world.wake()
     external_job_index.write(world.store, REGION, {}, world.account.clock.now())
-    assert read_expenses(world.store, rules_of(world)) == [] and spent(world) == (20.0, ())
+    assert expenses_of(read_rows(world.store, rules_of(world))) == [] and spent(world) == (20.0, ())
 
 
 def test_costs_tells_of_those_that_are_over() -> None:
@@ -82,7 +82,7 @@ def test_days_have_their_share() -> None:
     world = World(BUDGET)
     world.account.start(training_s=24 * HOUR_S, **SPOTLESS)
     world.wake()
-    days = {each.day.day: round(each.dollars, 6) for each in read_expenses(world.store, rules_of(world))}
+    days = {each.day.day: round(each.dollars, 6) for each in expenses_of(read_rows(world.store, rules_of(world)))}
     assert days == {2: 300.0, 3: 180.0}
 
 
@@ -154,4 +154,4 @@ def test_what_stoker_itself_started_is_counted_as_a_job() -> None:
     rows = external_job_index.read(world.store, REGION).rows
     ours = {name: replace(row, own=True) for name, row in rows.items()}
     external_job_index.write(world.store, REGION, ours, world.account.clock.now())
-    assert read_expenses(world.store, rules_of(world)) == []
+    assert expenses_of(read_rows(world.store, rules_of(world))) == []

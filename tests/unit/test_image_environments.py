@@ -112,8 +112,8 @@ def test_a_persons_own_conda_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) 
 # ── Any Python of an image ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_a_python_is_asked_runs_under_python_3_7() -> None:
-    tree = ast.parse(python_module._ASK, feature_version=(3, 7))
+def test_what_a_python_is_asked_runs_under_python_3_6() -> None:
+    tree = ast.parse(python_module._ASK, feature_version=(3, 6))
     assert "importlib.metadata" not in {ast.unparse(each) for each in ast.walk(tree) if isinstance(each, ast.expr)}
     imported = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
     assert imported <= {"configparser", "glob", "importlib.util", "json", "os", "platform", "site", "sys", "sysconfig"}

@@ -108,17 +108,24 @@ def test_the_python_of_an_image_is_in_its_tag(name: str, python: tuple[int, int]
     assert dlc_images.python_of(name) == python
 
 
+TOO_OLD = "1.dkr.ecr.us-east-1.amazonaws.com/own-training:1.0-gpu-py35"
+
+
+@pytest.mark.parametrize("name", ["dlc/tensorflow:1.15.5-py37", "dlc/pytorch:1.5.0-py36", "dlc/pytorch:1.13.1-py39"])
+def test_packages_are_installed_for_every_python_that_an_image_has(place: Path, name: str) -> None:
+    """As the agent does: https://docs.astral.sh/uv/reference/policies/python/ has 3.6 as the oldest."""
+    (place / "requirements.txt").write_text("six\n")
+    check_packages(Job(run="python train.py", environment={"container": {"image": name}}).spec(), place)
+
+
 def test_packages_for_a_python_that_is_too_old_are_told_at_submission(place: Path) -> None:
-    old = Job(run="python train.py", environment={"container": {"image": "dlc/tensorflow:1.15.5-py37"}})
+    old = Job(run="python train.py", environment={"container": {"image": TOO_OLD}})
     check_packages(old.spec(), place)
     (place / "requirements.txt").write_text("six\n")
     with pytest.raises(BadArgument, match=r"^framework_version: packages, as in requirements\.txt, are installed"):
         check_packages(old.spec(), place)
-    without = {"container": {"image": "dlc/tensorflow:1.15.5-py37"}, "requirements": "none"}
+    without = {"container": {"image": TOO_OLD}, "requirements": "none"}
     check_packages(Job(run="python train.py", environment=without).spec(), place)
-    check_packages(
-        Job(run="python train.py", environment={"container": {"image": "dlc/pytorch:1.13.1-py39"}}).spec(), place
-    )
 
 
 @pytest.mark.parametrize("python", ["3.9", "3.12"])

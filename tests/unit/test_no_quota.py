@@ -150,8 +150,8 @@ def test_it_is_said_before_anything_is_written_and_a_dry_run_asks_nobody(
     spec = Spec(name="job", run="true", nodes=2, resources=Resources())
     store = open_store(str(tmp_path / "store"))
     if offline:
-        prepare.prepare(spec, store, folder=tmp_path / "code", offline=True)
-        return
+        with prepare.prepare(spec, store, folder=tmp_path / "code", offline=True):
+            return
     with pytest.raises(UserError, match="none of these"):
         prepare.prepare(spec, store, folder=tmp_path / "code")
     assert not (tmp_path / "store").exists()

@@ -290,6 +290,21 @@ def test_what_cannot_be_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(into.iterdir()) == [], "nothing is left behind"
 
 
+def test_an_interruption_after_the_files_were_listed_leaves_no_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "code/a.py")
+    (tmp_path / "into").mkdir()
+
+    def interrupted(*_any: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(packing, "revision", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pack(tmp_path / "code", into=tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
 def test_large_code_is_warned_about_by_its_largest_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "WARN_ABOVE_BYTES", 5_000_000)
     put(tmp_path / "a.py", "x")

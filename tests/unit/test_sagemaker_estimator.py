@@ -18,7 +18,7 @@ from stoker.model.command_line import command_argv
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.sagemaker import Estimator, HuggingFace, PyTorch, TensorFlow, TrainingInput, s3_input
+from stoker.sagemaker import Estimator, PyTorch, TensorFlow, TrainingInput, s3_input
 from stoker.sagemaker.arguments import ARGUMENTS, BadArgument
 from stoker.sagemaker.code_folder import code_folder
 from stoker.sagemaker.estimator import EstimatorBase
@@ -106,6 +106,7 @@ HONOURED: dict[str, tuple[Any, str]] = {
     "container_log_level": (10, "params"),
     "distribution": ({"torch_distributed": {"enabled": True}}, "run"),
     "requirements_file": ("needed.txt", "environment"),
+    "transformers_version": ("4.49", "environment"),
     "instance_type": ("ml.g5.xlarge", "resources"),
     "instance_count": (2, "nodes"),
     "volume_size": (100, "resources"),
@@ -292,16 +293,6 @@ def test_tensorflow_gets_a_model_dir_unless_it_wants_none() -> None:
     assert spec_of(TensorFlow(**usual)).params == {"model_dir": "/opt/ml/model"}
     assert spec_of(TensorFlow(**usual, model_dir="s3://b/m")).params == {"model_dir": "s3://b/m"}
     assert spec_of(TensorFlow(**usual, model_dir=False)).params == {}
-
-
-def test_hugging_face_is_on_pytorch_or_tensorflow() -> None:
-    usual = {"entry_point": "train.py", "source_dir": "src", "instance_type": "ml.g5.xlarge", "py_version": "py311"}
-    estimator = HuggingFace(**usual, pytorch_version="2.5", transformers_version="4.49")
-    assert estimator.job()["environment"]["container"] == {"image": "dlc/pytorch:2.5-py311"}
-    assert any(line.startswith("transformers_version: not honoured: ") for line in told(estimator))
-    other = HuggingFace(**usual, tensorflow_version="2.18")
-    assert other.job()["environment"]["container"] == {"image": "dlc/tensorflow:2.18-py311"}
-    assert estimator.framework == "pytorch"
 
 
 # ── Where ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -147,7 +147,7 @@ def with_code(world: AgentWorld, generation: int = 1) -> tuple[JobState, Submiss
     """A job with code in the store."""
     (world.root / "source").mkdir()
     (world.root / "source" / "train.py").write_text("print(1)")
-    packed = pack(world.root / "source")
+    packed = pack(world.root / "source", into=world.root)
     name = keys.shared_name(packed.digest, generation)
     world.store.put(keys.code(name), packed.path.read_bytes())
     submission = replace(a_submission(), code=Code(packed.digest, 1, 1, generation=generation))
@@ -180,7 +180,7 @@ def test_code_is_checked_against_the_log(world: AgentWorld) -> None:
     state, submission = with_code(world)
     key = keys.code(state.code_digest or "")
     (world.root / "source" / "train.py").write_text("print(2)")
-    world.store.put(key, pack(world.root / "source").path.read_bytes())
+    world.store.put(key, pack(world.root / "source", into=world.root).path.read_bytes())
     with pytest.raises(CodecError, match="expected digest"):
         fetch_code.fetch_code(world.store, state, submission, world.node(world.claim()).paths)
 

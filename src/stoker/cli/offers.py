@@ -45,10 +45,11 @@ def command(
     """
     from datetime import datetime, timezone
 
-    from stoker.cli.format import print_json, say, table, to_json
+    from stoker.cli.format import print_json, say, table, to_json, warn
     from stoker.core.acceptable_offerings import acceptable
     from stoker.core.market import by_expected_cost
     from stoker.governor.market_records import MarketReader
+    from stoker.governor.price_keeper import bring_prices
     from stoker.jobfile import find_job_file, job_layers, layer_of, resolve, shared_layers
     from stoker.model.errors import UserError
     from stoker.providers import registry
@@ -62,6 +63,8 @@ def command(
     own = job_layers(job_file or find_job_file(), sets, flags)
     layers = (layer_of({"run": "true"}, "offers"), *shared_layers(store), *own)
     spec = resolve(layers, registry.capabilities).spec
+    for line in bring_prices(store, spec.resources.provider):
+        warn(line)
     connected = connect(spec, store)
     offered = connected.offerings(spec.resources)
     limits = policy_limits(policy, spec)

@@ -134,10 +134,12 @@ def history(as_json: bool) -> None:
 def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Test a job file against the policy, without submitting it. Exits with 1 if the policy refuses the job.
 
-    No cloud is asked: the machines are those of the tables that come with Stoker.
+    No cloud is asked: the machines and prices are those of the tables that come with Stoker, and of newer ones of
+    `stoker prices --refresh`.
     """
-    from stoker.cli.format import print_json, say
+    from stoker.cli.format import print_json, say, warn
     from stoker.cli.policy_verdict import judge_job
+    from stoker.governor.price_keeper import bring_prices
 
     store = opened_store()
     if policy_file is not None:
@@ -148,7 +150,10 @@ def test(job_file: Path | None, policy_file: str | None, sets: tuple[str, ...], 
         policy = versions.current_policy(store)
     for line in _warnings_of_names(policy):
         say(line)
-    found = judge_job(policy, store, _resolved(store, job_file, sets))
+    resolved = _resolved(store, job_file, sets)
+    for line in bring_prices(store, resolved.spec.resources.provider):
+        warn(line)
+    found = judge_job(policy, store, resolved)
     if as_json:
         print_json(found.to_json())
     else:

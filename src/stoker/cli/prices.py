@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.options import json_option, provider_option
+from stoker.cli.options import json_option, opened_store, provider_option, store_option
 
 if TYPE_CHECKING:
     from stoker.providers.price_book import PricesModule, RegionPrices
+    from stoker.store.base import Store
 
 # The most prices of a region without --json.
 _SHOWN = 20
@@ -21,19 +22,45 @@ _SHOWN = 20
 @click.command("prices")
 @provider_option("The provider whose prices to show. [default: all with a price table]")
 @click.option("--region", "regions", metavar="R", multiple=True, help="Only this region; may be repeated.")
-@click.option("--refresh", is_flag=True, help="Fetch the provider's price list, and store it on this computer.")
+@click.option("--refresh", is_flag=True, help="Fetch the provider's price list, and keep it here and in the store.")
 @json_option
+@store_option
 def command(provider: str | None, regions: tuple[str, ...], refresh: bool, as_json: bool) -> None:
     """Show the price tables, with their sources and dates.
 
     On-demand prices come from these tables. So do spot prices on Compute Engine; on EC2 they are fetched when they are
     needed. `--refresh` needs credentials: for pricing:GetProducts on AWS, for the billing catalog on Google. Without
-    --provider it refreshes every provider whose extras are installed.
+    --provider it refreshes every provider whose extras are installed. The tables are kept on this computer and, where
+    --store or STOKER_STORE names a store that you may write prices to, there, for all its users and governors.
     """
+    store = _named_store()
+    if store is not None:
+        _bring(store)
     tables = _tables(provider, regions, refresh)
     if refresh:
-        _refresh(tables, regions)
+        _refresh(tables, regions, store)
     _show(tables, regions, as_json)
+
+
+def _named_store() -> Store | None:
+    """The store that the command line or STOKER_STORE names; None for the default one, which is on this computer."""
+    from stoker.store.home import is_unnamed_store
+
+    store = opened_store()
+    return None if is_unnamed_store(store.url) else store
+
+
+def _bring(store: Store) -> None:
+    """Bring the store's newer tables here. A store that does not give them is only reported."""
+    from stoker.cli.format import warn
+    from stoker.governor.price_keeper import PriceKeeper
+    from stoker.model.errors import StoreError
+
+    try:
+        for what, why in PriceKeeper(store).read().items():
+            warn(f"{what} in {store.url}: {why}")
+    except StoreError as error:
+        warn(f"prices in {store.url}: {error}")
 
 
 def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> dict[str, PricesModule]:
@@ -61,8 +88,9 @@ def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> di
     return {name: table for name, table in found.items() if not regions or wanted & table.tables().keys()}
 
 
-def _refresh(tables: Mapping[str, PricesModule], regions: tuple[str, ...]) -> None:
-    """Refresh each table. Of several, those whose extras are missing are skipped, and a failure is a warning.
+def _refresh(tables: Mapping[str, PricesModule], regions: tuple[str, ...], store: Store | None) -> None:
+    """Refresh each table, and publish it in the store. Of several tables, those whose extras are missing are skipped,
+    and a failure is a warning.
 
     Raises an error with all reasons, in one line, where every table failed.
     """
@@ -78,7 +106,8 @@ def _refresh(tables: Mapping[str, PricesModule], regions: tuple[str, ...]) -> No
             failed[name] = error
             continue
         total = counted(sum(brought.counts.values()), "price")
-        say(f"{total} for {counted(len(brought.counts), 'region')} kept in {brought.path}")
+        where = "" if store is None else _published(store, name, table)
+        say(f"{total} for {counted(len(brought.counts), 'region')} kept in {brought.path}{where}")
     if len(failed) == len(tables) == 1:
         raise next(iter(failed.values()))
     if len(failed) == len(tables):
@@ -87,6 +116,19 @@ def _refresh(tables: Mapping[str, PricesModule], regions: tuple[str, ...]) -> No
     for name, why in failed.items():
         if not isinstance(why, NotInstalled):
             warn(f"{name} is not refreshed: {why}")
+
+
+def _published(store: Store, name: str, table: PricesModule) -> str:
+    """Publish a refreshed table in the store, and say so, or why it is not there."""
+    from stoker.governor.price_keeper import publish
+    from stoker.model import keys
+    from stoker.model.errors import StoreError
+
+    try:
+        publish(store, name, table)
+    except StoreError as error:
+        return f", and not in {store.url}: {error}"
+    return f" and in {store.url.rstrip('/')}/{keys.prices(name)}"
 
 
 def _show(tables: Mapping[str, PricesModule], regions: tuple[str, ...], as_json: bool) -> None:

@@ -16,11 +16,6 @@ from stoker.store.base import Store
 from stoker.store.external_job_index import ExternalJobRow
 
 
-def read_expenses(store: Store, policy: Policy) -> list[Expense]:
-    """The expenses of all external jobs in the index of the governed regions. Raises StoreError."""
-    return expenses_of(read_rows(store, policy))
-
-
 def read_rows(store: Store, policy: Policy) -> list[ExternalJobRow]:
     """The external jobs in the index of the governed regions. Raises StoreError."""
     regions = policy.sagemaker.regions if policy.sagemaker is not None else ()

@@ -30,6 +30,7 @@ from stoker.governor.observe import (
 )
 from stoker.governor.pass_notifier import PassNotifier
 from stoker.governor.pass_record import governor_name, record_pass
+from stoker.governor.price_keeper import PriceKeeper
 from stoker.model.errors import StokerError, StoreError, describe_error
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
@@ -225,9 +226,12 @@ class Governor:
     ) -> None:
         """Make passes until `until` returns true. Wakes at once for a notice or an exit on this computer."""
         self.notifier.patience_s = LOOP_WAIT_S
+        prices = PriceKeeper(self.store, self.monotonic)
         while True:
             try:
+                problems = prices.read()
                 done = self.run_pass()
+                done = replace(done, problems=problems | done.problems)
             except StokerError as error:
                 # Without the store nothing can be decided. Machines enforce their limits themselves meanwhile.
                 if on_error is not None:

@@ -1,5 +1,8 @@
-"""Keep the price tables of a store: governors without a home of their own read them there, and refresh them where their
-role allows. Limits on cost and budgets hold only for known prices. No failure here harms a job.
+"""Keep the price tables of a store: governors and people read them there, and refresh them where their role allows.
+Limits on cost and budgets hold only for known prices. No failure here harms a job.
+
+The newest table of each region counts, on every computer: a table says its date. So tables may be brought and published
+in any order.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from stoker.model import keys
-from stoker.model.errors import StokerError, StoreUnavailable, UserError
+from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable, UserError
 from stoker.providers import registry
 from stoker.providers.price_book import PricesModule
 from stoker.store.base import Store
@@ -46,18 +49,22 @@ class PriceKeeper:
         """
         if self._read_at_s is not None and self._monotonic() - self._read_at_s < _READ_EVERY_S:
             return {}
-        self._read_at_s = self._monotonic()
+        read_at_s = self._monotonic()
         problems: dict[str, str] = {}
-        stored = {meta.key for meta in self._store.list(keys.PRICES)}
+        try:
+            stored = {meta.key for meta in self._store.list(keys.PRICES)}
+        except StoreDenied as error:
+            stored, problems = set(), {"prices": str(error)}
         for name, module in _modules() if stored else ():
             try:
-                found = self._store.get(keys.prices(name), limit=_LIMIT_BYTES) if keys.prices(name) in stored else None
-                if found is not None:
-                    module.BOOK.keep(found.data.decode())
+                if keys.prices(name) in stored:
+                    _bring(self._store, name, module)
             except StoreUnavailable:
                 raise
             except (StokerError, ValueError) as error:
                 problems[f"prices of {name}"] = str(error)
+        # Not before: a call that the store did not answer is repeated.
+        self._read_at_s = read_at_s
         return problems
 
     def refresh(self, places: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -95,9 +102,35 @@ class PriceKeeper:
         return tried_at_s is None or self._monotonic() - tried_at_s >= _RETRY_S
 
 
+def bring_prices(store: Store, provider: str) -> tuple[str, ...]:
+    """Bring the store's newer tables of a provider into this computer's home. Returns a warning where they cannot be
+    used; none for a provider without tables. Raises StoreUnavailable."""
+    try:
+        module = registry.prices(provider)
+    except UserError:
+        return ()
+    try:
+        _bring(store, provider, module)
+    except StoreUnavailable:
+        raise
+    except (StokerError, ValueError) as error:
+        return (f"the store's prices of {provider} are not used: {error}",)
+    return ()
+
+
 def publish(store: Store, name: str, module: PricesModule) -> None:
-    """Put the refreshed tables of a provider into the store, for all its governors. Raises StoreError."""
+    """Put the refreshed tables of a provider into the store, for all its governors and users. Newer tables of the store
+    are kept, here and there. Raises StoreError."""
+    with suppress(ValueError):  # A damaged table is replaced.
+        _bring(store, name, module)
     store.put(keys.prices(name), module.BOOK.render(module.BOOK.refreshed_tables()).encode())
+
+
+def _bring(store: Store, name: str, module: PricesModule) -> None:
+    """Raises StoreError, ValueError for a damaged table, and UserError for a home that is not writable."""
+    found = store.get(keys.prices(name), limit=_LIMIT_BYTES)
+    if found is not None:
+        module.BOOK.keep(found.data.decode())
 
 
 def _modules() -> list[tuple[str, PricesModule]]:

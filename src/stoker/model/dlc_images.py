@@ -3,8 +3,9 @@
 Hugging Face's name the version of transformers too: `dlc/huggingface-pytorch:2.5.1-transformers4.49.0-py311`. Without
 it, the newest of that framework and Python is meant.
 
-Accounts, and the tags of Hugging Face's images, are in `dlc_tables`, which `scripts/write_dlc_tables.py` writes. Tags
-of the others are the short ones that every release lists: https://github.com/aws/deep-learning-containers/releases.
+Accounts, Pythons, and the tags of Hugging Face's images are in `dlc_tables`, written by `scripts/write_dlc_tables.py`;
+other images are taken as they are written. Tags of the other frameworks are the short ones that every release lists:
+https://github.com/aws/deep-learning-containers/releases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stoker.model.dlc_tables import ACCOUNTS, DATE, HUGGINGFACE
+from stoker.model.dlc_tables import ACCOUNTS, DATE, HUGGINGFACE, PYTHONS
 
 # The oldest Python that Stoker's agent runs in. The training runs in any.
 OLDEST_AGENT_PYTHON = (3, 10)
@@ -22,23 +23,6 @@ PREFIX = "dlc/"
 DEFAULT_REGION = "us-east-1"
 FRAMEWORKS = ("pytorch", "tensorflow", "huggingface-pytorch", "huggingface-tensorflow")
 
-# The Pythons of each image for training, oldest first, from the same files of the SDK 2.257.7 (October 2026). `py3` is
-# the name of 3.6 and 3.7 in images of before 2020. Newer images than these are taken as they are written.
-_PYTHONS = {
-    "pytorch": """
-1.2.0 py2 py3; 1.3.1 py2 py3; 1.4.0 py2 py3 py36; 1.5.0 py3 py36; 1.6.0 py3 py36; 1.7.1 py3 py36; 1.8.0 py3 py36;
-1.8.1 py3 py36; 1.9.0 py38; 1.9.1 py38; 1.10.0 py38; 1.10.2 py38; 1.11.0 py38; 1.12.0 py38; 1.12.1 py38; 1.13.1 py39;
-2.0.0 py310; 2.0.1 py310; 2.1.0 py310; 2.2.0 py310; 2.3.0 py311; 2.4.0 py311; 2.5.1 py311; 2.6.0 py312; 2.7.1 py312;
-2.8.0 py312
-""",
-    "tensorflow": """
-1.13.1 py3; 1.14.0 py2 py3; 1.15.0 py2 py3; 1.15.2 py2 py3 py37; 1.15.3 py2 py3 py37; 1.15.4 py3 py36 py37;
-1.15.5 py3 py36 py37; 2.0.0 py2 py3; 2.0.1 py2 py3; 2.0.2 py2 py3; 2.0.3 py3 py36; 2.0.4 py3 py36; 2.1.0 py2 py3;
-2.1.1 py2 py3; 2.1.2 py3 py36; 2.1.3 py3 py36; 2.2.0 py37; 2.2.1 py37; 2.2.2 py37; 2.3.0 py37; 2.3.1 py37; 2.3.2 py37;
-2.4.1 py37; 2.4.3 py37; 2.5.0 py37; 2.5.1 py37; 2.6.0 py38; 2.6.2 py38; 2.6.3 py38; 2.7.1 py38; 2.8.0 py39; 2.9.2 py39;
-2.10.1 py39; 2.11.0 py39; 2.12.0 py310; 2.13.0 py310; 2.14.1 py310; 2.16.2 py310; 2.18.0 py310; 2.19.0 py312
-""",
-}
 # In the tag of an image, such as `1.13.1-gpu-py39-cu117-ubuntu20.04-sagemaker`.
 _TAGGED = re.compile(r":(?:.*-)?py3(\d{1,2})(?:-.*)?(?:@[a-z0-9:-]+)?")
 
@@ -142,10 +126,8 @@ def python_of(image: str) -> tuple[int, int] | None:
 
 
 def _images(framework: str) -> Iterator[FrameworkImage]:
-    for row in _PYTHONS.get(framework, "").split(";"):
-        version, *pythons = row.split() or [""]
-        if version:
-            yield FrameworkImage(version, tuple(pythons))
+    for version, pythons in PYTHONS.get(framework, {}).items():
+        yield FrameworkImage(version, pythons)
 
 
 def _minor(python: str) -> int:

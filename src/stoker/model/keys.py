@@ -40,7 +40,7 @@
         <job>.<claim>.<fate>.<machine-minutes>        governors, create-only, empty: how machines ended
         <ten minutes>.dry                             the same: no capacity
     places/<provider>/<region>                        governors: machines were launched there once
-    prices/<provider>.json                            governors: newer price tables than the packaged ones
+    prices/<provider>.json                            governors, persons: newer price tables than the packaged ones
     probes/…                                          deleted at once: written to learn the store's time
     check/…                                           deleted at once: written to learn that the store can be written
     governors/<id>.json                               each governor's last pass, and the store's clock

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from stoker.model.errors import WrongKeyword
 
-F = TypeVar("F", bound=Callable[..., object])
+F = TypeVar("F", bound="Callable[..., object]")
 
 
 def checks_keywords(function: F) -> F:

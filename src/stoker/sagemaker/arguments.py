@@ -89,7 +89,10 @@ ARGUMENTS = (
     _named("enable_infra_check", "a machine that does not come up is replaced"),
     _named("enable_remote_debug", "`stoker ssh` needs no permission"),
     _named("enable_session_tag_chaining", "there is no session of a role"),
-    _named("transformers_version", "the image is PyTorch's or TensorFlow's; put transformers into requirements.txt"),
+    _honoured(
+        "transformers_version",
+        "on EC2 with GPUs Hugging Face's container, `dlc/huggingface-pytorch:VERSION-transformersVERSION-PYTHON`",
+    ),
     _honoured("pytorch_version", "as `framework_version`"),
     _honoured("tensorflow_version", "as `framework_version`"),
     # Inputs and outputs

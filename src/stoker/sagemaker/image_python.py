@@ -12,8 +12,8 @@ from stoker.model import dlc_images
 from stoker.model.spec import Spec
 from stoker.sagemaker.arguments import BadArgument
 
-# Packages are installed by uv, which needs it.
-_OLDEST_INSTALLED = (3, 8)
+# Packages are installed by uv, which needs it, as in `stoker.agent.environment.python`.
+_OLDEST_INSTALLED = (3, 6)
 
 
 def known_image(framework: str, version: str, python: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.jobfile.default_name import slug
+from stoker.model import dlc_images
 from stoker.model.hyperparameters import CHECKPOINTS, MODEL, scalar, script_of
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Scalar
@@ -20,6 +21,7 @@ from stoker.sagemaker.inputs import channels
 _LOCAL = ("local", "local_gpu")
 _WITH_GPUS = re.compile(r"(?:p|g|gr)\d")
 _PYTHON = re.compile(r"py3\d{0,2}")
+_INSTALL = "put transformers into requirements.txt"
 # Distributions that start the script once for each GPU of each node.
 _TORCHRUN = ("torch_distributed", "pytorchddp")
 
@@ -221,6 +223,8 @@ def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
         if version is not None:
             where = "this computer's" if fit.capabilities.runs_locally else "the machine image's"
             warnings.append(f"framework_version: not honoured: {where} own Python is used; image_uri names a container")
+            if "transformers_version" in given:
+                warnings.append(f"transformers_version: not honoured: {where} own Python is used; {_INSTALL}")
         return {}
     if version is None or not _PYTHON.fullmatch(str(python)):
         asked = f"framework_version={version!r} and py_version={python!r}"
@@ -228,10 +232,24 @@ def _framework_image(fit: Fit, warnings: list[str]) -> dict[str, Any]:
             f"framework_version: {asked} name no image; say both, such as '2.5' and 'py311', or image_uri"
         )
     assert fit.framework is not None
-    version, python = known_image(fit.framework, version, str(python))
     machine = str(given.get("instance_type", "")).removeprefix("ml.")
     device = "" if _WITH_GPUS.match(machine) or not machine else "-cpu"
+    if "transformers_version" in given and not device:
+        return {"container": {"image": _hugging_face_image(fit.framework, version, str(python), given)}}
+    if "transformers_version" in given:
+        own = f"Hugging Face's images are for GPUs, and {machine} has the one of {fit.framework}"
+        warnings.append(f"transformers_version: not honoured: {own}; {_INSTALL}")
+    version, python = known_image(fit.framework, version, str(python))
     return {"container": {"image": f"dlc/{fit.framework}:{version}-{python}{device}"}}
+
+
+def _hugging_face_image(framework: str, version: str, python: str, given: Mapping[str, Any]) -> str:
+    """The alias of Hugging Face's image with these versions. Raises BadArgument where the table has none."""
+    image = f"dlc/huggingface-{framework}:{version}-transformers{given['transformers_version']}-{python}"
+    problem = dlc_images.problem(image)
+    if problem is not None:
+        raise BadArgument(f"transformers_version: {problem}; image_uri names any other one")
+    return image
 
 
 def _checkpoints(given: Mapping[str, Any]) -> dict[str, Any]:

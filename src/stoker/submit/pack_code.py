@@ -125,7 +125,6 @@ def pack(
     excluded = frozenset(_relative(root, exclude)) | fields.keys()
     walk = _Walk(root, excluded, frozenset(_relative(root, map(str, known))))
     entries = sorted(walk.entries(), key=lambda entry: os.fsencode(entry.name))
-    digest, path = _write(entries, into)
     unpacked = sum(entry.size for entry in entries)
     if unpacked > WARN_ABOVE_BYTES:
         largest = ", ".join(f"{name} ({_megabytes(size)})" for name, size in _largest(entries))
@@ -133,6 +132,10 @@ def pack(
             f"the code is {_megabytes(unpacked)}; the largest: {largest}. List what is not code in .stokerignore"
         )
     source = revision(root, exclude=sorted(walk.excluded)) or Revision(None, None)
+    ignored = summarize_ignored(root, walk.ignored)
+    left_out = tuple(_unpacked(root, one, fields[one.name]) for one in walk.left_out if one.name in fields)
+    # Last: whatever fails before it, Ctrl-C while git is asked too, leaves no file.
+    digest, path = _write(entries, into)
     return PackedCode(
         path=path,
         digest=digest,
@@ -142,8 +145,8 @@ def pack(
         dirty=source.dirty,
         warnings=tuple(walk.warnings),
         names=frozenset(entry.name for entry in entries),
-        ignored=summarize_ignored(root, walk.ignored),
-        results=tuple(_unpacked(root, one, fields[one.name]) for one in walk.left_out if one.name in fields),
+        ignored=ignored,
+        results=left_out,
     )
 
 

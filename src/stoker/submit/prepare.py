@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from stoker.core.policy_defaults import LIMITS, FilledSpec
+from stoker.governor.price_keeper import bring_prices
 from stoker.jobfile import ANSWERED, UNLIMITED, Layer, ResolvedJob, assignments, resolve, resolve_job, spec_layer
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities, Offering
@@ -128,7 +129,7 @@ def prepare(
     provider = connect(spec, store, offline=offline)
     capabilities = provider.capabilities
     readable_store = None if offline and not store.is_local else store
-    policy = read_policy(readable_store)
+    policy, prices = _read_policy_and_prices(readable_store, spec.resources.provider)
     filled = _checked_fill(provider, policy, spec, written)
     local_inputs = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
     spec = localise(filled.spec, capabilities, folder, readable_store)
@@ -149,7 +150,7 @@ def prepare(
         capabilities=capabilities,
         offerings=choice.offerings,
         all_offerings=choice.all_offerings,
-        warnings=(*_still_true(warnings, filled), *_warnings(provider, choice, packages, loopback_addresses)),
+        warnings=(*_still_true(warnings, filled), *prices, *_warnings(provider, choice, packages, loopback_addresses)),
         notes=_notes(provider, filled, choice, packages, inputs_bytes, readable_store),
         limits=choice.check.limits if readable_store else None,
         packed=packages.code,
@@ -189,6 +190,11 @@ def _notes(
     """The lines of the plan about the policy, packages and disks."""
     disks = _disk_notes(provider, packages.spec, choice, inputs_bytes)
     return (*_policy_notes(filled, choice, store), *packages.notes, *disks)
+
+
+def _read_policy_and_prices(store: Store | None, provider: str) -> tuple[Policy, tuple[str, ...]]:
+    """Read the policy, and bring the store's newer price tables here. Returns a warning about unusable tables."""
+    return read_policy(store), bring_prices(store, provider) if store is not None else ()
 
 
 def _still_true(warnings: Sequence[str], filled: FilledSpec) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stoker.core.governor_settings import DEFAULT
 from stoker.core.poisoned_checkpoints import PoisonedCheckpoints, poisoned_checkpoints
+from stoker.governor.price_keeper import bring_prices
 from stoker.model import keys
 from stoker.model.errors import ProviderError, UserError
 from stoker.model.job_state import JobState
@@ -100,6 +101,8 @@ def _check_policy_again(store: Store, state: JobState) -> None:
         return
     spec = job_index.read_submission(store, state).spec
     fitting: tuple[Offering, ...] = ()
+    # The governor reports tables that cannot be used.
+    bring_prices(store, spec.resources.provider)
     try:
         provider = connect(spec, store)
         offered = provider.offerings(spec.resources)

@@ -11,7 +11,7 @@ Commit:
 | `loose_files` | files that such a script wrote into the folder outside of its saves |
 | `folder_commits` | the folder of a script that does not use `stoker.train` |
 | `gang_commits`, `following_commits` | the same on several nodes: one save of all ranks, led by rank 0 |
-| `plain_copy`, `copy_thread` | copy the newest checkpoint to `checkpoints.copy_to` as plain files |
+| `plain_copy`, `copy_thread`, `copy_room` | copy the newest checkpoint to `checkpoints.copy_to` as plain files |
 | `blobs`, `manifest_writer`, `prune` | send files, write manifests, remove old checkpoints |
 
 Decide which files are whole:

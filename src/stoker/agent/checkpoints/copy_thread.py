@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.agent.checkpoints.plain_copy import CopyTaken, PlainCopy
 from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable, describe_error
@@ -155,7 +155,7 @@ class CheckpointCopies:
         if self._paused or key == self._seen:
             return True
         if self._copy is None:
-            copy = self._make(self._check)
+            copy = replace(self._make(self._check), trains=lambda: self._final_since is None)
             copy.claim()
             self._copy = copy
         newest = self._newest()

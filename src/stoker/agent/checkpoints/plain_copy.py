@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
+from stoker.agent.checkpoints.copy_room import CopyRoom
 from stoker.model.errors import StokerError
 from stoker.store.base import Meta, ObjectChanged, Store, is_valid_key
 from stoker.store.checkpoint_copy import (
@@ -32,7 +33,7 @@ from stoker.store.parallel import run_all
 
 log = logging.getLogger(__name__)
 
-# Each holds one file on the disk of the node.
+# Each holds one file on the disk of the node, as far as there is room.
 _WORKERS = 4
 _LINK_BYTES = 4096
 _MOST_LINKS = 10
@@ -47,13 +48,15 @@ class CopyTaken(StokerError):
 
 @dataclass(frozen=True)
 class PlainCopy:
-    """Copies of one job's checkpoints. `own` is its record as for an empty URL; `check` may end a copy by raising."""
+    """Copies of one job's checkpoints. `own` is its record as for an empty URL; `check` may end a copy by raising;
+    `trains` says whether the training needs the disk, too."""
 
     store: Store
     target: Store
     own: CopyRecord
     scratch: Path
     check: Callable[[], None] = lambda: None
+    trains: Callable[[], bool] = lambda: True
 
     def claim(self) -> CopyRecord:
         """Become the job that writes to the URL. Raises CopyTaken, StoreError."""
@@ -66,27 +69,34 @@ class PlainCopy:
     def copy(self, checkpoint: Checkpoint) -> list[str]:
         """Make the plain files those of the checkpoint; return the paths that cannot be plain files.
 
-        Safe to repeat. Raises RestoreError if the checkpoint is gone or damaged, CopyTaken, StoreError; ObjectChanged
-        if something else wrote one of its files meanwhile.
+        Safe to repeat. Raises RestoreError if the checkpoint is gone or damaged, CopyTaken, NoCopyRoom, StoreError;
+        ObjectChanged if something else wrote one of its files meanwhile.
         """
+        room = CopyRoom(self.scratch, self.trains)
         name = f"{self.own.job}/{checkpoint.key}"
         record = self.claim()
         listed = list_files(self.target)
         if record.complete and record.checkpoint == name and record.matches(listed):
             return []
         files, left_out = self._plain_files(checkpoint)
-        gone = {path: meta.etag for path, meta in listed.items() if path not in files and self._is_own(record, meta)}
+        gone = {
+            path: meta.etag for path, meta in listed.items() if path not in files and self._is_own(record, meta, room)
+        }
         wanted = {
             path: CopiedFile("", part.blob.digest, _is_found(record, listed, path)) for path, part in files.items()
         }
         changed = {path: one for path, one in wanted.items() if not _is_there(record, listed, path, one.digest)}
+        # While the URL still has a whole checkpoint.
+        for path in changed:
+            room.check(path, files[path].blob.size)
         # The record first: from now on the files are of two checkpoints.
         begun = replace(record, complete=False, checkpoint=name, files={**record.files, **changed})
         write_record(self.target, begun)
         ours = {path: replace(one, etag=listed[path].etag) for path, one in wanted.items() if path not in changed}
 
         def send(path: str) -> None:
-            ours[path] = self._send(path, files[path], changed[path], is_new=path not in listed)
+            with room.take(path, files[path].blob.size):
+                ours[path] = self._send(path, files[path], changed[path], is_new=path not in listed)
 
         try:
             run_all([partial(send, path) for path in changed], _WORKERS)
@@ -155,12 +165,15 @@ class PlainCopy:
         if there is not None and there.owner != self.own.owner:
             raise CopyTaken(self.target.url, there.job)
 
-    def _is_own(self, record: CopyRecord, meta: Meta) -> bool:
+    def _is_own(self, record: CopyRecord, meta: Meta, room: CopyRoom) -> bool:
         """Return whether Stoker alone wrote this file, and it is as Stoker wrote it."""
         known = record.files.get(meta.key)
         if known is None or not known.digest or known.found:
             return False
-        return known.etag == meta.etag or (not known.etag and self._digest(meta.key) == known.digest)
+        if known.etag:
+            return known.etag == meta.etag
+        with room.take(meta.key, meta.size):
+            return self._digest(meta.key) == known.digest
 
     def _digest(self, path: str) -> str | None:
         """The digest of a file at the URL, which an interrupted copy may have written."""

@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -168,7 +169,7 @@ class SharedSave:
     def close(self) -> None:
         """End the save: the next one of this name may begin."""
         with Lock(self._folder, self._channel):
-            self._path.unlink(missing_ok=True)
+            _unlink(self._path)
 
     def _is_abandoned(self, state: dict[str, Any]) -> bool:
         """Return True if the state was left behind by processes that died during a save.
@@ -185,7 +186,7 @@ class SharedSave:
 
     def _state(self) -> dict[str, Any]:
         tree = read_json(self._path) or {}
-        return {"inside": [], "left": [], "failed": False} | tree
+        return {"inside": [], "left": [], "failed": False, **tree}
 
 
 class Lock:
@@ -300,7 +301,13 @@ def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        _unlink(path)
+
+
+def _unlink(path: Path) -> None:
+    """Remove a file that may be absent. Python 3.7 has no `missing_ok`."""
+    with suppress(FileNotFoundError):
+        path.unlink()
 
 
 def _replace_folder(source: Path, target: Path) -> None:

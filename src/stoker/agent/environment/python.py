@@ -20,8 +20,8 @@ from stoker.model.errors import SetupFailed
 MakeCommand = Callable[[tuple[str, ...]], Command]
 
 _FIELD = "environment.python"
-# uv 0.13 refuses Pythons before 3.6. It warns before 3.8, and works with 3.7: https://github.com/astral-sh/uv/pull/3250
-_OLDEST = (3, 7)
+# uv refuses Pythons before 3.6, and is tested with those from 3.6 on: https://docs.astral.sh/uv/reference/policies/python/
+_OLDEST = (3, 6)
 # Where a distribution has its own Python, which is not meant for training.
 _DISTRIBUTION = ("/usr/", "/bin/")
 
@@ -45,8 +45,8 @@ case $wanted in
 esac
 if [ -z "$found" ] || [ ! -x "$found" ]; then
   # Full paths, links included: the user may know one program by two names.
-  for one in python3 python3.7 python3.8 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 python3.15; do
-    command -v "$one"
+  for version in 3 3.6 3.7 3.8 3.9 3.10 3.11 3.12 3.13 3.14 3.15; do
+    command -v "python$version"
   done
   exit 9
 fi
@@ -55,7 +55,8 @@ exec "$found" -I -c "$2" "$3"
 
 # Printed on one line behind a marker, because a Python may print other text at its start.
 _MARK = "stoker-python "
-# Reading the metadata of all packages is slow, so it is done only on request. Python 3.7 has no `importlib.metadata`.
+# Reading the metadata of all packages is slow, so it is done only on request. Before 3.8 there is no
+# `importlib.metadata`.
 _ASK = """\
 import glob, importlib.util, json, os, platform, site, sys, sysconfig
 scripts = {}
