@@ -130,7 +130,8 @@ def list_clouds(
             places |= _places_of(state)
         submission = memory.submissions.get(job)
         if submission is not None and (state is None or not state.claims):
-            places.add((submission.spec.resources.provider, submission.spec.resources.region))
+            wanted = submission.spec.resources
+            places |= {(wanted.provider, region) for region in wanted.regions or (None,)}
     return CloudListing({place: _list(fleet, place) for place in sorted(places, key=str)})
 
 

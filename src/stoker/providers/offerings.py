@@ -130,7 +130,7 @@ def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterab
     return tuple(sorted(found, key=rank))
 
 
-def why_none(cloud: str, resources: Resources, region: str | None) -> str:
+def why_none(cloud: str, resources: Resources, region: str) -> str:
     """The reason, with the field's name, why existing machines are not available where the job looks for them."""
     field = "machine" if resources.machine else "gpus" if resources.gpus else "region"
     what = ", ".join(resources.machine) or "such a machine"

@@ -42,7 +42,7 @@ def check_network(ec2: Any, spec: Spec, offered: Iterable[Offering] = ()) -> Ite
         return
     found = answer["Subnets"]
     if not found:
-        fix = f"aws ec2 create-default-vpc --region {spec.resources.region}, or set resources.ec2.subnet"
+        fix = f"aws ec2 create-default-vpc --region {spec.resources.only_region}, or set resources.ec2.subnet"
         yield CheckResult("subnet", False, "there is no default subnet in this region", fix)
         return
     subnets = ", ".join(named) or f"{len(found)} default subnets"
@@ -50,7 +50,9 @@ def check_network(ec2: Any, spec: Spec, offered: Iterable[Offering] = ()) -> Ite
     yield _check_between_nodes(ec2, spec, found)
     machines = [catalog.facts(each.machine) for each in offered] if ec2_resources.efa else []
     interfaces = max((len(efa.layout(machine)) for machine in machines), default=1)
-    yield check_way_to_s3(ec2, spec.resources.region, found, public_ip=ec2_resources.public_ip, interfaces=interfaces)
+    yield check_way_to_s3(
+        ec2, spec.resources.only_region, found, public_ip=ec2_resources.public_ip, interfaces=interfaces
+    )
 
 
 def ipv6_problem(subnet: Mapping[str, Any]) -> str:
@@ -130,7 +132,7 @@ def _authorize(spec: Spec, group: str, direction: Direction) -> str:
     """The command that allows all traffic within a group."""
     call = "ingress" if direction == INGRESS else "egress"
     rule = f"'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group}}}]'"
-    start = f"aws ec2 authorize-security-group-{call} --region {spec.resources.region} --group-id {group}"
+    start = f"aws ec2 authorize-security-group-{call} --region {spec.resources.only_region} --group-id {group}"
     # Only the command for inbound traffic takes a group by a flag of its own.
     return (
         f"{start} --protocol all --source-group {group}" if direction == INGRESS else f"{start} --ip-permissions {rule}"

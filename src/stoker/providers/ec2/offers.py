@@ -80,7 +80,7 @@ def why_none(resources: Resources) -> str:
     why = catalog.why_none(resources)
     if why:
         return why
-    return offerings.why_none("EC2", resources, resources.region)
+    return offerings.why_none("EC2", resources, ", ".join(resources.regions))
 
 
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,9 +136,9 @@ def _spot_prices(ec2: EC2Client, names: list[str], now: datetime) -> dict[tuple[
 
 
 def _region(resources: Resources) -> str:
-    if resources.region is None:
+    if resources.only_region is None:
         raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
-    return resources.region
+    return resources.only_region
 
 
 def _candidates(resources: Resources, region: str) -> list[Ec2MachineType]:

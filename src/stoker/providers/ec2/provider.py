@@ -88,11 +88,11 @@ class Ec2Provider:
         """Machine types × zones × spot or on-demand, best first. Offline, from the packaged tables."""
         if self._context.offline:
             return offers.offline(_with_region(resources, environment_region()))
-        resources = _with_region(resources, resources.region or self._clients.default_region())
+        resources = _with_region(resources, resources.only_region or self._clients.default_region())
         return self._recent.get(resources, lambda: self._ask_offerings(resources))
 
     def _ask_offerings(self, resources: Resources) -> tuple[Offering, ...]:
-        ec2 = self._clients.get("ec2", resources.region)
+        ec2 = self._clients.get("ec2", resources.only_region)
         narrowed = reservations.restrict(ec2, subnets.restrict(ec2, resources))
         return call_aws("offerings", lambda: offers.live(ec2, narrowed, now=datetime.now(timezone.utc)))
 
@@ -103,7 +103,7 @@ class Ec2Provider:
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """Lines about settings that are valid and may surprise."""
         resources = _with_region(spec.resources, environment_region())
-        if not (resources.ec2 and resources.ec2.efa and resources.region):
+        if not (resources.ec2 and resources.ec2.efa and resources.regions):
             return ()
         name = next((each.name for each in catalog.fitting(resources) if len(efa.layout(each)) > 1), None)
         if name is None:
@@ -377,4 +377,4 @@ def _state(found: Mapping[str, Any]) -> InstanceState:
 
 
 def _with_region(resources: Resources, region: str | None) -> Resources:
-    return resources if resources.region else replace(resources, region=region)
+    return resources if resources.regions else replace(resources, region=region)

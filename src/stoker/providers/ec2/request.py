@@ -81,8 +81,8 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
 def check(spec: Spec) -> None:
     """Raise UserError for a spec that EC2 would refuse, or that would put a machine out of Stoker's control."""
     tags.check(spec.written_tags)
-    if spec.resources.region:
-        places.check(spec.resources.region, spec.resources.zones)
+    for region in spec.resources.regions:
+        places.check(region, spec.resources.in_region(region).zones)
     if spec.resources.image:
         images.find(spec.resources.image, "x86_64")
     ec2 = spec.resources.ec2 or Ec2Resources()

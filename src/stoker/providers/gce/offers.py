@@ -89,7 +89,7 @@ def why_none(resources: Resources) -> str:
     why = catalog.why_none(resources)
     if why:
         return why
-    return offerings.why_none("Compute Engine", resources, resources.region)
+    return offerings.why_none("Compute Engine", resources, ", ".join(resources.regions))
 
 
 def smaller_machines(resources: Resources) -> tuple[str, ...]:

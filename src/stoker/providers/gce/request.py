@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.cloudapi.google.logs import is_log
 from stoker.model.errors import UserError
-from stoker.model.resources import GceResources
+from stoker.model.resources import GceResources, short_region
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
@@ -95,8 +95,8 @@ def check(spec: Spec) -> None:
     """Raise UserError for what Compute Engine would refuse, or what would remove a machine from Stoker's control."""
     labels.check(spec.written_tags)
     resources = spec.resources
-    if resources.region:
-        places.check_region(resources.region.rpartition("/")[2], resources.zones)
+    for region in resources.regions:
+        places.check_region(short_region(region), resources.in_region(region).zones)
     if resources.image:
         images.find(resources.image, "x86_64")
     if resources.disk_bytes is not None and disk_size(resources.disk_bytes) < _LEAST_DISK:
