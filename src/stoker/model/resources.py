@@ -169,7 +169,7 @@ class Resources:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The regions that the job names, in its order."""
+        """The regions that the job names, in its order; for those of `in_region`, that one."""
         return self.region if isinstance(self.region, tuple) else () if self.region is None else (self.region,)
 
     @property
@@ -179,18 +179,32 @@ class Resources:
         Raises UserError for several.
         """
         if isinstance(self.region, tuple):
+            if self.is_one_of_several:
+                return self.region[0]
             raise UserError(f"resources.region: names {', '.join(self.region)}, and one is possible here; name one")
         return self.region
 
+    @property
+    def names_several(self) -> bool:
+        """Return whether the job names several regions, also where these are its resources in one of them."""
+        return isinstance(self.region, tuple)
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Return whether these are of `in_region`: names that are in another region of the job are no mistake then."""
+        return isinstance(self.region, tuple) and len(self.region) == 1
+
     def in_region(self, region: str | None) -> Resources:
-        """These resources in one of their regions, with the zones that are in it.
+        """These resources in one of their regions, with the zones that are in it. Unchanged for a job of one region.
 
         The name of a zone begins with that of its region; of several such regions it is in the one with the longest
         name: `europe-west12-a` is not in `europe-west1`.
         """
         if not isinstance(self.region, tuple) or region is None:
             return self
-        return replace(self, region=region, zones=tuple(zone for zone in self.zones if self.region_of(zone) == region))
+        return replace(
+            self, region=(region,), zones=tuple(zone for zone in self.zones if self.region_of(zone) == region)
+        )
 
     def regions_problem(self) -> str | None:
         """Describe what is wrong with a list of regions and the zones in them; None where nothing is, and for one

@@ -173,6 +173,7 @@ def _warnings(
         *check_channels.address_warnings(choice.spec.notify),
         *packages.code_warnings,
         *choice.unchecked,
+        *choice.left_out,
         *packages.missing,
         *loopback_addresses,
         *unmasked(packages.spec),

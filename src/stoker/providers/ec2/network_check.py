@@ -12,7 +12,7 @@ from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec, master_port
 from stoker.providers.base import CheckResult
 from stoker.providers.check_results import check_ok
-from stoker.providers.ec2 import catalog, efa
+from stoker.providers.ec2 import catalog, efa, several_regions
 from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.s3_way_check import check_way_to_s3
 from stoker.providers.ec2.verdicts import aws_message, fix_of, permission_fix
@@ -32,20 +32,26 @@ def check_network(ec2: Any, spec: Spec, offered: Iterable[Offering] = ()) -> Ite
     """Check the job's subnet, or the default subnets, the traffic between nodes, and the way to S3."""
     ec2_resources = spec.resources.ec2 or Ec2Resources()
     named = list(dict.fromkeys(ec2_resources.subnet))
-    asked: dict[str, Any] = (
-        {"SubnetIds": named} if named else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
-    )
+    asked: dict[str, Any] = {"SubnetIds": named}
+    if not named:
+        asked = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+    elif spec.resources.names_several:
+        asked = several_regions.filter_by("subnet-id", ec2_resources.subnet)
     try:
         answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(**asked))
     except ProviderError as error:
         yield CheckResult("subnet", check_ok(error), aws_message(error), fix_of(error))
         return
     found = answer["Subnets"]
+    if not found and named:
+        none_here = f"none of {', '.join(named)} is in {spec.resources.only_region}"
+        yield CheckResult("subnet", False, none_here, fix_of(InvalidRequest(f"{several_regions.SUBNETS_FIELD}: ")))
+        return
     if not found:
         fix = f"aws ec2 create-default-vpc --region {spec.resources.only_region}, or set resources.ec2.subnet"
         yield CheckResult("subnet", False, "there is no default subnet in this region", fix)
         return
-    subnets = ", ".join(named) or f"{len(found)} default subnets"
+    subnets = ", ".join(each["SubnetId"] for each in found) if named else f"{len(found)} default subnets"
     yield _check_addresses(f"{subnets} in {found[0]['VpcId']}", found, spec)
     yield _check_between_nodes(ec2, spec, found)
     machines = [catalog.facts(each.machine) for each in offered] if ec2_resources.efa else []
@@ -142,6 +148,8 @@ def _authorize(spec: Spec, group: str, direction: Direction) -> str:
 def _security_groups(ec2: Any, spec: Spec, vpc: str) -> list[Mapping[str, Any]]:
     """The job's security groups, or the default group of the VPC."""
     groups = list((spec.resources.ec2 or Ec2Resources()).security_groups)
+    if groups and spec.resources.names_several:
+        groups = list(several_regions.find_groups(ec2, several_regions.filter_by("group-id", tuple(groups))))
     asked: dict[str, Any] = {"GroupIds": groups}
     if not groups:
         filters = {"vpc-id": vpc, "group-name": "default"}

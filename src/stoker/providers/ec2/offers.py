@@ -44,7 +44,7 @@ def offline(resources: Resources) -> tuple[Offering, ...]:
     machines = _candidates(resources, region)
     where = {machine.name: zones for machine in machines}
     found = offerings.fewest_gpus(resources, _offerings(region, machines, where, {}, ""))
-    return offerings.ordered(resources, machines, found)
+    return offerings.ordered(resources, found)
 
 
 def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
@@ -67,7 +67,7 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
     machines = [machine for machine in machines if where.get(machine.name)]
     spot = _spot_prices(ec2, [machine.name for machine in machines], now) if machines else {}
     found = _offerings(region, machines, where, spot, f"spot price history {now:%Y-%m-%d}")
-    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
+    return offerings.ordered(resources, offerings.fewest_gpus(resources, found))
 
 
 def unchecked(resources: Resources) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from stoker.providers.ec2 import (
     request,
     reservations,
     role_names,
+    several_regions,
     subnets,
     tags,
 )
@@ -102,16 +103,11 @@ class Ec2Provider:
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """Lines about settings that are valid and may surprise."""
-        resources = _with_region(spec.resources, environment_region())
-        if not (resources.ec2 and resources.ec2.efa and resources.regions):
-            return ()
-        name = next((each.name for each in catalog.fitting(resources) if len(efa.layout(each)) > 1), None)
-        if name is None:
-            return ()
-        needs = "its subnet needs an endpoint for S3 or a NAT gateway (`stoker check ec2` looks)"
-        return (
-            f"resources.ec2.efa: EC2 gives {name}, with its several network interfaces, no public address; {needs}",
-        )
+        return (*_efa_remarks(_with_region(spec.resources, environment_region())), *several_regions.remarks(spec))
+
+    def check_regions(self, resources: Resources) -> None:
+        """Raise UserError for a subnet or a security group that is in none of the job's regions."""
+        several_regions.check_ids(lambda region: self._clients.get("ec2", region), resources)
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """Names in these resources that no packaged table has, one line each."""
@@ -280,10 +276,11 @@ class Ec2Provider:
         return check.check_account(self, spec, self._context.store)
 
     def resolved(self, requests: Sequence[Request]) -> Iterator[Request]:
-        """The requests that would change something, with what only EC2 knows filled in: facts of the image, and the
-        subnet. Changes nothing itself."""
+        """The requests that would change something, with what only EC2 knows filled in: facts of the image, the subnet,
+        and the security groups. Changes nothing itself."""
         image: Mapping[str, Any] = {}
         subnet = ""
+        groups: tuple[str, ...] = ()
         for each in requests:
             ec2 = self._clients.get("ec2", each.region)
             match each.operation:
@@ -291,8 +288,11 @@ class Ec2Provider:
                     image = image_lookup.find(ec2, each.params)
                 case "DescribeSubnets":
                     subnet = subnets.find(ec2, each.params, _nodes(requests))
+                case "DescribeSecurityGroups":
+                    groups = several_regions.find_groups(ec2, each.params)
                 case "RunInstances":
-                    yield replace(each, params=subnets.filled(image_lookup.filled(each.params, image), subnet))
+                    params = several_regions.filled(subnets.filled(each.params, subnet), groups)
+                    yield replace(each, params=image_lookup.filled(params, image))
                 case _:
                     yield each
 
@@ -362,6 +362,16 @@ class Ec2Provider:
             region=region,
             zone=found.get("Placement", {}).get("AvailabilityZone"),
         )
+
+
+def _efa_remarks(resources: Resources) -> tuple[str, ...]:
+    if not (resources.ec2 and resources.ec2.efa and resources.regions):
+        return ()
+    name = next((each.name for each in catalog.fitting(resources) if len(efa.layout(each)) > 1), None)
+    if name is None:
+        return ()
+    needs = "its subnet needs an endpoint for S3 or a NAT gateway (`stoker check ec2` looks)"
+    return (f"resources.ec2.efa: EC2 gives {name}, with its several network interfaces, no public address; {needs}",)
 
 
 def _nodes(requests: Sequence[Request]) -> int:

@@ -214,4 +214,4 @@ def _offered(
                 now = None if spot is None else spot.amount
                 source = offerings.table_source(spot)
                 found.append(make(*at, spot=True, price=now, on_demand=amount, source=source))
-    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
+    return offerings.ordered(resources, offerings.fewest_gpus(resources, found))

@@ -26,7 +26,7 @@ def offered(resources: Resources) -> tuple[Offering, ...]:
     fitting = [machine for machine in catalog.fitting(resources) if not _too_small(machine.name, resources)]
     machines = offerings.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
     found = [each for machine in machines for each in _of(machine, region)]
-    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
+    return offerings.ordered(resources, offerings.fewest_gpus(resources, found))
 
 
 def why_none(resources: Resources) -> str:
