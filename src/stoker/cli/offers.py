@@ -53,7 +53,8 @@ def command(
     from stoker.model.errors import UserError
     from stoker.providers import registry
     from stoker.providers.regional_offerings import offerings_in_regions
-    from stoker.submit.choose_offerings import ExplainsNoOffering, connect, regions_left_out
+    from stoker.submit.choose_offerings import ExplainsNoOffering, connect
+    from stoker.submit.job_regions import regions_left_out
     from stoker.submit.policy_check import policy_limits, read_policy
 
     store = opened_store()

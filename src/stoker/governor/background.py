@@ -207,9 +207,10 @@ def wake_deployed(
         return GovernorChoice(problem=str(error))
     if found is None:
         return GovernorChoice()
-    from stoker.governor import machine_role_check
+    from stoker.governor import machine_role_check, region_events_check
 
-    remarks = (machine_role_check.role_warning(found, spec) for spec in specs)
+    checks = (machine_role_check.role_warning, region_events_check.events_warning)
+    remarks = (check(found, spec) for spec in specs for check in checks)
     return GovernorChoice(by=f"{found.name} in {found.region}", warning=next(filter(None, remarks), None))
 
 

@@ -12,13 +12,19 @@ from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import PolicyRefused, UserError
 from stoker.model.offerings import Offering
 from stoker.model.policy import Policy
-from stoker.model.resources import Resources, short_region
+from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import Provider, SupportsQuotaCheck
-from stoker.providers.check_results import check_ok
-from stoker.providers.regional_offerings import RegionalOfferings, offerings_in_regions
+from stoker.providers.regional_offerings import offerings_in_regions
 from stoker.store.base import Store
+from stoker.submit.job_regions import (
+    check_quotas,
+    check_regions,
+    frozen_regions,
+    regions_left_out,
+    transfer_remark,
+)
 from stoker.submit.policy_check import (
     PolicyCheck,
     check_policy,
@@ -43,14 +49,6 @@ class PlansFromTables(Protocol):
         """A line for each named resource that no table lists. Raises UserError for one that is certainly wrong."""
 
 
-@runtime_checkable
-class ChecksRegions(Protocol):
-    """A provider whose jobs name things that are in one region each."""
-
-    def check_regions(self, resources: Resources) -> None:
-        """Raise UserError for a name that is in none of the job's several regions."""
-
-
 @dataclass(frozen=True)
 class OfferingChoice:
     """The spec with the resources that are frozen at submission, and the offerings that the policy leaves."""
@@ -61,8 +59,8 @@ class OfferingChoice:
     check: PolicyCheck
     # Resources that an offline plan could not check, one line each.
     unchecked: tuple[str, ...] = ()
-    # Regions of several that are not in the plan, with the reason, one line each.
-    left_out: tuple[str, ...] = ()
+    # About several regions, one line each: which are not in the plan, and why; and what else may surprise.
+    about_regions: tuple[str, ...] = ()
 
     @property
     def offerings(self) -> tuple[Offering, ...]:
@@ -93,12 +91,10 @@ def choose_offerings(
     policy = read_policy(store) if policy is None else policy
     named = spec.resources
     found = offerings_in_regions(provider, named)
-    _refuse_wrong_region(found)
-    if named.names_several and not offline and not found.unanswered and isinstance(provider, ChecksRegions):
-        provider.check_regions(named)
+    check_regions(provider, named, found, offline=offline)
     offered = found.offerings
     unchecked = _unchecked(provider, named) if offline else ()
-    left_out = regions_left_out(provider, named, found)
+    about_regions = (*regions_left_out(provider, named, found), *transfer_remark(named))
     spec = replace(spec, resources=_frozen_resources(named, offered))
     limits = policy_limits(policy, spec)
     # Offline, prices that change by the hour are unknown, and the plan must be shown all the same.
@@ -112,8 +108,8 @@ def choose_offerings(
         raise PolicyRefused((*problems, str(error))) from None
     check = check_policy(policy, spec, fitting, store, limits=limits, submitter_doubts=submitter_doubts)
     if not offline and isinstance(provider, SupportsQuotaCheck):
-        left_out += _check_quotas(provider, check.offerings, spec.nodes)
-    return OfferingChoice(spec, limits, offered, check, unchecked, left_out)
+        about_regions += check_quotas(provider, check.offerings, spec.nodes)
+    return OfferingChoice(spec, limits, offered, check, unchecked, about_regions)
 
 
 def fitting_offerings(
@@ -145,66 +141,15 @@ def _frozen_resources(resources: Resources, offered: tuple[Offering, ...]) -> Re
     if resources.gpus is not None and not resources.machine:
         most = max(offering.gpus for offering in offered)
         resources = replace(resources, gpus=replace(resources.gpus, most=most))
-    whole = {short_region(each.region): each.region for each in offered if each.region}
-    if len(resources.regions) < 2:
-        return replace(resources, region=offered[0].region or resources.region)
-    # A region that offers nothing now has the same project as the others whose project the job does not name.
-    project = next(iter(whole.values()), "").rpartition("/")[0]
-    return replace(
-        resources,
-        region=tuple(
-            each if "/" in each else whole.get(each) or "/".join(filter(None, (project, each)))
-            for each in resources.regions
-        ),
-    )
-
-
-def _refuse_wrong_region(found: RegionalOfferings) -> None:
-    """Raise UserError for a region that answered that it cannot be used. A job is submitted for all of its regions."""
-    for region, error in found.unanswered.items():
-        if isinstance(error, UserError):
-            raise error
-        if check_ok(error) is False:
-            raise UserError(f"resources.region: {region} cannot be used ({error}); correct that, or leave {region} out")
-
-
-def regions_left_out(provider: Provider, resources: Resources, found: RegionalOfferings) -> tuple[str, ...]:
-    """A line for each of several regions that has no part in a plan: it gave no answer, or offers no such machine."""
-    if len(resources.regions) < 2:
-        return ()
-    there = {short_region(each.region or "") for each in found.offerings}
-    lines = []
-    for region in resources.regions:
-        if region in found.unanswered:
-            lines.append(f"resources.region: {region} gave no answer, and is tried later: {found.unanswered[region]}")
-        elif short_region(region) not in there:
-            lines.append(f"resources.region: {provider.name} offers no such machine in {region} now")
-    return tuple(lines)
+    return frozen_regions(resources, offered)
 
 
 def _unchecked(provider: Provider, resources: Resources) -> tuple[str, ...]:
-    """What an offline plan could not check, in each region, every line once."""
+    """The lines about resources that an offline plan could not check, of all regions, each once."""
     if not isinstance(provider, PlansFromTables):
         return ()
     lines = (provider.unchecked(resources.in_region(region)) for region in resources.regions or (None,))
     return tuple(dict.fromkeys(line for each in lines for line in each))
-
-
-def _check_quotas(provider: SupportsQuotaCheck, offerings: tuple[Offering, ...], nodes: int) -> tuple[str, ...]:
-    """A line for each of several regions whose quotas rule out all offerings. Raises UserError if that is every
-    region."""
-    by_region: dict[str | None, list[Offering]] = {}
-    for each in offerings:
-        by_region.setdefault(each.region, []).append(each)
-    refused: list[UserError] = []
-    for there in by_region.values():
-        try:
-            provider.check_quota(there, nodes)
-        except UserError as error:
-            refused.append(error)
-    if refused and len(refused) == len(by_region):
-        raise refused[0]
-    return tuple(map(str, refused))
 
 
 def unpriced_spot_warning(choice: OfferingChoice) -> tuple[str, ...]:

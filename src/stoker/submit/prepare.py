@@ -173,7 +173,7 @@ def _warnings(
         *check_channels.address_warnings(choice.spec.notify),
         *packages.code_warnings,
         *choice.unchecked,
-        *choice.left_out,
+        *choice.about_regions,
         *packages.missing,
         *loopback_addresses,
         *unmasked(packages.spec),

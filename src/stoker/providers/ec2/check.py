@@ -45,7 +45,12 @@ def check_account(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[Che
     if found is None:
         return
     region, identity = found
-    checks = _AccountChecks(provider, replace(spec, resources=replace(spec.resources, region=region)), store, identity)
+    checks = _AccountChecks(
+        provider,
+        spec if spec.resources.region else replace(spec, resources=replace(spec.resources, region=region)),
+        store,
+        identity,
+    )
     for part in (
         checks.region,
         checks.offers,

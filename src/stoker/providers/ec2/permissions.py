@@ -133,7 +133,7 @@ LAUNCH = (
         (*map(arn, _USED), *(f"arn:aws:ec2:*::{kind}/*" for kind in _SHARED), "arn:aws:resource-groups:*:*:group/*"),
     ),
     Statement(
-        "TagWhatIsMade",
+        "TagMade",
         "tags of new resources alone",
         "ec2:CreateTags",
         (*_LAUNCHED_ARNS, arn("placement-group")),

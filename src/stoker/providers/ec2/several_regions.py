@@ -49,10 +49,6 @@ def remarks(spec: Spec) -> Iterator[str]:
     resources = spec.resources
     if not resources.names_several:
         return
-    yield (
-        "resources.region: machines in another region than the store's bucket take longer to read and write it, and "
-        "the transfer is charged"
-    )
     references = {f"secrets.{name}": text for name, text in spec.secrets.items()}
     for field, text in references.items():
         reference = parse(text)

@@ -43,7 +43,11 @@ def check_account(provider: SageMakerProvider, spec: Spec, store: str) -> Iterat
     if found is None:
         return
     region, identity = found
-    checks = _Checks(provider, replace(spec, resources=replace(spec.resources, region=region)), identity)
+    checks = _Checks(
+        provider,
+        spec if spec.resources.region else replace(spec, resources=replace(spec.resources, region=region)),
+        identity,
+    )
     for part in (checks.region, checks.bucket, checks.offers, checks.permissions, checks.role, checks.limits):
         yield from part()
 
