@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from stoker.cli import check
 from stoker.model.errors import StoreDenied
+from stoker.model.resources import Resources
+from stoker.model.spec import Spec
 from stoker.providers.base import CheckResult
 
 ALLOWED = [
@@ -116,3 +119,36 @@ def test_a_store_that_fails_is_no_reason_not_to_look_at_the_job(
     monkeypatch.chdir(tmp_path)
     list(check._findings(Refusing(), Watching(), ()))  # type: ignore[arg-type]
     assert seen == [("p4d.24xlarge",)]
+
+
+def test_each_region_of_a_job_is_looked_at_and_what_all_share_once(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Resources] = []
+
+    class Account:
+        name = "ec2"
+
+        def check_account(self, spec: Spec) -> Iterator[CheckResult]:
+            asked.append(spec.resources)
+            yield CheckResult("credentials", True, "jane")
+            yield CheckResult("region", True, f"{spec.resources.only_region} answers")
+            yield from ALLOWED
+            yield CheckResult("image", spec.resources.only_region == "a-1", "ami-1", "name another")
+
+    several = Spec("x", "true", resources=Resources(region=("a-1", "b-2"), zones=("b-2x", "a-1x")))
+    found = list(check._in_each_region(Account(), several))
+    assert [(each.region, each.name) for each in found if each.ok is False] == [("b-2", "image")]
+    assert [each.zones for each in asked] == [("a-1x",), ("b-2x",)]
+    for _, alike in groupby(found, lambda each: (each.region, check._kind(each))):
+        check._print_together(list(alike))
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ credentials: jane",
+        "✓ a-1 region: a-1 answers",
+        "✓ a-1 may: all 3 that a governor needs",
+        "✓ a-1 image: ami-1",
+        "✓ b-2 region: b-2 answers",
+        "✓ b-2 may: all 3 that a governor needs",
+        "✗ b-2 image: ami-1",
+        "    name another",
+    ]
+    one = Spec("x", "true", resources=Resources(region="a-1"))
+    assert {each.region for each in check._in_each_region(Account(), one)} == {""}

@@ -26,7 +26,15 @@ STORE = "s3://my-bucket/team"
 ROLE = role_names.node_role(STORE)
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 # Whoever launches, lists and ends machines: what a governor runs of the provider.
-GOVERNORS_SOURCES = ("provider.py", "image_lookup.py", "leftovers.py", "offers.py", "reservations.py", "subnets.py")
+GOVERNORS_SOURCES = (
+    "provider.py",
+    "image_lookup.py",
+    "leftovers.py",
+    "offers.py",
+    "reservations.py",
+    "several_regions.py",
+    "subnets.py",
+)
 
 
 def listed(value: Any) -> list[str]:

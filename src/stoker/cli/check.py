@@ -17,7 +17,7 @@ from stoker.cli.options import json_option, opened_store, set_option, store_opti
 
 if TYPE_CHECKING:
     from stoker.model.spec import Spec
-    from stoker.providers.base import CheckResult, Provider
+    from stoker.providers.base import CheckResult, Provider, SupportsAccountCheck
     from stoker.store.base import Store
 
 _LITTLE_DISK_BYTES = 2 * 1000**3
@@ -42,7 +42,7 @@ def command(provider: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     store = opened_store()
     connected = registry.connect(provider or "local", registry.Context(store=store.url))
     found = []
-    for _, kind in groupby(_findings(store, connected, sets), _kind):
+    for _, kind in groupby(_findings(store, connected, sets), lambda finding: (finding.region, _kind(finding))):
         alike = list(kind)
         found += alike
         if not as_json:
@@ -87,7 +87,7 @@ def _print_together(alike: list[CheckResult]) -> None:
     """Print findings of one kind: one line for all that are fine, and one for each reason that left some unknown."""
     fine = [finding for finding in alike if finding.ok]
     if len(fine) > 1:
-        _print(_permitted(len(fine), len(alike)) if _kind(fine[0]) == "may" else _joined(fine))
+        _print(_permitted(fine, len(alike)) if _kind(fine[0]) == "may" else _joined(fine))
     printed: set[tuple[str, str]] = set()
     for finding in alike:
         reason = (finding.detail, finding.fix)
@@ -98,12 +98,12 @@ def _print_together(alike: list[CheckResult]) -> None:
             _print(_joined([other for other in alike if other.ok is None and (other.detail, other.fix) == reason]))
 
 
-def _permitted(allowed: int, asked: int) -> CheckResult:
+def _permitted(fine: list[CheckResult], asked: int) -> CheckResult:
     """The permitted operations as one finding. Only missing ones are named; --json names all."""
-    from stoker.providers.base import CheckResult
+    from dataclasses import replace
 
-    count = f"all {asked}" if allowed == asked else f"{allowed} of the {asked}"
-    return CheckResult("may", True, f"{count} that a governor needs")
+    count = f"all {asked}" if len(fine) == asked else f"{len(fine)} of the {asked}"
+    return replace(fine[0], name="may", detail=f"{count} that a governor needs", fix="")
 
 
 def _joined(alike: list[CheckResult]) -> CheckResult:
@@ -128,7 +128,8 @@ def _print(finding: CheckResult) -> None:
     from stoker.read.safe_text import legible
 
     sign, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("!", "yellow")}[finding.ok]
-    click.echo(f"{click.style(sign, fg=colour)} {finding.name}: {legible(' '.join(finding.detail.split()))}")
+    name = f"{finding.region} {finding.name}" if finding.region else finding.name
+    click.echo(f"{click.style(sign, fg=colour)} {name}: {legible(' '.join(finding.detail.split()))}")
     if not finding.ok and finding.fix:
         click.echo(f"    {legible(finding.fix)}")
 
@@ -219,9 +220,26 @@ def check_provider(provider: Provider, store: Store, sets: tuple[str, ...]) -> I
             raise
         yield CheckResult("settings", False, str(error), "correct them, or run the check in another folder")
     if isinstance(provider, SupportsAccountCheck):
-        yield from provider.check_account(spec)
+        yield from _in_each_region(provider, spec)
     else:
         yield from _generic_checks(provider, spec)
+
+
+def _in_each_region(provider: SupportsAccountCheck, spec: Spec) -> Iterator[CheckResult]:
+    """The provider's checks in each of the job's regions; what does not depend on the region, once."""
+    from dataclasses import replace
+
+    if not spec.resources.names_several:
+        yield from provider.check_account(spec)
+        return
+    shared: set[str] = set()
+    for region in spec.resources.regions:
+        for finding in provider.check_account(replace(spec, resources=spec.resources.in_region(region))):
+            if finding.name not in _SHARED:
+                yield replace(finding, region=region)
+            elif finding.name not in shared:
+                shared.add(finding.name)
+                yield finding
 
 
 def _wanted_spec(provider: str, store: Store, sets: tuple[str, ...]) -> Spec:

@@ -53,7 +53,9 @@ def command(
     from stoker.jobfile import find_job_file, job_layers, layer_of, resolve, shared_layers
     from stoker.model.errors import UserError
     from stoker.providers import registry
+    from stoker.providers.regional_offerings import offerings_in_regions
     from stoker.submit.choose_offerings import ExplainsNoOffering, connect
+    from stoker.submit.job_regions import regions_left_out
     from stoker.submit.policy_check import policy_limits, read_policy
 
     store = opened_store()
@@ -66,7 +68,8 @@ def command(
     for line in bring_prices(store, spec.resources.provider):
         warn(line)
     connected = connect(spec, store)
-    offered = connected.offerings(spec.resources)
+    in_regions = offerings_in_regions(connected, spec.resources)
+    offered = in_regions.offerings
     limits = policy_limits(policy, spec)
     found, reason = acceptable(limits.spec, offered, cost_bound=limits.named("max_cost"))
     # Only people read this: a clock that is wrong by minutes does no harm here.
@@ -74,6 +77,8 @@ def command(
     seen = MarketReader(store, now, policy).of(spec.resources.provider)
     found = by_expected_cost(found, seen, now, spec.resources.machine)
     tallies = {offering.key: seen.lately(offering, now) for offering in found}
+    for line in regions_left_out(connected, spec.resources, in_regions):
+        say(line)
     if as_json:
         print_json([{**to_json(offering), "last_24h": to_json(tallies[offering.key])} for offering in found])
         return

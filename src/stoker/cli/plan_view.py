@@ -14,7 +14,7 @@ from stoker.core.costs import in_dollars
 from stoker.core.policy_rules import EffectiveLimits
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering, zone_text
-from stoker.model.resources import Gpus, idle_gpus
+from stoker.model.resources import Gpus, idle_gpus, short_region
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.price_book import OLD_DAYS
@@ -100,8 +100,7 @@ def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1, gpus: Gpus | 
         price = "price unknown" if best.price is None else f"{in_dollars(best.price * nodes)}/h{together}"
         if best.price == 0:
             price = "free"
-        where = f"{len(others) + 1} zones, {best.zone} first" if others else zone_text(best.zone)
-        rows.append([f"{best.machine} in {where}", best.kind, price, _against(best, nodes)])
+        rows.append([f"{best.machine} in {_where(best, others)}", best.kind, price, _against(best, nodes)])
     idle = [idle_gpus(gpus, best.gpus) for best, *_ in groups.values()]
     if any(idle):
         counts = [f"{best.gpus} × {best.gpu}" for best, *_ in groups.values()]
@@ -110,6 +109,18 @@ def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1, gpus: Gpus | 
             for (machine, *rest), count, unused in zip(rows, counts, idle, strict=True)
         ]
     return rows
+
+
+def _where(best: Offering, others: list[Offering]) -> str:
+    """The zones of one machine and kind, and the regions where there are several: `3 zones in 2 regions, …`."""
+    if not others:
+        return zone_text(best.zone)
+    regions = {each.region for each in (best, *others)}
+    several = counted(len(regions), "region")
+    if not best.zone:
+        return f"{several}, {short_region(best.region or '')} first"
+    zones = f"{len(others) + 1} zones" + (f" in {several}" if len(regions) > 1 else "")
+    return f"{zones}, {best.zone} first"
 
 
 def _against(offering: Offering, nodes: int) -> str:

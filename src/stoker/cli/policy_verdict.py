@@ -16,6 +16,7 @@ from stoker.model import channel_address
 from stoker.model.policy import Exemption, Policy, Rule, RuleAction
 from stoker.model.spec import Spec
 from stoker.notifications.events import in_scope
+from stoker.providers.regional_offerings import offerings_in_regions
 from stoker.read.safe_text import legible
 from stoker.store.base import Store
 from stoker.submit.choose_offerings import connect
@@ -122,7 +123,7 @@ def judge_job(policy: Policy, store: Store, resolved: ResolvedJob) -> PolicyVerd
     provider = connect(spec, store, offline=True)
     filled = policy_filled(policy, spec, resolved.written)
     spec = filled.spec
-    offered = provider.offerings(spec.resources)
+    offered = offerings_in_regions(provider, spec.resources).offerings
     subject = Subject(spec, datetime.now(timezone.utc).date())
     bounds = policy_rules.effective_limits(policy, subject)
     fitting, _ = acceptable(bounds.spec, offered, unpriced=True)

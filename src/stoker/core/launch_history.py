@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -115,37 +116,46 @@ _SAME_REFUSALS = 3
 class Refusals:
     """Refusals of clouds since the job was opened, and which offerings need not be tried again."""
 
-    # Refused offerings by key; and machine types over quota, with spot or not: a quota is the same in every zone.
+    # Refused offerings by key.
     keys: frozenset[str]
-    over_quota: frozenset[tuple[str, bool]]
-    # Spot, or on-demand, if the same refusal came so often that every other offering of that kind would give it too.
-    hopeless: frozenset[bool]
-    # Why no offering can work: the account lacks a permission, or the request is impossible.
-    final: str
+    # Machine types over quota, by region, with spot or not: a quota is the same in every zone of a region.
+    over_quota: frozenset[tuple[str | None, str, bool]]
+    # Spot, or on-demand, by region, if the same refusal came so often that every other offering of that kind there
+    # would give it too.
+    hopeless: frozenset[tuple[str | None, bool]]
+    # Why no offering of a region can work: the account lacks a permission there, or the request is impossible.
+    final: Mapping[str | None, str]
     last: str
 
     @classmethod
     def of(cls, state: JobState) -> Refusals:
-        counts: dict[tuple[bool, str], int] = {}
-        keys, over_quota, final, last = set(), set(), "", ""
+        counts: dict[tuple[str | None, bool, str], int] = {}
+        final: dict[str | None, str] = {}
+        keys, over_quota, last = set(), set(), ""
         for claim in state.since_opened():
             if claim.closed is None or claim.closed.outcome != "refused":
                 continue
             offering, last = claim.offering, claim.closed_reason
             keys.add(offering.key)
             if claim.closed.rule == "QuotaExceeded":
-                over_quota.add((offering.machine, offering.spot))
+                over_quota.add((offering.region, offering.machine, offering.spot))
             if claim.closed.rule in ("AuthDenied", "NoSuchResource", "UserError"):
-                final = final or last
+                final.setdefault(offering.region, last)
             # The same message about another machine type counts as the same refusal.
-            message = (offering.spot, last.removeprefix(f"{offering.machine}: "))
+            message = (offering.region, offering.spot, last.removeprefix(f"{offering.machine}: "))
             counts[message] = counts.get(message, 0) + 1
-        hopeless = {spot for (spot, _), times in counts.items() if times >= _SAME_REFUSALS}
+        hopeless = {(region, spot) for (region, spot, _), times in counts.items() if times >= _SAME_REFUSALS}
         return cls(frozenset(keys), frozenset(over_quota), frozenset(hopeless), final, last)
 
     def cover(self, offering: Offering) -> bool:
         return (
-            offering.key in self.keys
-            or (offering.machine, offering.spot) in self.over_quota
-            or offering.spot in self.hopeless
+            offering.region in self.final
+            or offering.key in self.keys
+            or (offering.region, offering.machine, offering.spot) in self.over_quota
+            or (offering.region, offering.spot) in self.hopeless
         )
+
+    @property
+    def reason(self) -> str:
+        """Why no offering is left: the first reason that no other offering could change, else the last refusal."""
+        return next(iter(self.final.values()), self.last)

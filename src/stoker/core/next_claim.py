@@ -25,6 +25,8 @@ from stoker.model.offerings import Offering
 _PRICES_CHANGE_S = 600.0
 # Kind of the warning, in its code, that a job waits for an approval.
 APPROVAL = "approval"
+# A region that gave no answer is asked again.
+_ASK_AGAIN_S = 60.0
 # Reservations of other jobs are freed when those jobs end.
 _MONEY_CHANGES_S = 300.0
 
@@ -105,7 +107,7 @@ def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
     """End a job that no offering can serve, unless an attempt still saves or an unknown price is all that is missing:
     a job without a known price waits for one, under its limit on the cost."""
     alone = not decision.state.open_claims
-    if found.bound and alone:
+    if found.bound and alone and not decision.job.unanswered:
         rule = decision.bounds.rule("max_cost")
         decision.append(Ended(outcome="failed", rule=rule, claim=decision.last_attempt()), found.reason)
         return
@@ -113,6 +115,11 @@ def _wait_or_end(decision: JobDecision, found: NoOffering) -> None:
     if found.unpriced:
         # The submitter knew a price, or the rule is newer than the job: prices are refreshed meanwhile.
         decision.wake_in(_PRICES_CHANGE_S)
+        _leave_queue(decision)
+    elif decision.job.unanswered:
+        # A region that did not answer may have a machine that serves.
+        decision.waiting = f"{found.reason}; {decision.job.unanswered}"
+        decision.wake_in(_ASK_AGAIN_S)
         _leave_queue(decision)
     elif alone:
         last, job = decision.last_attempt(), decision.state.job
@@ -142,6 +149,9 @@ def _apply_policy(decision: JobDecision, offerings: tuple[Offering, ...]) -> boo
     warns."""
     fresh = not has_begun(decision.state)
     found = policy_rules.broken(decision.settings.policy, decision.subject, offerings)
+    if decision.job.unanswered:
+        # The machines of a region that did not answer may be allowed.
+        found = tuple(each for each in found if not each.about_machines)
     refusals = [each for each in found if each.refuses and (fresh or each.about_machines)]
     for finding in refusals if not decision.state.open_claims else ():
         if not finding.needs_approval:

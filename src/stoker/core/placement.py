@@ -216,8 +216,8 @@ class _Search:
         dry = later_of(dry, opening)
         refusals = Refusals.of(state)
         usable = [offering for offering in fitting if not refusals.cover(offering)]
-        if not usable or refusals.final:
-            return NoOffering(refusals.final or refusals.last)
+        if not usable:
+            return NoOffering(refusals.reason)
         open_now = [offering for offering in usable if dry.get(offering.key, now) <= now]
         weighed = market.by_expected_cost(open_now, job.market, now, spec.resources.machine)
         weighed = _in_turn(weighed, state)

@@ -28,12 +28,18 @@ class JobSnapshot:
     facts: dict[int, tuple[NodeFacts, ...]]
     # This job's machines in the provider's list.
     instances: Observed[tuple[Instance, ...]]
-    # The state of every instance that the log names and that may still exist.
+    # The state of every instance that the log names and that may still exist. Those in a region that gave no answer are
+    # left out.
     states: Observed[dict[str, InstanceState]]
     # Offerings for the next launch. None: not queried, because nothing is to be launched.
     offerings: Observed[tuple[Offering, ...]] | None = None
     # Why no offering will ever serve the job: it names something that its cloud does not have any more.
     no_offerings: str = ""
+    # The regions of the job whose offerings are not among these, because they gave no answer, and why; empty: none.
+    unanswered: str = ""
+    # This job's machines in the regions whose list was answered, where another region's was not: `instances` is unknown
+    # then.
+    partly_listed: tuple[Instance, ...] = ()
     # Offerings without capacity, found by any job, and when, by the store's clock.
     dry: dict[str, datetime] = field(default_factory=dict)
     # Recent market observations of all jobs; empty if not read or unknown.
@@ -79,6 +85,11 @@ class JobSnapshot:
         """Return whether the rank may have written an exit that could not be read."""
         facts = self.facts_of(claim, rank)
         return facts is not None and not isinstance(facts.exit, Known)
+
+    @property
+    def seen_instances(self) -> tuple[Instance, ...]:
+        """The machines that were listed. Absence from them proves nothing."""
+        return self.instances.value if isinstance(self.instances, Known) else self.partly_listed
 
     def is_gone(self, instance: str) -> bool:
         """Return whether the cloud answered, after the log was read, that it is gone. Absence from a list is not

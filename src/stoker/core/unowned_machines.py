@@ -1,7 +1,8 @@
 """Find machines that no open claim owns, to be terminated: of closed claims, of ended jobs, and without a claim. Pure.
 
 The cloud was listed before the bucket was read, so a machine whose claim is not in the log has no claim. Even so,
-newborn machines are left alone, and only machines with this store's tag were listed. A failed list proves nothing.
+newborn machines are left alone, and only machines with this store's tag were listed. A failed list proves nothing,
+and hides no machine of another region.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from datetime import datetime
 from stoker.core.hold import is_held
 from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
 from stoker.model.job_state import JobState
-from stoker.model.observed import Known
 from stoker.model.offerings import Instance, Leftover
 
 # Machines that are stopping will be off or gone in a moment.
@@ -20,10 +20,8 @@ _ALIVE = ("pending", "running", "off")
 
 def find_unowned(job: JobSnapshot, now: datetime) -> list[Terminate]:
     """Terminate the job's machines that belong to no open claim, or that their claim does not name."""
-    if not isinstance(job.instances, Known):
-        return []
     found = []
-    for instance in sorted(job.instances.value, key=lambda instance: instance.id):
+    for instance in sorted(job.seen_instances, key=lambda instance: instance.id):
         if instance.state in _ALIVE:
             reason = _why_terminate(job, instance, now)
             if reason:
@@ -45,8 +43,7 @@ def newborn_strays(snapshot: Snapshot, now: datetime) -> list[Instance]:
     unclaimed: list[tuple[Instance, float | None]] = [
         (instance, job.capabilities.newborn_s)
         for job in snapshot.jobs
-        if isinstance(job.instances, Known)
-        for instance in job.instances.value
+        for instance in job.seen_instances
         if job.state.claim(instance.claim) is None
     ]
     unclaimed += [(instance, snapshot.newborn_s.get(instance.provider)) for instance in snapshot.strays]

@@ -207,7 +207,10 @@ def wake_deployed(
         return GovernorChoice(problem=str(error))
     if found is None:
         return GovernorChoice()
-    remarks = (deployment_record.role_warning(found, spec) for spec in specs)
+    from stoker.governor import region_events_check
+
+    checks = (deployment_record.role_warning, region_events_check.events_warning)
+    remarks = (check(found, spec) for spec in specs for check in checks)
     return GovernorChoice(by=f"{found.name} in {found.region}", warning=next(filter(None, remarks), None))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stoker.model.errors import Transient
-from stoker.model.offerings import Capabilities, Offering
+from stoker.model.offerings import Capabilities
 from stoker.model.resources import Resources
 from stoker.model.submission import Submission
 from stoker.providers import registry
 from stoker.providers.base import HasPlace, Provider
+from stoker.providers.regional_offerings import RegionalOfferings, offerings_in_regions
 
 
 class Fleet:
@@ -29,8 +30,8 @@ class Fleet:
     def capabilities(self, name: str) -> Capabilities:
         return self.provider(name).capabilities
 
-    def offerings(self, resources: Resources) -> tuple[Offering, ...]:
-        return self.provider(resources.provider).offerings(resources)
+    def offerings(self, resources: Resources) -> RegionalOfferings:
+        return offerings_in_regions(self.provider(resources.provider), resources)
 
     def check_place(self, submission: Submission) -> None:
         """Raise Transient for a job whose machines can only be started on another computer."""

@@ -41,11 +41,19 @@ class GovernorCloud:
     monthly_cost: str
     # External training jobs are in this cloud.
     external_jobs: bool
+    # The scheme of stores that its machines read.
+    scheme: str
+    # Events of machines stay in their region unless rules there forward them: `--events-from`.
+    regional_events: bool
 
 
 CLOUDS = {
-    "aws": GovernorCloud("stoker.deploy.aws", "aws-lambda", "about 50 cents", external_jobs=True),
-    "gcp": GovernorCloud("stoker.deploy.gcp", "cloud-run", "about 30 cents", external_jobs=False),
+    "aws": GovernorCloud(
+        "stoker.deploy.aws", "aws-lambda", "about 50 cents", external_jobs=True, scheme="s3", regional_events=True
+    ),
+    "gcp": GovernorCloud(
+        "stoker.deploy.gcp", "cloud-run", "about 30 cents", external_jobs=False, scheme="gs", regional_events=False
+    ),
 }
 # The longest time between the call and the pass: a cold start takes seconds.
 ANSWERS_WITHIN_S = 15.0

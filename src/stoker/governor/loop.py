@@ -295,7 +295,7 @@ class Governor:
     def places(self) -> set[tuple[str, str]]:
         """The providers and regions of the jobs that this governor remembers."""
         asked = (submission.spec.resources for submission in self.memory.submissions.values())
-        return {(each.provider, each.region) for each in asked if each.region}
+        return {(each.provider, region) for each in asked for region in each.regions}
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -59,14 +59,17 @@ class CloudListing:
     instances: dict[Place, Observed[tuple[Instance, ...]]]
 
     def of(self, job: str, places: Iterable[Place]) -> Observed[tuple[Instance, ...]]:
-        found: list[Instance] = []
+        """The job's machines at these places; unknown if one of them gave no answer."""
         for place in places:
-            match self.instances.get(place, Unknown(f"{place[0]} was not listed")):
-                case Known(value=instances):
-                    found += [instance for instance in instances if instance.job == job]
-                case Unknown() as unknown:
-                    return unknown
-        return Known(tuple(found))
+            found = self.instances.get(place, Unknown(f"{place[0]} was not listed"))
+            if isinstance(found, Unknown):
+                return found
+        return Known(self.seen(job, places))
+
+    def seen(self, job: str, places: Iterable[Place]) -> tuple[Instance, ...]:
+        """The job's machines at those of these places that gave an answer."""
+        lists = [self.instances.get(place) for place in places]
+        return tuple(each for part in lists if isinstance(part, Known) for each in part.value if each.job == job)
 
     def narrowed(self, jobs: set[str]) -> CloudListing:
         """The same lists, with the machines of these jobs only."""
@@ -130,7 +133,8 @@ def list_clouds(
             places |= _places_of(state)
         submission = memory.submissions.get(job)
         if submission is not None and (state is None or not state.claims):
-            places.add((submission.spec.resources.provider, submission.spec.resources.region))
+            wanted = submission.spec.resources
+            places |= {(wanted.provider, region) for region in wanted.regions or (None,)}
     return CloudListing({place: _list(fleet, place) for place in sorted(places, key=str)})
 
 
@@ -188,12 +192,14 @@ def _observe_job(
         claim.number: _with_cloud_reasons(fleet, claim, node_facts.read_claim(store, job, claim), states)
         for claim in state.open_claims
     }
+    places = sorted(_places_of(state), key=str)
     return JobSnapshot(
         state=state,
         spec=submission.spec,
         capabilities=fleet.capabilities(submission.spec.resources.provider),
         facts=facts,
-        instances=listing.of(job, _places_of(state)),
+        instances=listing.of(job, places),
+        partly_listed=listing.seen(job, places),
         states=states,
         markers=markers,
         announced=_announced(store, state, markers),
@@ -208,11 +214,12 @@ def _with_offerings(
     if wants_claim(job) is None:
         return job
     wanted = submission.spec.resources
-    offerings, none = _offerings(fleet, submission)
+    offerings, none, unanswered = _offerings(fleet, submission)
     return replace(
         job,
         offerings=offerings,
         no_offerings=none,
+        unanswered=unanswered,
         dry=_dry(store, wanted.provider) if job.capabilities.dry_for_s else {},
         market=markets.of(wanted.provider) if markets is not None and wanted.spot != "never" else job.market,
     )
@@ -309,8 +316,12 @@ def _list(fleet: Fleet, place: Place) -> Observed[tuple[Instance, ...]]:
 
 
 def _states(fleet: Fleet, state: JobState, listing: CloudListing) -> Observed[dict[str, InstanceState]]:
-    """The states of the machines that the log names; those that were just listed as running are not queried again."""
+    """The states of the machines that the log names; those that were just listed as running are not queried again.
+
+    A region that gives no answer hides no machine of another one. Unknown if nothing was answered.
+    """
     found: dict[str, InstanceState] = {}
+    failed: ProviderError | None = None
     for place in sorted(_places_of(state), key=str):
         listed: dict[str, InstanceState] = {}
         match listing.instances.get(place):
@@ -329,17 +340,18 @@ def _states(fleet: Fleet, state: JobState, listing: CloudListing) -> Observed[di
             try:
                 found |= fleet.provider(place[0]).state(unlisted, place[1])
             except ProviderError as error:
-                return Unknown(str(error))
-    return Known(found)
+                failed = failed or error
+    return Known(found) if found or failed is None else Unknown(str(failed))
 
 
-def _offerings(fleet: Fleet, submission: Submission) -> tuple[Observed[tuple[Offering, ...]], str]:
-    """The offerings for a job, and why there will never be any."""
+def _offerings(fleet: Fleet, submission: Submission) -> tuple[Observed[tuple[Offering, ...]], str, str]:
+    """The offerings of the job's regions, why there will never be any, and which regions gave no answer."""
     try:
         fleet.check_place(submission)
-        return Known(fleet.offerings(submission.spec.resources)), ""
+        found = fleet.offerings(submission.spec.resources)
     except NoSuchResource as error:
-        return Known(()), str(error)
+        return Known(()), str(error), ""
     except (ProviderError, UserError) as error:
         # Another governor, with other packages or tables, may find nothing wrong with these resources.
-        return Unknown(str(error)), ""
+        return Unknown(str(error)), "", ""
+    return Known(found.offerings), "", found.unanswered_text

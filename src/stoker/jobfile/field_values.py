@@ -111,6 +111,18 @@ def _zones(node: SettingNode, path: str) -> tuple[str, ...]:
     return () if zones == ("any",) else zones
 
 
+def _regions(node: SettingNode, path: str) -> str | tuple[str, ...]:
+    """The name of a region, or a list of several. A list of one is that one."""
+    if not isinstance(node.value, tuple):
+        return text(node, path)
+    found = words(node, path)
+    if not found:
+        raise node.origin.error(path, "is empty; leave it out, or name a region")
+    if len(set(found)) < len(found):
+        raise node.origin.error(path, f"names {next(each for each in found if found.count(each) > 1)} twice")
+    return found if len(found) > 1 else found[0]
+
+
 def _spot(node: SettingNode, path: str) -> str:
     if isinstance(node.value, bool):
         return "only" if node.value else "never"
@@ -328,6 +340,7 @@ FORMS: dict[str, Reader] = {
     "date": formed(value_forms.read_date, value_forms.DATE_HELP),
     "spot": _spot,
     "words": words,
+    "regions": _regions,
     "zones": _zones,
     "version": _version,
     "name": _name,

@@ -2,10 +2,11 @@
 
 The names in `Capabilities.honours` are the public dotted names of fields, such as `resources.region`,
 `environment.conda` or `limits.stall` (the canonical spelling, `limits.stall_s`, is taken as well). A name honours
-everything below it: `environment` covers `environment.conda`. Two fields are honoured choice by choice, and each
-choice must be listed: `inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`
-and the other kinds of `stoker.model.secret_refs`. Fields that need no help from a provider are in ALWAYS_HONOURED and
-need not be listed; neither need a provider's own section, which is `resources.` and its name.
+everything below it: `environment` covers `environment.conda`. Some choices must be listed by themselves:
+`resources.region:several`; `inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`; `secrets:env`,
+`secrets:aws-sm` and the other kinds of `stoker.model.secret_refs`. Fields that need no help from a
+provider are in ALWAYS_HONOURED and need not be listed; neither need a provider's own section, which is `resources.` and
+its name.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ ALWAYS_HONOURED = frozenset(
 
 # The limit of a job on a paid provider that limits neither its time nor its cost.
 DEFAULT_MAX_RUNTIME_S = 24 * 3600.0
+# The name that honours a list in `resources.region`.
+SEVERAL_REGIONS = "resources.region:several"
 # Fields whose default is an answer in a complete spec: on-demand, and a wait without end.
 ANSWERED = frozenset({"resources.spot", "limits.max_wait"})
 UNLIMITED = "limits: neither max_runtime nor max_cost is set, so training ends after 24 h; set one to choose"
@@ -184,9 +187,12 @@ def _check(parsed: ParsedJob, provider: str, capabilities: Capabilities) -> None
     else:
         problem = f"{provider} cannot honour {first.what}"
         advice = "leave it out or choose another provider"
+        if first.name == SEVERAL_REGIONS:
+            problem, advice = f"{provider} runs a job in one region", "name one"
         if first.name.startswith("secrets:"):
             problem, advice = _about_secret(first.name, provider, capabilities)
-    also = f" (the same goes for {', '.join(demand.field for demand in others)})" if others else ""
+    more = [demand.field for demand in others if demand.field != first.field]
+    also = f" (the same goes for {', '.join(more)})" if more else ""
     message = f"{first.field}: {problem}; {advice}{also}"
     origin = parsed.where(first.field)
     raise SpecError(f"{origin}: {message}" if origin is not None else message)
@@ -223,6 +229,8 @@ def _demands(spec: Spec, provider: str) -> Iterator[_Demand]:
                 yield _Demand(f"secrets:{kind}", f"secrets.{key}", f"references of the kind {kind}")
         else:
             yield _Demand(name, name)
+            if info.form == "regions" and isinstance(value, tuple):
+                yield _Demand(SEVERAL_REGIONS, name)
             if info.form == "reference":
                 kind = str(value).partition(":")[0]
                 yield _Demand(f"secrets:{kind}", name, f"references of the kind {kind}")

@@ -121,6 +121,7 @@ _FORM_NAMES = {
     "at-least": "`8` or `8+`",
     "spot": "`true`, `false` or `prefer`",
     "words": "text or list",
+    "regions": "text or list",
     "zones": "`any`, text or list",
     "version": "text or number",
     "name": "text",
@@ -192,7 +193,7 @@ These work everywhere: ALWAYS.
 The rest depends on the provider; one that cannot honour a field that is set says so before anything starts. Those who
 write a provider list the names of fields in `Capabilities.honours`; a name covers everything below it. Inputs are
 honoured by mode (`inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`) and secrets by kind
-(KINDS), each listed by itself.
+(KINDS), each listed by itself, and so is a list of regions (`resources.region:several`).
 
 On a provider that costs money, a job with neither `max_runtime` nor `max_cost` gets 24 h, with a warning.
 """

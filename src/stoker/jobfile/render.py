@@ -43,7 +43,7 @@ def written_form(info: Field, value: Any) -> Any:
             return value_forms.write_gpus(value)
         case "spot":
             return {"only": True, "never": False}.get(value, value)
-        case "zones" | "words" | "paths" | "packages" | "addresses" | "command" if isinstance(value, tuple):
+        case "regions" | "zones" | "words" | "paths" | "packages" | "addresses" | "command" if isinstance(value, tuple):
             return list(value)
         case "inputs":
             return {key: _input(source) for key, source in value.items()}

@@ -31,6 +31,7 @@ _FORMS: dict[str, Schema] = {
     "at-least": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^[0-9]+\+?$"}]},
     "spot": {"enum": [True, False, "prefer"]},
     "words": _WORDS,
+    "regions": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "uniqueItems": True, "items": _TEXT}]},
     "zones": _WORDS,
     "version": {"type": ["string", "number"]},
     "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},

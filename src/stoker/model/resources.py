@@ -8,9 +8,10 @@ Frozen and canonical, as `stoker.model.spec` describes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from stoker.model.errors import UserError
 from stoker.model.file_field import MAX_NODES, MAX_PRICE, file_field
 from stoker.model.keywords import checks_fields
 
@@ -158,7 +159,9 @@ class Resources:
         "at least this much memory on each node, such as `64GB+`", form="size", default=None, above=0
     )
     spot: Spot = file_field("true, false, or prefer (on-demand when there is none)", form="spot", default="never")
-    region: str | None = file_field("region of the cloud", default=None)
+    region: str | tuple[str, ...] | None = file_field(
+        "region of the cloud, or a list of several: each attempt runs in one of them", form="regions", default=None
+    )
     zones: tuple[str, ...] = file_field("zones to use; any by default", form="zones", default=())
     max_price: float | None = file_field("most $/h for a node", default=None, above=0, most=MAX_PRICE)
     disk_bytes: int | None = file_field(
@@ -172,3 +175,70 @@ class Resources:
     gce: GceResources | None = file_field("settings of Compute Engine alone", default=None)
     sagemaker: SagemakerResources | None = file_field("settings of SageMaker alone", default=None)
     local: LocalResources | None = file_field("this computer's capacity and simulated spot market", default=None)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions that the job names, in its order; for those of `in_region`, that one."""
+        return self.region if isinstance(self.region, tuple) else () if self.region is None else (self.region,)
+
+    @property
+    def only_region(self) -> str | None:
+        """The region of resources in one region: those of a job that names one at most, and those of `in_region`.
+
+        Raises UserError for several.
+        """
+        if isinstance(self.region, tuple):
+            if self.is_one_of_several:
+                return self.region[0]
+            raise UserError(f"resources.region: names {', '.join(self.region)}, and one is possible here; name one")
+        return self.region
+
+    @property
+    def names_several(self) -> bool:
+        """Return whether the job names several regions, also where these are its resources in one of them."""
+        return isinstance(self.region, tuple)
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Return whether these are of `in_region`: names that are in another region of the job are no mistake then."""
+        return isinstance(self.region, tuple) and len(self.region) == 1
+
+    def in_region(self, region: str | None) -> Resources:
+        """These resources in one of their regions, with the zones that are in it. Unchanged for a job of one region.
+
+        The name of a zone begins with that of its region; of several such regions it is in the one with the longest
+        name: `europe-west12-a` is not in `europe-west1`.
+        """
+        if not isinstance(self.region, tuple) or region is None:
+            return self
+        return replace(
+            self, region=(region,), zones=tuple(zone for zone in self.zones if self.region_of(zone) == region)
+        )
+
+    def regions_problem(self) -> str | None:
+        """Describe what is wrong with a list of regions and the zones in them; None where nothing is, and for one
+        region, whose provider checks its zones."""
+        regions = self.regions
+        short = [short_region(region) for region in regions]
+        if twice := next((region for region in short if short.count(region) > 1), None):
+            return f"resources.region: names {twice} twice"
+        if len(regions) < 2 or not self.zones:
+            return None
+        named = {zone: self.region_of(zone) for zone in self.zones}
+        if stray := next((zone for zone, region in named.items() if region is None), None):
+            return f"resources.zones: {stray} is in none of {', '.join(regions)}; name zones of these, or `any`"
+        # A region without a named zone would have to use none of its zones, or all of them: say which.
+        if bare := next((region for region in regions if region not in named.values()), None):
+            return f"resources.zones: none is in {bare}; name one there, or leave {bare} out of resources.region"
+        return None
+
+    def region_of(self, zone: str) -> str | None:
+        """The named region that a zone is in; None if it is in none of them."""
+        around = (region for region in self.regions if zone.startswith(short_region(region)))
+        return max(around, key=lambda region: len(short_region(region)), default=None)
+
+
+def short_region(region: str) -> str:
+    """The name of a region without the project that some clouds put before it: `us-central1` of
+    `vision-1/us-central1`."""
+    return region.rpartition("/")[2]

@@ -245,6 +245,8 @@ class CheckResult:
     ok: bool | None
     detail: str
     fix: str = ""
+    # Of a job in several regions: the region that was checked.
+    region: str = ""
 
 
 @runtime_checkable
@@ -252,7 +254,8 @@ class SupportsAccountCheck(Protocol):
     """A provider that can check whether the account has and allows what a job needs."""
 
     def check_account(self, spec: Spec) -> Iterator[CheckResult]:
-        """Check the needs of such a job one by one. Changes nothing in the cloud and raises no ProviderError."""
+        """Check the needs of such a job in one region, one by one. Changes nothing in the cloud and raises no
+        ProviderError."""
 
 
 @dataclass(frozen=True)

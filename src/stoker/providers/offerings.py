@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from stoker.model import codec
 from stoker.model.offerings import Offering
-from stoker.model.resources import Resources
+from stoker.model.resources import Resources, short_region
 from stoker.providers.machine_types import MachineType, size
 from stoker.providers.price_book import Price
 
@@ -107,13 +107,13 @@ def table_source(price: Price | None) -> str:
     return "" if price is None else f"table of {price.date.isoformat()} ({price.source})"
 
 
-def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterable[Offering]) -> tuple[Offering, ...]:
+def ordered(resources: Resources, found: Iterable[Offering]) -> tuple[Offering, ...]:
     """Sort the offerings: by the job's preference if it names machines, then by price.
 
-    Unknown prices come last, the smallest machine first.
+    Unknown prices come last, the smallest machine first. At equal prices, the job's first region comes first.
     """
     preference = {name: place for place, name in enumerate(dict.fromkeys(resources.machine))}
-    sizes = {machine.name: size(machine) for machine in machines}
+    regions = {short_region(region): place for place, region in enumerate(resources.regions)}
 
     def rank(offered: Offering) -> tuple[Any, ...]:
         return (
@@ -121,7 +121,11 @@ def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterab
             math.inf if offered.price is None else offered.price,
             # Spot prices roughly follow on-demand prices: a usable order if the spot price is unknown.
             math.inf if offered.on_demand_price is None else offered.on_demand_price,
-            sizes[offered.machine],
+            offered.gpus,
+            offered.cpus or 0,
+            offered.memory_bytes or 0,
+            offered.machine,
+            regions.get(short_region(offered.region or ""), len(regions)),
             offered.zone,
             # At the same price, on-demand comes first: it is not reclaimed.
             offered.spot,
@@ -130,7 +134,7 @@ def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterab
     return tuple(sorted(found, key=rank))
 
 
-def why_none(cloud: str, resources: Resources, region: str | None) -> str:
+def why_none(cloud: str, resources: Resources, region: str) -> str:
     """The reason, with the field's name, why existing machines are not available where the job looks for them."""
     field = "machine" if resources.machine else "gpus" if resources.gpus else "region"
     what = ", ".join(resources.machine) or "such a machine"

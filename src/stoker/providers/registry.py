@@ -66,8 +66,10 @@ def check_store(name: str, url: str, option: str = "--store") -> None:
 
 
 def check_spec(name: str, store: str, spec: Spec) -> None:
-    """Raise UserError for a store or a port that machines of a cloud cannot use."""
+    """Raise UserError for a store or a port that machines of a cloud cannot use, and for a wrong list of regions."""
     check_store(name, store)
+    if problem := spec.resources.regions_problem():
+        raise UserError(problem)
     port = spec.env.get("MASTER_PORT")
     if port is not None and not is_port(port):
         raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")

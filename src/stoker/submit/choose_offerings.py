@@ -17,7 +17,15 @@ from stoker.model.resources import Resources, idle_gpus
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import Provider, SupportsQuotaCheck
+from stoker.providers.regional_offerings import offerings_in_regions
 from stoker.store.base import Store
+from stoker.submit.job_regions import (
+    check_quotas,
+    check_regions,
+    frozen_regions,
+    regions_left_out,
+    transfer_remark,
+)
 from stoker.submit.policy_check import (
     PolicyCheck,
     check_policy,
@@ -52,6 +60,8 @@ class OfferingChoice:
     check: PolicyCheck
     # Resources that an offline plan could not check, one line each.
     unchecked: tuple[str, ...] = ()
+    # About several regions, one line each: which are not in the plan, and why; and what else may surprise.
+    about_regions: tuple[str, ...] = ()
 
     @property
     def offerings(self) -> tuple[Offering, ...]:
@@ -80,9 +90,13 @@ def choose_offerings(
     `submitter_doubts` are those of `check_policy`.
     """
     policy = read_policy(store) if policy is None else policy
-    offered = provider.offerings(spec.resources)
-    unchecked = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
-    spec = replace(spec, resources=_frozen_resources(spec.resources, offered))
+    named = spec.resources
+    found = offerings_in_regions(provider, named)
+    check_regions(provider, named, found, offline=offline)
+    offered = found.offerings
+    unchecked = _unchecked(provider, named) if offline else ()
+    about_regions = (*regions_left_out(provider, named, found), *transfer_remark(named))
+    spec = replace(spec, resources=_frozen_resources(named, offered))
     limits = policy_limits(policy, spec)
     # Offline, prices that change by the hour are unknown, and the plan must be shown all the same.
     try:
@@ -95,8 +109,8 @@ def choose_offerings(
         raise PolicyRefused((*problems, str(error))) from None
     check = check_policy(policy, spec, fitting, store, limits=limits, submitter_doubts=submitter_doubts)
     if not offline and isinstance(provider, SupportsQuotaCheck):
-        provider.check_quota(check.offerings, spec.nodes)
-    return OfferingChoice(spec, limits, offered, check, unchecked)
+        about_regions += check_quotas(provider, check.offerings, spec.nodes)
+    return OfferingChoice(spec, limits, offered, check, unchecked, about_regions)
 
 
 def fitting_offerings(
@@ -128,7 +142,15 @@ def _frozen_resources(resources: Resources, offered: tuple[Offering, ...]) -> Re
     if resources.gpus is not None and not resources.machine:
         most = max(offering.gpus for offering in offered)
         resources = replace(resources, gpus=replace(resources.gpus, most=most))
-    return replace(resources, region=offered[0].region or resources.region)
+    return frozen_regions(resources, offered)
+
+
+def _unchecked(provider: Provider, resources: Resources) -> tuple[str, ...]:
+    """The lines about resources that an offline plan could not check, of all regions, each once."""
+    if not isinstance(provider, PlansFromTables):
+        return ()
+    lines = (provider.unchecked(resources.in_region(region)) for region in resources.regions or (None,))
+    return tuple(dict.fromkeys(line for each in lines for line in each))
 
 
 def unpriced_spot_warning(choice: OfferingChoice) -> tuple[str, ...]:

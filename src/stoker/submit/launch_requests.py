@@ -30,27 +30,28 @@ def preflight(provider: Provider, prepared: PreparedJob, store: Store) -> None:
     if not isinstance(provider, SupportsPreflight):
         return
     try:
-        provider.preflight(*_first_launches(prepared, store, provider))
-    except InvalidRequest as error:
-        prepared.discard()
-        raise UserError(str(error)) from None
-    except ProviderError:
-        pass  # The cloud did not answer, or the submitter may not launch: the governor finds out.
+        for offerings in _first_offerings(prepared):
+            try:
+                provider.preflight(*(_requests(prepared, store, provider, offering) for offering in offerings))
+            except InvalidRequest as error:
+                raise UserError(str(error)) from None
+            except ProviderError:
+                pass  # The cloud did not answer, or the submitter may not launch: the governor finds out.
     except BaseException:  # Ctrl-C, too, must not leave the archive behind; raised again
         prepared.discard()
         raise
 
 
-def _first_launches(prepared: PreparedJob, store: Store, provider: Provider) -> Iterator[LaunchRequests]:
-    """The requests for the best spot and the best on-demand offering.
+def _first_offerings(prepared: PreparedJob) -> Iterator[tuple[Offering, ...]]:
+    """The best spot and the best on-demand offering, region by region.
 
     Both, because a request for spot machines lacks what on-demand machines alone ask for, such as a reservation.
     """
-    first: dict[bool, Offering] = {}
+    first: dict[str | None, dict[bool, Offering]] = {}
     for offering in prepared.offerings:
-        first.setdefault(offering.spot, offering)
-    for offering in first.values():
-        yield _requests(prepared, store, provider, offering)
+        first.setdefault(offering.region, {}).setdefault(offering.spot, offering)
+    for there in first.values():
+        yield tuple(there.values())
 
 
 def _requests(prepared: PreparedJob, store: Store, provider: Provider, offering: Offering) -> LaunchRequests:

@@ -234,6 +234,7 @@ def _warnings(
         *check_channels.address_warnings(choice.spec.notify),
         *packages.code_warnings,
         *choice.unchecked,
+        *choice.about_regions,
         *packages.missing,
         *loopback_addresses,
         *unmasked(packages.spec),

@@ -12,6 +12,7 @@ from stoker.model.errors import ProviderError, UserError
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, ResumeAsked
 from stoker.model.offerings import Offering
+from stoker.providers.regional_offerings import offerings_in_regions
 from stoker.store import job_index, job_log
 from stoker.store.base import Store
 from stoker.store.checkpoint_refs import candidates, describe, resolve
@@ -105,7 +106,7 @@ def _check_policy_again(store: Store, state: JobState) -> None:
     bring_prices(store, spec.resources.provider)
     try:
         provider = connect(spec, store)
-        offered = provider.offerings(spec.resources)
+        offered = offerings_in_regions(provider, spec.resources).offerings
     except (ProviderError, UserError):
         pass  # The governor finds out which machines are offered; the other rules need no answer of a cloud.
     else:

@@ -21,6 +21,7 @@ CAPABILITIES = Capabilities(
         "resources.disk",
         "resources.image",
         "resources.region",
+        "resources.region:several",
         "retry.hold_on_failure",
     },
     interrupts=True,

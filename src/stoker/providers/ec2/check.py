@@ -41,11 +41,16 @@ _CLUSTERED = "m5.large"
 
 def check_account(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[CheckResult]:
     """Run every check, one by one; without boto3, credentials or a region the checks end there."""
-    found = yield from check_identity(provider.name, provider.clients, spec.resources.region)
+    found = yield from check_identity(provider.name, provider.clients, spec.resources.only_region)
     if found is None:
         return
     region, identity = found
-    checks = _AccountChecks(provider, replace(spec, resources=replace(spec.resources, region=region)), store, identity)
+    checks = _AccountChecks(
+        provider,
+        spec if spec.resources.region else replace(spec, resources=replace(spec.resources, region=region)),
+        store,
+        identity,
+    )
     for part in (
         checks.region,
         checks.offers,
@@ -74,21 +79,23 @@ class _AccountChecks:
         self._offered: tuple[Offering, ...] = ()
 
     def _client(self, service: str) -> Any:
-        return self._provider.clients.get(service, self._spec.resources.region)
+        return self._provider.clients.get(service, self._spec.resources.only_region)
 
     # ── Where, and what ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def region(self) -> Iterator[CheckResult]:
         try:
-            machines = self._provider.list_instances(self._spec.resources.region)
+            machines = self._provider.list_instances(self._spec.resources.only_region)
         except ProviderError as error:
             denied = answer_of(error).get("Error", {}).get("Code") == "UnauthorizedOperation"
             fix = self._fix("ec2:DescribeInstances") if denied else "is it a region, and enabled in this account?"
-            yield CheckResult("region", check_ok(error), f"{self._spec.resources.region}: {aws_message(error)}", fix)
+            yield CheckResult(
+                "region", check_ok(error), f"{self._spec.resources.only_region}: {aws_message(error)}", fix
+            )
             return
         count = len(machines)
         there = f"{count} machine{'' if count == 1 else 's'} of this store"
-        yield CheckResult("region", True, f"{self._spec.resources.region} answers; {there}")
+        yield CheckResult("region", True, f"{self._spec.resources.only_region} answers; {there}")
 
     def offers(self) -> Iterator[CheckResult]:
         self._offered, result = check_offers(
@@ -176,7 +183,7 @@ class _AccountChecks:
 
     def _running_machine(self) -> str | None:
         try:
-            found = self._provider.list_instances(self._spec.resources.region)
+            found = self._provider.list_instances(self._spec.resources.only_region)
         except ProviderError:
             return None
         return next((each.id for each in found if each.state == "running"), None)
@@ -287,7 +294,7 @@ class _AccountChecks:
 
     def _quota_result(self, quota: quotas.Quota, name: str, value: float, need: int | None) -> CheckResult:
         detail = f"{value:g} vCPUs" + (f", and this job needs {need}" if need else "")
-        increase = quotas.increase_command(quota, self._spec.resources.region, need)
+        increase = quotas.increase_command(quota, self._spec.resources.only_region, need)
         if need is not None and value < need:
             # Another family, or on-demand, may still be possible.
             others = {quotas.quota_of(each.machine, each.spot) for each in self._offered} - {quota}

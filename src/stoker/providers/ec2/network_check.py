@@ -12,7 +12,7 @@ from stoker.model.resources import Ec2Resources
 from stoker.model.spec import Spec, master_port
 from stoker.providers.base import CheckResult
 from stoker.providers.check_results import check_ok
-from stoker.providers.ec2 import catalog, efa
+from stoker.providers.ec2 import catalog, efa, several_regions
 from stoker.providers.ec2.errors import call_aws
 from stoker.providers.ec2.s3_way_check import check_way_to_s3
 from stoker.providers.ec2.verdicts import aws_message, fix_of, permission_fix
@@ -32,25 +32,33 @@ def check_network(ec2: Any, spec: Spec, offered: Iterable[Offering] = ()) -> Ite
     """Check the job's subnet, or the default subnets, the traffic between nodes, and the way to S3."""
     ec2_resources = spec.resources.ec2 or Ec2Resources()
     named = list(dict.fromkeys(ec2_resources.subnet))
-    asked: dict[str, Any] = (
-        {"SubnetIds": named} if named else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
-    )
+    asked: dict[str, Any] = {"SubnetIds": named}
+    if not named:
+        asked = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+    elif spec.resources.names_several:
+        asked = several_regions.filter_by("subnet-id", ec2_resources.subnet)
     try:
         answer = call_aws("resources.ec2.subnet", lambda: ec2.describe_subnets(**asked))
     except ProviderError as error:
         yield CheckResult("subnet", check_ok(error), aws_message(error), fix_of(error))
         return
     found = answer["Subnets"]
+    if not found and named:
+        none_here = f"none of {', '.join(named)} is in {spec.resources.only_region}"
+        yield CheckResult("subnet", False, none_here, fix_of(InvalidRequest(f"{several_regions.SUBNETS_FIELD}: ")))
+        return
     if not found:
-        fix = f"aws ec2 create-default-vpc --region {spec.resources.region}, or set resources.ec2.subnet"
+        fix = f"aws ec2 create-default-vpc --region {spec.resources.only_region}, or set resources.ec2.subnet"
         yield CheckResult("subnet", False, "there is no default subnet in this region", fix)
         return
-    subnets = ", ".join(named) or f"{len(found)} default subnets"
+    subnets = ", ".join(each["SubnetId"] for each in found) if named else f"{len(found)} default subnets"
     yield _check_addresses(f"{subnets} in {found[0]['VpcId']}", found, spec)
     yield _check_between_nodes(ec2, spec, found)
     machines = [catalog.facts(each.machine) for each in offered] if ec2_resources.efa else []
     interfaces = max((len(efa.layout(machine)) for machine in machines), default=1)
-    yield check_way_to_s3(ec2, spec.resources.region, found, public_ip=ec2_resources.public_ip, interfaces=interfaces)
+    yield check_way_to_s3(
+        ec2, spec.resources.only_region, found, public_ip=ec2_resources.public_ip, interfaces=interfaces
+    )
 
 
 def ipv6_problem(subnet: Mapping[str, Any]) -> str:
@@ -130,7 +138,7 @@ def _authorize(spec: Spec, group: str, direction: Direction) -> str:
     """The command that allows all traffic within a group."""
     call = "ingress" if direction == INGRESS else "egress"
     rule = f"'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group}}}]'"
-    start = f"aws ec2 authorize-security-group-{call} --region {spec.resources.region} --group-id {group}"
+    start = f"aws ec2 authorize-security-group-{call} --region {spec.resources.only_region} --group-id {group}"
     # Only the command for inbound traffic takes a group by a flag of its own.
     return (
         f"{start} --protocol all --source-group {group}" if direction == INGRESS else f"{start} --ip-permissions {rule}"
@@ -140,6 +148,8 @@ def _authorize(spec: Spec, group: str, direction: Direction) -> str:
 def _security_groups(ec2: Any, spec: Spec, vpc: str) -> list[Mapping[str, Any]]:
     """The job's security groups, or the default group of the VPC."""
     groups = list((spec.resources.ec2 or Ec2Resources()).security_groups)
+    if groups and spec.resources.names_several:
+        groups = list(several_regions.find_groups(ec2, several_regions.filter_by("group-id", tuple(groups))))
     asked: dict[str, Any] = {"GroupIds": groups}
     if not groups:
         filters = {"vpc-id": vpc, "group-name": "default"}

@@ -17,7 +17,7 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
 from stoker.model.resources import Resources
 from stoker.providers import offerings
-from stoker.providers.ec2 import catalog, places, prices
+from stoker.providers.ec2 import catalog, efa, places, prices
 from stoker.providers.ec2.catalog import Ec2MachineType
 from stoker.providers.ec2.client import pages
 
@@ -44,7 +44,7 @@ def offline(resources: Resources) -> tuple[Offering, ...]:
     machines = _candidates(resources, region)
     where = {machine.name: zones for machine in machines}
     found = offerings.fewest_gpus(resources, _offerings(region, machines, where, {}, ""))
-    return offerings.ordered(resources, machines, found)
+    return offerings.ordered(resources, found)
 
 
 def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
@@ -67,7 +67,7 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
     machines = [machine for machine in machines if where.get(machine.name)]
     spot = _spot_prices(ec2, [machine.name for machine in machines], now) if machines else {}
     found = _offerings(region, machines, where, spot, f"spot price history {now:%Y-%m-%d}")
-    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
+    return offerings.ordered(resources, offerings.fewest_gpus(resources, found))
 
 
 def unchecked(resources: Resources) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def why_none(resources: Resources) -> str:
     why = catalog.why_none(resources)
     if why:
         return why
-    return offerings.why_none("EC2", resources, resources.region)
+    return offerings.why_none("EC2", resources, ", ".join(resources.regions))
 
 
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,9 +136,9 @@ def _spot_prices(ec2: EC2Client, names: list[str], now: datetime) -> dict[tuple[
 
 
 def _region(resources: Resources) -> str:
-    if resources.region is None:
+    if resources.only_region is None:
         raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
-    return resources.region
+    return resources.only_region
 
 
 def _candidates(resources: Resources, region: str) -> list[Ec2MachineType]:
@@ -185,3 +185,14 @@ def _amount(text: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return amount if math.isfinite(amount) and amount > 0 else None
+
+
+def network_remarks(resources: Resources) -> tuple[str, ...]:
+    """A line about machines that get no public address, because of their several network interfaces."""
+    if not (resources.ec2 and resources.ec2.efa and resources.regions):
+        return ()
+    name = next((each.name for each in catalog.fitting(resources) if len(efa.layout(each)) > 1), None)
+    if name is None:
+        return ()
+    needs = "its subnet needs an endpoint for S3 or a NAT gateway (`stoker check ec2` looks)"
+    return (f"resources.ec2.efa: EC2 gives {name}, with its several network interfaces, no public address; {needs}",)

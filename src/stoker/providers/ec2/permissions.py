@@ -69,6 +69,7 @@ GOVERNOR: tuple[Operation, ...] = (
     Operation("ec2:DescribeInstanceTypeOfferings", "anything", "which zones have a machine type"),
     Operation("ec2:DescribeSpotPriceHistory", "anything", "what spot costs now"),
     Operation("ec2:DescribeSubnets", "anything", "the zone of a subnet"),
+    Operation("ec2:DescribeSecurityGroups", "anything", "the region of a security group, and what it lets through"),
     Operation("ec2:DescribeCapacityReservations", "anything", "where a reservation is, and until when"),
     # Resource Groups names three more permissions for groups that a tag or a stack makes; those of reservations are
     # lists: https://docs.aws.amazon.com/ARG/latest/APIReference/API_ListGroupResources.html
@@ -96,6 +97,7 @@ PLAN = tuple(
         "ec2:DescribeInstanceTypeOfferings",
         "ec2:DescribeSpotPriceHistory",
         "ec2:DescribeSubnets",
+        "ec2:DescribeSecurityGroups",
         "ec2:DescribeCapacityReservations",
         "resource-groups:ListGroupResources",
     }
@@ -107,7 +109,6 @@ SHELL: tuple[Operation, ...] = (
     Operation("ssm:StartSession", "ours", "reach a machine without an open port", ("instance",)),
 )
 CHECK: tuple[Operation, ...] = (
-    Operation("ec2:DescribeSecurityGroups", "anything", "whether nodes reach each other"),
     Operation("ec2:DescribeRouteTables", "anything", "whether machines reach S3"),
     Operation("ec2:DescribeVpcEndpoints", "anything", "whether machines reach S3"),
     Operation("ec2:DescribeKeyPairs", "anything", "whether the job's key is there"),

@@ -26,7 +26,6 @@ from stoker.providers.base import (
 from stoker.providers.cloud_errors import first_line
 from stoker.providers.ec2 import (
     catalog,
-    efa,
     image_lookup,
     kms,
     leftovers,
@@ -35,6 +34,7 @@ from stoker.providers.ec2 import (
     reservations,
     role_names,
     root_volume,
+    several_regions,
     subnets,
     tags,
 )
@@ -90,13 +90,14 @@ class Ec2Provider:
         """Machine types × zones × spot or on-demand, best first. Offline, from the packaged tables."""
         if self._context.offline:
             return offers.offline(_with_region(resources, environment_region()))
-        resources = _with_region(resources, resources.region or self._clients.default_region())
+        resources = _with_region(resources, resources.only_region or self._clients.default_region())
         return self._recent.get(resources, lambda: self._ask_offerings(resources))
 
     def _ask_offerings(self, resources: Resources) -> tuple[Offering, ...]:
-        ec2 = self._clients.get("ec2", resources.region)
+        region = resources.only_region
+        ec2 = self._clients.get("ec2", region)
         now, asked = datetime.now(timezone.utc), subnets.restrict(ec2, resources)
-        groups = partial(self._clients.get, "resource-groups", resources.region)
+        groups = partial(self._clients.get, "resource-groups", region)
         reserved = reservations.find(ec2, groups, asked)
         narrowed = reservations.restrict(asked, reserved)
         offered = call_aws("offerings", lambda: offers.live(ec2, narrowed, now=now))
@@ -109,15 +110,11 @@ class Ec2Provider:
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """Lines about settings that are valid and may surprise."""
         resources = _with_region(spec.resources, environment_region())
-        if not (resources.ec2 and resources.ec2.efa and resources.region):
-            return ()
-        name = next((each.name for each in catalog.fitting(resources) if len(efa.layout(each)) > 1), None)
-        if name is None:
-            return ()
-        needs = "its subnet needs an endpoint for S3 or a NAT gateway (`stoker check ec2` looks)"
-        return (
-            f"resources.ec2.efa: EC2 gives {name}, with its several network interfaces, no public address; {needs}",
-        )
+        return (*offers.network_remarks(resources), *several_regions.remarks(spec))
+
+    def check_regions(self, resources: Resources) -> None:
+        """Raise UserError for a subnet or a security group that is in none of the job's regions."""
+        several_regions.check_ids(lambda region: self._clients.get("ec2", region), resources)
 
     def disk_note(self, spec: Spec, offering: Offering, inputs_bytes: int) -> str:
         """Where the folders of a node lie on such a machine."""
@@ -291,10 +288,11 @@ class Ec2Provider:
         return check.check_account(self, spec, self._context.store)
 
     def resolved(self, requests: Sequence[Request]) -> Iterator[Request]:
-        """The requests that would change something, with what only EC2 knows filled in: facts of the image, and the
-        subnet. Changes nothing itself."""
+        """The requests that would change something, with what only EC2 knows filled in: facts of the image, the subnet,
+        and the security groups. Changes nothing itself."""
         image: Mapping[str, Any] = {}
         subnet = ""
+        groups: tuple[str, ...] = ()
         for each in requests:
             ec2 = self._clients.get("ec2", each.region)
             match each.operation:
@@ -302,8 +300,11 @@ class Ec2Provider:
                     image = image_lookup.find(ec2, each.params)
                 case "DescribeSubnets":
                     subnet = subnets.find(ec2, each.params, _nodes(requests))
+                case "DescribeSecurityGroups":
+                    groups = several_regions.find_groups(ec2, each.params)
                 case "RunInstances":
-                    yield replace(each, params=subnets.filled(image_lookup.filled(each.params, image), subnet))
+                    params = several_regions.filled(subnets.filled(each.params, subnet), groups)
+                    yield replace(each, params=image_lookup.filled(params, image))
                 case _:
                     yield each
 
@@ -388,4 +389,4 @@ def _state(found: Mapping[str, Any]) -> InstanceState:
 
 
 def _with_region(resources: Resources, region: str | None) -> Resources:
-    return resources if resources.region else replace(resources, region=region)
+    return resources if resources.regions else replace(resources, region=region)

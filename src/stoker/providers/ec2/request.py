@@ -13,7 +13,7 @@ from typing import Any
 from stoker.cloudapi.aws.logs import is_group
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.resources import Ec2Resources
+from stoker.model.resources import Ec2Resources, Resources
 from stoker.model.spec import Spec
 from stoker.providers import request_overrides
 from stoker.providers.base import LaunchOrder, Request
@@ -26,6 +26,7 @@ from stoker.providers.ec2 import (
     places,
     role_names,
     root_volume,
+    several_regions,
     subnets,
     tags,
     userdata,
@@ -68,8 +69,11 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
     if image.id is None or image.root is None:
         arch = catalog.facts(order.offering.machine).arch
         found.append(Request("ec2", "DescribeImages", image_lookup.params(image, arch), region))
-    if len(ec2.subnet) > 1:
+    if _looks_up_subnet(spec.resources):
         found.append(Request("ec2", "DescribeSubnets", subnets.params(ec2.subnet, order.offering.zone), region))
+    if spec.resources.names_several and ec2.security_groups:
+        asked = several_regions.filter_by("group-id", ec2.security_groups)
+        found.append(Request("ec2", "DescribeSecurityGroups", asked, region))
     params = _run(order, ec2, image, group)
     found.append(Request("ec2", "RunInstances", overrides.merge(params, ec2.overrides), region))
     return tuple(found)
@@ -78,8 +82,9 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
 def check(spec: Spec) -> None:
     """Raise UserError for a spec that EC2 would refuse, or that would put a machine out of Stoker's control."""
     tags.check(spec.written_tags)
-    if spec.resources.region:
-        places.check(spec.resources.region, spec.resources.zones)
+    for region in spec.resources.regions:
+        places.check(region, spec.resources.in_region(region).zones)
+    several_regions.check(spec.resources)
     if spec.resources.image:
         images.find(spec.resources.image, "x86_64")
     ec2 = spec.resources.ec2 or Ec2Resources()
@@ -214,8 +219,9 @@ def _market(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
 
 def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
     """Plain fields if possible; network interfaces if EC2 requires them."""
-    groups = list(ec2.security_groups)
-    subnet = subnets.SUBNET_ID if len(ec2.subnet) > 1 else next(iter(ec2.subnet), None)
+    resources = order.spec.resources
+    groups = [several_regions.GROUP_IDS] if resources.names_several and ec2.security_groups else [*ec2.security_groups]
+    subnet = subnets.SUBNET_ID if _looks_up_subnet(resources) else next(iter(ec2.subnet), None)
     if not ec2.efa and ec2.public_ip is None:
         found: dict[str, Any] = {"SubnetId": subnet} if subnet else {}
         return found | ({"SecurityGroupIds": groups} if groups else {})
@@ -235,6 +241,12 @@ def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
             interface["AssociatePublicIpAddress"] = ec2.public_ip
         interfaces.append(interface)
     return {"NetworkInterfaces": interfaces}
+
+
+def _looks_up_subnet(resources: Resources) -> bool:
+    """Return whether only EC2 can tell which of the job's subnets a launch uses."""
+    named = resources.ec2.subnet if resources.ec2 else ()
+    return len(named) > 1 or bool(named and resources.names_several)
 
 
 def _profile(name: str) -> dict[str, str]:

@@ -8,22 +8,28 @@ from typing import Any
 
 from stoker.model.errors import InvalidRequest, UserError
 from stoker.model.resources import Resources
-from stoker.providers.ec2 import network_check
+from stoker.providers.ec2 import network_check, several_regions
 from stoker.providers.ec2.client import pages
 from stoker.providers.ec2.errors import call_aws
 
-_FIELD = "resources.ec2.subnet"
+_FIELD = several_regions.SUBNETS_FIELD
 # A placeholder for the subnet that only EC2 can tell: `filled` replaces it.
 SUBNET_ID = "(the subnet of that zone with free addresses)"
 
 
 def restrict(ec2: Any, resources: Resources) -> Resources:
-    """Restrict the zones to those of the job's subnets. Raises UserError for a subnet that machines cannot use."""
+    """Restrict the zones to those of the job's subnets. Raises UserError for a subnet that machines cannot use.
+
+    Of a job in several regions, subnets of another region are passed over.
+    """
     named = resources.ec2.subnet if resources.ec2 else ()
     if resources.ec2 is None or not named:
         return resources
-    answer = call_aws(_FIELD, lambda: ec2.describe_subnets(SubnetIds=list(dict.fromkeys(named))))
-    found = {each["SubnetId"]: each for each in answer["Subnets"]}
+    found = {each["SubnetId"]: each for each in _described(ec2, resources)}
+    if not found:
+        region = resources.only_region
+        problem = f"none of {', '.join(dict.fromkeys(named))} is in {region}"
+        raise UserError(f"{_FIELD}: {problem}; name one there, or leave {region} out of resources.region")
     for each in found.values():
         if problem := network_check.ipv6_problem(each):
             raise UserError(f"{_FIELD}: {problem}")
@@ -33,6 +39,14 @@ def restrict(ec2: Any, resources: Resources) -> Resources:
     _check_networks(found, resources.ec2.security_groups)
     zones = dict.fromkeys(found[name]["AvailabilityZone"] for name in named if name in found)
     return replace(resources, zones=tuple(zones))
+
+
+def _described(ec2: Any, resources: Resources) -> list[Mapping[str, Any]]:
+    """The job's subnets, as EC2 describes them: all of them, or for one of several regions those that are there."""
+    named = list(dict.fromkeys(resources.ec2.subnet if resources.ec2 else ()))
+    # A filter returns what exists; a request by id fails for an id that does not.
+    asked = params(tuple(named), "") if resources.names_several else {"SubnetIds": named}
+    return call_aws(_FIELD, lambda: list(pages(ec2.describe_subnets, "Subnets", **asked)))
 
 
 def _check_networks(found: Mapping[str, Mapping[str, Any]], groups: tuple[str, ...]) -> None:
@@ -45,10 +59,10 @@ def _check_networks(found: Mapping[str, Mapping[str, Any]], groups: tuple[str, .
 
 def params(named: tuple[str, ...], zone: str) -> dict[str, Any]:
     """The parameters of DescribeSubnets: the job's subnets in this zone; an empty zone: in any."""
-    filters = [{"Name": "subnet-id", "Values": list(dict.fromkeys(named))}]
+    asked = several_regions.filter_by("subnet-id", named)
     if zone:
-        filters.append({"Name": "availability-zone", "Values": [zone]})
-    return {"Filters": filters}
+        asked["Filters"].append({"Name": "availability-zone", "Values": [zone]})
+    return asked
 
 
 def find(ec2: Any, asked: Mapping[str, Any], nodes: int) -> str:

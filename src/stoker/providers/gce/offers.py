@@ -89,7 +89,7 @@ def why_none(resources: Resources) -> str:
     why = catalog.why_none(resources)
     if why:
         return why
-    return offerings.why_none("Compute Engine", resources, resources.region)
+    return offerings.why_none("Compute Engine", resources, ", ".join(resources.regions))
 
 
 def smaller_machines(resources: Resources) -> tuple[str, ...]:
@@ -214,4 +214,4 @@ def _offered(
                 now = None if spot is None else spot.amount
                 source = offerings.table_source(spot)
                 found.append(make(*at, spot=True, price=now, on_demand=amount, source=source))
-    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
+    return offerings.ordered(resources, offerings.fewest_gpus(resources, found))

@@ -55,7 +55,7 @@ def find(resources: Resources, default_project: str | None = None) -> ProjectReg
     """
     gce = resources.gce
     named = gce.project if gce is not None else None
-    region = resources.region or os.environ.get(_REGION_VARIABLE)
+    region = resources.only_region or os.environ.get(_REGION_VARIABLE)
     if region is not None and "/" in region:
         place = ProjectRegion.of(region)
         if named is not None and named != place.project:
@@ -81,7 +81,7 @@ def environment_project() -> str | None:
 
 def named_by(resources: Resources) -> str:
     """The source of these resources' project, for error messages: a field, a variable, or the credentials."""
-    if "/" in (resources.region or ""):
+    if "/" in (resources.only_region or ""):
         return "resources.region"
     if resources.gce is not None and resources.gce.project:
         return _PROJECT_FIELD

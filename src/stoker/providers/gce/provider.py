@@ -107,7 +107,7 @@ class GceProvider:
     def _place(self, resources: Resources) -> ProjectRegion:
         """Find the project and region of the machines. Raises UserError where nothing names them."""
         named = resources.gce.project if resources.gce else None
-        if named or places.environment_project() or "/" in (resources.region or ""):
+        if named or places.environment_project() or "/" in (resources.only_region or ""):
             return places.find(resources)
         return places.find(resources, settings.project() if self._context.offline else self._api.default_project())
 

@@ -17,7 +17,7 @@ from typing import Any
 from stoker.cloudapi.google.logs import is_log
 from stoker.model.errors import UserError
 from stoker.model.offerings import Offering
-from stoker.model.resources import GceResources
+from stoker.model.resources import GceResources, Resources, short_region
 from stoker.model.spec import Spec
 from stoker.providers import node_disks, request_overrides
 from stoker.providers.base import HttpRequest, LaunchOrder
@@ -116,8 +116,9 @@ def check(spec: Spec) -> None:
     """Raise UserError for what Compute Engine would refuse, or what would remove a machine from Stoker's control."""
     labels.check(spec.written_tags)
     resources = spec.resources
-    if resources.region:
-        places.check_region(resources.region.rpartition("/")[2], resources.zones)
+    for region in resources.regions:
+        places.check_region(short_region(region), resources.in_region(region).zones)
+    _check_links(resources)
     if resources.image:
         images.find(resources.image, "x86_64")
     if resources.disk_bytes is not None and disk_size(resources.disk_bytes) < _LEAST_DISK:
@@ -136,6 +137,22 @@ def check(spec: Spec) -> None:
     flex_start.check(spec)
     tpu.check(spec)
     overrides.check(gce.overrides, spec.nodes)
+
+
+def _check_links(resources: Resources) -> None:
+    """Raise UserError for a link to something in one region, if the job names several."""
+    gce = resources.gce
+    if gce is None or not resources.names_several:
+        return
+    links = (("network", gce.network), *(("gpu_networks", each) for each in gce.gpu_networks))
+    for field, link in (*links, ("placement_policy", gce.placement_policy)):
+        if link is not None and "/regions/" in f"/{link}":
+            own = link.rpartition("/")[2]
+            name = own if field == "placement_policy" else f"subnet:{own}"
+            raise UserError(
+                f"resources.gce.{field}: {link} is in one region, and the job may run in "
+                f"{' and '.join(map(short_region, resources.regions))}; write {name}, and have one in each"
+            )
 
 
 # ── The machines ──────────────────────────────────────────────────────────────────────────────────────────────────────

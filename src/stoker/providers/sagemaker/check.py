@@ -39,11 +39,15 @@ _LONGEST = "Longest run time for a training job"
 
 def check_account(provider: SageMakerProvider, spec: Spec, store: str) -> Iterator[CheckResult]:  # noqa: ARG001 - as all providers'
     """Yield the result of each check. Stops early only without boto3, credentials or a region."""
-    found = yield from check_identity(provider.name, provider.clients, spec.resources.region)
+    found = yield from check_identity(provider.name, provider.clients, spec.resources.only_region)
     if found is None:
         return
     region, identity = found
-    checks = _Checks(provider, replace(spec, resources=replace(spec.resources, region=region)), identity)
+    checks = _Checks(
+        provider,
+        spec if spec.resources.region else replace(spec, resources=replace(spec.resources, region=region)),
+        identity,
+    )
     for part in (checks.region, checks.bucket, checks.offers, checks.permissions, checks.role, checks.limits):
         yield from part()
 
@@ -58,10 +62,10 @@ class _Checks:
         self._offered: tuple[Offering, ...] = ()
 
     def _client(self, service: str) -> Any:
-        return self._provider.clients.get(service, self._spec.resources.region)
+        return self._provider.clients.get(service, self._spec.resources.only_region)
 
     def region(self) -> Iterator[CheckResult]:
-        where = self._spec.resources.region
+        where = self._spec.resources.only_region
         try:
             hosts = self._provider.list_instances(where)
         except ProviderError as error:
@@ -73,7 +77,7 @@ class _Checks:
 
     def bucket(self) -> Iterator[CheckResult]:
         try:
-            home = self._provider.check_bucket(self._spec.resources.region)
+            home = self._provider.check_bucket(self._spec.resources.only_region)
         except UserError as error:
             yield CheckResult("bucket", False, str(error))
             return
@@ -146,7 +150,7 @@ class _Checks:
             # Another machine type may still fit.
             ok = True if value >= need else (None if machines > 1 and name != _LONGEST else False)
             fix = (
-                f"aws service-quotas request-service-quota-increase --region {self._spec.resources.region}"
+                f"aws service-quotas request-service-quota-increase --region {self._spec.resources.only_region}"
                 f" --service-code sagemaker --quota-code {code} --desired-value {need}"
             )
             yield CheckResult(f"quota of {name}", ok, detail, "" if ok else fix)

@@ -43,13 +43,13 @@ _OURS = ("arn:aws:sagemaker:*:*:training-job/(TRAINING)*",)
 GOVERNOR = (
     # IAM limits the length of a role's policies: one statement for both.
     Statement(
-        "LookAtTrainingJobs",
+        "SeeJobs",
         "which training jobs are there, and what machines cost",
         ("sagemaker:ListTrainingJobs", "pricing:GetProducts"),
         "*",
     ),
     Statement(
-        "MakeTrainingJobs",
+        "MakeJobs",
         "make training jobs with the store's tag",
         ("sagemaker:CreateTrainingJob", "sagemaker:AddTags"),
         _OURS,
@@ -57,13 +57,13 @@ GOVERNOR = (
     ),
     # https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-iam-permissions.html
     Statement(
-        "UseTrainingPlans",
+        "UsePlans",
         "a training job in reserved capacity needs the permission on these as well",
         "sagemaker:CreateTrainingJob",
         ("arn:aws:sagemaker:*:*:training-plan/*", "arn:aws:sagemaker:*:*:reserved-capacity/*"),
     ),
     Statement(
-        "GovernTrainingJobs",
+        "GovernJobs",
         "look at them, and stop them",
         ("sagemaker:DescribeTrainingJob", "sagemaker:ListTags", "sagemaker:StopTrainingJob"),
         _OURS,

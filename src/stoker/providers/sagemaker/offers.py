@@ -26,13 +26,15 @@ def offered(resources: Resources) -> tuple[Offering, ...]:
     fitting = [machine for machine in catalog.fitting(resources) if not _too_small(machine.name, resources)]
     machines = offerings.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
     found = [each for machine in machines for each in _of(machine, region)]
-    return offerings.ordered(resources, machines, offerings.fewest_gpus(resources, found))
+    return offerings.ordered(resources, offerings.fewest_gpus(resources, found))
 
 
 def why_none(resources: Resources) -> str:
     """Say in one line that names the field why nothing is offered for these resources."""
     return (
-        catalog.why_none(resources) or _disk(resources) or offerings.why_none("SageMaker", resources, resources.region)
+        catalog.why_none(resources)
+        or _disk(resources)
+        or offerings.why_none("SageMaker", resources, ", ".join(resources.regions))
     )
 
 
@@ -71,6 +73,6 @@ def _of(machine: MachineType, region: str) -> list[Offering]:
 
 
 def _region(resources: Resources) -> str:
-    if resources.region is None:
+    if resources.only_region is None:
         raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
-    return resources.region
+    return resources.only_region

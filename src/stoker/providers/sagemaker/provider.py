@@ -58,12 +58,12 @@ class SageMakerProvider:
         """Raise UserError for what SageMaker would refuse."""
         registry.check_spec(self.name, self._context.store, spec)
         request.check(spec)
-        request.check_image(spec, spec.resources.region or environment_region())
+        request.check_image(spec, spec.resources.only_region or environment_region())
         self._check_channels(spec)
 
     def _check_channels(self, spec: Spec) -> None:
         """Raise UserError for a channel whose bucket is in another region, where it is known: SageMaker reads none."""
-        region = spec.resources.region or environment_region()
+        region = spec.resources.only_region or environment_region()
         if region is None or self._context.offline or endpoint_address():
             return
         ours = spec.resources.sagemaker or SagemakerResources()
@@ -77,7 +77,7 @@ class SageMakerProvider:
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """List machine types × spot or on-demand, best first, from the packaged tables. Makes no call."""
-        region = resources.region or environment_region()
+        region = resources.only_region or environment_region()
         if region is None and not self._context.offline:
             region = self._clients.default_region()
         return offers.offered(replace(resources, region=region))
@@ -88,7 +88,7 @@ class SageMakerProvider:
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """List the names in these resources that no packaged table has, a line each."""
-        return offers.unchecked(replace(resources, region=resources.region or environment_region()))
+        return offers.unchecked(replace(resources, region=resources.only_region or environment_region()))
 
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
         """The processors of these machines, for the agents to install on them."""

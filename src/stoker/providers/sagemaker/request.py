@@ -73,8 +73,9 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
 def check(spec: Spec) -> None:
     """Raise UserError for what SageMaker would refuse, or what would remove a training job from Stoker's control."""
     tags.check(spec.written_tags)
-    if spec.resources.region:
-        places.check(spec.resources.region)
+    region = spec.resources.only_region
+    if region:
+        places.check(region)
     group = spec.logs.cloudwatch
     if group is not None and not is_group(group):
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
