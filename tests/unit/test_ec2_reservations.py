@@ -129,9 +129,14 @@ def test_a_reservation_that_has_not_started_is_waited_for() -> None:
     assert scheduled.reservation.starts_at == NOW + DAY
     (active,) = found(Ec2(described("cr-1", **later)))
     assert active.reservation.starts_at is None
-    code = "InvalidCapacityReservationState.PendingActivation"
-    error = map_error("p5.48xlarge", {"Error": {"Code": code, "Message": "Your Capacity Block is not active yet."}})
-    assert isinstance(error, NoCapacity)
+
+
+@pytest.mark.parametrize("state", ["", ".PendingActivation", ".Unavailable"])
+def test_the_state_of_a_reservation_is_no_mistake_of_the_job(state: str) -> None:
+    """One that starts late ("delayed"), or ends between the look-up and the launch: the next look-up tells."""
+    answer = {"Error": {"Code": f"InvalidCapacityReservationState{state}", "Message": "It is not active."}}
+    error = map_error("p5.48xlarge", answer | {"ResponseMetadata": {"HTTPStatusCode": 400}})
+    assert isinstance(error, NoCapacity) and str(error).startswith("resources.ec2.reservation: It is not active.")
 
 
 # ── Groups ────────────────────────────────────────────────────────────────────────────────────────────────────────────

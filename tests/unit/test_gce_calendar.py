@@ -119,8 +119,17 @@ class TestOffers:
         google.answers.insert(0, ("GET", ".*/futureReservations", AuthDenied("no")))
         assert self.usable(google, A3) == (A3,)
 
-    def usable(self, google: Any, *offered: Offering) -> tuple[Offering, ...]:
-        return reservations.usable_offerings(google, job().resources, ProjectRegion.of(PLACE), offered)
+    @pytest.mark.parametrize("path", [".*/reservations", ".*/futureReservations"])
+    def test_without_an_answer_nothing_is_offered_whose_end_is_unknown(self, google: Google, path: str) -> None:
+        """A machine that does not know the end of its reservation gets no notice, and loses what is not saved."""
+        google.answers.insert(0, ("GET", path, Transient("no answer")))
+        with pytest.raises(Transient, match="no answer"):
+            self.usable(google, A3)
+        # Machines of any other reservation outlive it.
+        assert self.usable(google, A3, written="block-7") == (A3,)
+
+    def usable(self, google: Any, *offered: Offering, written: str = "calendar:block-7") -> tuple[Offering, ...]:
+        return reservations.usable_offerings(google, job(written).resources, ProjectRegion.of(PLACE), offered)
 
 
 class TestBeforeTheSubmission:

@@ -11,12 +11,13 @@ from botocore.exceptions import ClientError
 from google_project import BASE, PLACE, PROJECT, REGION, STORE, Google, connected, limit
 
 from stoker.model.errors import AuthDenied, QuotaExceeded, UserError
-from stoker.model.offerings import Offering
+from stoker.model.offerings import Offering, Reservation
 from stoker.model.resources import Resources
 from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2.provider import Ec2Provider
+from stoker.providers.ec2.quotas import needed
 from stoker.providers.gce.errors import response_error
 from stoker.providers.registry import Context
 from stoker.store.base import open_store
@@ -122,6 +123,14 @@ def test_on_ec2_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(limits_of(monkeypatch, Quotas(L_417A185B=0, L_7212CCBC=96), *both)) == 2
     limits_of(monkeypatch, Quotas(L_417A185B="AccessDeniedException"), *both)
     assert limits_of(monkeypatch, Quotas(), replace(P4, machine="c7i.large", gpu=None, gpus=0)) == []
+
+
+def test_a_reservation_needs_no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An account that bought a capacity block mostly has a quota of 0 for such machines on demand. The block is what
+    the account may have."""
+    reserved = replace(P4, reservation=Reservation("cr-1"))
+    assert limits_of(monkeypatch, Quotas(L_417A185B=0, L_7212CCBC=0), reserved, replace(P4, spot=True)) == []
+    assert needed([reserved], 2) == {} and needed([P4], 2) == {"L-417A185B": 192}
 
 
 # ── Submitting ────────────────────────────────────────────────────────────────────────────────────────────────────────

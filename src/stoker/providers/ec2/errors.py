@@ -38,8 +38,9 @@ _CODES = by_code(
             "InsufficientHostCapacity",
             "InsufficientInstanceCapacity",
             "InsufficientReservedInstanceCapacity",
-            # "Your Capacity Block is not active yet."
-            "InvalidCapacityReservationState.PendingActivation",
+            # ".PendingActivation: Your Capacity Block is not active yet." EC2 documents no other one, and a reservation
+            # that is delayed or just over has states, too. The next look-up finds out which never has machines again.
+            "InvalidCapacityReservationState",
             "ReservationCapacityExceeded",
             "SpotMaxPriceTooLow",
         ),

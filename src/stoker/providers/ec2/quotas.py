@@ -63,7 +63,7 @@ def needed(offerings: Iterable[Offering], nodes: int) -> dict[str, int]:
     least: dict[str, int] = {}
     for offering in offerings:
         quota = quota_of(offering.machine, offering.spot)
-        if quota is not None and offering.cpus:
+        if quota is not None and offering.cpus and offering.reservation is None:
             wanted = offering.cpus * nodes
             least[quota.code] = min(wanted, least.get(quota.code, wanted))
     return least
@@ -75,6 +75,9 @@ def check_quota(clients: Clients, offerings: Sequence[Offering]) -> None:
     One call for each limit, until one is not zero; none for machines without GPUs, of which every account may have
     some. An unknown limit rules out nothing.
     """
+    # The machines of a reservation were granted to the account with it, or by the account that shares it.
+    if any(each.reservation is not None for each in offerings):
+        return
     limits = {quota_of(each.machine, each.spot) for each in offerings}
     if not offerings or not all(each.gpus for each in offerings) or None in limits:
         return

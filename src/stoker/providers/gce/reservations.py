@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import quote
 
-from stoker.model.errors import NotFound, ProviderError, UserError
+from stoker.model.errors import NotFound, ProviderError, Throttled, Transient, UserError
 from stoker.model.offerings import Offering, Reservation
 from stoker.model.resources import Resources
 from stoker.providers.gce import catalog
@@ -173,15 +173,18 @@ def usable_offerings(
     """The offerings without those that cannot use the job's reservation: each of them would be refused at launch.
 
     All offerings where the reservation cannot be looked up. Those of a reservation in calendar mode know its times.
+    Raises Transient or Throttled where these are unknown for now: their machines would get no notice of the end.
     """
     name = named(resources)
     if name is None:
         return offered
+    usable, window = offered, None
     try:
         usable = narrowed(offered, find(api, place, name))
-    except ProviderError:
-        return offered
-    window = known_window(api, place, name)
+        window = find_window(api, place, name)
+    except ProviderError as error:
+        if is_calendar(resources) and isinstance(error, (Throttled, Transient)):
+            raise
     if window is None:
         return usable
     known = Reservation(name, window.starts_at, window.ends_at, ends_machines_at=window.ends_at)
