@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stoker.agent.container import images, registry_login
-from stoker.agent.container.engine import Engine
+from stoker.agent.container.engine import Engine, EngineResult
 from stoker.agent.container.images import ImageFetcher, pull_arguments
 from stoker.agent.container.pipes import START_COMMAND, ContainerPipes
 from stoker.agent.container.registry_login import RegistryLogin
@@ -454,3 +454,15 @@ def test_a_container_that_is_not_gone_is_removed_again_later(
     assert len((tmp_path / "asked").read_text().splitlines()) == (1 if gone else 3)
     script.unlink()
     sweep(root)
+
+
+@pytest.mark.parametrize(
+    ("said", "transient"),
+    [
+        ("manifest unknown", False),
+        ("Cannot connect to the Docker daemon at unix:///x. Is it there? manifest unknown", True),
+        ("unexpected EOF", True),
+    ],
+)
+def test_a_pull_is_tried_again_unless_the_answer_is_final(said: str, transient: bool) -> None:
+    assert images.is_transient(EngineResult(1, "", said), "repo/x:1") is transient

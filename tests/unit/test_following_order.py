@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.offerings import Offering
+from stoker.read import follow
 from stoker.read.follow import Follower
 from stoker.read.logs import LogLine
 from stoker.read.screens import PlainScreen
@@ -98,3 +101,24 @@ def test_ends_are_told_after_the_last_lines(tmp_path: Path) -> None:
         "last of 2",
         "[stoker] succeeded",
     ]
+
+
+@pytest.mark.parametrize(
+    ("launched", "events", "told"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_a_reason_to_wait_is_told_while_the_job_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: bool, events: bool, told: bool
+) -> None:
+    """A governor's record may be older than the launch."""
+    asked: list[str] = []
+    monkeypatch.setattr(follow, "waiting_reason", lambda _store, job: asked.append(job) or "no machine is free")
+    store = open_store(str(tmp_path / "store"))
+    screen = Recorded()
+    append(store, Submitted(spec_digest="0" * 64, submitter="jane"))
+    if launched:
+        append(store, Claimed(offering=HERE, nodes=1), Launched(2, (NodeRef(0, "i-2"),)))
+    Follower(store, JOB, screen, events=events).run(
+        sleep=lambda _s: append(store, Ended(outcome="failed", rule="test"))
+    )
+    assert ("[stoker] waits: no machine is free" in screen.shown) is told
+    assert bool(asked) is told

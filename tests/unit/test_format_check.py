@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint_world import Clock
 
-from stoker.agent.checkpoints.format_check import check_format
+from stoker.agent.checkpoints.folder_snapshot import scan
+from stoker.agent.checkpoints.format_check import UNKNOWN, CachedFormatChecks, check_format
+from stoker.agent.checkpoints.unreadable_files import FileUnreadable
 
 numpy = pytest.importorskip("numpy")
 
@@ -461,3 +464,19 @@ def test_what_is_not_torchs_archive_is_not_read_as_one(tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "a.pt", "w") as target:
             target.writestr("a/data.pkl", pickle.dumps({}).ljust(size))
         assert check_format(tmp_path / "a.pt").state == state
+
+
+def test_a_file_that_could_not_be_read_is_tried_again_after_a_minute_and_sooner_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("x")
+    (file,) = scan(tmp_path, ()).values()
+    clock = Clock()
+    checks = CachedFormatChecks(tmp_path, check_format, clock)
+    error = FileUnreadable("a.log", "its disk fails", may_pass=True)
+    for ended, pause_s in ((False, 60.0), (True, 2.0)):
+        if ended:
+            checks.read_again()
+        checks.note_unreadable(file, error)
+        clock.s += pause_s - 0.1
+        assert checks.check(file).unreadable
+        clock.s += 0.2
+        assert checks.check(file) == UNKNOWN
