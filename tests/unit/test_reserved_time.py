@@ -64,6 +64,13 @@ def test_no_attempt_begins_shortly_before_the_end() -> None:
     assert choose(BLOCK, END_S, SPOT_A, spec=make_spec()) == Placed(SPOT_A, "spot first")
 
 
+def test_beside_a_reservation_that_is_over_an_unknown_price_is_waited_for() -> None:
+    """Spot would serve the job as soon as its price is known."""
+    spec = make_spec(spot="prefer", limits=Limits(max_cost=10.0))
+    found = choose(BLOCK, END_S, replace(SPOT_A, price=None), spec=spec)
+    assert isinstance(found, NoOffering) and found.unpriced and not found.over
+
+
 def test_a_reservation_whose_machines_go_on_serves_until_its_end() -> None:
     limited = replace(ON_DEMAND, reservation=Reservation("cr-1", None, at(END_S)))
     assert choose(limited, END_S - 1) == Placed(limited, "on-demand")
