@@ -21,6 +21,7 @@ from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Exit, NodeFacts, NoticeFact
 from stoker.model.observed import Known, Observed, Stamped, Unknown
 from stoker.model.offerings import Instance, InstanceState, Offering
+from stoker.model.resources import Resources
 from stoker.model.submission import Submission
 from stoker.providers.base import Provider, SupportsConsole, SupportsEndReason
 from stoker.store import job_log, node_facts
@@ -337,9 +338,20 @@ def _offerings(fleet: Fleet, submission: Submission) -> tuple[Observed[tuple[Off
     """The offerings for a job, and why there will never be any."""
     try:
         fleet.check_place(submission)
-        return Known(fleet.offerings(submission.spec.resources)), ""
+        return Known(_offerings_left(fleet, submission.spec.resources)), ""
     except NoSuchResource as error:
         return Known(()), str(error)
     except (ProviderError, UserError) as error:
         # Another governor, with other packages or tables, may find nothing wrong with these resources.
         return Unknown(str(error)), ""
+
+
+def _offerings_left(fleet: Fleet, wanted: Resources) -> tuple[Offering, ...]:
+    """The offerings; spot machines alone where a reservation is over, which they do not use. Raises NoSuchResource."""
+    try:
+        return fleet.offerings(wanted)
+    except NoSuchResource:
+        spot = fleet.offerings(replace(wanted, spot="only")) if wanted.spot == "prefer" else ()
+        if not spot:
+            raise
+        return spot
