@@ -26,7 +26,7 @@ from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known, Unknown
-from stoker.model.offerings import Instance, InstanceState
+from stoker.model.offerings import Instance, InstanceState, Offering
 from stoker.model.resources import Resources
 from stoker.model.submission import Submission
 from stoker.providers.base import EndReason
@@ -236,6 +236,27 @@ def test_what_the_job_names_and_the_cloud_has_no_more_leaves_no_offerings(world:
     world.cloud.errors["offerings"] = UserError("resources.machine: no such type")
     seen = look(world)
     assert seen.snapshot.jobs[0].offerings == Unknown("resources.machine: no such type") and not seen.problems
+
+
+def test_spot_machines_outlive_a_reservation_that_is_over(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that prefers spot goes on there, whatever became of the reservation for the rest."""
+
+    def offerings(wanted: Resources) -> tuple[Offering, ...]:
+        if wanted.spot != "only":
+            raise NoSuchResource("cr-1 is expired")
+        return spot
+
+    monkeypatch.setattr(world.cloud, "offerings", offerings)
+    world.submit(B)
+    spot: tuple[Offering, ...] = (SPOT_A, SPOT_B)
+    (job,) = look(world).snapshot.jobs
+    assert job.spec.resources.spot == "prefer"
+    assert (job.offerings, job.no_offerings) == (Known(spot), "")
+    spot = ()
+    (job,) = look(world).snapshot.jobs
+    assert (job.offerings, job.no_offerings) == (Known(()), "cr-1 is expired")
 
 
 def test_what_is_on_offer_for_a_job_of_another_computer_is_unknown_here(world: ScriptedWorld) -> None:

@@ -64,6 +64,13 @@ def test_no_attempt_begins_shortly_before_the_end() -> None:
     assert choose(BLOCK, END_S, SPOT_A, spec=make_spec()) == Placed(SPOT_A, "spot first")
 
 
+def test_beside_a_reservation_that_is_over_an_unknown_price_is_waited_for() -> None:
+    """Spot would serve the job as soon as its price is known."""
+    spec = make_spec(spot="prefer", limits=Limits(max_cost=10.0))
+    found = choose(BLOCK, END_S, replace(SPOT_A, price=None), spec=spec)
+    assert isinstance(found, NoOffering) and found.unpriced and not found.over
+
+
 def test_a_reservation_whose_machines_go_on_serves_until_its_end() -> None:
     limited = replace(ON_DEMAND, reservation=Reservation("cr-1", None, at(END_S)))
     assert choose(limited, END_S - 1) == Placed(limited, "on-demand")
@@ -144,8 +151,10 @@ def test_an_end_known_beforehand_asks_for_a_save_and_then_for_the_end() -> None:
 # ── The plan ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def lines(reservation: Reservation | None, limits: Limits, *more: Offering, now_s: float = 0.0) -> tuple[str, ...]:
-    spec = make_spec(spot="never", limits=limits)
+def lines(
+    reservation: Reservation | None, limits: Limits, *more: Offering, now_s: float = 0.0, nodes: int = 1
+) -> tuple[str, ...]:
+    spec = make_spec(spot="never", limits=limits, nodes=nodes)
     offerings = (replace(ON_DEMAND, reservation=reservation), *more)
     return reservation_lines(EffectiveLimits(spec, {}), offerings, at(now_s))
 
@@ -173,3 +182,16 @@ def test_the_plan_tells_the_time_of_the_reservation() -> None:
     assert lines(limited, day, SPOT_A)[0] == (
         "spot machines do not use cr-1; without `spot` the job waits for it alone"
     )
+
+
+def test_the_plan_tells_what_a_job_waits_for_in_vain() -> None:
+    later = Reservation("cr-1", starts_at=at(END_S))
+    starts = "cr-1 starts at 2026-01-01 02:46 UTC"
+    assert lines(later, Limits(max_wait_s=END_S + 1)) == (f"{starts}; the job waits until then",)
+    (vain,) = lines(later, Limits(max_wait_s=3600.0))
+    assert vain == f"{starts}, and limits.max_wait (1 h) ends the job before; raise it"
+    # Spot machines may come sooner.
+    assert lines(later, Limits(max_wait_s=3600.0), SPOT_A)[1] == f"{starts}; the job waits until then"
+    small = Reservation("cr-1", machines=2)
+    assert lines(small, Limits(), nodes=2) == ()
+    assert lines(small, Limits(), nodes=4) == ("cr-1 has 2 of the 4 machines that the job needs",)

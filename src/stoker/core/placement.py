@@ -195,11 +195,10 @@ class _Search:
         job, now, excluded = self.job, self.now, self.excluded
         state, spec = job.state, job.spec
         fitting, reason = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, cost_bound=self.cost_bound)
-        if not fitting and self.over:
-            return NoOffering(self.over, over=True)
         if not fitting:
             known, _ = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, unpriced=True)
-            return NoOffering(reason, unpriced=bool(known))
+            over = bool(self.over) and not known
+            return NoOffering(self.over if over else reason, unpriced=bool(known), over=over)
         spent = highest_possible_cost(state, now)
         fitting, too_little = within_cost_limit(
             spec, fitting, self.settings.leave_s, spent, cost_bound=self.cost_bound, used=self.used

@@ -21,8 +21,10 @@ from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Exit, NodeFacts, NoticeFact
 from stoker.model.observed import Known, Observed, Stamped, Unknown
 from stoker.model.offerings import Instance, InstanceState, Offering
+from stoker.model.resources import Resources
 from stoker.model.submission import Submission
 from stoker.providers.base import Provider, SupportsConsole, SupportsEndReason
+from stoker.providers.regional_offerings import RegionalOfferings
 from stoker.store import job_log, node_facts
 from stoker.store.base import Store
 from stoker.store.job_index import IndexRecord, read_index, read_submission
@@ -348,10 +350,21 @@ def _offerings(fleet: Fleet, submission: Submission) -> tuple[Observed[tuple[Off
     """The offerings of the job's regions, why there will never be any, and which regions gave no answer."""
     try:
         fleet.check_place(submission)
-        found = fleet.offerings(submission.spec.resources)
+        found = _offerings_left(fleet, submission.spec.resources)
     except NoSuchResource as error:
         return Known(()), str(error), ""
     except (ProviderError, UserError) as error:
         # Another governor, with other packages or tables, may find nothing wrong with these resources.
         return Unknown(str(error)), "", ""
     return Known(found.offerings), "", found.unanswered_text
+
+
+def _offerings_left(fleet: Fleet, wanted: Resources) -> RegionalOfferings:
+    """The offerings; spot machines alone where a reservation is over, which they do not use. Raises NoSuchResource."""
+    try:
+        return fleet.offerings(wanted)
+    except NoSuchResource:
+        spot = fleet.offerings(replace(wanted, spot="only")) if wanted.spot == "prefer" else None
+        if spot is None or not spot.offerings:
+            raise
+        return spot

@@ -59,6 +59,8 @@ class Reservation:
     # None: until its owner ends it.
     ends_at: datetime | None = None
     ends_machines_at: datetime | None = None
+    # How many it has, used ones included; None where that is not known, or it is one of several.
+    machines: int | None = None
 
 
 @dataclass(frozen=True)

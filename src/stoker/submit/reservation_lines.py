@@ -22,7 +22,13 @@ def reservation_lines(limits: EffectiveLimits, offerings: Iterable[Offering], no
         lines.append(f"spot machines do not use {reserved.name}; without `spot` the job waits for it alone")
     starts_at = reserved.starts_at if reserved.starts_at is not None and reserved.starts_at > now else None
     if starts_at is not None:
-        lines.append(f"{opens_text(reserved, starts_at)}; the job waits until then")
+        opens, wait_s = opens_text(reserved, starts_at), limits.spec.limits.max_wait_s
+        if wait_s is None or wait_s > (starts_at - now).total_seconds() or any(each.spot for each in offered):
+            lines.append(f"{opens}; the job waits until then")
+        else:
+            lines.append(f"{opens}, and {limits.named('max_wait')} ({span_text(wait_s)}) ends the job before; raise it")
+    if reserved.machines is not None and reserved.machines < limits.spec.nodes:
+        lines.append(f"{reserved.name} has {reserved.machines} of the {limits.spec.nodes} machines that the job needs")
     if reserved.ends_machines_at is not None:
         save = f"the training is asked to save and end {span_text(notice_s(limits.spec))} before"
         ends = f"{reserved.name} ends its machines at {clock_text(reserved.ends_machines_at)}; {save}"

@@ -98,7 +98,8 @@ class Ec2Provider:
         ec2 = self._clients.get("ec2", region)
         now, asked = datetime.now(timezone.utc), subnets.restrict(ec2, resources)
         groups = partial(self._clients.get, "resource-groups", region)
-        reserved = reservations.find(ec2, groups, asked)
+        # Spot machines use no reservation.
+        reserved = () if asked.spot == "only" else reservations.find(ec2, groups, asked)
         narrowed = reservations.restrict(asked, reserved)
         offered = call_aws("offerings", lambda: offers.live(ec2, narrowed, now=now))
         return reservations.with_reservations(offered, reserved, now)

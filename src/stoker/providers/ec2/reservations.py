@@ -24,6 +24,9 @@ _CLEANED_UP = timedelta(minutes=30)
 _ULTRASERVERS_CLEANED_UP = timedelta(minutes=60)
 # The machine types that UltraServers consist of.
 _IN_ULTRASERVERS = ("p6e-", "trn2u.")
+# The longest time before its end in which no attempt begins in a reservation: the longest notice, and what an attempt
+# needs beside it.
+_NO_MORE = timedelta(minutes=20)
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
@@ -66,7 +69,10 @@ def find(ec2: Any, resource_groups: Callable[[], Any], resources: Resources) -> 
     if not fitting:
         machines = _listed(each["InstanceType"] for each in here)
         raise UserError(f"{_FIELD}: {name} holds {machines}, which resources.machine does not name")
-    return tuple(ReservedCapacity(each["InstanceType"], each["AvailabilityZone"], _times(each)) for each in fitting)
+    return tuple(
+        ReservedCapacity(each["InstanceType"], each["AvailabilityZone"], _times(each, alone=group is None))
+        for each in fitting
+    )
 
 
 def restrict(resources: Resources, found: tuple[ReservedCapacity, ...]) -> Resources:
@@ -83,7 +89,7 @@ def with_reservations(
     """The offerings with their reservations. Those without one are left out, except spot machines.
 
     EC2 chooses among the reservations of a group: of those of one type and zone, the one that ends machines first
-    counts.
+    counts, and shortly before that the job waits for the next one.
     """
     if not found:
         return offered
@@ -95,7 +101,12 @@ def with_reservations(
 
     first: dict[tuple[str, str], Reservation] = {}
     for each in sorted(found, key=lambda each: order(each.reservation)):
-        first.setdefault((each.machine, each.zone), each.reservation)
+        before = first.setdefault((each.machine, each.zone), each.reservation)
+        ends_at = before.ends_machines_at
+        if ends_at is not None and ends_at - _NO_MORE <= now and before != each.reservation:
+            # Until then a launch might be into the one that ends, and without the notice of its end.
+            starts_at = max(ends_at, each.reservation.starts_at or ends_at)
+            first[each.machine, each.zone] = replace(each.reservation, starts_at=starts_at)
     attached = (
         each if each.spot else replace(each, reservation=first.get((each.machine, each.zone))) for each in offered
     )
@@ -158,7 +169,7 @@ def _of_kind(alive: list[Mapping[str, Any]], resources: Resources, group: str | 
     raise UserError(f"{_FIELD}: {name} {kind}; write {form}")
 
 
-def _times(found: Mapping[str, Any]) -> Reservation:
+def _times(found: Mapping[str, Any], *, alone: bool) -> Reservation:
     ends_at = found.get("EndDate")
     block = found.get("ReservationType", "default") == _BLOCK
     early = _ULTRASERVERS_CLEANED_UP if found["InstanceType"].startswith(_IN_ULTRASERVERS) else _CLEANED_UP
@@ -167,6 +178,7 @@ def _times(found: Mapping[str, Any]) -> Reservation:
         starts_at=None if found.get("State", "active") == "active" else found.get("StartDate"),
         ends_at=ends_at,
         ends_machines_at=ends_at - early if block and ends_at is not None else None,
+        machines=found.get("TotalInstanceCount") if alone else None,
     )
 
 
