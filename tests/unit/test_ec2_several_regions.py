@@ -74,6 +74,8 @@ class Ec2:
 class Silent:
     """A region that does not answer."""
 
+    meta = type("Meta", (), {"region_name": WEST})
+
     def __getattr__(self, _: str) -> Any:
         def call(**_: Any) -> Any:
             raise EndpointConnectionError(endpoint_url="https://ec2.us-west-2.amazonaws.com")
@@ -128,7 +130,7 @@ def test_a_region_that_does_not_answer_leaves_the_other(provider: Ec2Provider) -
     provider.regions[WEST] = Silent()  # type: ignore[attr-defined]
     found = offerings_in_regions(provider, asked())
     assert {each.region for each in found.offerings} == {EAST} and list(found.unanswered) == [WEST]
-    provider.regions[EAST] = Silent()  # type: ignore[attr-defined]
+    provider.regions[EAST] = provider.regions[WEST]  # type: ignore[attr-defined]
     with pytest.raises(ProviderError):
         offerings_in_regions(provider, asked(spot="never"))
 
