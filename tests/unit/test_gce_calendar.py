@@ -125,6 +125,9 @@ class TestOffers:
         google.answers.insert(0, ("GET", path, Transient("no answer")))
         with pytest.raises(Transient, match="no answer"):
             self.usable(google, A3)
+        # Sold by reservation alone, and bound to it whatever the job calls it.
+        with pytest.raises(Transient, match="no answer"):
+            self.usable(google, replace(A3, machine="a4-highgpu-8g"), written="block-7")
         # Machines of any other reservation outlive it.
         assert self.usable(google, A3, written="block-7") == (A3,)
 

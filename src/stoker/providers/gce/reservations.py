@@ -183,12 +183,17 @@ def usable_offerings(
         usable = narrowed(offered, find(api, place, name))
         window = find_window(api, place, name)
     except ProviderError as error:
-        if is_calendar(resources) and isinstance(error, (Throttled, Transient)):
+        if isinstance(error, (Throttled, Transient)) and (is_calendar(resources) or _any_bound(offered)):
             raise
     if window is None:
         return usable
     known = Reservation(name, window.starts_at, window.ends_at, ends_machines_at=window.ends_at)
     return tuple(each if each.spot else replace(each, reservation=known) for each in usable)
+
+
+def _any_bound(offered: Iterable[Offering]) -> bool:
+    """Return whether a type is sold by reservation alone: its machines are bound to theirs, whatever its mode."""
+    return any(not each.spot and not catalog.facts(each.machine).standard for each in offered)
 
 
 def narrowed(offered: tuple[Offering, ...], found: Iterable[GceReservation]) -> tuple[Offering, ...]:
