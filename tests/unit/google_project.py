@@ -65,6 +65,8 @@ class Google:
         self.reserved_machines: dict[str, dict[str, Any]] = {}
         # Future reservations in calendar mode, by the name of what they reserve.
         self.calendar: dict[str, dict[str, Any]] = {}
+        # Older ones, of the same names.
+        self.calendar_before: list[tuple[str, dict[str, Any]]] = []
         self.answers: list[tuple[str, str, Any]] = []
         self.usual: list[tuple[str, str, Any]] = [
             ("GET", BASE, {"quotas": [limit("GPUS_ALL_REGIONS", 0), limit("CPUS_ALL_REGIONS", 64)]}),
@@ -98,7 +100,7 @@ class Google:
     def _calendar(self) -> Any:
         made = [
             {"name": f"future-{name}", "reservationMode": "CALENDAR", "reservationName": name} | about
-            for name, about in self.calendar.items()
+            for name, about in (*self.calendar_before, *self.calendar.items())
         ]
         return {"items": {f"zones/{ZONE}": {"futureReservations": made}}}
 

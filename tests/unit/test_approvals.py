@@ -12,12 +12,12 @@ from command_line import Stoker, stoker, store
 from stoker.client import prepare_any
 from stoker.core.decide import decide_job
 from stoker.core.governor_settings import DEFAULT
-from stoker.core.snapshot import Append
+from stoker.core.snapshot import Action, Append, Launch
 from stoker.governor.loop import Governor
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import PolicyRefused
-from stoker.model.log_entries import Claimed, Draining, Ended, Event, Launched, Warned
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, Warned
 from stoker.model.observed import Known
 from stoker.model.policy import Exemption, Policy
 from stoker.policy import approvals, versions
@@ -158,6 +158,30 @@ def test_a_withdrawal_while_a_job_runs_does_what_an_expiry_does(expired: bool) -
         assert record == Warned(code=f"policy:long:withdrawn:{TODAY}")
         (then,) = decided_by(withdrawn(valid), record)
     assert then == Draining(claim=3, outcome="limit", rule="policy:long"), "the limit holds again at once"
+
+
+@pytest.mark.parametrize("ended", ["withdrawn", "expired"])
+def test_a_request_in_the_clouds_queue_is_given_up_when_its_approval_ends(ended: str) -> None:
+    """It may be there for an hour, without a machine: a job without one waits again."""
+    given = Warned(code=f"policy:big:approved:{TODAY}")
+    valid, claimed = approved(TODAY), Claimed(replace(SPOT_A, queued=True), nodes=2)
+
+    def acted(by: Policy, *events: Event | tuple[Event, float], now_s: float = 600.0) -> list[Action]:
+        job = make_snapshot(make_state(given, (claimed, 10.0), *events), spec=make_spec(2), offerings=Known((SPOT_A,)))
+        return list(decide_job(job, replace(DEFAULT, policy=by), at(now_s)).actions)
+
+    assert [type(each) for each in acted(valid)] == [Launch]
+    assert [type(each) for each in acted(policy())] == [Launch], "a rule without an approval holds for later claims"
+    after, log = approved(TODAY - timedelta(days=1)), []
+    if ended == "withdrawn":
+        after, log = withdrawn(valid), [Warned(code=f"policy:big:withdrawn:{TODAY}")]
+    assert [type(each) for each in acted(after, *log, now_s=60.0)] == [Launch], "another governor may be sending it"
+    (closing,) = acted(after, *log)
+    assert isinstance(closing, Append) and isinstance(closing.event, Closed)
+    assert (closing.event.claim, closing.event.rule, closing.event.restart) == (3, "policy:big", True)
+    assert "2 nodes are more than 1" in closing.reason and ("withdrawn by" in closing.reason) == (ended == "withdrawn")
+    (asked,) = acted(after, *log, (closing.event, 600.0), now_s=601.0)
+    assert isinstance(asked, Append) and asked.event == Warned(code="policy:big:approval")
 
 
 # ── The store ─────────────────────────────────────────────────────────────────────────────────────────────────────────

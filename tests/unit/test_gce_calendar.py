@@ -115,6 +115,22 @@ class TestOffers:
         }
         assert self.usable(google, A3) == (reserved(0, 1),)
 
+    @pytest.mark.parametrize(
+        "before",
+        [
+            window(-48, -24),
+            window(-1, 47, status={"procurementStatus": "DECLINED"}),
+            window(48, 72),
+        ],
+    )
+    def test_of_several_that_had_its_name_the_next_with_machines_counts(
+        self, google: Google, before: dict[str, Any]
+    ) -> None:
+        """A future reservation is listed after its end, while its reservation is gone and the name is free."""
+        google.calendar_before = [("block-7", before)]
+        assert self.usable(google, A3) == (reserved(-1, 23),)
+        rehearse(google, job())
+
     def test_without_permission_to_look_google_decides(self, google: Google) -> None:
         google.answers.insert(0, ("GET", ".*/futureReservations", AuthDenied("no")))
         assert self.usable(google, A3) == (A3,)

@@ -198,6 +198,26 @@ class TestSeveral:
         with pytest.raises(NoSuchResource, match=r"resources\.gce\.network"):
             preflight.check_requests(project, self.asked(gce=replace(FLEX, network="subnet:gpus")))
 
+    @pytest.mark.parametrize(
+        "missing", ["regions/us-central1/instanceTemplates", "zones/us-central1-a/instanceGroupManagers"]
+    )
+    def test_its_own_template_or_group_that_google_does_not_see_yet_is_no_bad_request(self, missing: str) -> None:
+        _, group, resize = self.asked()
+        sent = group if "Templates" in missing else resize
+        self.refused(sent, f"projects/vision-1/{missing}/{names.base(order())}", NoCapacity)
+        self.refused(sent, f"projects/vision-1/{missing}/another", InvalidRequest)
+
+    def refused(self, sent: HttpRequest, missing: str, told: type[Exception]) -> None:
+        from google_project import Google as Project
+
+        project: Any = Project()
+        project.let(
+            "POST", sent.path.partition("?")[0], NotFound(f"a3: The resource '{missing}' was not found (notFound)")
+        )
+        project.let("POST", ".*", {"status": "DONE"})
+        with pytest.raises(told, match="was not found"):
+            launch.launch(project, StoreInstances(project, "store"), self.asked())
+
     def test_a_request_knows_its_turn_and_its_owner(self) -> None:
         for zones, seconds in (((), 600), (("us-central1-a",), 3000)):
             template, group, resize = self.asked(zones=zones)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from stoker.core import budget_verdict, health_rules
-from stoker.core.budget_reservations import launch_request
+from stoker.core import budget_verdict, health_rules, policy_rules
+from stoker.core.budget_reservations import has_begun, launch_request
 from stoker.core.costs import valid_span_s
 from stoker.core.end_machines import end_after_grace, end_rank
 from stoker.core.heartbeat_timeout import overdue_etag, silence_s
@@ -67,6 +67,10 @@ def _finish_launch(decision: JobDecision, claim: Claim) -> bool:
     if denied is not None:
         closed = Closed(claim=claim.number, outcome="abandoned", rule=denied.rule, restart=True)
         return decision.append(closed, denied.reason)
+    ended = _ended_approval(decision, claim)
+    if ended is not None:
+        closed = Closed(claim=claim.number, outcome="abandoned", rule=ended.code, restart=True)
+        return decision.append(closed, str(ended))
     if _queued_too_long(decision, claim):
         closed = Closed(claim=claim.number, outcome="abandoned", rule=decision.bounds.rule("max_wait"), restart=True)
         reason = f"its request was in the cloud's queue when {decision.bounds.named('max_wait')} was reached"
@@ -106,6 +110,23 @@ def _denied_by_budget(decision: JobDecision, claim: Claim) -> budget_verdict.Lau
         decision.settings.policy, decision.subject, decision.job.budget_state, decision.now, ask
     )
     return next((each for each in found if isinstance(each, budget_verdict.LaunchDenied)), None)
+
+
+def _ended_approval(decision: JobDecision, claim: Claim) -> policy_rules.RuleFinding | None:
+    """Return the rule that a claim without machines breaks again, because its approval ended after the claim was made.
+
+    A request may be in the cloud's queue for an hour. A governor that is launching the claim right now terminates
+    machines that come after the close.
+    """
+    if (decision.now - claim.at).total_seconds() < decision.settings.unfinished_s:
+        return None
+    policy, subject, fresh = decision.settings.policy, decision.subject, not has_begun(decision.state)
+    approved = {
+        rule.name for rule in policy.rules if any(each.approved_by for each in policy_rules.exemptions(rule, subject))
+    }
+    found = policy_rules.broken(policy, subject, (claim.offering,)) if approved else ()
+    needed = (each for each in found if each.needs_approval and (fresh or each.about_machines))
+    return next((each for each in needed if each.rule.name in approved), None)
 
 
 def _drain_broken_gang(decision: JobDecision, claim: Claim) -> bool:

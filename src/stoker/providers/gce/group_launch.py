@@ -36,6 +36,8 @@ _CANCELLATION_S = 5.0
 _ACCEPTED = "ACCEPTED"
 _ACTIVE = frozenset({"CREATING", _ACCEPTED})
 _SUCCEEDED = "SUCCEEDED"
+# The collections of what a launch creates before its resize request.
+_OWN = ("instanceTemplates", "instanceGroupManagers")
 
 
 def launch(api: Api, instances: StoreInstances, requests: tuple[HttpRequest, ...]) -> tuple[Instance, ...]:
@@ -100,18 +102,32 @@ def _create(api: Api, request: HttpRequest, what: str) -> None:
     except AlreadyExists:
         return
     except NotFound as error:
-        raise as_invalid_request(error) from error
+        raise _not_found(error, request) from error
+    except InvalidRequest as error:
+        if "requestid" not in str(error).lower():
+            raise
+        # Another version of Stoker, or of the policy, began this claim with a slightly different request.
+        return
     try:
         operations.wait_until_done(api, operation, what, _CREATION_S)
     except AlreadyExists:
         return
     except operations.OperationUnfinished:
         raise
-    except (NotFound, InvalidRequest) as error:
+    except NotFound as error:
+        raise _not_found(error, request) from error
+    except InvalidRequest as error:
         raise error if isinstance(error, NoSuchResource) else as_invalid_request(error) from error
     except (Transient, Throttled) as error:
         # Under the same request id Google reports the same failure again.
         raise NoCapacity(str(error)) from error
+
+
+def _not_found(error: NotFound, request: HttpRequest) -> ProviderError:
+    """The error of a request that names a resource which is not there. The claim's own template or group was created a
+    moment ago, and is not visible in all of Google yet, or its creation failed: the next claim creates others."""
+    is_own = any(f"/{kind}/{request.body['name']}'" in str(error) for kind in _OWN)
+    return NoCapacity(str(error)) if is_own else as_invalid_request(error)
 
 
 def _waited_s(found: Mapping[str, Any]) -> float:

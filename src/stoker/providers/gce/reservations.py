@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -126,12 +127,21 @@ def find_window(api: Api, place: ProjectRegion, name: str) -> CalendarWindow | N
     """
     project, own = _project_and_name(place, name)
     listed = api.scoped(f"/compute/v1/projects/{quote(project)}/aggregated/futureReservations", "futureReservations")
+    found: list[CalendarWindow] = []
     for _, each in listed.within(place.region).items:
         status = each.get("status") or {}
         made = {str(link).rpartition("/")[2] for link in status.get("autoCreatedReservations") or ()}
         if each.get("reservationMode") == "CALENDAR" and own in {each.get("reservationName"), *made}:
-            return _window(each.get("timeWindow") or {}, str(status.get("procurementStatus") or ""))
-    return None
+            window = _window(each.get("timeWindow") or {}, str(status.get("procurementStatus") or ""))
+            found += [window] if window is not None else []
+    return min(found, key=partial(_by_next_use, datetime.now(timezone.utc)), default=None)
+
+
+def _by_next_use(now: datetime, window: CalendarWindow) -> tuple[bool, bool, datetime]:
+    """The order of reservations of one name: the next that has machines, or will have. A future reservation stays
+    listed after its end, and after it was declined, while its name may be used again."""
+    over = window.ends_at <= now
+    return window.state in _NEVER, over, window.starts_at
 
 
 def known_window(api: Api, place: ProjectRegion, name: str) -> CalendarWindow | None:
