@@ -190,9 +190,9 @@ def image(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> InstallPaths:
     (machine.root / "opt/stoker/boot").mkdir(parents=True)
     monkeypatch.setenv("STOKER_BOOT_ROOT", str(machine.root))
     monkeypatch.setenv("PATH", f"{machine.root}/stubs:{os.environ['PATH']}")
-    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == mounted)
+    monkeypatch.setattr(local_disks, "_is_mounted", lambda path: path == mounted)
     monkeypatch.setattr(local_disks, "_free_bytes", lambda path: 1 << (50 if path == mounted else 40))
-    service(machine, "LoadState=loaded", "ActiveState=active")
+    service(machine, "LoadState=loaded", "ActiveState=active", "Job=")
     return InstallPaths()
 
 
@@ -219,7 +219,8 @@ def test_the_nodes_folders_go_where_the_image_has_mounted_its_disks(machine: Mac
 def test_disks_of_an_image_are_taken_when_it_is_done_with_them(machine: Machine, image: InstallPaths) -> None:
     """First its service is in the queue, then at work, then done."""
     calls = machine.root / "calls"
-    states = " ".join(("'ActiveState=inactive\\nJob=7'", "'ActiveState=activating\\nJob=7'", "ActiveState=active"))
+    told = (("inactive", "7"), ("activating", "7"), ("active", ""))
+    states = " ".join(f"'ActiveState={state}\\nJob={job}'" for state, job in told)
     machine.stub(
         "systemctl",
         f'#!/bin/sh\necho "systemctl $*" >>"{calls}"\nset -- {states}\nshift $(($(wc -l <"{calls}") - 1))\n'
@@ -263,5 +264,5 @@ def test_without_the_images_service_a_blank_disk_is_made_ready(machine: Machine,
     os.truncate(machine.root / "dev/nvme1n1", 0)
     os.truncate(machine.root / "dev/nvme1n1", 64 << 20)
     with pytest.MonkeyPatch.context() as unmounted:
-        unmounted.setattr(os.path, "ismount", lambda _: False)
+        unmounted.setattr(local_disks, "_is_mounted", lambda _: False)
         assert "is on 1 local disk (" in place_folders(image)

@@ -46,7 +46,7 @@ def place_folders(install_paths: InstallPaths, asked_bytes: int | None = None) -
             by_image = _wait_for_image()
         except (OSError, subprocess.SubprocessError) as error:
             return f"local disks are not used: {_why(error)}"
-        if os.path.ismount(str(install_paths.image_disks)):
+        if _is_mounted(install_paths.image_disks):
             total = None if asked_bytes is None else sum(_size(device, install_paths.blocks) for device in stores)
             return _hold_on_mount(install_paths, total, asked_bytes, by_image=by_image)
     blank = [device for device in (*found, *stores) if _is_free(device, install_paths)]
@@ -136,7 +136,7 @@ def _not_used(install_paths: InstallPaths, error: Exception) -> str:
     """Take the folders from their disks again, and return a line about it."""
     folder, marker = install_paths.state, install_paths.disks
     try:
-        if folder.is_dir() and os.path.ismount(str(folder)):
+        if _is_mounted(folder):
             _run("umount", str(folder))
         if marker.exists():
             marker.unlink()
@@ -161,12 +161,17 @@ def _wait_for_image() -> bool:
         state = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
         if state.get("LoadState") != "loaded":
             return False
-        # Without a job it does not run: it has run already, or was disabled.
-        if state.get("ActiveState") != "activating" and state.get("Job", "0") == "0":
+        # Without a job, which systemd shows as `Job=`, it does not run: it has run already, or was disabled.
+        if state.get("ActiveState") != "activating" and state.get("Job", "") in ("", "0"):
             return True
         if time.monotonic() >= until_s:
             raise subprocess.TimeoutExpired(f"{_IMAGE_SERVICE} of the image", _IMAGE_SERVICE_S)
         time.sleep(0.5)
+
+
+def _is_mounted(folder: Path) -> bool:
+    """Return whether this folder is a mount, also one of another folder of the same file system."""
+    return any(line.split(" ")[4:5] == [str(folder)] for line in _read(Path("/proc/self/mountinfo")).splitlines())
 
 
 def _joined(devices: list[str]) -> str:
